@@ -1,0 +1,132 @@
+"""What crosses the process border between frontend and engine: msgspec structs, tagged, never pickle.
+
+Frontend -> engine: ToEngine. Engine -> frontend: ToFrontend. Encode and decode with :data:`encode`, :func:`decode_to_engine`
+and :func:`decode_to_frontend`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from setpoint.core.request import Request
+
+
+class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a sequence ended (SGLang's ``finish_reason``)."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+    """stop: the token id, or the string that the frontend found."""
+    length: int | None = None
+    message: str | None = None
+    status_code: int | None = None
+    err_type: str | None = None
+
+
+class LogprobBlock(msgspec.Struct, frozen=True, array_like=True):
+    """Logprobs of consecutive positions, as plain lists (see core.result.PositionLogprobs)."""
+
+    values: list[float]
+    ids: list[int]
+    top_values: list[list[float]]
+    top_ids: list[list[int]]
+    picked: list[list[float]]
+
+
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
+    """New outputs of one sequence, or its end. The counts are cumulative and final when ``finish`` is set."""
+
+    rid: str
+    ids: list[int]
+    finish: Finish | None = None
+    num_prompt: int = 0
+    num_outputs: int = 0
+    """Outputs so far, prior outputs included."""
+    num_cached: int = 0
+    num_retractions: int = 0
+    output_logprobs: LogprobBlock | None = None
+    prompt_logprobs: LogprobBlock | None = None
+    """Sent once, with the first output."""
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Abort every request whose rid starts with ``rid`` (SGLang's semantics), or all."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """The frontend is done with exactly this rid (stop string found, or the client went away); no event is wanted back."""
+
+    rid: str
+
+
+class Call(msgspec.Struct, frozen=True, tag=True):
+    """A control call that is answered by one Reply with the same id. names: "flush_cache", "state"."""
+
+    id: int
+    name: str
+    args: dict[str, Any] = {}
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Finish nothing more, release, exit 0."""
+
+
+class Tokens(msgspec.Struct, frozen=True, tag=True):
+    events: list[TokenEvent]
+
+
+class Reply(msgspec.Struct, frozen=True, tag=True):
+    id: int
+    ok: bool
+    value: dict[str, Any] = {}
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Sent once when the engine can take requests."""
+
+    info: dict[str, Any]
+    """max_total_num_tokens, max_running_requests, max_req_input_len, phases, …"""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine cannot start; ``message`` is the one line for the user."""
+
+    message: str
+    exit_code: int = 1
+
+
+class Announce(msgspec.Struct, frozen=True, tag=True):
+    """Request ids of a plan, sent before it executes, so that after a crash the suspects are known."""
+
+    step_id: int
+    rids: list[str]
+
+
+ToEngine = Submit | Abort | Stop | Call | Shutdown
+ToFrontend = Tokens | Reply | Ready | Failed | Announce
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_to_frontend: msgspec.msgpack.Decoder[ToFrontend] = msgspec.msgpack.Decoder(ToFrontend)
+
+
+def encode(message: ToEngine | ToFrontend) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    """Raises msgspec.DecodeError for bytes that are not one of ToEngine."""
+    return _to_engine.decode(data)
+
+
+def decode_to_frontend(data: bytes) -> ToFrontend:
+    return _to_frontend.decode(data)

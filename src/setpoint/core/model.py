@@ -1,0 +1,37 @@
+"""What both planes know of a model: its dimensions, read from config.json without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, frozen=True)
+class ModelSpec:
+    """The numbers of a decoder that planning and the frontend need; written once by ``checkpoint``."""
+
+    architecture: str
+    """E.g. "LlamaForCausalLM"; the key into the engine's model table."""
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_len: int
+    """max_position_embeddings, or what a rope scaling makes of it."""
+    tie_embeddings: bool
+    dtype: str
+    """The checkpoint's own dtype: "bfloat16", "float16", "float32", "float64"."""
+    num_parameters: int
+    """Distinct parameters, tied ones counted once."""
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    """config.json as read, for the engine's model declaration."""
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """K and V of one token over all layers, in bytes (FACTS §1.5: the "cell")."""
+        return 2 * self.num_kv_heads * self.head_dim * self.num_layers * element_bytes

@@ -1,0 +1,137 @@
+"""One step, as the scheduler hands it to the engine: which rows, how many tokens, which pages. No tensors, no phases.
+
+Contract between the planes:
+
+* A *slot* is a permanent row of the runner. ``Admit`` fills it; from then on the runner knows the slot's tokens, its
+  length and its sampling state, and appends what it samples. A later ``Admit`` of the same slot overwrites everything.
+* Steps execute in the order of submission. Within a step every layer writes the KV of all rows before attention reads any,
+  so a row may read pages that another row of the same step fills.
+* Page 0 is the dummy page: never allocated, never read; padding may write to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from setpoint.core.request import Ids
+from setpoint.core.sampling import SamplingParams
+
+OWN_LENGTH = -1
+"""``Rows.starts`` value: "the runner's own length", i.e. feed the last sampled token at the position after it."""
+
+
+@dataclass(slots=True, frozen=True)
+class Admit:
+    """A sequence takes a slot. Sent once per admission (again after a retraction, then with more prior outputs)."""
+
+    slot: int
+    seq_id: int
+    ids: Ids
+    """Prompt followed by the outputs that already exist."""
+    num_prompt: int
+    """How many of ``ids`` are prompt; the rest are outputs (they count for penalties and the RNG position)."""
+    sampling: SamplingParams
+    seed: int
+    """Non-negative 63-bit seed of the counter-based generator; token at position p uses (seed, p)."""
+    stop_ids: tuple[int, ...] = ()
+    """Ids masked until ``min_new_tokens`` outputs exist (EOS and stop_token_ids); empty when that is 0."""
+    return_logprob: bool = False
+    logprob_start: int = -1
+    """First prompt position whose logprob is wanted (>= 1 in effect: position 0 has none); -1 = none."""
+    top_logprobs_num: int = 0
+    token_ids_logprob: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class Rows:
+    """The rows of a step as parallel arrays (struct of arrays: 256 rows must cost microseconds, not objects)."""
+
+    slots: Ids
+    seq_ids: npt.NDArray[np.int64]
+    starts: Ids
+    """Position of the row's first token, or OWN_LENGTH (then the count is 1)."""
+    counts: Ids
+    """Tokens computed for this row in this step, >= 1."""
+    samples: npt.NDArray[np.bool_]
+    """True where the row's last token is the last known one, so that a next token is sampled."""
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(slots=True, frozen=True)
+class PageDeltas:
+    """Writes to the runner's page table: ``table[slots[i], indices[i]] = pages[i]``, applied before the forward pass."""
+
+    slots: Ids
+    indices: Ids
+    pages: Ids
+
+
+@dataclass(slots=True, frozen=True)
+class StepPlan:
+    """One forward pass (SGLang: ScheduleBatch). Plans without rows are legal: they deliver admits and releases only."""
+
+    step_id: int
+    admits: tuple[Admit, ...]
+    rows: Rows
+    pages: PageDeltas
+    releases: tuple[int, ...] = ()
+    """Slots whose sequence is over; the runner may drop their state. They may be admitted again from the next plan on."""
+
+
+@dataclass(slots=True, frozen=True)
+class TokenMasks:
+    """Grammar masks for the sampling rows of a step: ``words[i]`` allows token t for ``slots[i]`` iff bit t is set."""
+
+    slots: Ids
+    words: npt.NDArray[np.int32]
+    """[num_masked_rows, ceil(vocab / 32)] packed little-endian bits, the layout of llguidance and xgrammar."""
+
+
+@dataclass(slots=True)
+class PlanBuilder:
+    """Collects a plan row by row and freezes it; owned by the scheduler for the length of one ``schedule()``."""
+
+    step_id: int
+    admits: list[Admit] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    seq_ids: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    page_slots: list[Ids] = field(default_factory=list)
+    page_indices: list[Ids] = field(default_factory=list)
+    page_numbers: list[Ids] = field(default_factory=list)
+
+    def add_row(self, slot: int, seq_id: int, start: int, count: int, samples: bool) -> None:
+        self.slots.append(slot)
+        self.seq_ids.append(seq_id)
+        self.starts.append(start)
+        self.counts.append(count)
+        self.samples.append(samples)
+
+    def map_pages(self, slot: int, first_index: int, pages: Ids) -> None:
+        """``table[slot, first_index : first_index + len(pages)] = pages``."""
+        if len(pages):
+            self.page_slots.append(np.full(len(pages), slot, np.int32))
+            self.page_indices.append(np.arange(first_index, first_index + len(pages), dtype=np.int32))
+            self.page_numbers.append(pages)
+
+    def build(self, releases: tuple[int, ...] = ()) -> StepPlan:
+        rows = Rows(
+            slots=np.array(self.slots, np.int32),
+            seq_ids=np.array(self.seq_ids, np.int64),
+            starts=np.array(self.starts, np.int32),
+            counts=np.array(self.counts, np.int32),
+            samples=np.array(self.samples, np.bool_),
+        )
+        deltas = PageDeltas(_join(self.page_slots), _join(self.page_indices), _join(self.page_numbers))
+        return StepPlan(self.step_id, tuple(self.admits), rows, deltas, releases)
+
+
+def _join(parts: list[Ids]) -> Ids:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int32)

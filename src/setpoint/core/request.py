@@ -1,0 +1,53 @@
+"""What a client asked, in the form that crosses from the frontend to the scheduler: ids, no text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from setpoint.core.sampling import SamplingParams
+
+Ids = npt.NDArray[np.int32]
+"""Token ids or page numbers, little-endian int32, one dimension."""
+
+
+def pack_ids(ids: Iterable[int] | Ids) -> bytes:
+    """Token ids as little-endian int32 bytes: at 32k tokens a list costs milliseconds on the wire, bytes do not."""
+    array = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, np.int32)
+    return array.astype("<i4", copy=False).tobytes()
+
+
+def unpack_ids(data: bytes) -> Ids:
+    """The inverse of :func:`pack_ids`: a read-only view, no copy."""
+    return np.frombuffer(data, dtype="<i4")
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One sequence to generate (``n > 1`` becomes n requests in the frontend). SGLang: TokenizedGenerateReqInput."""
+
+    rid: str
+    prompt_ids: bytes
+    """Packed by :func:`pack_ids`; never empty."""
+    sampling: SamplingParams
+    prior_output_ids: bytes = b""
+    """Outputs that already exist (a resumed request): they count as outputs for penalties, limits, usage and seeds."""
+    stream: bool = False
+    """False lets the scheduler hold tokens back and emit them in larger pieces."""
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    """First prompt position whose logprob is wanted; -1 = outputs only. Prefix matching stops here."""
+    top_logprobs_num: int = 0
+    token_ids_logprob: tuple[int, ...] = ()
+    """Token ids whose logprob is wanted at every reported position."""
+    namespace: str = ""
+    """Cache namespace (SGLang: extra_key + cache_salt); different namespaces never share a prefix."""
+    priority: int | None = None
+
+    def prompt(self) -> Ids:
+        return unpack_ids(self.prompt_ids)
+
+    def prior_outputs(self) -> Ids:
+        return unpack_ids(self.prior_output_ids)

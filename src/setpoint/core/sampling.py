@@ -1,0 +1,144 @@
+"""How a request wants its tokens chosen: the validated form of SGLang's ``sampling_params``.
+
+Works on numbers and strings. It does not know the vocabulary (the frontend checks token ids against it) nor how sampling
+is computed (``engine/sampling``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from setpoint.core.errors import RequestError
+
+TOP_K_ALL = 1 << 30
+"""``top_k`` meaning the whole vocabulary (SGLang's value for -1)."""
+
+GREEDY_TEMPERATURE = 1e-6
+"""Below this a temperature means greedy decoding (SGLang's ``_SAMPLING_EPS``)."""
+
+MAX_STOPS = 32
+"""Stop strings, and stop token ids, a request may carry (SGLang 0.5.23)."""
+
+NOT_YET = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params", "beam_width", "watermark")
+"""Keys SGLang knows and this engine does not implement yet: refused by name, never ignored."""
+
+INT64_MAX = (1 << 63) - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request's sampling choices; immutable, validated by :meth:`parse` or :meth:`check`."""
+
+    max_new_tokens: int | None = 128
+    """Output limit in tokens; None = as far as the context allows."""
+    min_new_tokens: int = 0
+    """EOS and stop ids are masked until this many outputs exist."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    """Stop strings; found by the frontend, the engine never sees text."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    """Skips EOS, stop_token_ids *and* stop strings, as SGLang does."""
+    no_stop_trim: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    n: int = 1
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, additive bias) pairs."""
+    sampling_seed: int | None = None
+    """Seed of the counter-based generator; None = the engine draws one for the request."""
+    stream_interval: int | None = None
+    """Tokens between stream emissions; None = the server's ``--stream-interval``."""
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any] | None) -> SamplingParams:
+        """Build from a client's ``sampling_params`` object.
+
+        Raises RequestError (400) for an unknown key, a key not supported yet, a wrong type or a value out of range.
+        """
+        if raw is None:
+            return cls()
+        if not isinstance(raw, dict):
+            raise RequestError(f"sampling_params must be an object, not {type(raw).__name__}.")
+        given = {key: value for key, value in raw.items() if value is not None or key == "max_new_tokens"}
+        for key in given:
+            if key in NOT_YET:
+                raise RequestError(f"sampling_params.{key} is not supported by this server yet.")
+            if key not in cls.__struct_fields__:
+                raise RequestError(f"Unknown sampling parameter {key!r}.")
+        if isinstance(given.get("stop"), str):
+            given["stop"] = [given["stop"]]
+        if isinstance(given.get("stop_token_ids"), int) and not isinstance(given["stop_token_ids"], bool):
+            given["stop_token_ids"] = [given["stop_token_ids"]]
+        bias = given.get("logit_bias")
+        if bias is not None:
+            if not isinstance(bias, dict):
+                raise RequestError("logit_bias must be an object of token id to bias.")
+            given["logit_bias"] = [_bias_pair(key, value) for key, value in bias.items()]
+        try:
+            params = msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"Invalid sampling_params: {error}") from None
+        params.check()
+        return params
+
+    def check(self) -> None:
+        """Raise RequestError (400) if a value is outside SGLang's valid range (FACTS §5.4)."""
+        for name in ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise RequestError(f"{name} must be a finite number, got {getattr(self, name)}.")
+        limit = math.inf if self.max_new_tokens is None else self.max_new_tokens
+        ranges = (
+            (self.temperature >= 0, f"temperature must be non-negative, got {self.temperature}."),
+            (0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}."),
+            (self.top_k == -1 or self.top_k >= 1, f"top_k must be -1 (disable), or at least 1, got {self.top_k}."),
+            (0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}."),
+            (abs(self.frequency_penalty) <= 2, f"frequency_penalty must be in [-2, 2], got {self.frequency_penalty}."),
+            (abs(self.presence_penalty) <= 2, f"presence_penalty must be in [-2, 2], got {self.presence_penalty}."),
+            (0 < self.repetition_penalty <= 2, f"repetition_penalty must be in (0, 2], got {self.repetition_penalty}."),
+            (limit >= 0, f"max_new_tokens must be at least 0, got {self.max_new_tokens}."),
+            (0 <= self.min_new_tokens <= limit, f"min_new_tokens must be in [0, max_new_tokens], got {self.min_new_tokens}."),
+            (self.n >= 1, f"n must be at least 1, got {self.n}."),
+            (len(self.stop) <= MAX_STOPS, f"At most {MAX_STOPS} stop strings are allowed, got {len(self.stop)}."),
+            (len(self.stop_token_ids) <= MAX_STOPS, f"At most {MAX_STOPS} stop token ids are allowed, got {len(self.stop_token_ids)}."),
+            (self.stream_interval is None or self.stream_interval >= 1, f"stream_interval must be at least 1, got {self.stream_interval}."),
+            (self.sampling_seed is None or abs(self.sampling_seed) <= INT64_MAX, "sampling_seed must fit 64 bits."),
+        )
+        for holds, message in ranges:
+            if not holds:
+                raise RequestError(message)
+        if "" in self.stop:
+            raise RequestError("A stop string must not be empty.")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise RequestError (400) if a token id named here is outside ``[0, vocab_size)``."""
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", [token for token, _ in self.logit_bias])):
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise RequestError(f"{name} has token id {token}, outside the vocabulary of {vocab_size}.")
+
+
+def _bias_pair(key: Any, value: Any) -> tuple[int, float]:
+    try:
+        pair = int(key), float(value)
+    except (TypeError, ValueError):
+        raise RequestError(f"logit_bias maps token ids to numbers; got {key!r}: {value!r}.") from None
+    if not math.isfinite(pair[1]):
+        raise RequestError(f"logit_bias for token {key} must be finite.")
+    return pair
