@@ -1,0 +1,1 @@
+"""Attention over the paged KV pool for any mix of rows: one protocol, its definition (``torch_ref``), faster ones beside it."""

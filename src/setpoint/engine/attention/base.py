@@ -1,0 +1,113 @@
+"""The seam of attention: what a backend is given, what it answers, and the table of backends.
+
+Works on the rows of one forward pass over a paged pool. Knows nothing of layers, models or sampling. The new tokens' K and V
+are already in the cache when ``forward`` is called (``Ops.rope_and_store``), those of every row of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from setpoint.core.errors import ConfigError
+from setpoint.engine.kernels.ops import KernelsUnavailable
+from setpoint.engine.kernels.registry import resolve
+
+
+@dataclass(slots=True, frozen=True)
+class AttentionShape:
+    """What stays the same for every call of a backend; given to its factory once."""
+
+    num_heads: int
+    num_kv_heads: int
+    """num_heads is a multiple of it; query head h reads key/value head h // (num_heads // num_kv_heads)."""
+    head_dim: int
+    scale: float
+    """Factor on q·k before the softmax."""
+    page_size: int
+    dtype: torch.dtype
+    """Of q and of the output."""
+    kv_dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(slots=True, frozen=True)
+class AttentionBatch:
+    """The n rows (T tokens) of one forward pass, written by the runner before it. Row i owns tokens [cu_q[i], cu_q[i+1]).
+
+    A row's tokens stand at consecutive positions ending at ``kv_lens[i] - 1``; the token at position p sees positions 0..p of
+    its own row: page ``page_table[slots[i], p // page_size]``, offset ``p % page_size``.
+    """
+
+    positions: torch.Tensor
+    """[T] int64."""
+    kv_index: torch.Tensor
+    """[T] int64: page · page_size + offset of each token's own K and V."""
+    cu_q: torch.Tensor
+    """[n + 1] int32 on the device."""
+    cu_q_host: npt.NDArray[np.int32]
+    kv_lens: torch.Tensor
+    """[n] int32 on the device: positions 0..kv_lens-1 are valid after this step's K and V are stored."""
+    kv_lens_host: npt.NDArray[np.int32]
+    slots: torch.Tensor
+    """[n] int32: the row's line in page_table."""
+    page_table: torch.Tensor
+    """[num_slots, W] int32, permanent (it may be another tensor after the table has grown); entries past a row's pages are junk."""
+
+
+@dataclass(slots=True, frozen=True)
+class Capabilities:
+    """What a backend can do beyond eager execution of ``forward``."""
+
+    graphs: bool = False
+    """May be captured in a device graph: no host data is read inside ``forward``."""
+
+
+class AttentionBackend(Protocol):
+    capabilities: Capabilities
+
+    def forward(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        """Causal attention within each row.
+
+        q [T, H, D] (token rows may be strided) and one layer's caches [num_pages + 1, page_size, Hkv, D] (contiguous)
+        -> contiguous [T, H, D] in q's dtype. Scores, softmax and the sum are in fp32 at least (float64 for float64).
+        A row's result depends on nothing but its own tokens.
+        """
+        ...
+
+
+BACKENDS = {
+    "torch_ref": "setpoint.engine.attention.torch_ref:create",
+    "cpu": "setpoint.engine.attention.cpu:create",
+}
+"""Name -> factory ``create(shape: AttentionShape) -> AttentionBackend``; it raises KernelsUnavailable with the reason."""
+
+PREFERENCE = {"cpu": ("cpu", "torch_ref"), "cuda": ("torch_ref",)}
+"""Device type -> names that "auto" tries, best first."""
+
+
+@dataclass(slots=True, frozen=True)
+class AttentionChoice:
+    name: str
+    backend: AttentionBackend
+    fallback: str = ""
+    """Why the better ones were passed over; empty when the first choice runs."""
+
+
+def choose_attention(name: str, shape: AttentionShape) -> AttentionChoice:
+    """The named backend, or for "auto" the best one that runs. ConfigError if the named one cannot."""
+    if name != "auto" and name not in BACKENDS:
+        raise ConfigError(f"Unknown attention backend {name!r}; there are: auto, {', '.join(BACKENDS)}.")
+    reasons = []
+    for candidate in PREFERENCE[shape.device.type] if name == "auto" else (name,):
+        try:
+            backend = resolve(BACKENDS[candidate])(shape)
+        except KernelsUnavailable as reason:
+            reasons.append(f"{candidate}: {reason}")
+        else:
+            return AttentionChoice(candidate, backend, "; ".join(reasons))
+    raise ConfigError(f"Attention backend {name!r} cannot run here: {'; '.join(reasons)}.")

@@ -1,0 +1,61 @@
+"""Reference attention in plain torch: the definition that every other backend is tested against. Runs on every device.
+
+A loop over rows, each gathered from its pages, so that a row cannot see what else is in the batch. Reads the row lengths from
+the host copies in the batch and never waits for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from setpoint.engine.attention.base import AttentionBatch, AttentionShape, Capabilities
+
+MAX_SCORES = 1 << 24
+"""Scores (heads × queries × keys) held at once; longer rows are computed in blocks of queries."""
+
+
+class TorchRefAttention:
+    """Implements ``attention.base.AttentionBackend``."""
+
+    capabilities = Capabilities()
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self.shape = shape
+        self.wide = torch.promote_types(shape.dtype, torch.float32)
+
+    def forward(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        page_size = k_cache.shape[1]
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        bounds = batch.cu_q_host.tolist()
+        for row, kv_len in enumerate(batch.kv_lens_host.tolist()):
+            begin, end = bounds[row], bounds[row + 1]
+            pages = batch.page_table[batch.slots[row], : -(-kv_len // page_size)]
+            keys, values = (cache[pages].flatten(0, 1)[:kv_len].to(self.wide) for cache in (k_cache, v_cache))
+            block = max(1, MAX_SCORES // (q.shape[1] * kv_len))
+            for first in range(begin, end, block):
+                last = min(first + block, end)
+                # Token t of the row stands at position kv_len - (end - t): the row's tokens are its last ones.
+                out[first:last] = self._row(q[first:last], keys, values, kv_len - (end - first))
+        return out
+
+    def _row(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
+        """q [c, H, D] at positions start..start+c-1 over keys, values [kv, Hkv, D] -> [c, H, D]."""
+        num_queries, num_heads, head_dim = q.shape
+        num_kv_heads = keys.shape[1]
+        visible = start + num_queries
+        keys, values = keys[:visible], values[:visible]
+        # [Hkv, group · c, D]: the query heads of a group share one key head.
+        grouped = q.to(self.wide).view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)
+        scores = torch.matmul(grouped, keys.permute(1, 2, 0)) * self.shape.scale
+        scores = scores.view(num_kv_heads, -1, num_queries, visible)
+        if num_queries > 1:
+            later = torch.ones(num_queries, visible, dtype=torch.bool, device=q.device).triu(start + 1)
+            scores.masked_fill_(later, -torch.inf)
+        weights = torch.softmax(scores, dim=-1).view(num_kv_heads, -1, visible)
+        out = torch.matmul(weights, values.permute(1, 0, 2))
+        return out.view(num_kv_heads, -1, num_queries, head_dim).permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim).to(q.dtype)
+
+
+def create(shape: AttentionShape) -> TorchRefAttention:
+    """Runs everywhere."""
+    return TorchRefAttention(shape)

@@ -1,0 +1,59 @@
+"""The operations a layer needs besides matrix products and attention, as one protocol.
+
+``kernels.ref`` defines every result; another implementation must agree with it over the shapes of the kernel tests.
+Attention and linear layers have seams of their own (``engine.attention.base``, ``engine.quant.base``) because they are
+chosen independently. Knows nothing of models, batches or slots.
+
+Shapes: T tokens, H query heads, Hkv key/value heads, D head dimension. *Rows of q, k and v are strided*: they are views
+into one [T, (H + 2 Hkv) D] projection, contiguous over the last two dimensions only.
+Arithmetic is done in fp32 (float64 for float64 input) and rounded once on output.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class KernelsUnavailable(Exception):
+    """Raised by an implementation's factory when it cannot run here; the message is the reason that the log shows."""
+
+
+class Ops(Protocol):
+    """Contract: inputs stay unchanged unless stated; outputs may reuse buffers named as overwritten."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x [T, C], weight [C] -> x / sqrt(mean(x²) + eps) · weight, [T, C] in x's dtype."""
+        ...
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """-> (rms_norm(x + residual), x + residual). The sum is rounded to the dtype before it is normalised.
+
+        x and residual may be overwritten.
+        """
+        ...
+
+    def rope_and_store(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        kv_index: torch.Tensor,
+    ) -> torch.Tensor:
+        """Rotate q and k, write the rotated k and v to the cache, return the rotated q [T, H, D].
+
+        q [T, H, D], k and v [T, Hkv, D]; q and k may be overwritten. cos_sin [max positions, D] (fp32; float64 for a
+        float64 model): first D/2 columns cos, last D/2 sin. The rotation pairs dimension i with i + D/2 (Hugging Face's
+        layout). positions [T] int64; kv_index [T] int64 = page · page_size + offset; caches [num_pages + 1, page_size, Hkv, D],
+        whose dtype may differ from q's.
+        """
+        ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up [T, 2 F] -> silu(gate) · up, [T, F], with gate the first F columns."""
+        ...

@@ -1,0 +1,55 @@
+"""Reference operations in plain torch, for every device and dtype: the definition the faster kernels are tested against."""
+
+from __future__ import annotations
+
+import torch
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype arithmetic is done in: fp32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class RefOps:
+    """Implements ``kernels.ops.Ops``."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        wide = x.to(_wide(x.dtype))
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+        return (wide * scale).mul_(weight).to(x.dtype)
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        residual = x + residual
+        return self.rms_norm(residual, weight, eps), residual
+
+    def rope_and_store(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        kv_index: torch.Tensor,
+    ) -> torch.Tensor:
+        cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        k_cache.view(-1, *k_cache.shape[2:])[kv_index] = k.to(k_cache.dtype)
+        v_cache.view(-1, *v_cache.shape[2:])[kv_index] = v.to(v_cache.dtype)
+        return q
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.to(_wide(gate_up.dtype)).chunk(2, dim=-1)
+        return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, D]; cos, sin [T, 1, D/2]: (a, b) -> (a cos - b sin, b cos + a sin), a and b the halves of D."""
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def create(dtype: torch.dtype) -> RefOps:
+    """Runs everywhere."""
+    return RefOps()

@@ -1,0 +1,1 @@
+"""How linear layers keep and multiply their weights: one protocol, one file per way."""
