@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 
 from setpoint.core.errors import ConfigError
-from setpoint.engine.kernels.ops import KernelsUnavailable
-from setpoint.engine.kernels.registry import resolve
+from setpoint.engine.kernels.registry import Choice, choose
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,28 +85,14 @@ BACKENDS = {
 }
 """Name -> factory ``create(shape: AttentionShape) -> AttentionBackend``; it raises KernelsUnavailable with the reason."""
 
-PREFERENCE = {"cpu": ("cpu", "torch_ref"), "cuda": ("torch_ref",)}
+PREFERENCE = {"cpu": ("torch_ref",), "cuda": ("torch_ref",)}
 """Device type -> names that "auto" tries, best first."""
 
 
-@dataclass(slots=True, frozen=True)
-class AttentionChoice:
-    name: str
-    backend: AttentionBackend
-    fallback: str = ""
-    """Why the better ones were passed over; empty when the first choice runs."""
-
-
-def choose_attention(name: str, shape: AttentionShape) -> AttentionChoice:
-    """The named backend, or for "auto" the best one that runs. ConfigError if the named one cannot."""
-    if name != "auto" and name not in BACKENDS:
+def choose_attention(name: str, shape: AttentionShape) -> Choice[AttentionBackend]:
+    """The named backend, or for "auto" the best one that runs. ConfigError if the named one is unknown or cannot run."""
+    if name == "auto":
+        return choose(BACKENDS, PREFERENCE[shape.device.type], shape)
+    if name not in BACKENDS:
         raise ConfigError(f"Unknown attention backend {name!r}; there are: auto, {', '.join(BACKENDS)}.")
-    reasons = []
-    for candidate in PREFERENCE[shape.device.type] if name == "auto" else (name,):
-        try:
-            backend = resolve(BACKENDS[candidate])(shape)
-        except KernelsUnavailable as reason:
-            reasons.append(f"{candidate}: {reason}")
-        else:
-            return AttentionChoice(candidate, backend, "; ".join(reasons))
-    raise ConfigError(f"Attention backend {name!r} cannot run here: {'; '.join(reasons)}.")
+    return choose(BACKENDS, (name,), shape)

@@ -1,46 +1,60 @@
-"""Which implementation of the operations runs on which device: the only place that decides."""
+"""Tables of implementations, and how the best one that runs here is chosen: the only places that look at the device kind.
+
+Every seam of the engine (operations here, attention, linear methods) keeps a table "name" -> "module:attr" of factories and a
+preference per device kind. A factory raises KernelsUnavailable with the reason when its implementation cannot run.
+"""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 
+from setpoint.core.errors import ConfigError
 from setpoint.engine.kernels.ops import KernelsUnavailable, Ops
 
-OPS = {
-    "cpu": "setpoint.engine.kernels.cpu:create",
-    "ref": "setpoint.engine.kernels.ref:create",
-}
-"""Name -> factory ``create(dtype) -> Ops``; it raises KernelsUnavailable with the reason when it cannot run here."""
+T = TypeVar("T")
 
-PREFERENCE = {"cpu": ("cpu", "ref"), "cuda": ("ref",)}
+OPS = {
+    "ref": "setpoint.engine.kernels.ref:create",
+    "cpu": "setpoint.engine.kernels.cpu:create",
+}
+"""Name -> factory ``create(dtype) -> Ops``."""
+
+PREFERENCE = {"cpu": ("ref",), "cuda": ("ref",)}
 """Device type -> names, best first; the last one runs everywhere."""
 
 
 @dataclass(slots=True, frozen=True)
-class OpsChoice:
+class Choice(Generic[T]):
     name: str
-    ops: Ops
+    impl: T
     fallback: str = ""
-    """Why the better ones were passed over; empty when the first choice runs."""
+    """Why the better ones were passed over, for the log; empty when the first choice runs."""
 
 
-def choose_ops(device_type: str, dtype: torch.dtype) -> OpsChoice:
-    """The best operations that run on this device with this dtype, and why not a better one."""
+def choose(table: Mapping[str, str], names: Iterable[str], *args: Any) -> Choice[Any]:
+    """The first of ``names`` whose factory accepts ``args``. ConfigError with all reasons if none does."""
     reasons = []
-    for name in PREFERENCE[device_type]:
+    for name in names:
         try:
-            ops = resolve(OPS[name])(dtype)
+            impl = resolve(table[name])(*args)
         except KernelsUnavailable as reason:
             reasons.append(f"{name}: {reason}")
         else:
-            return OpsChoice(name, ops, "; ".join(reasons))
-    raise AssertionError("the reference operations run everywhere")
+            return Choice(name, impl, "; ".join(reasons))
+    raise ConfigError(f"Cannot run here: {'; '.join(reasons)}.")
 
 
-def resolve(target: str):  # noqa: ANN201 - whatever the table names
+def resolve(target: str) -> Any:
     """The object that a ``"module:attr"`` entry names."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def choose_ops(device: torch.device, dtype: torch.dtype) -> Choice[Ops]:
+    """The best operations for this device and dtype."""
+    return choose(OPS, PREFERENCE[device.type], dtype)

@@ -1,0 +1,85 @@
+// What the C entry points (api.cpp) and the per-instruction-set files (isa.cpp, compiled once per level) share: plain structs and
+// one table of functions per level. No standard library here: an inline function instantiated in a file compiled for AVX-512
+// could be the copy the linker keeps for everybody, and crash a lesser machine.
+#pragma once
+#include <cstdint>
+
+enum DType : int32_t { kF32 = 0, kBF16 = 1 };
+
+// Keys per block. A row's result is the left-to-right merge of one partial result per block of its own keys, whoever computes
+// them, so it depends neither on the batch nor on the chunk it was computed in nor on the number of threads.
+constexpr int kBlock = 128;
+// Query rows (tokens x heads of one group) that share one packed K/V block.
+constexpr int kQueryRows = 64;
+
+struct AttentionCall {
+  const void* q;  // [T, H, D], token stride q_stride
+  void* out;      // [T, H, D] contiguous
+  const void* k_cache;
+  const void* v_cache;  // [num_pages + 1, page_size, Hkv, D]
+  const int32_t* cu_q;  // [n + 1]
+  const int32_t* kv_lens;
+  const int32_t* slots;
+  const int32_t* page_table;  // [num_slots, table_stride]
+  int64_t q_stride, table_stride, num_heads, num_kv_heads, head_dim, page_size;
+  float scale;
+  int32_t q_dtype, kv_dtype, threads;
+};
+
+// One unit of work: tokens [token0, token0 + tokens) of a row against its key blocks [block0, block1), for some kv heads.
+struct AttentionItem {
+  int32_t row, token0, tokens, head0, head1, block0, block1;
+  // Where the partial of (block, head) goes when several items share the tokens: split_base + (block * Hkv + head) partials in;
+  // -1 = the item sees all blocks and writes the output itself.
+  int64_t split_base;
+  int32_t counter;  // index of the count of items still open for these tokens; the one that finishes last merges
+};
+
+struct AttentionWork {
+  const AttentionItem* items;
+  int32_t num_items;
+  int32_t* counters;
+  char* scratch;  // threads * scratch_bytes, 64-byte aligned
+  int64_t scratch_bytes;
+  char* partials;
+};
+
+// fp32 words of one partial: max, sum and output of `rows` query rows.
+static inline int64_t partial_words(int64_t rows, int64_t head_dim) {
+  return (rows * (head_dim + 2) + 15) / 16 * 16;
+}
+static inline int64_t attention_scratch_bytes(int64_t head_dim) {
+  const int64_t words = 2 * kBlock * head_dim                          // packed K and V
+                        + kQueryRows * head_dim                        // queries
+                        + 2 * kQueryRows * kBlock                      // scores, probabilities
+                        + 2 * partial_words(kQueryRows, head_dim)      // running result, partial of one block
+                        + 4 * kBlock;                                  // row pointers of K and V
+  return (words * 4 + 4095) / 4096 * 4096;
+}
+
+struct RopeCall {
+  void* q;  // [T, H, D], rotated in place; token strides in elements
+  const void* k;
+  const void* v;
+  const float* cos_sin;  // [max positions, D]
+  const int64_t* positions;
+  void* k_cache;
+  void* v_cache;
+  const int64_t* kv_index;
+  int64_t tokens, num_heads, num_kv_heads, head_dim, q_stride, k_stride, v_stride;
+  int32_t dtype, kv_dtype, threads;
+};
+
+struct KernelTable {
+  void (*attention)(const AttentionCall&, const AttentionWork&);
+  // residual may be null; else residual += x first, and that sum is normalised. out may be x.
+  void (*rms_norm)(const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t cols, float eps, int32_t dtype,
+                   int32_t threads);
+  void (*rope_and_store)(const RopeCall&);
+  void (*silu_mul)(const void* gate_up, void* out, int64_t rows, int64_t cols, int32_t dtype, int32_t threads);
+};
+
+extern const KernelTable table_scalar;
+#if defined(__x86_64__)
+extern const KernelTable table_avx2, table_avx512, table_avx512_bf16;
+#endif

@@ -1,0 +1,140 @@
+// Vectors of SP_WIDTH floats in the compiler's own vector types: one source for SSE2/NEON (4), AVX2 (8) and AVX-512 (16).
+// Included by isa.cpp inside the level's namespace.
+
+typedef float vf __attribute__((vector_size(SP_WIDTH * 4)));
+typedef int32_t vi __attribute__((vector_size(SP_WIDTH * 4)));
+typedef uint32_t vu __attribute__((vector_size(SP_WIDTH * 4)));
+typedef uint16_t vh __attribute__((vector_size(SP_WIDTH * 2)));
+constexpr int W = SP_WIDTH;
+
+struct bf16 {
+  uint16_t bits;
+};
+
+template <class V>
+static inline V load_raw(const void* p) {
+  V v;
+  __builtin_memcpy(&v, p, sizeof(V));
+  return v;
+}
+template <class V>
+static inline void store_raw(void* p, V v) {
+  __builtin_memcpy(p, &v, sizeof(V));
+}
+
+static inline vf splat(float x) { return vf{} + x; }
+static inline vf select(vi mask, vf a, vf b) { return mask ? a : b; }
+static inline vf vmax(vf a, vf b) { return a > b ? a : b; }
+
+static inline vf load(const float* p) { return load_raw<vf>(p); }
+static inline vf load(const bf16* p) { return (vf)(__builtin_convertvector(load_raw<vh>(p), vu) << 16); }
+static inline void store(float* p, vf v) { store_raw(p, v); }
+
+// Round to nearest even; NaN stays NaN.
+static inline vh to_bf16(vf v) {
+#if defined(__AVX512BF16__) && SP_WIDTH == 16
+  return (vh)_mm512_cvtneps_pbh((__m512)v);
+#else
+  const vu bits = (vu)v;
+  const vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return __builtin_convertvector(v == v ? rounded : vu{} + 0x7fc0, vh);
+#endif
+}
+static inline void store(bf16* p, vf v) { store_raw(p, to_bf16(v)); }
+
+// v after a round trip through T.
+static inline vf rounded(const float*, vf v) { return v; }
+static inline vf rounded(const bf16*, vf v) { return (vf)(__builtin_convertvector(to_bf16(v), vu) << 16); }
+
+// Sum and maximum over the lanes, always in the same tree order.
+static inline float sum(vf v) {
+  float lanes[W];
+  store(lanes, v);
+  for (int half = W / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+static inline float max(vf v) {
+  float lanes[W];
+  store(lanes, v);
+  for (int half = W / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+  return lanes[0];
+}
+
+static inline vi lane_index() {
+  vi v;
+  for (int i = 0; i < W; ++i) v[i] = i;
+  return v;
+}
+
+// 2^x, relative error < 2e-7; exactly 0 below -126 and exactly 1 at 0, which is what makes merging an empty block exact.
+// 2^f on [-1/2, 1/2] is the Taylor series of exp(f ln 2) to the 7th power.
+static inline vf exp2(vf x) {
+  const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
+  const vf clamped = x < -126.f ? splat(-126.f) : (x > 127.f ? splat(127.f) : x);
+  const vf shifted = clamped + magic;
+  const vf f = clamped - (shifted - magic);
+  vf p = splat(1.5252734e-5f);
+  p = p * f + 1.5403530e-4f;
+  p = p * f + 1.3333558e-3f;
+  p = p * f + 9.6181291e-3f;
+  p = p * f + 5.5504109e-2f;
+  p = p * f + 2.4022651e-1f;
+  p = p * f + 6.9314718e-1f;
+  p = p * f + 1.f;
+  const vf scaled = (vf)((vi)p + (((vi)shifted - (vi)magic) << 23));
+  return x < -126.f ? vf{} : scaled;
+}
+
+// Lanes of a product: one 4-byte word of A times one vector of 4-byte words of B, added to W sums.
+struct MulF32 {
+  typedef float word;
+  static constexpr int per_word = 1;
+  static inline vf step(vf acc, word a, const word* b) { return splat(a) * load(b) + acc; }
+};
+#if defined(__AVX512BF16__) && SP_WIDTH == 16
+#define SP_HAS_DOT_BF16 1
+struct MulBF16 {  // a word is a pair of bf16
+  typedef uint32_t word;
+  static constexpr int per_word = 2;
+  static inline vf step(vf acc, word a, const word* b) {
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)load_raw<__m512i>(b));
+  }
+};
+#endif
+
+// acc[m][n] = sum over k of a[m * a_row + k] * b[n * b_col + k * b_row .. + W): each sum in the order of k, whatever M and N are.
+template <class Mul, int M, int N>
+static inline __attribute__((always_inline)) void tile(const typename Mul::word* a, int64_t a_row, const typename Mul::word* b, int64_t b_col,
+                                                       int64_t b_row, int64_t k_words, vf (&acc)[M][N]) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) acc[m][n] = vf{};
+  for (int64_t k = 0; k < k_words; ++k) {
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) acc[m][n] = Mul::step(acc[m][n], a[m * a_row + k], b + n * b_col + k * b_row);
+  }
+}
+
+// In-register transpose of a W x W square of words.
+static inline void transpose(vf (&r)[W]) {
+#pragma GCC unroll 4
+  for (int s = 1; s < W; s *= 2) {
+    vi low, high;
+    for (int i = 0; i < W; ++i) {
+      low[i] = i & s ? W + (i ^ s) : i;
+      high[i] = i & s ? W + i : (i ^ s);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i)
+      if (!(i & s)) {
+        const vf a = r[i], b = r[i | s];
+        r[i] = __builtin_shuffle(a, b, low);
+        r[i | s] = __builtin_shuffle(a, b, high);
+      }
+  }
+}

@@ -1,0 +1,25 @@
+"""Self-attention between the projections: rotate, store K and V in the pool, attend over it."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from setpoint.engine.layers.context import ForwardContext
+
+
+class PagedAttention(nn.Module):
+    """qkv [T, (H + 2 Hkv) D], heads of q, then k, then v -> [T, H D]. ``layer`` picks the layer's cache."""
+
+    def __init__(self, layer: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim = head_dim
+        self.heads = [num_heads, num_kv_heads, num_kv_heads]
+
+    def forward(self, qkv: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        q, k, v = qkv.view(len(qkv), -1, self.head_dim).split(self.heads, dim=1)
+        k_cache, v_cache = ctx.kv[self.layer]
+        batch = ctx.batch
+        q = ctx.ops.rope_and_store(q, k, v, ctx.cos_sin, batch.positions, k_cache, v_cache, batch.kv_index)
+        return ctx.attention.forward(q, k_cache, v_cache, batch).flatten(1)

@@ -1,0 +1,54 @@
+"""Linear layers: a weight that may be stacked from several checkpoint tensors (q, k, v; gate, up), kept by a LinearMethod."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from setpoint.engine.layers.embedding import Embedding
+from setpoint.engine.quant.base import LinearMethod, PackedWeight
+
+
+class Linear(nn.Module):
+    """x [T, K] -> [T, N].
+
+    ``out_features`` is N, or a dict of checkpoint name -> output rows when the weight is stacked from sibling tensors in that
+    order, e.g. {"gate_proj": F, "up_proj": F}: "mlp.gate_proj.weight" is then the first F rows of "mlp.gate_up_proj.weight".
+    """
+
+    multiply: PackedWeight
+    """Written by ``finish_loading``; until then the layer holds plain parameters and cannot run."""
+
+    def __init__(self, in_features: int, out_features: int | dict[str, int], *, bias: bool = False) -> None:
+        super().__init__()
+        self.parts = out_features if isinstance(out_features, dict) else {}
+        size = sum(out_features.values()) if isinstance(out_features, dict) else out_features
+        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(size, in_features), requires_grad=False)
+        self.bias: nn.Parameter | None = nn.Parameter(torch.empty(size), requires_grad=False) if bias else None
+
+    def finish_loading(self, method: LinearMethod) -> int:
+        """Hand the loaded weight to the method; -> bytes held from now on."""
+        assert self.weight is not None, "loaded twice"
+        self.multiply = method.pack(self.weight.data, None if self.bias is None else self.bias.data)
+        self.weight = self.bias = None
+        return self.multiply.num_bytes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.multiply(x)
+
+
+class TiedHead(nn.Module):
+    """hidden [S, C] -> logits [S, V] by the embedding's weight: no checkpoint tensor of its own."""
+
+    multiply: PackedWeight
+
+    def __init__(self, embedding: Embedding) -> None:
+        super().__init__()
+        self.source = (embedding,)  # in a tuple, so that it is not registered as a child a second time
+
+    def finish_loading(self, method: LinearMethod) -> int:
+        self.multiply = method.pack(self.source[0].weight.data, None)
+        return self.multiply.num_bytes if method.copies else 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.multiply(x)

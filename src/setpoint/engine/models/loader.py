@@ -1,0 +1,167 @@
+"""Fills a model built on the meta device: from a safetensors folder, or with dummy weights of a seed.
+
+Works module by module: memory is made, filled and handed to the linear method before the next module starts, so that at no
+time more than one weight exists twice. Every misfit between checkpoint and model is a CheckpointError that names the tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from setpoint.core.errors import CheckpointError, ConfigError, OutOfMemoryError
+from setpoint.engine.layers.linear import TiedHead
+from setpoint.engine.quant.base import LinearMethod
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+IGNORED = ("rotary_emb.inv_freq",)
+"""Tensor name endings that old checkpoints carry and nobody needs."""
+
+DUMMY_STD = 0.02
+"""Standard deviation of dummy weights (transformers' initializer_range)."""
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """A checkpoint tensor and the rows of the parameter it fills."""
+
+    name: str
+    begin: int
+    shape: tuple[int, ...]
+
+
+def load_weights(
+    model: nn.Module, folder: str, *, load_format: str, dtype: torch.dtype, device: torch.device, method: LinearMethod, seed: int
+) -> int:
+    """Give every parameter memory and content; -> bytes held by the weights.
+
+    load_format: "auto" or "safetensors" reads ``folder``; "dummy" draws from ``seed``, each tensor by its own name, so that
+    the same model and seed give the same weights everywhere.
+    """
+    if load_format not in ("auto", "safetensors", "dummy"):
+        raise ConfigError(f"Unknown load format {load_format!r}; there are: auto, safetensors, dummy.")
+    plan = {name: list(_parts(module, name)) for name, module in model.named_modules()}
+    with ExitStack() as stack:
+        source: _Dummy | _Checkpoint
+        if load_format == "dummy":
+            source = _Dummy(seed)
+        else:
+            tied = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, TiedHead)]
+            source = _Checkpoint(Path(folder), stack)
+            source.check({part.name: part.shape for parts in plan.values() for _, found in parts for part in found}, optional=tied)
+        try:
+            return sum(_fill(module, plan[name], source, dtype, device, method) for name, module in model.named_modules())
+        except RuntimeError as error:
+            if "memory" in str(error):
+                raise OutOfMemoryError(f"The weights do not fit into the memory of {device}: {error}") from None
+            raise
+
+
+def _parts(module: nn.Module, path: str) -> Iterator[tuple[str, list[Part]]]:
+    """Per own parameter of a module: its name and the checkpoint tensors stacked in it."""
+    stacked: Mapping[str, int] = getattr(module, "parts", {})
+    parent = path.rpartition(".")[0]
+    for name, parameter in module.named_parameters(recurse=False):
+        if not stacked:
+            yield name, [Part(f"{path}.{name}", 0, tuple(parameter.shape))]
+            continue
+        begin, parts = 0, []
+        for sibling, size in stacked.items():
+            parts.append(Part(f"{parent}.{sibling}.{name}", begin, (size, *parameter.shape[1:])))
+            begin += size
+        yield name, parts
+
+
+def _fill(
+    module: nn.Module,
+    parameters: list[tuple[str, list[Part]]],
+    source: _Dummy | _Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    method: LinearMethod,
+) -> int:
+    num_bytes = 0
+    for name, parts in parameters:
+        memory = torch.empty(getattr(module, name).shape, dtype=dtype, device=device)
+        for part in parts:
+            source.read_into(part.name, memory[part.begin : part.begin + part.shape[0]])
+        setattr(module, name, nn.Parameter(memory, requires_grad=False))
+        num_bytes += memory.nbytes
+    finish = getattr(module, "finish_loading", None)
+    return num_bytes if finish is None else finish(method)
+
+
+class _Dummy:
+    """Weights for tests of speed and plumbing: norms one, biases zero, the rest small and random."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def read_into(self, name: str, memory: torch.Tensor) -> None:
+        if memory.dim() == 1:
+            memory.fill_(0.0 if name.endswith("bias") else 1.0)
+            return
+        generator = torch.Generator("cpu").manual_seed(self.seed * 0x9E3779B1 + zlib.crc32(name.encode()))
+        values = torch.empty(memory.shape, dtype=torch.float32, device="cpu")
+        limit = DUMMY_STD * 3**0.5
+        memory.copy_(values.uniform_(-limit, limit, generator=generator))
+
+
+class _Checkpoint:
+    """The safetensors files of a folder, memory-mapped; open as long as the ExitStack it was given."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self.files = {}
+        for file in _files(folder):
+            try:
+                handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{file} cannot be read ({error}): truncated or not safetensors; fetch it again.") from None
+            self.files.update({name: (file, handle) for name in handle.keys()})  # noqa: SIM118 - not a dict
+
+    def check(self, wanted: Mapping[str, tuple[int, ...]], *, optional: list[str]) -> None:
+        """CheckpointError unless the files hold exactly the wanted tensors in their shapes; ``optional`` ones may be there."""
+        for name, shape in wanted.items():
+            if name not in self.files:
+                raise CheckpointError(f"Tensor {name!r} of shape {list(shape)} is missing in {self.folder}.")
+            file, handle = self.files[name]
+            found = tuple(handle.get_slice(name).get_shape())
+            if found != shape:
+                raise CheckpointError(f"Tensor {name!r} in {file} has shape {list(found)}; the config asks for {list(shape)}.")
+        for name, (file, _) in self.files.items():
+            if name not in wanted and name not in optional and not name.endswith(IGNORED):
+                raise CheckpointError(f"Tensor {name!r} in {file} belongs to no part of this architecture.")
+
+    def read_into(self, name: str, memory: torch.Tensor) -> None:
+        file, handle = self.files[name]
+        try:
+            memory.copy_(handle.get_tensor(name))
+        except SafetensorError as error:
+            raise CheckpointError(f"Tensor {name!r} in {file} cannot be read: {error}") from None
+
+
+def _files(folder: Path) -> list[Path]:
+    """model.safetensors, or the shards that the index names."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    index = folder / INDEX
+    if not index.is_file():
+        raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}.")
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{index} is not a safetensors index ({error}).") from None
+    for name in names:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{index} names {name}, which is not in the folder.")
+    return [folder / name for name in names]

@@ -1,0 +1,31 @@
+"""Linear layers on the weight as it is: torch's own product, for every device and dtype."""
+
+from __future__ import annotations
+
+import torch
+
+
+class PlainWeight:
+    """Implements ``quant.base.PackedWeight``; keeps the tensors it was given."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self.weight = weight
+        self.bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+class PlainLinear:
+    """Implements ``quant.base.LinearMethod``."""
+
+    copies = False
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PlainWeight:
+        return PlainWeight(weight, bias)
+
+
+def create(dtype: torch.dtype) -> PlainLinear:
+    """Runs everywhere."""
+    return PlainLinear()
