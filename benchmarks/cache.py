@@ -1,0 +1,131 @@
+"""What the KV cache's bookkeeping costs: time to match and insert long prompts, to evict, and memory per cached token.
+
+    python benchmarks/cache.py
+
+Aims: match or insert of a 32k-token prompt <= 1 ms; <= 24 bytes per cached token at page size 1 with edges of 32 tokens.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from setpoint.core.request import Ids
+from setpoint.scheduler.cache.manager import KVCache
+
+PROMPT_TOKENS = 32_768
+PAGE_SIZES = (1, 16, 64)
+ROUNDS = 30
+EDGE_TOKENS = 32
+
+
+def environment() -> str:
+    """The machine and the commit that figures belong to, as one line."""
+    cpuinfo = Path("/proc/cpuinfo")
+    names = (
+        [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        if cpuinfo.exists()
+        else []
+    )
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    cpu = names[0] if names else platform.processor() or platform.machine()
+    return f"{cpu}, {os.cpu_count()} CPUs, Python {platform.python_version()}, numpy {np.__version__}, commit {commit}"
+
+
+def _median_us(operation: Callable[[int], object]) -> float:
+    """Median over ROUNDS calls; ``operation`` gets the number of the round."""
+    times = []
+    for number in range(ROUNDS):
+        start = time.perf_counter()
+        operation(number)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6
+
+
+def measure_times(page_size: int) -> dict[str, float]:
+    """Microseconds per operation on prompts of PROMPT_TOKENS tokens, in a tree that holds ROUNDS of them."""
+    rng = np.random.default_rng(0)
+    num_pages = PROMPT_TOKENS // page_size
+    cache = KVCache(num_pages=num_pages * ROUNDS, page_size=page_size)
+    prompts = [rng.integers(0, 128_000, PROMPT_TOKENS, dtype=np.int32) for _ in range(ROUNDS)]
+    pages = [_alloc(cache, num_pages) for _ in range(ROUNDS)]
+    handles = [cache.match(prompt) for prompt in prompts]
+    # Half of every prompt cached, half new: what a request with a shared context asks for.
+    half = PROMPT_TOKENS // 2
+    branches = [np.concatenate([prompt[:half], rng.integers(0, 128_000, half, dtype=np.int32)]) for prompt in prompts]
+    result = {"insert": _median_us(lambda i: cache.extend(handles[i], prompts[i], pages[i]))}
+    result["peek"] = _median_us(lambda i: cache.peek(prompts[i]))
+    result["match"] = _median_us(lambda i: cache.match(prompts[i]).release())
+    result["match + split"] = _median_us(lambda i: cache.match(branches[i]).release())
+    result["handle.pages"] = _median_us(lambda i: handles[i].pages())
+    for handle in handles:
+        handle.release()
+    result["evict + alloc 1 page"] = _median_us(lambda _: cache.alloc(1))
+    result["alloc + free 1 page"] = _median_us(lambda _: cache.free(_alloc(cache, 1)))
+    result["alloc + free 256 pages"] = _median_us(lambda _: cache.free(_alloc(cache, min(256, num_pages))))
+    return result
+
+
+def _alloc(cache: KVCache, num_pages: int) -> Ids:
+    pages = cache.alloc(num_pages)
+    assert pages is not None
+    return pages
+
+
+def measure_bytes_per_token(page_size: int, edge_tokens: int, branching: int) -> float:
+    """Python-side bytes per cached token (tracemalloc: objects and buffers) of a tree whose edges all hold ``edge_tokens``.
+
+    Every inner node has ``branching`` children; the pool's own arrays are counted, at one page in use per page in the pool.
+    """
+    depth = 1 + int(np.log(4_000) / np.log(branching))
+    num_nodes = (branching**depth - 1) // (branching - 1)
+    rng = np.random.default_rng(0)
+    gc.collect()
+    tracemalloc.start()
+    cache = KVCache(num_pages=num_nodes * edge_tokens // page_size, page_size=page_size)
+    for leaf in range(branching ** (depth - 1)):
+        path = [leaf // branching**height for height in reversed(range(depth))]
+        # An edge's tokens follow from where it is in the tree, so that every leaf shares its ancestors' edges.
+        ids = np.concatenate(
+            [
+                np.random.default_rng([height, number]).integers(0, 128_000, edge_tokens, dtype=np.int32)
+                for height, number in enumerate(path)
+            ]
+        )
+        with cache.match(ids) as handle:
+            for end in range(handle.num_tokens + edge_tokens, len(ids) + 1, edge_tokens):
+                own = _alloc(cache, edge_tokens // page_size)
+                table = np.concatenate([handle.pages(), own])
+                cache.extend(handle, ids[:end], table)
+    del rng, ids, path, handle, own, table
+    gc.collect()
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert cache.evictable_tokens == num_nodes * edge_tokens
+    return used / cache.evictable_tokens
+
+
+def main() -> None:
+    print(environment())
+    columns = [measure_times(page_size) for page_size in PAGE_SIZES]
+    print(f"\nmedian µs, {PROMPT_TOKENS} tokens per prompt | " + " | ".join(f"page size {size}" for size in PAGE_SIZES))
+    for name in columns[0]:
+        print(f"{name:<40} | " + " | ".join(f"{column[name]:>11.1f}" for column in columns))
+    print("\nbytes per cached token, page size 1")
+    for edge, branching in ((32, 2), (32, 8), (256, 2), (2048, 2)):
+        print(f"edges of {edge:>4} tokens, {branching} children per node | {measure_bytes_per_token(1, edge, branching):>6.1f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

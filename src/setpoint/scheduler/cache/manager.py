@@ -1,0 +1,137 @@
+"""The KV cache as the scheduler sees it: a page pool and a radix tree over it, with eviction in between.
+
+Works on token ids and page numbers. It does not know sequences, steps or KV data. Who owns a page, at every moment exactly one:
+
+    free list ── alloc ──▶ caller ("held") ── extend ──▶ tree (locked ⇄ evictable)
+        ▲                    │ free                          │ alloc, flush
+        └────────────────────┴───────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from setpoint.core.request import Ids
+from setpoint.core.stats import PoolStats
+from setpoint.scheduler.cache.pages import PagePool
+from setpoint.scheduler.cache.radix import PrefixHandle, RadixTree
+
+
+class KVCache:
+    """Prefix cache over ``num_pages`` pages of ``page_size`` tokens; all counts are in tokens unless named pages.
+
+    Contract: free + evictable + locked + held == total after every call, where held is what callers own outside the tree.
+    Namespaces never share a prefix.
+    """
+
+    def __init__(self, *, num_pages: int, page_size: int, enabled: bool = True, eviction_policy: str = "lru") -> None:
+        """``enabled=False`` caches nothing: match finds nothing and extend hands every page back to the caller.
+
+        Raises ValueError for a pool without pages, a page size below 1 or an unknown policy.
+        """
+        self.page_size = page_size
+        self.total_tokens = num_pages * page_size
+        self.enabled = enabled
+        self._tree = RadixTree(page_size, eviction_policy)
+        self._pool = PagePool(num_pages)
+
+    @property
+    def free_tokens(self) -> int:
+        return self._pool.available * self.page_size
+
+    @property
+    def evictable_tokens(self) -> int:
+        return self._tree.evictable_tokens
+
+    @property
+    def locked_tokens(self) -> int:
+        return self._tree.locked_tokens
+
+    def pool_stats(self) -> PoolStats:
+        free, evictable, locked = self.free_tokens, self.evictable_tokens, self.locked_tokens
+        held = self.total_tokens - free - evictable - locked
+        return PoolStats(total=self.total_tokens, free=free, evictable=evictable, locked=locked, held=held)
+
+    def peek(self, ids: Ids, namespace: str = "") -> int:
+        """Length of the cached prefix of ``ids``, floored to whole pages. Takes no lock, splits nothing, touches no recency."""
+        return self._tree.match_len(ids, namespace)
+
+    def match(self, ids: Ids, namespace: str = "") -> PrefixHandle:
+        """The longest cached prefix of ``ids``, floored to whole pages, locked and refreshed.
+
+        The caller leaves out the tokens that must be computed again, e.g. passes ``ids[: n - 1]`` to get logits for the last one.
+        """
+        return self._tree.match(ids, namespace)
+
+    def touch(self, ids: Ids, namespace: str = "") -> None:
+        """Make the cached prefix of ``ids`` the most recently used one. Takes no lock, splits nothing."""
+        self._tree.touch(ids, namespace)
+
+    def alloc(self, num_pages: int) -> Ids | None:
+        """``num_pages`` pages, held by the caller from now on; None, and nothing evicted, if free + evictable are fewer.
+
+        Evicts whole unlocked leaves in policy order, and only when the free list is short; that may free more than was asked.
+        """
+        short = num_pages - self._pool.available
+        if short > 0:
+            if short * self.page_size > self._tree.evictable_tokens:
+                return None
+            self._pool.free(self._tree.evict(short * self.page_size))
+        return self._pool.alloc(num_pages)
+
+    def free(self, pages: Ids) -> None:
+        """Give back pages that the caller holds. Asserts that none of them is free already."""
+        self._pool.free(pages)
+
+    def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids) -> Ids:
+        """Cache ``ids`` and move the handle's lock down to cover all of them; returns the pages the caller must free itself.
+
+        ids: whole pages, beginning with the handle's prefix. pages: their page numbers, one per page of ids; below
+        ``handle.num_tokens`` they are not looked at, beyond it the caller holds them.
+
+        Contract:
+
+        * Beyond ``handle.num_tokens`` the tree adopts the pages of every stretch it does not have. Where another sequence was
+          faster the tree keeps its own, and the caller's are returned: the caller goes on holding those private copies (its page
+          table stays valid, steps in flight may be writing them) and frees them when it is done.
+        * Afterwards ``handle.num_tokens == len(ids)``, so no page is ever returned twice: of a page table that was extended chunk
+          by chunk, the caller must free what extend returned and what lies beyond ``handle.num_tokens``, and nothing else.
+        * With the cache disabled the same rule holds: all pages of the stretch are returned, and the handle counts the tokens but
+          locks nothing (``handle.pages()`` stays empty).
+
+        Takes no page and evicts nothing, so it cannot fail.
+        """
+        assert len(ids) == len(pages) * self.page_size, "ids must fill their pages"
+        start = handle.num_tokens
+        assert len(ids) >= start, "the handle is longer than ids"
+        own = pages[start // self.page_size :]
+        if not self.enabled:
+            handle.move(handle.node, len(ids))
+            return own.copy()
+        known = self._tree.extend(handle, ids[start:], own)
+        return own[: known // self.page_size].copy()
+
+    def release(self, handle: PrefixHandle) -> None:
+        """Take the handle's lock away (once; again is harmless). The prefix stays cached until it is evicted."""
+        handle.release()
+
+    def flush(self) -> int:
+        """Drop every unlocked stretch; returns the tokens freed."""
+        num_tokens = self._tree.evictable_tokens
+        self._pool.free(self._tree.evict(num_tokens))
+        return num_tokens
+
+    def check(self) -> list[str]:
+        """Every violated invariant, as a sentence; empty = sound. O(pool + tree): for tests and idle moments."""
+        problems = self._pool.check() + self._tree.check()
+        cached = self._tree.all_pages()
+        if len(np.unique(cached)) != len(cached):
+            problems.append("The tree holds a page twice.")
+        if len(cached) and (cached.min() < 1 or cached.max() > self._pool.num_pages):
+            problems.append("The tree holds a page that does not exist.")
+        elif self._pool.any_free(cached):
+            problems.append("The tree holds a page that is free.")
+        stats = self.pool_stats()
+        if min(stats.free, stats.evictable, stats.locked, stats.held) < 0:
+            problems.append(f"A count is negative: {stats}.")
+        return problems
