@@ -1,0 +1,152 @@
+"""Turns a GGUF file into a Hugging Face-style folder, once: config, safetensors, tokenizer, chat template.
+
+Works tensor by tensor with numpy, so that memory stays at one tensor. The result is cached under the user's cache folder by
+the file's identity; a folder that is there is complete. It knows nothing of torch and of how the weights will be used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from setpoint.checkpoint import gguf_llama, gguf_tokenizer, safetensors_file
+from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.core.errors import CheckpointError
+
+FORMAT = 1
+"""Version of what this module writes; raising it converts every file anew."""
+
+ARCHITECTURES = {"llama": gguf_llama}
+"""GGUF's general.architecture -> the module that knows it."""
+
+IDENTITY_BYTES = 1 << 20
+CHUNK_ELEMENTS = 1 << 22
+"""Elements dequantised at a time: 16 MiB of float32, which keeps the working set in cache and the peak low."""
+
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
+
+def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
+    """The Hugging Face-style folder of a GGUF file, converted now if it is not in the cache.
+
+    Safe to call from several processes: one converts, the others wait for it. Raises CheckpointError.
+    """
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "setpoint" / "models"
+    name = re.sub(r"[^\w.-]", "_", path.stem)
+    folder = root / f"{name}-{_identity(path)}-v{FORMAT}"
+    if folder.is_dir():
+        return folder
+    try:
+        with GGUFFile(path) as file:
+            root.mkdir(parents=True, exist_ok=True)
+            with folder.with_suffix(folder.suffix + ".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not folder.is_dir():
+                    _convert_into(file, folder, log=log)
+    except OSError as error:
+        raise CheckpointError(f"Cannot write the converted model under {root}: {error}. Set XDG_CACHE_HOME to a place with room.") from None
+    return folder
+
+
+def _convert_into(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) -> None:
+    """Build ``folder`` beside its place and rename it there, so that it is either absent or complete. The caller has its lock."""
+    started = time.monotonic()
+    log(f"Converting {file.path.name} once, to {folder} …")
+    partial = folder.with_suffix(folder.suffix + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
+    partial.mkdir()
+    try:
+        _write_files(file, partial, log=log)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    log(f"Converted {file.path.name} in {time.monotonic() - started:.1f} s.")
+
+
+def _identity(path: Path) -> str:
+    """Changes when the file changes. Hashing gigabytes at every start would be too slow: size, mtime and both ends do."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            digest = hashlib.blake2b(f"{status.st_size} {status.st_mtime_ns}".encode(), digest_size=8)
+            digest.update(file.read(IDENTITY_BYTES))
+            file.seek(max(0, status.st_size - IDENTITY_BYTES))
+            digest.update(file.read(IDENTITY_BYTES))
+    except OSError as error:
+        raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
+    return digest.hexdigest()
+
+
+def _write_files(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) -> None:
+    if (file.get("split.count", int) or 1) > 1:
+        raise CheckpointError(f"{file.path} is one part of a split model. Merge the parts with llama.cpp's gguf-split --merge first.")
+    name = file.require("general.architecture", str)
+    architecture = ARCHITECTURES.get(name)
+    if architecture is None:
+        raise CheckpointError(f"{file.path}: GGUF architecture {name!r} is not supported (supported: {', '.join(ARCHITECTURES)}).")
+    config = architecture.read_config(file)
+    targets = architecture.targets(file, config)
+    tokens = gguf_tokenizer.read_tokens(file, config["vocab_size"])
+    dtype = _dtype(targets)
+    config |= {"torch_dtype": dtype, "bos_token_id": tokens.bos, "eos_token_id": tokens.eos, "pad_token_id": tokens.pad}
+    generation = {"bos_token_id": tokens.bos, "eos_token_id": list(tokens.stops), "pad_token_id": tokens.pad}
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", {key: value for key, value in generation.items() if value is not None})
+    gguf_tokenizer.write(file, tokens, folder, context_len=config["max_position_embeddings"], log=log)
+    infos = [safetensors_file.TensorInfo(target.name, target.source.shape, DTYPES[dtype]) for target in targets]
+    chunks = (chunk for target in targets for chunk in _cast(file, target, dtype))
+    safetensors_file.write(folder / safetensors_file.SINGLE_NAME, infos, chunks)
+
+
+def _dtype(targets: list[gguf_llama.Target]) -> str:
+    """The dtype that loses nothing where one exists: that of the matrices if they share a 16- or 32-bit float, else bfloat16.
+
+    Norms are stored as F32 in every GGUF but were trained in the matrices' dtype, so they follow. Dequantised values have
+    more bits than bfloat16 keeps; that error is small beside the quantisation's own, and bfloat16 is what the models were made in.
+    """
+    kinds = {target.source.kind.name for target in targets if len(target.source.shape) > 1}
+    return {"F16": "float16", "F32": "float32"}.get(min(kinds), "bfloat16") if len(kinds) == 1 else "bfloat16"
+
+
+def _cast(file: GGUFFile, target: gguf_llama.Target, dtype: str) -> Iterator[bytes]:
+    """The bytes of ``target`` in ``dtype``, a chunk of rows at a time."""
+    source = target.source
+    rows = file.rows(source)
+    if target.row_order is not None:
+        rows = rows[target.row_order]  # a row is self-contained in every ggml type, so rows can move before dequantisation
+    step = max(1, CHUNK_ELEMENTS // source.shape[-1])
+    for start in range(0, source.num_rows, step):
+        try:
+            with np.errstate(all="ignore"):
+                values = gguf.dequantize(rows[start : start + step], source.kind)
+                result = _round_bf16(values) if dtype == "bfloat16" else values.astype(f"<f{4 if dtype == 'float32' else 2}")
+        except NotImplementedError:
+            raise CheckpointError(
+                f"{file.path}: tensor {source.name!r} has type {source.kind.name}, which cannot be dequantised."
+            ) from None
+        if not np.isfinite(values if dtype == "bfloat16" else result).all():
+            raise CheckpointError(f"{file.path}: tensor {source.name!r} has values that are not finite in {dtype}; the file is damaged.")
+        yield result.tobytes()
+
+
+def _round_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Finite float32 to bfloat16 bit patterns, to nearest, ties to even."""
+    bits = values.view(np.uint32)
+    return ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype("<u2")
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,113 @@
+"""The safetensors container without its library: headers of a folder's files, and a writer that streams.
+
+The library's writer wants every tensor in memory at once; a converted model is written one tensor at a time. Knows nothing of
+models. Format: 8 bytes little-endian header length, a JSON header, then the tensors' bytes, contiguous and in order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from setpoint.core.errors import CheckpointError
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors library."""
+
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+ITEM_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "U32": 4, "U64": 8}
+
+
+@dataclass(slots=True, frozen=True)
+class TensorInfo:
+    """One tensor as a header names it. ``dtype`` is safetensors' word, e.g. "BF16"."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_elements(self) -> int:
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * ITEM_BYTES[self.dtype]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold the model: those the index names, else model.safetensors, else every one.
+
+    Empty if there are none. Raises CheckpointError if the index is unreadable or names a file that is not there.
+    """
+    index = folder / INDEX_NAME
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise CheckpointError(f"{index} is not a safetensors index (a JSON object with 'weight_map').") from None
+        missing = [name for name in names if not (folder / str(name)).is_file()]
+        if missing:
+            raise CheckpointError(f"{folder} lacks {', '.join(map(str, missing))}, which {INDEX_NAME} names. Download the model again.")
+        return [folder / name for name in names]
+    single = folder / SINGLE_NAME
+    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+
+
+def read_header(path: Path) -> list[TensorInfo]:
+    """The tensors of one file. Raises CheckpointError if the file is not complete, valid safetensors."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else MAX_HEADER_BYTES + 1
+        if length > min(size - 8, MAX_HEADER_BYTES):
+            raise CheckpointError(f"{path} is truncated or not a safetensors file ({size} bytes). Download it again.")
+        raw = file.read(length)
+    try:
+        entries = json.loads(raw)
+        entries.pop("__metadata__", None)
+        ends = [int(entry["data_offsets"][1]) for entry in entries.values()]
+        infos = [TensorInfo(name, tuple(map(int, entry["shape"])), str(entry["dtype"])) for name, entry in entries.items()]
+    except (ValueError, KeyError, AttributeError, TypeError, IndexError):
+        raise CheckpointError(f"{path} has a damaged safetensors header. Download it again.") from None
+    unknown = {info.dtype for info in infos} - ITEM_BYTES.keys()
+    if unknown:
+        raise CheckpointError(f"{path} has tensors of the unsupported type {min(unknown)}.")
+    if max(ends, default=0) > size - 8 - length:
+        raise CheckpointError(f"{path} is truncated: its header promises {max(ends) + 8 + length} bytes, it has {size}. Download it again.")
+    return infos
+
+
+def read_headers(folder: Path) -> Iterator[TensorInfo]:
+    """Every tensor of the folder's weight files."""
+    for path in weight_files(folder):
+        yield from read_header(path)
+
+
+def write(path: Path, infos: list[TensorInfo], chunks: Iterable[bytes]) -> None:
+    """Write ``infos``, whose bytes are ``chunks`` joined, in that order. Peak memory is one chunk."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for info in infos:
+        start, end = end, end + info.num_bytes
+        header[info.name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [start, end]}
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(raw)))
+        file.write(raw)
+        for chunk in chunks:
+            file.write(chunk)
+        assert file.tell() == 8 + len(raw) + end
+        file.flush()
+        os.fsync(file.fileno())  # before a rename makes the folder count as complete

