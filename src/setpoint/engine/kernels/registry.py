@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 OPS = {
     "ref": "setpoint.engine.kernels.ref:create",
-    "cpu": "setpoint.engine.kernels.cpu:create",
+    "cpu": "setpoint.engine.kernels.cpu.ops:create",
 }
 """Name -> factory ``create(dtype) -> Ops``."""
 

@@ -24,7 +24,6 @@ namespace SP_JOIN(level_, SP_LEVEL) {
 #include "elementwise.h"
 }  // namespace
 
-const KernelTable SP_JOIN(table_, SP_LEVEL) = [] {
-  using namespace SP_JOIN(level_, SP_LEVEL);
-  return KernelTable{attention, rms_norm, rope_and_store, silu_mul};
-}();
+namespace level = SP_JOIN(level_, SP_LEVEL);
+// Constant initialisation: nothing of this file runs while the library is being loaded.
+constexpr KernelTable SP_JOIN(table_, SP_LEVEL) = {level::attention, level::rms_norm, level::rope_and_store, level::silu_mul};

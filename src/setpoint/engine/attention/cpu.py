@@ -1,0 +1,65 @@
+"""Attention over the paged pool by the C++ kernel (kernels/cpu/attention.h): any mix of prefill and decode rows in one call.
+
+Works on bf16 and fp32, K and V read in place from their pages. A row's result is bit for bit the same whatever else is in the
+batch, however its prompt was cut into chunks, and on any number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from setpoint.engine.attention.base import AttentionBatch, AttentionShape, Capabilities
+from setpoint.engine.kernels.cpu.library import DTYPES, AttentionCall, Kernels, load
+from setpoint.engine.kernels.ops import KernelsUnavailable
+
+HEAD_DIM_MULTIPLE = 16
+"""Head dimensions must be whole vectors of the widest level."""
+
+
+class CpuAttention:
+    """Implements ``attention.base.AttentionBackend``."""
+
+    capabilities = Capabilities()
+
+    def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
+        self._shape = shape
+        self._kernels = kernels
+        self._call = AttentionCall(
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            page_size=shape.page_size,
+            scale=shape.scale,
+            q_dtype=DTYPES[shape.dtype],
+            kv_dtype=DTYPES[shape.kv_dtype],
+        )
+
+    def forward(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        assert q.dtype == self._shape.dtype and q.stride(2) == 1 and q.stride(1) == self._shape.head_dim
+        assert k_cache.dtype == v_cache.dtype == self._shape.kv_dtype
+        out = q.new_empty(q.shape)
+        call = self._call
+        call.q = q.data_ptr()
+        call.q_stride = q.stride(0)
+        call.out = out.data_ptr()
+        call.k_cache = k_cache.data_ptr()
+        call.v_cache = v_cache.data_ptr()
+        call.cu_q = batch.cu_q.data_ptr()
+        call.kv_lens = batch.kv_lens.data_ptr()
+        call.slots = batch.slots.data_ptr()
+        call.page_table = batch.page_table.data_ptr()
+        call.table_stride = batch.page_table.stride(0)
+        call.threads = torch.get_num_threads()
+        self._kernels.attention(self._kernels.level, ctypes.addressof(call), len(batch.kv_lens_host))
+        return out
+
+
+def create(shape: AttentionShape, *, level: str | None = None) -> CpuAttention:
+    """The backend at the given level (None: the best). KernelsUnavailable with the reason if it cannot serve this shape here."""
+    if shape.dtype not in DTYPES or shape.kv_dtype not in DTYPES:
+        raise KernelsUnavailable(f"the C++ kernels take bf16 and fp32, not {shape.dtype} with {shape.kv_dtype} in the cache")
+    if shape.head_dim % HEAD_DIM_MULTIPLE:
+        raise KernelsUnavailable(f"the head dimension {shape.head_dim} is not a multiple of {HEAD_DIM_MULTIPLE}")
+    return CpuAttention(shape, load(level))

@@ -1,0 +1,117 @@
+"""Loads the compiled kernels and binds their C entry points: levels, threads, argument structs.
+
+Works on raw addresses; ``ops`` and ``engine.attention.cpu`` check tensors before they call. Knows nothing of what is computed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+
+from setpoint.engine.kernels.cpu import build
+from setpoint.engine.kernels.ops import KernelsUnavailable
+
+LEVEL_VARIABLE = "SETPOINT_CPU_ISA"
+"""Environment variable that forces a level: scalar, avx2, avx512 or avx512_bf16."""
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""The C side's numbers (kernels.h, DType)."""
+
+_pointer, _i64, _i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class AttentionCall(ctypes.Structure):
+    """kernels.h, struct AttentionCall."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("q", "out", "k_cache", "v_cache", "cu_q", "kv_lens", "slots", "page_table")),
+        *((name, _i64) for name in ("q_stride", "table_stride", "num_heads", "num_kv_heads", "head_dim", "page_size")),
+        ("scale", ctypes.c_float),
+        *((name, _i32) for name in ("q_dtype", "kv_dtype", "threads")),
+    ]
+
+
+class RopeCall(ctypes.Structure):
+    """kernels.h, struct RopeCall."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("q", "k", "v", "cos_sin", "positions", "k_cache", "v_cache", "kv_index")),
+        *((name, _i64) for name in ("tokens", "num_heads", "num_kv_heads", "head_dim", "q_stride", "k_stride", "v_stride")),
+        *((name, _i32) for name in ("dtype", "kv_dtype", "threads")),
+    ]
+
+
+_SIGNATURES = {
+    "setpoint_attention": (_i32, _pointer, _i64),
+    "setpoint_rms_norm": (_i32, _pointer, _pointer, _pointer, _pointer, _i64, _i64, ctypes.c_float, _i32, _i32),
+    "setpoint_rope_and_store": (_i32, _pointer),
+    "setpoint_silu_mul": (_i32, _pointer, _pointer, _i64, _i64, _i32, _i32),
+}
+
+
+@functools.cache
+def load(level_name: str | None = None) -> Kernels:
+    """The kernels at the named level, else at $SETPOINT_CPU_ISA, else at the best this machine has. KernelsUnavailable if not."""
+    library, note = _open_library()
+    name = level_name or os.environ.get(LEVEL_VARIABLE, "")
+    level = library.setpoint_find_level(name.encode())
+    if level < 0:
+        raise KernelsUnavailable(f"there is no level {name!r}" if level == -1 else f"this machine cannot run the level {name!r}")
+    return Kernels(library, level, note)
+
+
+class Kernels:
+    """One level of the library. ``note`` says what was unusual about loading it (empty: nothing)."""
+
+    def __init__(self, library: ctypes.CDLL, level: int, note: str) -> None:
+        self.level = level
+        self.level_name: str = library.setpoint_level_name(level).decode()
+        self.note = note
+        self.attention = library.setpoint_attention
+        self.rms_norm = library.setpoint_rms_norm
+        self.rope_and_store = library.setpoint_rope_and_store
+        self.silu_mul = library.setpoint_silu_mul
+
+
+@functools.cache
+def _open_library() -> tuple[ctypes.CDLL, str]:
+    try:
+        _share_openmp()
+        try:
+            return _bind(build.ensure_built()), ""
+        except OSError as error:
+            # The cache cannot be written: compile for this process alone.
+            scratch = Path(tempfile.mkdtemp(prefix="setpoint-kernels-"))
+            try:
+                build.compile_library(build.find_compiler(), scratch / "kernels.so")
+                return _bind(scratch / "kernels.so"), f"compiled for this process only, because the kernel cache cannot be used ({error})"
+            finally:
+                shutil.rmtree(scratch)  # a loaded library needs its file no more
+    except (build.BuildError, OSError) as error:
+        raise KernelsUnavailable(str(error)) from error
+
+
+def _bind(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        getattr(library, name).argtypes = arguments
+        getattr(library, name).restype = None
+    library.setpoint_find_level.argtypes = (ctypes.c_char_p,)
+    library.setpoint_level_name.restype = ctypes.c_char_p
+    return library
+
+
+def _share_openmp() -> None:
+    """Make the symbols of the OpenMP runtime that torch has loaded visible to ours, which is linked without one."""
+    with open("/proc/self/maps") as maps:
+        mapped = {line.split()[-1] for line in maps}
+    runtimes = sorted(path for path in mapped if os.path.basename(path).startswith(("libgomp", "libiomp5", "libomp")))
+    if not runtimes:
+        raise KernelsUnavailable("torch has loaded no OpenMP runtime to share")
+    ctypes.CDLL(runtimes[0], mode=ctypes.RTLD_GLOBAL)

@@ -1,0 +1,104 @@
+"""``kernels.ops.Ops`` on the C++ kernels: checks tensors, passes addresses.
+
+Activations in bf16 or fp32; float64 is left to the reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, RopeCall, load
+from setpoint.engine.kernels.ops import KernelsUnavailable
+
+
+class CpuOps:
+    """Implements ``kernels.ops.Ops`` for tensors of one dtype."""
+
+    def __init__(self, dtype: torch.dtype, kernels: Kernels) -> None:
+        self._dtype = dtype
+        self._dtype_number = DTYPES[dtype]
+        self._kernels = kernels
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = torch.empty_like(x)
+        self._norm(x, None, weight, out, eps)
+        return out
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        assert residual.shape == x.shape and residual.dtype == self._dtype and residual.is_contiguous()
+        self._norm(x, residual.data_ptr(), weight, x, eps)
+        return x, residual
+
+    def _norm(self, x: torch.Tensor, residual: int | None, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
+        assert x.is_contiguous() and x.dtype == weight.dtype == self._dtype
+        rows, columns = x.shape
+        self._kernels.rms_norm(
+            self._kernels.level,
+            x.data_ptr(),
+            residual,
+            weight.data_ptr(),
+            out.data_ptr(),
+            rows,
+            columns,
+            eps,
+            self._dtype_number,
+            torch.get_num_threads(),
+        )
+
+    def rope_and_store(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        kv_index: torch.Tensor,
+    ) -> torch.Tensor:
+        """Rotates q in place and returns it; k stays as it is."""
+        tokens, num_heads, head_dim = q.shape
+        num_kv_heads = k.shape[1]
+        assert q.dtype == k.dtype == v.dtype == self._dtype and cos_sin.dtype == torch.float32
+        assert all(x.stride(2) == 1 and x.stride(1) == head_dim for x in (q, k, v))
+        assert k_cache.is_contiguous() and v_cache.is_contiguous() and k_cache.dtype == v_cache.dtype
+        call = RopeCall(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            cos_sin.data_ptr(),
+            positions.data_ptr(),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            kv_index.data_ptr(),
+            tokens,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            q.stride(0),
+            k.stride(0),
+            v.stride(0),
+            self._dtype_number,
+            DTYPES[k_cache.dtype],
+            torch.get_num_threads(),
+        )
+        self._kernels.rope_and_store(self._kernels.level, ctypes.addressof(call))
+        return q
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        assert gate_up.is_contiguous() and gate_up.dtype == self._dtype
+        rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty((rows, columns))
+        self._kernels.silu_mul(
+            self._kernels.level, gate_up.data_ptr(), out.data_ptr(), rows, columns, self._dtype_number, torch.get_num_threads()
+        )
+        return out
+
+
+def create(dtype: torch.dtype, *, level: str | None = None) -> CpuOps:
+    """The operations at the given level (None: the best). KernelsUnavailable with the reason if they cannot run."""
+    if dtype not in DTYPES:
+        raise KernelsUnavailable(f"the C++ kernels take bf16 and fp32, not {dtype}")
+    return CpuOps(dtype, load(level))

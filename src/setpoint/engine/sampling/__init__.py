@@ -1,0 +1,1 @@
+"""From logits to tokens, batched: penalties, masks, truncation, seeded draws and logprobs."""

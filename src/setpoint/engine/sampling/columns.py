@@ -1,0 +1,113 @@
+"""The per-slot numbers of sampling as one structured array, and what a sampling call works on.
+
+They live on the host: the host knows them without waiting for the device (a slot's length grows by one per sampled token,
+whatever the token is), and decides from them which parts of the sampler run at all. Only token ids live on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from setpoint.core.plan import Admit
+from setpoint.core.request import Ids
+from setpoint.core.sampling import GREEDY_TEMPERATURE, TOP_K_ALL
+
+Columns = npt.NDArray[np.void]
+"""Rows of SLOT_DTYPE."""
+
+SLOT_DTYPE = np.dtype(
+    [
+        ("length", np.int32),  # known tokens, prompt and outputs; the next token is appended at this index
+        ("num_prompt", np.int32),
+        ("seed", np.int64),
+        ("temperature", np.float32),  # 1 where greedy by temperature
+        ("top_k", np.int32),  # TOP_K_ALL = no limit
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("frequency", np.float32),
+        ("presence", np.float32),
+        ("repetition", np.float32),
+        ("min_new", np.int32),
+        ("logprob_start", np.int32),  # first prompt position whose logprob is wanted, -1 = none
+        ("num_top", np.int32),  # top_logprobs_num
+        ("greedy", np.bool_),
+        ("truncated", np.bool_),  # top-k or top-p in effect: the largest probabilities are needed in order
+        ("penalised", np.bool_),
+        ("biased", np.bool_),
+        ("logprobs", np.bool_),
+    ]
+)
+
+
+@dataclass(slots=True, frozen=True)
+class TokenLists:
+    """What a slot holds besides numbers; most slots have none."""
+
+    stop_ids: npt.NDArray[np.int64]
+    bias_ids: npt.NDArray[np.int64]
+    bias: npt.NDArray[np.float32]
+    picked: npt.NDArray[np.int64]
+    """token_ids_logprob."""
+
+
+def slot_values(admit: Admit) -> tuple[float | int | bool, ...]:
+    """The SLOT_DTYPE row of an admission."""
+    s = admit.sampling
+    top_k = TOP_K_ALL if s.top_k < 0 else s.top_k
+    return (
+        len(admit.ids),
+        admit.num_prompt,
+        admit.seed,
+        1.0 if s.temperature < GREEDY_TEMPERATURE else s.temperature,
+        top_k,
+        s.top_p,
+        s.min_p,
+        s.frequency_penalty,
+        s.presence_penalty,
+        s.repetition_penalty,
+        s.min_new_tokens if admit.stop_ids else 0,
+        max(admit.logprob_start, 1) if admit.return_logprob and admit.logprob_start >= 0 else -1,
+        admit.top_logprobs_num,
+        s.is_greedy,
+        top_k < TOP_K_ALL or s.top_p < 1,
+        s.has_penalties,
+        bool(s.logit_bias),
+        admit.return_logprob,
+    )
+
+
+def token_lists(admit: Admit) -> TokenLists | None:
+    """None when the admission has no lists at all."""
+    bias = admit.sampling.logit_bias
+    if not (admit.stop_ids or bias or admit.token_ids_logprob):
+        return None
+    return TokenLists(
+        np.array(admit.stop_ids, np.int64),
+        np.array([token for token, _ in bias], np.int64),
+        np.array([value for _, value in bias], np.float32),
+        np.array(admit.token_ids_logprob, np.int64),
+    )
+
+
+@dataclass(slots=True, frozen=True)
+class SamplingRows:
+    """The S sampling rows of a step."""
+
+    columns: Columns
+    """[S], as of before this sampling."""
+    slots: Ids
+    """[S]."""
+    history: torch.Tensor
+    """[num_slots, context + 1] int32 on the device: the known token ids of every slot; junk past a slot's length."""
+    lists: dict[int, TokenLists] = field(default_factory=dict)
+    """Slot -> its lists."""
+
+
+def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """A host array on the device, without waiting for it; on the CPU a view, so the array must not change afterwards."""
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,99 @@
+"""Logprobs of tokens under their logits: of the sampled ones, and of prompt tokens in bounded pieces.
+
+Output logprobs are taken after edits and temperature, before truncation (FACTS §5.4); prompt logprobs from the raw logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from setpoint.core.result import PositionLogprobs
+from setpoint.engine.sampling.columns import SamplingRows, to_device
+
+PIECE_BYTES = 64 << 20
+"""Most memory of fp32 logits held at once for prompt logprobs."""
+
+
+@dataclass(slots=True, frozen=True)
+class Logprobs:
+    """Logprobs of R positions; the widths are the largest that any of them wants."""
+
+    values: torch.Tensor
+    """[R]."""
+    ids: torch.Tensor
+    """[R] the tokens they belong to."""
+    top_values: torch.Tensor
+    """[R, n]."""
+    top_ids: torch.Tensor
+    picked: torch.Tensor
+    """[R, m]: of the tokens each row names (padded with token 0)."""
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Logprobs:
+        return Logprobs(*(function(t) for t in (self.values, self.ids, self.top_values, self.top_ids, self.picked)))
+
+    def rows(self, begin: int, end: int, num_top: int, num_picked: int) -> PositionLogprobs:
+        """The positions [begin, end) as host arrays; the tensors must be on the CPU."""
+        return PositionLogprobs(
+            values=self.values[begin:end].numpy(),
+            ids=self.ids[begin:end].numpy(),
+            top_values=self.top_values[begin:end, :num_top].numpy(),
+            top_ids=self.top_ids[begin:end, :num_top].numpy(),
+            picked=self.picked[begin:end, :num_picked].numpy(),
+        )
+
+
+def output_logprobs(logits: torch.Tensor, ids: torch.Tensor, rows: SamplingRows) -> Logprobs:
+    """Of the chosen tokens ``ids`` [S] under the edited logits [S, V], for the rows that want them."""
+    which = np.flatnonzero(rows.columns["logprobs"])
+    columns = rows.columns[which]
+    index = to_device(which, logits.device)
+    temperature = to_device(columns["temperature"], logits.device).unsqueeze(1)
+    scaled = logits[index].to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    picked = picked_ids(rows, which)
+    return gather_logprobs(scaled, ids[index], int(columns["num_top"].max()), to_device(picked, logits.device))
+
+
+def picked_ids(rows: SamplingRows, which: np.ndarray) -> np.ndarray:
+    """[len(which), m] int64: token_ids_logprob of each row, padded with 0."""
+    lists = [rows.lists[slot].picked if slot in rows.lists else np.zeros(0, np.int64) for slot in rows.slots[which].tolist()]
+    table = np.zeros((len(lists), max(map(len, lists))), np.int64)
+    for row, tokens in zip(table, lists, strict=True):
+        row[: len(tokens)] = tokens
+    return table
+
+
+def gather_logprobs(logits: torch.Tensor, ids: torch.Tensor, num_top: int, picked: torch.Tensor) -> Logprobs:
+    """logits [R, V] (fp32 at least), ids [R], picked [R, m] -> log softmax at those places and the ``num_top`` largest."""
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    top = logits.topk(min(num_top, logits.shape[1]), dim=-1)
+    return Logprobs(
+        values=(logits.gather(1, ids.long().unsqueeze(1)) - total).squeeze(1).float(),
+        ids=ids.int(),
+        top_values=(top.values - total).float(),
+        top_ids=top.indices.int(),
+        picked=(logits.gather(1, picked) - total).float(),
+    )
+
+
+def prompt_logprobs(
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    project: Callable[[torch.Tensor], torch.Tensor],
+    vocab_size: int,
+    num_top: int,
+    picked: np.ndarray,
+) -> Logprobs:
+    """hidden [R, C] of the positions before the tokens ``ids`` [R]; ``project`` makes logits; picked [m]."""
+    piece = max(1, PIECE_BYTES // (4 * vocab_size))
+    wanted = to_device(picked, hidden.device)
+    parts = []
+    for begin in range(0, len(ids), piece):
+        logits = project(hidden[begin : begin + piece])
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        parts.append(gather_logprobs(logits, ids[begin : begin + piece], num_top, wanted.expand(len(logits), -1)))
+    fields = ("values", "ids", "top_values", "top_ids", "picked")
+    return Logprobs(*(torch.cat([getattr(part, name) for part in parts]) for name in fields))

@@ -1,0 +1,99 @@
+"""Chooses a token per row, all rows at once. Never waits for the device unless told that reading it is free.
+
+Each row's token depends on its own logits, parameters, seed and position only: a draw inverts the row's cumulative
+distribution in vocabulary order at one uniform number, so neither neighbours nor the path taken (sorting or not) matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from setpoint.core.plan import TokenMasks
+from setpoint.engine.sampling.columns import Columns, SamplingRows, to_device
+from setpoint.engine.sampling.edits import edit_logits
+from setpoint.engine.sampling.logprobs import Logprobs, output_logprobs
+from setpoint.engine.sampling.random import uniform
+
+HEAD = 1024
+"""Largest probabilities looked at before the whole vocabulary is sorted: a nucleus is nearly always inside."""
+
+
+@dataclass(slots=True, frozen=True)
+class Sampled:
+    """Still on the device."""
+
+    ids: torch.Tensor
+    """[S] int64; -1 where the logits were not finite."""
+    logprobs: Logprobs | None
+    """Of the rows that want them, in row order."""
+
+
+def sample(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | None, *, peek: bool) -> Sampled:
+    """logits [S, V] -> a token per row. ``peek``: reading a value from the device costs nothing (the device is the CPU)."""
+    logits = edit_logits(logits, rows, masks)
+    # The maximum is NaN, inf or -inf exactly when no token can be chosen: the guard costs no pass of its own.
+    best, ids = logits.max(dim=-1)
+    drawn = np.flatnonzero(~rows.columns["greedy"])
+    if len(drawn) == len(ids):
+        ids = _draw(logits, rows.columns, peek)
+    elif len(drawn):
+        index = to_device(drawn, logits.device)
+        ids[index] = _draw(logits[index], rows.columns[drawn], peek)
+    logprobs = output_logprobs(logits, ids, rows) if rows.columns["logprobs"].any() else None
+    return Sampled(ids.where(best.isfinite(), -1), logprobs)
+
+
+def _draw(logits: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
+    """logits [R, V] -> [R] int64."""
+    device = logits.device
+    probs = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if (columns["temperature"] != 1).any():
+        probs = probs / to_device(columns["temperature"], device).to(probs.dtype).unsqueeze(1)
+    probs = torch.softmax(probs, dim=-1)
+    cut = np.flatnonzero(columns["truncated"] | (columns["min_p"] > 0))
+    if len(cut) == len(columns):
+        probs = _truncate(probs, columns, peek)
+    elif len(cut):
+        index = to_device(cut, device)
+        probs[index] = _truncate(probs[index], columns[cut], peek)
+    cumulative = probs.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    number = uniform(to_device(columns["seed"], device), to_device(columns["length"].astype(np.int64), device)).unsqueeze(1)
+    # Strictly below the total after rounding, so that the first token whose cumulative exceeds it exists and has mass.
+    target = torch.minimum((number * total).to(probs.dtype), torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1)
+
+
+def _truncate(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
+    """probs [R, V] with what top-k, top-p and min-p exclude set to 0; ties at a border stay in."""
+    device = probs.device
+    min_p = to_device(columns["min_p"], device).to(probs.dtype).unsqueeze(1)
+    if not columns["truncated"].any():
+        return probs.where(probs >= min_p * probs.amax(dim=-1, keepdim=True), 0)
+    largest = _largest(probs, columns, peek)
+    cumulative = largest.cumsum(dim=-1)
+    k = to_device(np.minimum(columns["top_k"], largest.shape[1]).astype(np.int64), device).unsqueeze(1)
+    # The nucleus is measured on the whole distribution; a row with min-p measures it on what top-k left (FACTS §5.4).
+    nucleus = to_device(columns["top_p"], device).to(probs.dtype).unsqueeze(1)
+    nucleus = torch.where(min_p > 0, nucleus * cumulative.gather(1, k - 1), nucleus)
+    nucleus = nucleus.masked_fill(to_device(columns["top_p"] >= 1, device).unsqueeze(1), torch.inf)
+    num_kept = torch.minimum((cumulative - largest < nucleus).sum(dim=-1, keepdim=True).clamp(min=1), k)
+    border = torch.maximum(largest.gather(1, num_kept - 1), min_p * largest[:, :1])
+    return probs.where(probs >= border, 0)
+
+
+def _largest(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
+    """The probabilities in descending order, as many as every row's top-k and top-p can need."""
+    vocab_size = probs.shape[1]
+    widest = min(int(columns["top_k"].max()), vocab_size)
+    if widest <= HEAD:
+        return probs.topk(widest, dim=-1).values
+    if peek and vocab_size > HEAD:
+        head = probs.topk(HEAD, dim=-1).values
+        enough = (columns["top_k"] <= HEAD) | ((columns["top_p"] < 1) & (head.sum(-1).numpy() >= columns["top_p"]))
+        if enough.all():
+            return head
+    return probs.sort(dim=-1, descending=True).values
