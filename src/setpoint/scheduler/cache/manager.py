@@ -32,6 +32,7 @@ class KVCache:
         self.page_size = page_size
         self.total_tokens = num_pages * page_size
         self.enabled = enabled
+        self._eviction_policy = eviction_policy
         self._tree = RadixTree(page_size, eviction_policy)
         self._pool = PagePool(num_pages)
 
@@ -120,6 +121,11 @@ class KVCache:
         num_tokens = self._tree.evictable_tokens
         self._pool.free(self._tree.evict(num_tokens))
         return num_tokens
+
+    def reset(self) -> None:
+        """Start over, empty: the repair of a pool whose accounting is broken. No caller may hold a page or a handle."""
+        self._tree = RadixTree(self.page_size, self._eviction_policy)
+        self._pool = PagePool(self._pool.num_pages)
 
     def check(self) -> list[str]:
         """Every violated invariant, as a sentence; empty = sound. O(pool + tree): for tests and idle moments."""

@@ -9,8 +9,11 @@ from types import MappingProxyType
 TOKEN_BYTES = 4
 """Token ids are little-endian int32 (core.request.pack_ids)."""
 
-Label = bytes | tuple[str, bytes]
-"""What a parent finds a child by: the tokens of the child's first page; below the root together with the namespace."""
+PageLabel = int | bytes
+"""The tokens of a page as a dict key: the token itself at page size 1 (a smaller object), else packed."""
+
+Label = PageLabel | tuple[str, PageLabel]
+"""What a parent finds a child by: the child's first page; below the root together with the namespace."""
 
 _NO_CHILDREN: Mapping[Label, Node] = MappingProxyType({})
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from setpoint.core.request import Ids, pack_ids, unpack_ids
 from setpoint.scheduler.cache.evict import EvictionQueue
-from setpoint.scheduler.cache.node import TOKEN_BYTES, Label, Node
+from setpoint.scheduler.cache.node import TOKEN_BYTES, Label, Node, PageLabel
 
 _NO_PAGES = np.zeros(0, np.int32)
 
@@ -149,8 +149,12 @@ class RadixTree:
     def _whole_pages(self, ids: Ids) -> bytes:
         return pack_ids(ids[: len(ids) // self.page_size * self.page_size])
 
+    def _page_label(self, page: bytes) -> PageLabel:
+        return page if self.page_size > 1 else int.from_bytes(page, "little")
+
     def _label(self, parent: Node, page: bytes, namespace: str) -> Label:
-        return (namespace, page) if parent is self._root else page
+        label = self._page_label(page)
+        return (namespace, label) if parent is self._root else label
 
     def _descend(self, node: Node, data: bytes, namespace: str) -> tuple[Node, int, int]:
         """Follow ``data`` (whole pages) from the end of ``node`` as far as the tree agrees, floored to pages.
@@ -182,7 +186,7 @@ class RadixTree:
         page_cut = cut // self.page_size
         upper = Node(parent, node.label, node.key[:cut], node.pages[:page_cut], node.last_access, node.lock_ref)
         parent.adopt(upper)
-        node.label = node.key[cut : cut + self._stride]
+        node.label = self._page_label(node.key[cut : cut + self._stride])
         node.key, node.pages = node.key[cut:], node.pages[page_cut:]
         upper.adopt(node)
         return upper
@@ -234,11 +238,12 @@ class RadixTree:
         parent, children = node.parent, node.children.values()
         if parent is None or parent.children.get(node.label) is not node:
             return ["is not its parent's child"]
+        page_label = node.label[1] if isinstance(node.label, tuple) else node.label
         faults = {
+            "has a namespace in its label or not, against its place": isinstance(node.label, tuple) != (parent is self._root),
             "is not whole pages": not node.key or len(node.key) % self._stride != 0,
             "has another number of pages than its tokens fill": len(node.pages) not in (0, len(node.key) // self.page_size),
-            "has a label that is not its first page": (node.label if parent is not self._root else node.label[1])
-            != node.key[: self._stride],
+            "has a label that is not its first page": page_label != self._page_label(node.key[: self._stride]),
             "has a negative lock count": node.lock_ref < 0,
             "has fewer locks than its children together": node.lock_ref < sum(child.lock_ref for child in children),
             "was used later than its parent": node.last_access > parent.last_access,
