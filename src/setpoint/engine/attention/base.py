@@ -85,7 +85,7 @@ BACKENDS = {
 }
 """Name -> factory ``create(shape: AttentionShape) -> AttentionBackend``; it raises KernelsUnavailable with the reason."""
 
-PREFERENCE = {"cpu": ("torch_ref",), "cuda": ("torch_ref",)}
+PREFERENCE = {"cpu": ("cpu", "torch_ref"), "cuda": ("torch_ref",)}
 """Device type -> names that "auto" tries, best first."""
 
 

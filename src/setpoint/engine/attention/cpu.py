@@ -37,7 +37,9 @@ class CpuAttention:
         )
 
     def forward(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        assert q.dtype == self._shape.dtype and q.stride(2) == 1 and q.stride(1) == self._shape.head_dim
+        assert q.dtype == self._shape.dtype
+        assert q.stride(2) == 1
+        assert q.stride(1) == self._shape.head_dim
         assert k_cache.dtype == v_cache.dtype == self._shape.kv_dtype
         out = q.new_empty(q.shape)
         call = self._call

@@ -24,7 +24,7 @@ OPS = {
 }
 """Name -> factory ``create(dtype) -> Ops``."""
 
-PREFERENCE = {"cpu": ("ref",), "cuda": ("ref",)}
+PREFERENCE = {"cpu": ("cpu", "ref"), "cuda": ("ref",)}
 """Device type -> names, best first; the last one runs everywhere."""
 
 

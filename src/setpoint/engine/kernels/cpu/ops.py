@@ -27,12 +27,15 @@ class CpuOps:
         return out
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-        assert residual.shape == x.shape and residual.dtype == self._dtype and residual.is_contiguous()
+        assert residual.shape == x.shape
+        assert residual.dtype == self._dtype
+        assert residual.is_contiguous()
         self._norm(x, residual.data_ptr(), weight, x, eps)
         return x, residual
 
     def _norm(self, x: torch.Tensor, residual: int | None, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
-        assert x.is_contiguous() and x.dtype == weight.dtype == self._dtype
+        assert x.is_contiguous()
+        assert x.dtype == weight.dtype == self._dtype
         rows, columns = x.shape
         self._kernels.rms_norm(
             self._kernels.level,
@@ -61,9 +64,12 @@ class CpuOps:
         """Rotates q in place and returns it; k stays as it is."""
         tokens, num_heads, head_dim = q.shape
         num_kv_heads = k.shape[1]
-        assert q.dtype == k.dtype == v.dtype == self._dtype and cos_sin.dtype == torch.float32
+        assert q.dtype == k.dtype == v.dtype == self._dtype
+        assert cos_sin.dtype == torch.float32
         assert all(x.stride(2) == 1 and x.stride(1) == head_dim for x in (q, k, v))
-        assert k_cache.is_contiguous() and v_cache.is_contiguous() and k_cache.dtype == v_cache.dtype
+        assert k_cache.is_contiguous()
+        assert v_cache.is_contiguous()
+        assert k_cache.dtype == v_cache.dtype
         call = RopeCall(
             q.data_ptr(),
             k.data_ptr(),
@@ -88,7 +94,8 @@ class CpuOps:
         return q
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        assert gate_up.is_contiguous() and gate_up.dtype == self._dtype
+        assert gate_up.is_contiguous()
+        assert gate_up.dtype == self._dtype
         rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty((rows, columns))
         self._kernels.silu_mul(

@@ -1,0 +1,314 @@
+"""The C++ kernels against the reference implementations in float64, at every instruction-set level this machine has."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from setpoint.engine.attention import cpu as cpu_attention
+from setpoint.engine.attention import torch_ref
+from setpoint.engine.attention.base import AttentionBatch, AttentionShape
+from setpoint.engine.kernels.cpu import build, library
+from setpoint.engine.kernels.cpu import ops as cpu_ops
+from setpoint.engine.kernels.ops import KernelsUnavailable
+from setpoint.engine.kernels.ref import RefOps
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def available_levels() -> list[str]:
+    levels = []
+    for level in ("scalar", "avx2", "avx512", "avx512_bf16"):
+        try:
+            library.load(level)
+        except KernelsUnavailable:
+            continue
+        levels.append(level)
+    return levels
+
+
+LEVELS = available_levels()
+
+
+def test_compiler_present():
+    """On a machine with a compiler (this suite requires one) the kernels run, at least at the lowest level."""
+    assert "scalar" in LEVELS
+
+
+@dataclass(frozen=True)
+class Row:
+    count: int
+    kv_len: int
+
+
+@dataclass(frozen=True)
+class Case:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        return f"h{self.heads}/{self.kv_heads}-d{self.head_dim}-p{self.page_size}-n{len(self.rows)}"
+
+
+def random_rows(seed: int, num_rows: int, longest: int) -> tuple[Row, ...]:
+    """A mix of decode rows, whole prompts and later chunks."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(num_rows):
+        kv_len = int(np.exp(rng.uniform(0, np.log(longest))))
+        count = (1, kv_len, int(rng.integers(1, kv_len + 1)))[rng.choice(3, p=(0.6, 0.2, 0.2))]
+        rows.append(Row(count, kv_len))
+    return tuple(rows)
+
+
+CASES = [
+    Case(9, 3, 64, 1, random_rows(0, 12, 700)),
+    Case(9, 3, 64, 16, (Row(1, 1), Row(1, 128), Row(1, 129), Row(127, 127), Row(129, 129), Row(22, 300))),
+    Case(4, 4, 16, 4, random_rows(1, 70, 60)),
+    Case(8, 4, 32, 64, random_rows(2, 5, 400)),
+    Case(8, 2, 80, 16, random_rows(3, 6, 300)),
+    Case(6, 3, 96, 1, random_rows(4, 6, 300)),
+    Case(8, 1, 128, 16, random_rows(5, 4, 500)),
+    Case(3, 1, 48, 4, (Row(1, 1500), Row(3, 1400))),
+    Case(2, 2, 112, 16, (Row(200, 1500),)),
+]
+
+
+@dataclass
+class Problem:
+    """Random activations and a pool in which every row's pages are scattered."""
+
+    shape: AttentionShape
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    batch: AttentionBatch
+
+    def only(self, row: int) -> Problem:
+        begin, end = self.batch.cu_q_host[row], self.batch.cu_q_host[row + 1]
+        pick = slice(row, row + 1)
+        batch = make_batch(
+            np.diff(self.batch.cu_q_host)[pick],
+            self.batch.kv_lens_host[pick],
+            self.batch.slots[pick].contiguous(),
+            self.batch.page_table,
+        )
+        return Problem(self.shape, self.q[begin:end], self.k_cache, self.v_cache, batch)
+
+    def run(self, level: str | None = None) -> torch.Tensor:
+        return cpu_attention.create(self.shape, level=level).forward(self.q, self.k_cache, self.v_cache, self.batch)
+
+    def reference(self) -> torch.Tensor:
+        shape = make_shape(self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim, self.shape.page_size, torch.float64)
+        backend = torch_ref.create(shape)
+        return backend.forward(self.q.double(), self.k_cache.double(), self.v_cache.double(), self.batch)
+
+
+def make_shape(
+    heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+) -> AttentionShape:
+    return AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5, page_size, dtype, kv_dtype or dtype, torch.device("cpu"))
+
+
+def make_batch(counts: np.ndarray, kv_lens: np.ndarray, slots: torch.Tensor, page_table: torch.Tensor) -> AttentionBatch:
+    cu_q = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    unused = torch.zeros(int(cu_q[-1]), dtype=torch.int64)
+    return AttentionBatch(unused, unused, torch.from_numpy(cu_q), cu_q, torch.from_numpy(kv_lens), kv_lens, slots, page_table)
+
+
+def make_problem(case: Case, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, seed: int = 0) -> Problem:
+    torch.manual_seed(seed)
+    counts = np.array([row.count for row in case.rows], np.int32)
+    kv_lens = np.array([row.kv_len for row in case.rows], np.int32)
+    pages = -(-kv_lens // case.page_size)
+    order = torch.randperm(int(pages.sum())) + 1
+    table = torch.full((len(case.rows) + 2, int(pages.max()) + 1), 2**30, dtype=torch.int32)
+    slots = torch.randperm(len(case.rows) + 2)[: len(case.rows)].int()
+    for row, (begin, length) in enumerate(zip(np.cumsum(pages) - pages, pages, strict=True)):
+        table[slots[row], :length] = order[begin : begin + length].int()
+    cache_shape = (int(pages.sum()) + 1, case.page_size, case.kv_heads, case.head_dim)
+    k_cache, v_cache = (torch.randn(cache_shape).to(kv_dtype or dtype) for _ in range(2))
+    k_cache[0] = v_cache[0] = torch.nan  # the dummy page must not be read
+    # q is a strided view into the merged projection.
+    merged = torch.randn(int(counts.sum()), case.heads + 2 * case.kv_heads, case.head_dim).to(dtype)
+    shape = make_shape(case.heads, case.kv_heads, case.head_dim, case.page_size, dtype, kv_dtype)
+    return Problem(shape, merged[:, : case.heads], k_cache, v_cache, make_batch(counts, kv_lens, slots, table))
+
+
+def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """Largest error per head vector, relative to the reference's norm."""
+    return ((result.double() - reference).norm(dim=-1) / reference.norm(dim=-1)).max().item()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_attention_matches_reference(case: Case, level: str):
+    for dtype, kv_dtype in ((FP32, FP32), (BF16, BF16), (FP32, BF16), (BF16, FP32)):
+        problem = make_problem(case, dtype, kv_dtype)
+        # fp32: 2e-6. bf16: the output's own rounding (2^-9) and, with AVX512_BF16, that of the probabilities.
+        bound = 2e-6 if dtype == FP32 else 6e-3
+        assert relative_error(problem.run(level), problem.reference()) < bound
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_a_row_alone_equals_the_row_in_a_batch(dtype: torch.dtype, level: str):
+    problem = make_problem(Case(9, 3, 64, 1, (*random_rows(7, 20, 500), Row(1, 1500), Row(300, 900))), dtype)
+    together = problem.run(level)
+    for row in range(len(problem.batch.kv_lens_host)):
+        begin, end = problem.batch.cu_q_host[row], problem.batch.cu_q_host[row + 1]
+        assert torch.equal(problem.only(row).run(level), together[begin:end])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_chunks_equal_the_whole_prompt(dtype: torch.dtype, level: str):
+    """Token by token, in chunks or at once: the same bits."""
+    whole = make_problem(Case(6, 2, 64, 16, (Row(400, 400),)), dtype)
+    expected = whole.run(level)
+    for size in (1, 15, 128, 399):
+        for begin in range(0, 400, size if size > 1 else 37):
+            end = min(begin + size, 400)
+            batch = make_batch(np.array([end - begin]), np.array([end], np.int32), whole.batch.slots, whole.batch.page_table)
+            chunk = Problem(whole.shape, whole.q[begin:end], whole.k_cache, whole.v_cache, batch)
+            assert torch.equal(chunk.run(level), expected[begin:end])
+
+
+@pytest.fixture
+def threads():
+    """Sets torch's number of threads; restored afterwards."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_number_of_threads_changes_nothing(dtype: torch.dtype, threads):
+    problem = make_problem(Case(9, 3, 64, 4, (*random_rows(8, 9, 600), Row(1, 1500))), dtype)
+    results = []
+    for count in (1, 2, 3):
+        threads(count)
+        results.append(problem.run())
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def close(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Equal up to fp32 arithmetic and, for bf16, one rounding of a value that may fall on either side."""
+    tolerance = 2e-6 if dtype == FP32 else 2**-7
+    return torch.allclose(result.double(), reference.double(), rtol=tolerance, atol=tolerance / 4)
+
+
+ROWS_COLUMNS = list(itertools.product((1, 3, 67), (16, 100, 576, 1536)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_norms_and_activation_match_reference(dtype: torch.dtype, level: str):
+    ops, ref = cpu_ops.create(dtype, level=level), RefOps()
+    for rows, columns in ROWS_COLUMNS:
+        torch.manual_seed(rows * columns)
+        x, residual = (torch.randn(rows, columns).mul(3).to(dtype) for _ in range(2))
+        weight = torch.rand(columns).add(0.5).to(dtype)
+        before = x.clone()
+        assert close(ops.rms_norm(x, weight, 1e-5), ref.rms_norm(x, weight, 1e-5), dtype)
+        assert torch.equal(x, before)
+        expected = ref.add_rms_norm(x, residual, weight, 1e-5)
+        normed, summed = ops.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
+        assert torch.equal(summed, expected[1])
+        assert close(normed, expected[0], dtype)
+        gate_up = torch.randn(rows, 2 * columns).mul(4).to(dtype)
+        gate_up[0, :4] = torch.tensor([0.0, 200.0, -200.0, -90.0]).to(dtype)
+        assert close(ops.silu_mul(gate_up), ref.silu_mul(gate_up), dtype)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize("kv_dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "tokens"), [(9, 3, 64, 5), (4, 4, 20, 1), (2, 1, 128, 300)])
+def test_rope_and_store_matches_reference(heads, kv_heads, head_dim, tokens, dtype, kv_dtype, level):
+    torch.manual_seed(head_dim)
+    angles = torch.rand(1000, head_dim // 2) * 6.3
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    positions, kv_index = torch.randint(0, 1000, (tokens,)), torch.randperm(16 * 40)[:tokens]
+    merged = torch.randn(tokens, heads + 2 * kv_heads, head_dim).to(dtype)
+    results = []
+    for ops in (cpu_ops.create(dtype, level=level), RefOps()):
+        q, k, v = merged.clone().split((heads, kv_heads, kv_heads), dim=1)
+        k_cache, v_cache = (torch.zeros(40, 16, kv_heads, head_dim, dtype=kv_dtype) for _ in range(2))
+        results.append((ops.rope_and_store(q, k, v, cos_sin, positions, k_cache, v_cache, kv_index), k_cache, v_cache))
+    (q, k_cache, _), (expected_q, expected_k_cache, _) = results
+    assert close(q, expected_q, dtype)
+    assert close(k_cache, expected_k_cache, BF16 if BF16 in (dtype, kv_dtype) else FP32)
+    assert torch.equal(results[0][2], results[1][2])
+
+
+def run_python(code: str, **environment: str) -> str:
+    """What a fresh interpreter prints: loading the library is once per process."""
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+CHOOSE = """
+import torch
+from setpoint.engine.kernels.registry import choose_ops
+choice = choose_ops(torch.device('cpu'), torch.bfloat16)
+print(choice.name, '|', choice.fallback)
+"""
+
+
+def test_without_a_compiler_the_reference_runs_and_says_why():
+    output = run_python(CHOOSE, CXX="no-such-compiler")
+    assert output.strip() == "ref | cpu: no C++ compiler: 'no-such-compiler' is not on the PATH"
+
+
+def test_a_failing_compiler_is_a_reason(tmp_path):
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && echo odd 1.0 && exit\necho "x.cpp:1: error: odd machine"; exit 1\n')
+    compiler.chmod(0o755)
+    output = run_python(CHOOSE, CXX=str(compiler), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert output.startswith("ref | cpu: ")
+    assert "error: odd machine" in output
+    assert not list((tmp_path / "cache/setpoint/kernels").iterdir())
+
+
+def test_an_unwritable_cache_is_noted_and_the_kernels_run(tmp_path):
+    (tmp_path / "setpoint").write_text("a file where a folder should be")
+    code = "from setpoint.engine.kernels.cpu import library; k = library.load('scalar'); print(k.level_name, '|', k.note)"
+    name, _, note = run_python(code, XDG_CACHE_HOME=str(tmp_path)).partition(" | ")
+    assert name == "scalar"
+    assert "compiled for this process only" in note
+
+
+def test_a_level_can_be_forced_and_an_unknown_one_is_refused():
+    code = "from setpoint.engine.kernels.cpu import library; print(library.load().level_name)"
+    assert run_python(code, SETPOINT_CPU_ISA="scalar").strip() == "scalar"
+    with pytest.raises(KernelsUnavailable, match="no level 'sse9'"):
+        library.load("sse9")
+
+
+def test_one_openmp_runtime_and_torch_free_build():
+    code = (
+        "import torch; from setpoint.engine.kernels.cpu import library; library.load()\n"
+        "print(len({l.split()[-1] for l in open('/proc/self/maps') if 'omp' in l.rsplit('/', 1)[-1]}))"
+    )
+    assert run_python(code).strip() == "1"
+    assert run_python("import sys; from setpoint.engine.kernels.cpu import build; print('torch' in sys.modules)").strip() == "False"
+
+
+def test_the_cached_library_is_found_by_its_sources(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = build.library_path(build.find_compiler())
+    monkeypatch.setattr(build, "COMMON_FLAGS", (*build.COMMON_FLAGS, "-g"))
+    assert build.library_path(build.find_compiler()) != before
+    assert before.parent == tmp_path / "setpoint" / "kernels"
