@@ -1,0 +1,320 @@
+"""The KV cache against a model that is a dict, over more than 100,000 random steps with a tiny vocabulary.
+
+The model knows for every cached prefix its page and how many handles hold it. A fake KV store knows for every page the whole
+prefix (namespace included) it was computed for, as real KV does, so that a page that is reused under someone's feet shows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from setpoint.scheduler.cache.manager import KVCache
+from setpoint.scheduler.cache.radix import PrefixHandle, ThrowawayTree
+
+NAMESPACES = ("", "a", "b")
+NUM_WORLDS = 17
+STEPS_PER_WORLD = 1000
+
+Prefix = tuple[str, tuple[int, ...]]
+"""Namespace and all tokens up to the end of a page: what the KV in that page depends on."""
+
+
+@dataclass
+class Seq:
+    """A caller as the scheduler is one: a page table, of which the cache owns a part."""
+
+    namespace: str
+    ids: list[int]
+    handle: PrefixHandle
+    table: list[int]
+    private: list[int] = field(default_factory=list)  # what extend returned
+
+
+class World:
+    def __init__(self, rng: random.Random, page_size: int, vocabulary: int, enabled: bool = True) -> None:
+        self.rng, self.page_size, self.vocabulary, self.enabled = rng, page_size, vocabulary, enabled
+        self.num_pages = rng.choice((1, 3, 8, 20, 20, 32))
+        self.cache = KVCache(num_pages=self.num_pages, page_size=page_size, enabled=enabled)
+        self.cached: dict[Prefix, int] = {}
+        self.used: dict[Prefix, int] = {}
+        self.store: list[Prefix | None] = [None] * (self.num_pages + 1)
+        self.held: set[int] = set()
+        self.seqs: list[Seq] = []
+        self.scratch: list[np.ndarray] = []
+        self.tick = 0
+        self.counts: Counter[str] = Counter()
+
+    # --- the model ---
+
+    def prefixes(self, namespace: str, ids: list[int]) -> list[Prefix]:
+        """One per whole page."""
+        return [(namespace, tuple(ids[: end + self.page_size])) for end in range(0, len(ids) - self.page_size + 1, self.page_size)]
+
+    def longest(self, namespace: str, ids: list[int]) -> list[Prefix]:
+        path = []
+        for prefix in self.prefixes(namespace, ids):
+            if prefix not in self.cached:
+                break
+            path.append(prefix)
+        return path
+
+    def settled(self, seq: Seq) -> list[Prefix]:
+        return self.prefixes(seq.namespace, seq.ids[: seq.handle.num_tokens]) if self.enabled else []
+
+    def cover(self) -> Counter[Prefix]:
+        """How many handles hold each prefix."""
+        return Counter(prefix for seq in self.seqs for prefix in self.settled(seq))
+
+    def use(self, path: list[Prefix]) -> None:
+        self.tick += 1
+        self.used.update(dict.fromkeys(path, self.tick))
+
+    def tree(self) -> dict[Prefix, tuple[int, int]]:
+        """What the real tree holds: prefix -> (page, lock count)."""
+        root = self.cache._tree._root
+        found, todo = {}, [(child, label[0], ()) for label, child in root.children.items()]
+        while todo:
+            node, namespace, tokens = todo.pop()
+            key, pages = np.frombuffer(node.key, np.int32).tolist(), np.frombuffer(node.pages, np.int32).tolist()
+            for index, page in enumerate(pages):
+                found[namespace, (*tokens, *key[: (index + 1) * self.page_size])] = (page, node.lock_ref)
+            todo += [(child, namespace, (*tokens, *key)) for child in node.children.values()]
+        return found
+
+    # --- the steps ---
+
+    def random_ids(self) -> tuple[str, list[int]]:
+        namespace, ids = self.rng.choice(NAMESPACES), []
+        if self.cached and self.rng.random() < 0.6:
+            namespace, known = self.rng.choice(list(self.cached))
+            ids = list(known[: self.rng.randint(0, len(known))])
+        elif self.seqs and self.rng.random() < 0.5:
+            twin = self.rng.choice(self.seqs)
+            return twin.namespace, list(twin.ids)
+        return namespace, ids + self.tokens(self.rng.randint(0, 4 * self.page_size))
+
+    def tokens(self, num: int) -> list[int]:
+        """Mostly the same token, so that sequences also agree where neither is cached yet."""
+        return [self.rng.randrange(self.vocabulary) if self.rng.random() < 0.5 else 0 for _ in range(num)]
+
+    def start(self) -> None:
+        if len(self.seqs) == 6:
+            return self.finish()
+        namespace, ids = self.random_ids()
+        path = self.longest(namespace, ids) if self.enabled else []
+        array = np.array(ids, np.int32)
+        assert self.cache.peek(array, namespace) == len(path) * self.page_size
+        handle = self.cache.match(array, namespace)
+        assert handle.num_tokens == len(path) * self.page_size
+        table = handle.pages().tolist()
+        assert table == [self.cached[prefix] for prefix in path]
+        self.use(path)
+        self.seqs.append(Seq(namespace, ids, handle, table))
+        return None
+
+    def grow(self) -> None:
+        if not self.seqs:
+            return self.start()
+        seq = self.rng.choice(self.seqs)
+        if len(seq.ids) > 8 * self.page_size:
+            return self.finish()
+        longer = seq.ids + self.tokens(self.rng.randint(0, 2 * self.page_size))
+        pages = self.alloc(-(-len(longer) // self.page_size) - len(seq.table))
+        if pages is None:
+            return self.rng.choice((self.retract, self.finish))()
+        seq.ids = longer
+        seq.table += pages.tolist()
+        # New pages are written, and one that was filled in part is filled further. Cached and returned ones are full.
+        for index in range(seq.handle.num_tokens // self.page_size, len(seq.table)):
+            self.store[seq.table[index]] = (seq.namespace, tuple(seq.ids[: (index + 1) * self.page_size]))
+        return None
+
+    def alloc(self, num: int) -> np.ndarray | None:
+        stats, cover, before = self.cache.pool_stats(), self.cover(), dict(self.cached)
+        pages = self.cache.alloc(num)
+        now = self.tree()
+        removed = [prefix for prefix in before if prefix not in now]
+        if pages is None:
+            assert num * self.page_size > stats.free + stats.evictable
+            assert not removed
+            return None
+        assert len(pages) == num
+        assert not removed or num * self.page_size > stats.free, "evicted without need"
+        assert not any(cover[prefix] for prefix in removed), "evicted a locked prefix"
+        for prefix in removed:
+            del self.cached[prefix]
+        if removed:
+            self.counts["evictions"] += 1
+            inner = {(namespace, tokens[: -self.page_size]) for namespace, tokens in self.cached}
+            leaves = [self.used[prefix] for prefix in self.cached if prefix not in inner and not cover[prefix]]
+            assert max(self.used[prefix] for prefix in removed) <= min(leaves, default=self.tick), "not the least recently used"
+        for page in pages.tolist():
+            assert 1 <= page <= self.num_pages
+            assert page not in self.held
+            self.held.add(page)
+            self.store[page] = None
+        return pages
+
+    def free(self, pages: list[int]) -> None:
+        self.held -= set(pages)
+        for page in pages:
+            self.store[page] = None
+        self.cache.free(np.array(pages, np.int32))
+
+    def extend(self, seq: Seq | None = None) -> None:
+        if seq is None:
+            if not self.seqs:
+                return self.start()
+            seq = self.rng.choice(self.seqs)
+        first, most = seq.handle.num_tokens // self.page_size, min(len(seq.ids) // self.page_size, len(seq.table))
+        num = self.rng.randint(first, most) if self.rng.random() < 0.5 else most
+        path = self.prefixes(seq.namespace, seq.ids[: num * self.page_size])
+        expected = []
+        for prefix, page in zip(path[first:], seq.table[first:], strict=False):
+            if prefix in self.cached or not self.enabled:
+                expected.append(page)
+            else:
+                self.cached[prefix] = page
+                self.held.remove(page)
+        table = np.array(seq.table[:num], np.int32)
+        returned = self.cache.extend(seq.handle, np.array(seq.ids[: num * self.page_size], np.int32), table)
+        table[:] = 0  # the caller's arrays stay the caller's
+        assert returned.tolist() == expected
+        assert seq.handle.num_tokens == num * self.page_size
+        seq.private += expected
+        self.counts["duplicates"] += len(expected)
+        if self.enabled:
+            self.use(path)
+        return None
+
+    def finish(self) -> None:
+        if self.seqs:
+            seq = self.rng.choice(self.seqs)
+            self.extend(seq)
+            self.drop(seq)
+
+    def retract(self) -> None:
+        if self.seqs:
+            self.drop(self.rng.choice(self.seqs))
+
+    def drop(self, seq: Seq) -> None:
+        self.free(seq.private + seq.table[seq.handle.num_tokens // self.page_size :])
+        for _ in range(self.rng.randint(1, 2)):
+            self.cache.release(seq.handle)
+        self.seqs.remove(seq)
+
+    def alloc_scratch(self) -> None:
+        pages = self.alloc(self.rng.choice((0, 1, 1, 2, self.num_pages // 2, self.num_pages)))
+        if pages is not None:
+            self.scratch.append(pages)
+
+    def free_scratch(self) -> None:
+        if self.scratch:
+            self.free(self.scratch.pop(self.rng.randrange(len(self.scratch))).tolist())
+
+    def touch(self) -> None:
+        """A whole path: where a prefix ends inside an edge only the tree knows what else is refreshed."""
+        inner = {(namespace, tokens[: -self.page_size]) for namespace, tokens in self.cached}
+        leaves = [prefix for prefix in self.cached if prefix not in inner]
+        if leaves:
+            namespace, tokens = self.rng.choice(leaves)
+            self.cache.touch(np.array(tokens, np.int32), namespace)
+            self.use(self.prefixes(namespace, list(tokens)))
+
+    def peek(self) -> None:
+        namespace, ids = self.random_ids()
+        assert self.cache.peek(np.array(ids, np.int32), namespace) == len(self.longest(namespace, ids)) * self.page_size
+
+    def flush(self) -> None:
+        cover = self.cover()
+        gone = [prefix for prefix in self.cached if not cover[prefix]]
+        assert self.cache.flush() == len(gone) * self.page_size
+        for prefix in gone:
+            del self.cached[prefix]
+
+    STEPS = (
+        (start, 20),
+        (grow, 30),
+        (extend, 20),
+        (finish, 8),
+        (retract, 6),
+        (alloc_scratch, 6),
+        (free_scratch, 8),
+        (touch, 5),
+        (peek, 5),
+        (flush, 0.3),
+    )
+
+    def step(self) -> None:
+        functions, weights = zip(*self.STEPS, strict=True)
+        function = self.rng.choices(functions, weights)[0]
+        self.counts[function.__name__] += 1
+        function(self)
+        self.verify()
+
+    def verify(self) -> None:
+        assert self.cache.check() == []
+        cover = self.cover()
+        assert self.tree() == {prefix: (page, cover[prefix]) for prefix, page in self.cached.items()}
+        stats = self.cache.pool_stats()
+        locked, held = len(cover) * self.page_size, len(self.held) * self.page_size
+        evictable = len(self.cached) * self.page_size - locked
+        assert (stats.evictable, stats.locked, stats.held) == (evictable, locked, held)
+        assert stats.free + stats.evictable + stats.locked + stats.held == stats.total == self.num_pages * self.page_size
+        assert not self.held & set(self.cached.values()), "a page has two owners"
+        for prefix, page in self.cached.items():
+            assert self.store[page] == prefix, "a cached page does not hold what the tree says"
+        for seq in self.seqs:
+            assert seq.handle.pages().tolist() == [self.cached[prefix] for prefix in self.settled(seq)]
+            for index, page in enumerate(seq.table):
+                expected = (seq.namespace, tuple(seq.ids[: (index + 1) * self.page_size]))
+                assert self.store[page] == expected, "a page in use was rewritten"
+
+
+def run(page_size: int, vocabulary: int, num_worlds: int, enabled: bool = True) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for number in range(num_worlds):
+        world = World(random.Random(f"{page_size} {vocabulary} {number}"), page_size, vocabulary, enabled)
+        for index in range(STEPS_PER_WORLD):
+            try:
+                world.step()
+            except AssertionError as error:
+                error.add_note(f"world {number} of page size {page_size}, vocabulary {vocabulary}, enabled {enabled}, step {index}")
+                raise
+        counts += world.counts
+    return counts
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3])
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+def test_cache_agrees_with_the_model(page_size: int, vocabulary: int) -> None:
+    counts = run(page_size, vocabulary, NUM_WORLDS)
+    # The run is worth something only if it went where the bugs are.
+    assert min(counts["evictions"], counts["duplicates"], counts["flush"]) > 20, counts
+
+
+def test_disabled_cache_keeps_one_rule_for_its_callers() -> None:
+    assert run(2, 2, 3, enabled=False)["duplicates"] > 100
+
+
+def test_throwaway_tree_agrees_with_brute_force() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        seen: list[tuple[str, list[int]]] = []
+        with ThrowawayTree() as tree:
+            for _ in range(20):
+                namespace, ids = rng.choice(NAMESPACES), [rng.randrange(2) for _ in range(rng.randint(0, 8))]
+                shared = (
+                    next((i for i, (a, b) in enumerate(zip(ids, old, strict=False)) if a != b), min(len(ids), len(old)))
+                    for ns, old in seen
+                    if ns == namespace
+                )
+                assert tree.match_len(np.array(ids, np.int32), namespace) == max(shared, default=0)
+                if rng.random() < 0.7:
+                    tree.insert(np.array(ids, np.int32), namespace)
+                    seen.append((namespace, ids))
