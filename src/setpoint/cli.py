@@ -1,0 +1,62 @@
+"""The ``setpoint`` command: picks a subcommand, turns our errors into one line and an exit code.
+
+Each subcommand is imported when it is used, so that ``--help`` and a mistyped option answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from setpoint import __version__
+from setpoint.core.errors import ConfigError, SetpointError
+
+_USAGE = """usage: setpoint COMMAND [options]
+
+An LLM serving engine that speaks SGLang's and OpenAI's language and tunes itself.
+
+commands:
+  serve       serve a model over HTTP ('setpoint serve --help' lists the options)
+
+options:
+  --help      show this text
+  --version   show the version
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 2 for an option that cannot be honoured, 1 for any other error of ours."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return _run(arguments)
+    except SetpointError as error:
+        print(f"setpoint: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _run(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else ""
+    if command in ("--help", "-h", "help"):
+        print(_USAGE, end="")
+        return 0
+    if command in ("--version", "version"):
+        print(f"setpoint {__version__}")
+        return 0
+    if command == "serve":
+        return _serve(arguments[1:])
+    raise ConfigError(f"unknown command {command!r}; see 'setpoint --help'." if command else "a command is missing; see 'setpoint --help'.")
+
+
+def _serve(arguments: list[str]) -> int:
+    from setpoint.config.commandline import parse_serve
+    from setpoint.config.environment import read_environment
+
+    options, given = parse_serve(arguments)
+    env = read_environment(os.environ)
+    from setpoint.launch import serve
+
+    return serve(options, env, given=given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

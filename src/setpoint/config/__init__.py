@@ -1,0 +1,1 @@
+"""Every option declared once, parsed once, resolved once with reasons. Knows no device and no model but through plain data."""

@@ -1,0 +1,59 @@
+"""Checks of options that need neither hardware nor model. Every failure is one line that says what to do."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from setpoint.config.declare import Field, Option
+from setpoint.config.options import OPTION_FIELDS, Options
+from setpoint.config.sglang_names import is_known_value
+from setpoint.core.errors import ConfigError
+
+
+def check_options(options: Options) -> None:
+    """Raise ConfigError if an option is outside its declared values, or two options contradict each other."""
+    for field in OPTION_FIELDS:
+        value = getattr(options, field.name)
+        if value is not None:
+            _check_value(field, value)
+    fraction = options.mem_fraction_static
+    if fraction is not None and not 0 < fraction < 1:
+        raise ConfigError(f"--mem-fraction-static must be between 0 and 1, ends excluded, got {fraction}.")
+    page, chunk, total = options.page_size, options.chunked_prefill_size, options.max_total_tokens
+    if chunk is not None and chunk > 0 and chunk % page:
+        raise ConfigError(
+            f"--chunked-prefill-size {chunk} is not divisible by --page-size {page}; use a multiple such as {-(-chunk // page) * page}."
+        )
+    if total is not None and total < page:
+        raise ConfigError(f"--max-total-tokens {total} is less than one page of {page} tokens; raise it or lower --page-size.")
+    if options.served_model_name is not None and ":" in options.served_model_name:
+        raise ConfigError(f"--served-model-name {options.served_model_name!r} must not contain a colon: it separates adapter names.")
+    model_overrides(options)
+
+
+def model_overrides(options: Options) -> dict[str, Any]:
+    """``--json-model-override-args`` as a dict. Raises ConfigError if it is not a JSON object."""
+    try:
+        overrides = json.loads(options.json_model_override_args)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--json-model-override-args is not valid JSON: {error}.") from None
+    if not isinstance(overrides, dict):
+        raise ConfigError("--json-model-override-args must be a JSON object, e.g. '{\"rope_theta\": 10000}'.")
+    return overrides
+
+
+def _check_value(field: Field[Option], value: Any) -> None:
+    about = field.about
+    if about.choices and value not in about.choices:
+        allowed = ", ".join(map(str, about.choices))
+        if is_known_value(field.name, value):
+            raise ConfigError(f"{field.flag} {value} is not supported by this version of Setpoint yet; supported: {allowed}.")
+        raise ConfigError(f"{field.flag} must be one of {allowed}; got {value!r}.")
+    if field.kind is float and not math.isfinite(value):
+        raise ConfigError(f"{field.flag} must be a finite number, got {value}.")
+    if about.low is not None and value < about.low:
+        raise ConfigError(f"{field.flag} must be at least {about.low:g}, got {value}.")
+    if about.high is not None and value > about.high:
+        raise ConfigError(f"{field.flag} must be at most {about.high:g}, got {value}.")

@@ -1,0 +1,91 @@
+"""How an option or an environment variable is declared: metadata on an annotated field of a frozen struct.
+
+The field's type and default belong to the struct; everything else (help, group, choices, bounds, tuning range, whether it may
+change while serving) stands in one :class:`Option` or :class:`EnvVar`. The parser, the documentation, ``/server_info`` and the
+checks read these and nothing else.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+Scalar = str | int | float | bool | None
+M = TypeVar("M")
+
+
+@dataclass(slots=True, frozen=True)
+class Range:
+    """The values worth trying for a number, ends included."""
+
+    low: float
+    high: float
+    log: bool = False
+    """Try by factors instead of differences."""
+
+
+@dataclass(slots=True, frozen=True)
+class Option:
+    """What a command-line option is, beyond its type and default."""
+
+    group: str
+    help: str
+    choices: tuple[str | int, ...] = ()
+    metavar: str = ""
+    low: float | None = None
+    """Smallest allowed value."""
+    high: float | None = None
+    """Largest allowed value."""
+    human: bool = False
+    """Accepts human integers (``32k``, ``32Ki``)."""
+    tunable: Range | tuple[Scalar, ...] | None = None
+    """What a tuner may try; None = not a matter of tuning."""
+    live: bool = False
+    """May change at a step boundary of a running engine; otherwise needs a restart."""
+    secret: bool = False
+    """Its value is never printed."""
+
+
+@dataclass(slots=True, frozen=True)
+class EnvVar:
+    """An environment variable, under SGLang's name."""
+
+    name: str
+    help: str
+
+
+@dataclass(slots=True, frozen=True)
+class Field(Generic[M]):
+    """One declared field: ``kind`` is the type without None."""
+
+    name: str
+    kind: type
+    default: Scalar
+    about: M
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def declared(struct: type[msgspec.Struct], marker: type[M]) -> tuple[Field[M], ...]:
+    """The fields of ``struct`` whose annotation carries a ``marker``, in order of declaration."""
+    hints = typing.get_type_hints(struct, include_extras=True)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
+    found = []
+    for name, hint in hints.items():
+        about = next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, marker)), None)
+        assert about is not None, f"{struct.__name__}.{name} is not declared with {marker.__name__}"
+        found.append(Field(name=name, kind=_without_none(hint.__origin__), default=defaults[name], about=about))
+    return tuple(found)
+
+
+def _without_none(hint: typing.Any) -> type:
+    if isinstance(hint, types.UnionType):
+        (kind,) = (part for part in hint.__args__ if part is not types.NoneType)
+        return typing.cast(type, kind)
+    return typing.cast(type, hint)

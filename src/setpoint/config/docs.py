@@ -1,0 +1,73 @@
+"""``docs/flags.md`` from the declarations: ``python -m setpoint.config.docs`` writes it, and a test compares it."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+from setpoint.config import sglang_names
+from setpoint.config.commandline import default_text, metavar
+from setpoint.config.declare import Field, Option, Range, Scalar
+from setpoint.config.environment import ENV_FIELDS
+from setpoint.config.options import OPTION_FIELDS
+from setpoint.config.sglang_known import KNOWN
+
+PATH = Path(__file__).parents[3] / "docs" / "flags.md"
+
+_INTRO = """# Options of `setpoint serve`
+
+<!-- Written by `python -m setpoint.config.docs` from src/setpoint/config; change it there. -->
+
+Names, meanings and defaults are SGLang 0.5.23's unless marked *own*. An unambiguous prefix stands for the option (`--tp 1`), whole
+numbers of tokens may be written `32k` (32000) or `32Ki` (32768), and `--config file.yaml` reads options from a file, with the command
+line winning. What is not given is decided at start, and every decision is printed with its reason.
+
+*Live* options may change at a step boundary of a running engine; the others need a restart. *Tune* is the range worth trying.
+"""
+
+
+def flags_markdown() -> str:
+    """The whole page."""
+    parts = [_INTRO]
+    for group, fields in groupby(OPTION_FIELDS, key=lambda field: field.about.group):
+        parts.append(f"\n## {group}\n\n| option | default | live | tune | meaning |\n|---|---|---|---|---|\n")
+        parts += [_option_row(field) for field in fields]
+    parts.append("\n## Environment variables\n\n| variable | default | meaning |\n|---|---|---|\n")
+    parts += [f"| `{field.about.name}` | {_code(_env_default(field.default))} | {field.about.help} |\n" for field in ENV_FIELDS]
+    parts.append("\n## Other spellings\n\n| written | taken as |\n|---|---|\n")
+    parts += [f"| `{alias}` | {_code(flag)} |\n" for alias, flag in sglang_names.ALIASES.items() if flag in sglang_names.SUPPORTED]
+    parts += [f"| `{flag}` | {words} |\n" for flag, words in sglang_names.NOTED.items()]
+    missing = len(KNOWN - sglang_names.SUPPORTED.keys() - sglang_names.ALIASES.keys())
+    parts.append(
+        f"\n## Not supported yet\n\nThe other {missing} spellings of SGLang's options are refused by name "
+        "(`src/setpoint/config/sglang_known.py` lists them all); an unknown option is refused with the nearest known one.\n"
+    )
+    return "".join(parts)
+
+
+def _option_row(field: Field[Option]) -> str:
+    about = field.about
+    value = "" if field.kind is bool else " " + metavar(field).replace("{", "").replace("}", "").replace(",", "\\|")
+    own = "" if field.flag in KNOWN else "*own* "
+    live = "yes" if about.live else ""
+    return f"| `{field.flag}{value}` | {_code(default_text(field.default))} | {live} | {_range(about.tunable)} | {own}{about.help} |\n"
+
+
+def _range(tunable: Range | tuple[Scalar, ...] | None) -> str:
+    if tunable is None:
+        return ""
+    if isinstance(tunable, Range):
+        return f"{tunable.low:g} – {tunable.high:g}"
+    return ", ".join(str(value).lower() for value in tunable)
+
+
+def _env_default(default: Scalar) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+if __name__ == "__main__":
+    PATH.write_text(flags_markdown(), encoding="utf-8")

@@ -1,0 +1,128 @@
+"""What of this machine the process may really use: cores by affinity and cgroup quota, memory by cgroup limit, a GPU or not.
+
+The only part of config that looks at the machine. Reads /proc, /sys and psutil; imports no torch, so that of a GPU it knows
+only that one is there: the engine measures it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(slots=True, frozen=True)
+class Hardware:
+    """Frozen facts of the machine, as this process sees them."""
+
+    device: str
+    """"cuda" where a GPU is visible and the installed torch can drive it, else "cpu"."""
+    num_cores: int
+    """Cores this process may keep busy: the smaller of its affinity and its cgroup's quota."""
+    total_bytes: int
+    """Memory of the machine, or of the container if that is less."""
+    available_bytes: int
+    """Memory the process could still take without swapping."""
+    gpu_bytes: int | None = None
+    """Memory of the smallest GPU in use; written by the engine, None = not known."""
+
+
+def probe_hardware(root: Path = Path("/")) -> Hardware:
+    """Look at the machine. ``root`` is where /proc, /sys and /dev are looked for."""
+    memory = psutil.virtual_memory()
+    total, available = memory.total, memory.available
+    for limit, free in _cgroup_memory(root):
+        total, available = min(total, limit), min(available, free)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for quota in _cgroup_cores(root):
+        cores = min(cores, max(int(quota), 1))
+    return Hardware(
+        device="cuda" if _gpu_visible(root) and _torch_has_cuda() else "cpu",
+        num_cores=cores,
+        total_bytes=total,
+        available_bytes=max(available, 0),
+    )
+
+
+def _gpu_visible(root: Path) -> bool:
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return False
+    return (root / "dev/nvidiactl").exists() or (root / "proc/driver/nvidia/version").exists()
+
+
+def _torch_has_cuda() -> bool:
+    """Whether the installed torch is a CUDA build, told by its libraries: finding a package does not import it."""
+    spec = importlib.util.find_spec("torch")
+    return spec is not None and spec.origin is not None and (Path(spec.origin).parent / "lib/libtorch_cuda.so").exists()
+
+
+def _cgroup_memory(root: Path) -> Iterator[tuple[int, int]]:
+    """(limit, limit - usage) of every cgroup above this process that has one; pages of files it could drop count as free."""
+    for folder in _cgroup_folders(root, "memory"):
+        for limit_file, usage_file, inactive in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, usage = _number(folder / limit_file), _number(folder / usage_file)
+            if limit is not None and usage is not None:
+                yield limit, limit - usage + _stat(folder / "memory.stat", inactive)
+
+
+def _cgroup_cores(root: Path) -> Iterator[float]:
+    """Quota in cores of every cgroup above this process that has one."""
+    for folder in _cgroup_folders(root, "cpu"):
+        words = _text(folder / "cpu.max").split()
+        if len(words) == 2 and words[0] != "max":
+            yield int(words[0]) / int(words[1])
+        quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if quota is not None and period is not None and quota > 0:
+            yield quota / period
+
+
+def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's cgroup and those above it, in the v1 hierarchy of ``controller`` and in v2.
+
+    Inside a container the path may name a folder that only the host sees; then the mount point itself is the container's.
+    """
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            mounts = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+        elif controller in controllers.split(","):
+            mounts = [root / "sys/fs/cgroup" / controllers, root / "sys/fs/cgroup" / controller]
+        else:
+            continue
+        mount = next((folder for folder in mounts if (folder / "cgroup.procs").exists()), None)
+        if mount is None:
+            continue
+        folder = mount / path.lstrip("/")
+        while folder != mount:
+            if folder.is_dir():
+                yield folder
+            folder = folder.parent
+        yield mount
+
+
+def _text(path: Path) -> str:
+    """The file's content, or nothing where the kernel has no such file."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def _stat(path: Path, key: str) -> int:
+    for line in _text(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == key:
+            return int(value)
+    return 0

@@ -1,0 +1,248 @@
+"""Every command-line option of ``setpoint serve``, declared once: name, type, default, help, choices, bounds, tuning range.
+
+Names, meanings and defaults are SGLang 0.5.23's. The parser, ``docs/flags.md``, ``/server_info`` and the checks are generated
+from here. It does not know what "auto" becomes: that is ``resolve``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from setpoint.config.declare import Option, Range, declared
+
+MODEL = "Model and numerics"
+SERVER = "Server"
+SERVING = "Answers"
+SCHEDULE = "Scheduling"
+MEMORY = "Memory and cache"
+EXECUTION = "Execution"
+LOGS = "Logs"
+PARALLEL = "Parallelism"
+
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for; None and "auto" mean "choose for me" until ``resolve`` has chosen."""
+
+    # -- Model and numerics
+    model_path: Annotated[
+        str | None,
+        Option(MODEL, "Folder, GGUF file or Hugging Face id. Not given: the default model, SmolLM2-135M-Instruct.", metavar="MODEL"),
+    ] = None
+    tokenizer_path: Annotated[str | None, Option(MODEL, "Folder or id of the tokenizer, if it is not the model's.", metavar="PATH")] = None
+    served_model_name: Annotated[
+        str | None, Option(MODEL, "Name of the model in the API; the model path if not given. No colon.", metavar="NAME")
+    ] = None
+    revision: Annotated[str | None, Option(MODEL, "Branch, tag or commit of a Hugging Face id.")] = None
+    load_format: Annotated[
+        str,
+        Option(
+            MODEL,
+            "Format of the weights; auto goes by the files found, dummy makes random weights.",
+            choices=("auto", "safetensors", "gguf", "dummy"),
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        str,
+        Option(
+            MODEL,
+            "Type of weights and activations; auto follows the checkpoint (float32, and on a CPU float16, become bfloat16). "
+            "half is float16, float is float32.",
+            choices=("auto", "half", "float16", "bfloat16", "float", "float32", "float64"),
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        str,
+        Option(MODEL, "Type of the KV cache; auto is the dtype of the model.", choices=("auto", "bf16", "bfloat16", "fp32", "float32")),
+    ] = "auto"
+    context_length: Annotated[
+        int | None, Option(MODEL, "Longest sequence, prompt and output together; the model's own limit if not given.", low=8, human=True)
+    ] = None
+    json_model_override_args: Annotated[
+        str, Option(MODEL, "JSON object whose keys replace those of the model's config.json.", metavar="JSON")
+    ] = "{}"
+    chat_template: Annotated[
+        str | None, Option(MODEL, "A .jinja or .json file with the chat template; the model's own if not given.", metavar="FILE")
+    ] = None
+
+    # -- Server
+    host: Annotated[str, Option(SERVER, "Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Option(SERVER, "Port to listen on.", low=1, high=65535)] = 30000
+    api_key: Annotated[
+        str | None, Option(SERVER, "Require 'Authorization: Bearer KEY'; every client is served if not given.", metavar="KEY", secret=True)
+    ] = None
+    skip_server_warmup: Annotated[bool, Option(SERVER, "Do not send a warm-up request before the server reports ready.")] = False
+    watchdog_timeout: Annotated[
+        float, Option(SERVER, "Seconds a forward pass may take before the server is considered stuck and ends.", metavar="SECONDS", low=1)
+    ] = 300.0
+    config: Annotated[
+        str | None, Option(SERVER, "YAML file with options (keys as here, without the dashes); the command line wins.", metavar="FILE")
+    ] = None
+
+    # -- Answers
+    stream_interval: Annotated[
+        int, Option(SERVING, "Tokens between two pieces of a streamed answer.", low=1, tunable=Range(1, 64, log=True), live=True)
+    ] = 1
+    incremental_streaming_output: Annotated[
+        bool, Option(SERVING, "Native streams carry the new text only; otherwise each piece repeats the text so far.")
+    ] = False
+    stream_response_default_include_usage: Annotated[
+        bool, Option(SERVING, "OpenAI streams end with a usage chunk unless the request says otherwise.")
+    ] = False
+    enable_cache_report: Annotated[
+        bool, Option(SERVING, "Report cached prompt tokens in usage.prompt_tokens_details of OpenAI answers.")
+    ] = False
+    allow_auto_truncate: Annotated[bool, Option(SERVING, "Cut a prompt that is too long instead of refusing it.")] = False
+    sampling_defaults: Annotated[
+        str,
+        Option(
+            SERVING,
+            "Where OpenAI endpoints take unset sampling values from: the model's generation_config.json, or OpenAI's defaults.",
+            choices=("model", "openai"),
+        ),
+    ] = "model"
+
+    # -- Scheduling
+    schedule_policy: Annotated[
+        str,
+        Option(
+            SCHEDULE,
+            "Order of the waiting queue: first come first served, or longest cached prefix first.",
+            choices=("fcfs", "lpm"),
+            tunable=("fcfs", "lpm"),
+            live=True,
+        ),
+    ] = "fcfs"
+    schedule_conservativeness: Annotated[
+        float,
+        Option(
+            SCHEDULE,
+            "Scales the share of their output limit that running requests are expected to use. Higher: fewer retractions, more queueing.",
+            low=0,
+            tunable=Range(0.05, 1.5, log=True),
+            live=True,
+        ),
+    ] = 1.0
+    max_running_requests: Annotated[
+        int | None,
+        Option(
+            SCHEDULE,
+            "Most requests running at once; follows the size of the KV pool if not given.",
+            low=1,
+            tunable=Range(1, 4096, log=True),
+        ),
+    ] = None
+    max_queued_requests: Annotated[
+        int | None, Option(SCHEDULE, "Most requests waiting; further ones are answered 503. No limit if not given.", low=0, live=True)
+    ] = None
+    chunked_prefill_size: Annotated[
+        int | None,
+        Option(
+            SCHEDULE,
+            "Most prompt tokens computed in one step; longer prompts are split. -1 turns splitting off.",
+            human=True,
+            tunable=Range(128, 16384, log=True),
+        ),
+    ] = None
+    max_prefill_tokens: Annotated[
+        int,
+        Option(
+            SCHEDULE,
+            "Prompt tokens admitted to one prefill batch; matters mainly without chunking.",
+            low=1,
+            human=True,
+            tunable=Range(1024, 65536, log=True),
+            live=True,
+        ),
+    ] = 16384
+    prefill_max_requests: Annotated[
+        int | None,
+        Option(SCHEDULE, "Most requests in one prefill batch. No limit if not given.", low=1, tunable=Range(1, 256, log=True), live=True),
+    ] = None
+    enable_mixed_chunk: Annotated[
+        bool, Option(SCHEDULE, "Add the decode rows to prefill steps instead of letting them wait.", tunable=(False, True))
+    ] = False
+    disable_overlap_schedule: Annotated[
+        bool, Option(SCHEDULE, "Wait for each step's result before planning the next (on a CPU this is always so).")
+    ] = False
+    strict_accounting: Annotated[
+        bool, Option(SCHEDULE, "Check after every step, not only when idle, that no cache page is lost or owned twice.")
+    ] = False
+
+    # -- Memory and cache
+    mem_fraction_static: Annotated[
+        float | None,
+        Option(
+            MEMORY,
+            "Share of the available memory for weights and KV pool together, between 0 and 1. Raise it if there is no room for the pool, "
+            "lower it if memory runs out while serving.",
+            metavar="SHARE",
+            tunable=Range(0.5, 0.95),
+        ),
+    ] = None
+    max_total_tokens: Annotated[
+        int | None, Option(MEMORY, "Upper bound of the KV pool, in tokens.", low=1, human=True, tunable=Range(4096, 16777216, log=True))
+    ] = None
+    page_size: Annotated[int, Option(MEMORY, "Tokens in a page of the KV pool.", low=1, tunable=(1, 16, 32, 64))] = 1
+    disable_radix_cache: Annotated[bool, Option(MEMORY, "Neither match nor keep prefixes of finished requests.")] = False
+    radix_eviction_policy: Annotated[
+        str, Option(MEMORY, "What the prefix cache drops first: the least recently used.", choices=("lru",))
+    ] = "lru"
+
+    # -- Execution
+    device: Annotated[
+        str, Option(EXECUTION, "Where the model runs; auto takes an NVIDIA GPU if there is one.", choices=("auto", "cpu", "cuda"))
+    ] = "auto"
+    attention_backend: Annotated[
+        str,
+        Option(
+            EXECUTION,
+            "Attention implementation: torch_ref is the definition and runs everywhere, cpu is C++ for x86.",
+            choices=("auto", "torch_ref", "cpu"),
+        ),
+    ] = "auto"
+    num_threads: Annotated[
+        int | None,
+        Option(
+            EXECUTION, "Threads that compute on a CPU; the cores this process may use if not given.", low=1, tunable=Range(1, 256, log=True)
+        ),
+    ] = None
+    random_seed: Annotated[int | None, Option(EXECUTION, "Seed of everything random; drawn at start if not given.", low=0)] = None
+
+    # -- Logs
+    log_level: Annotated[str, Option(LOGS, "Least severity that is logged.", choices=LOG_LEVELS, live=True)] = "info"
+    log_level_http: Annotated[
+        str | None, Option(LOGS, "The same for the HTTP server; --log-level if not given.", choices=LOG_LEVELS, live=True)
+    ] = None
+    log_requests: Annotated[bool, Option(LOGS, "Log every request when it arrives and when it is done.", live=True)] = False
+    log_requests_level: Annotated[
+        int,
+        Option(
+            LOGS,
+            "What --log-requests shows: 0 metadata, 1 and sampling parameters, 2 and shortened input and output, 3 everything.",
+            choices=(0, 1, 2, 3),
+            live=True,
+        ),
+    ] = 2
+    decode_log_interval: Annotated[int, Option(LOGS, "Decode steps between two 'Decode batch' lines.", low=1, live=True)] = 40
+
+    # -- Parallelism
+    tp_size: Annotated[int, Option(PARALLEL, "Tensor parallel ranks; only 1 so far.", choices=(1,))] = 1
+    dp_size: Annotated[int, Option(PARALLEL, "Data parallel replicas; only 1 so far.", choices=(1,))] = 1
+    pp_size: Annotated[int, Option(PARALLEL, "Pipeline stages; only 1 so far.", choices=(1,))] = 1
+    ep_size: Annotated[int, Option(PARALLEL, "Expert parallel ranks; only 1 so far.", choices=(1,))] = 1
+
+
+OPTION_FIELDS = declared(Options, Option)
+
+
+def server_args(options: Options) -> dict[str, Any]:
+    """The options as ``/server_info`` and the start-up line show them; a secret is masked."""
+    values = msgspec.structs.asdict(options)
+    for field in OPTION_FIELDS:
+        if field.about.secret and values[field.name] is not None:
+            values[field.name] = "********"
+    return values

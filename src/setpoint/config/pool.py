@@ -1,0 +1,94 @@
+"""What follows from the size of the KV pool, and the memory model of a resolved configuration. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from setpoint.config.resolve import Decision, ResolvedConfig
+from setpoint.core.errors import OutOfMemoryError
+from setpoint.core.model import ModelSpec
+from setpoint.planning.memory import MemoryModel, max_running_requests
+
+INPUT_MARGIN = 5
+"""Tokens by which a prompt must stay under the longest request (FACTS §1.5)."""
+
+
+@dataclass(slots=True, frozen=True)
+class PoolConfig:
+    """The limits that depend on the pool; the ready line and ``/server_info`` show them."""
+
+    max_total_num_tokens: int
+    max_running_requests: int
+    max_req_len: int
+    max_req_input_len: int
+    decisions: tuple[Decision, ...]
+    """They take the place of decisions about the same fields made before the pool was sized."""
+
+
+def memory_model(config: ResolvedConfig, model: ModelSpec) -> MemoryModel:
+    """The memory model of this configuration; the same before the weights are loaded and after."""
+    return MemoryModel(
+        spec=model,
+        device=config.options.device,
+        dtype_bytes=config.dtype_bytes,
+        kv_element_bytes=config.kv_element_bytes,
+        page_size=config.options.page_size,
+        context_len=config.context_len,
+        step_tokens=config.step_tokens,
+        mem_fraction_static=config.mem_fraction_static,
+        fraction_given=config.fraction_given,
+        max_total_tokens=config.options.max_total_tokens,
+        requested_slots=config.options.max_running_requests,
+    )
+
+
+def resolve_pool(config: ResolvedConfig, pool_tokens: int, *, limited_by: str = "") -> PoolConfig:
+    """Settle what depends on the pool of ``pool_tokens`` usable tokens (FACTS §1.5).
+
+    limited_by: the plan's words for why the pool is not larger. Raises OutOfMemoryError if no request fits.
+    """
+    max_req_len = min(config.context_len, pool_tokens) - 1
+    max_input = max_req_len - INPUT_MARGIN
+    if max_input < 1:
+        raise OutOfMemoryError(
+            f"a KV pool of {pool_tokens} tokens holds no request: a prompt of one token needs {INPUT_MARGIN + 2}. "
+            "Raise --max-total-tokens or --mem-fraction-static, or free memory."
+        )
+    asked = config.options.max_running_requests
+    running = max_running_requests(pool_tokens, config.context_len, asked)
+    return PoolConfig(
+        max_total_num_tokens=pool_tokens,
+        max_running_requests=running,
+        max_req_len=max_req_len,
+        max_req_input_len=max_input,
+        decisions=(
+            _tokens(config, pool_tokens, limited_by),
+            _running(pool_tokens, config.context_len, asked, running),
+            _length(config, pool_tokens, max_req_len),
+            Decision("max_req_input_len", max_input, f"max_req_len less a margin of {INPUT_MARGIN}"),
+        ),
+    )
+
+
+def _tokens(config: ResolvedConfig, pool_tokens: int, limited_by: str) -> Decision:
+    asked, page = config.options.max_total_tokens, config.options.page_size
+    why = f"limited by {limited_by}" if limited_by else "as allocated"
+    short = asked is not None and pool_tokens < asked // page * page
+    return Decision("max_total_num_tokens", pool_tokens, f"{why}; --max-total-tokens {asked} does not fit" if short else why, warn=short)
+
+
+def _running(pool_tokens: int, context_len: int, asked: int | None, running: int) -> Decision:
+    if asked is None:
+        why = f"a pool of {pool_tokens} tokens with contexts of {context_len}; at least 2048, at most 4096 or one per two tokens"
+        return Decision("max_running_requests", running, why)
+    if running < asked:
+        why = f"{asked} asked for, but a request needs two tokens and the pool has {pool_tokens}; enlarge the pool to run more"
+        return Decision("max_running_requests", running, why, warn=True)
+    return Decision("max_running_requests", running, "given")
+
+
+def _length(config: ResolvedConfig, pool_tokens: int, max_req_len: int) -> Decision:
+    if pool_tokens < config.context_len:
+        why = f"the pool's {pool_tokens} tokens less one, short of the context of {config.context_len}; enlarge it for longer requests"
+        return Decision("max_req_len", max_req_len, why, warn=True)
+    return Decision("max_req_len", max_req_len, "the context length less one")

@@ -1,0 +1,301 @@
+"""Fill in everything the user left open, with the reason for every value. Pure: user + hardware + model -> ResolvedConfig.
+
+It does not look at the machine (``hardware`` does), and does not know how large the KV pool came out: what depends on that is
+in ``pool``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from setpoint.config import sglang_names
+from setpoint.config.check import check_options
+from setpoint.config.declare import Scalar
+from setpoint.config.environment import EnvSettings
+from setpoint.config.hardware import Hardware
+from setpoint.config.options import OPTION_FIELDS, Options
+from setpoint.core.errors import ConfigError
+from setpoint.core.model import ModelSpec
+from setpoint.planning.memory import CPU_MEM_FRACTION, DTYPE_BYTES, GIB, auto_mem_fraction, format_bytes
+
+CPU_CHUNK = 2048
+GPU_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
+"""Below so many GiB of GPU memory, so many tokens in a prefill step (FACTS §1.3); 16384 above, 4096 where it is not known."""
+
+_LONG_DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp32": "float32"}
+_CPU_KERNEL_DTYPES = ("bfloat16", "float32")
+_MEANING_OF_NONE = {
+    "model_path": "the default model",
+    "revision": "the main branch",
+    "chat_template": "the model's own",
+    "api_key": "every client is served",
+    "config": "no file",
+    "max_queued_requests": "no limit",
+    "prefill_max_requests": "no limit",
+    "max_total_tokens": "no limit but memory",
+    "max_running_requests": "follows the size of the KV pool",
+}
+T = TypeVar("T")
+
+
+@dataclass(slots=True, frozen=True)
+class Decision:
+    """One resolved value and why it is so; printed at start, cited by advice."""
+
+    field: str
+    value: Scalar
+    why: str
+    warn: bool = False
+    """The value is not what the user asked for, or likely to hurt: logged as a warning."""
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.value} ({self.why})"
+
+
+@dataclass(slots=True, frozen=True)
+class ResolvedConfig:
+    """What both planes are built from. The properties are options whose type leaves them open and which are settled here."""
+
+    options: Options
+    """None and "auto" remain only where they mean something ("no limit", "as the files say")."""
+    env: EnvSettings
+    decisions: tuple[Decision, ...]
+    """One for every option, in the order of their declaration, then those about something else."""
+    fraction_given: bool
+    """The user chose ``mem_fraction_static``."""
+    overlap_depth: int
+    """Steps in flight while the next one is planned."""
+
+    @property
+    def context_len(self) -> int:
+        return _settled(self.options.context_length)
+
+    @property
+    def chunked_prefill_size(self) -> int:
+        """-1 = chunking is off."""
+        return _settled(self.options.chunked_prefill_size)
+
+    @property
+    def mem_fraction_static(self) -> float:
+        return _settled(self.options.mem_fraction_static)
+
+    @property
+    def num_threads(self) -> int:
+        return _settled(self.options.num_threads)
+
+    @property
+    def random_seed(self) -> int:
+        return _settled(self.options.random_seed)
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.options.dtype]
+
+    @property
+    def kv_element_bytes(self) -> int:
+        return DTYPE_BYTES[self.options.kv_cache_dtype]
+
+    @property
+    def step_tokens(self) -> int:
+        """Most prompt tokens of one step: the chunk; without chunking a batch, or one prompt that fills the context."""
+        if self.chunked_prefill_size > 0:
+            return self.chunked_prefill_size
+        return max(self.options.max_prefill_tokens, self.context_len)
+
+
+def resolve(
+    options: Options,
+    hardware: Hardware,
+    model: ModelSpec,
+    *,
+    given: Set[str] = frozenset(),
+    env: EnvSettings | None = None,
+    drawn_seed: int = 0,
+) -> ResolvedConfig:
+    """Settle every option.
+
+    given: names of the options the user wrote (``parse_serve``). drawn_seed: the seed if none is given, drawn by the caller so
+    that this stays a pure function. Raises ConfigError for what cannot be honoured.
+    """
+    check_options(options)
+    env = env or EnvSettings()
+    book = _Book(options, given)
+    device = _device(book, hardware)
+    dtype = _dtype(book, model, device)
+    kv_dtype = _kv_cache_dtype(book, dtype)
+    _context_length(book, model, env)
+    chunk = _chunked_prefill_size(book, hardware, device)
+    _mem_fraction(book, hardware, device, step_tokens=chunk if chunk > 0 else options.max_prefill_tokens)
+    _attention_backend(book, device, dtype, kv_dtype)
+    _num_threads(book, hardware)
+    _scheduling(book, chunk)
+    book.fill("random_seed", drawn_seed, "drawn at start")
+    book.fill("tokenizer_path", options.model_path, "the model's own")
+    book.fill("served_model_name", options.model_path, "the model path")
+    book.fill("log_level_http", options.log_level, "as --log-level")
+    depth, why = _overlap_depth(options, device)
+    notes = [Decision("overlap_depth", depth, why)]
+    notes += [Decision(name, True, words) for name, words in sglang_names.noted(given)]
+    return ResolvedConfig(
+        options=msgspec.structs.replace(options, **book.values),
+        env=env,
+        decisions=(*book.decisions(), *notes),
+        fraction_given=options.mem_fraction_static is not None,
+        overlap_depth=depth,
+    )
+
+
+class _Book:
+    """Collects the values that differ from what the user wrote, and the reasons."""
+
+    def __init__(self, options: Options, given: Set[str]) -> None:
+        self.options = options
+        self.values: dict[str, Any] = {}
+        self._given = given
+        self._reasons: dict[str, tuple[str, bool]] = {}
+
+    def put(self, name: str, value: T, why: str, *, warn: bool = False) -> T:
+        """Settle ``name`` and return the value."""
+        self.values[name] = value
+        self._reasons[name] = why, warn
+        return value
+
+    def fill(self, name: str, value: Scalar, why: str) -> None:
+        """Settle ``name`` if the user left it open."""
+        if getattr(self.options, name) is None:
+            self.put(name, value, why)
+
+    def decisions(self) -> list[Decision]:
+        found = []
+        for field in OPTION_FIELDS:
+            value = self.values.get(field.name, getattr(self.options, field.name))
+            why, warn = self._reasons.get(field.name, (self._plain_reason(field.name, field.default, value), False))
+            shown = "********" if field.about.secret and value is not None else value
+            found.append(Decision(field.name, shown, why, warn))
+        return found
+
+    def _plain_reason(self, name: str, default: Scalar, value: Scalar) -> str:
+        if name in self._given or value != default:
+            return "given"
+        return f"default: {_MEANING_OF_NONE[name]}" if value is None else "default"
+
+
+def _device(book: _Book, hardware: Hardware) -> str:
+    if book.options.device != "auto":
+        return book.options.device
+    if hardware.device == "cuda":
+        return book.put("device", "cuda", "an NVIDIA GPU is visible and torch can drive it")
+    return book.put("device", "cpu", "no NVIDIA GPU that torch can drive")
+
+
+def _dtype(book: _Book, model: ModelSpec, device: str) -> str:
+    asked = book.options.dtype
+    if asked in _LONG_DTYPES:
+        return book.put("dtype", _LONG_DTYPES[asked], f"given as {asked}")
+    if asked != "auto":
+        return asked
+    if model.dtype == "float32":
+        return book.put("dtype", "bfloat16", "the checkpoint's float32 in half the memory traffic; --dtype float32 keeps it")
+    if model.dtype == "float16" and device == "cpu":
+        return book.put("dtype", "bfloat16", "the checkpoint is float16, which CPUs compute slowly")
+    if model.dtype not in DTYPE_BYTES:
+        return book.put("dtype", "bfloat16", f"the checkpoint's {model.dtype} is no type to compute in")
+    return book.put("dtype", model.dtype, "the checkpoint's own")
+
+
+def _kv_cache_dtype(book: _Book, dtype: str) -> str:
+    asked = book.options.kv_cache_dtype
+    if asked == "auto":
+        return book.put("kv_cache_dtype", dtype, "as dtype")
+    if asked in _LONG_DTYPES:
+        return book.put("kv_cache_dtype", _LONG_DTYPES[asked], f"given as {asked}")
+    return asked
+
+
+def _context_length(book: _Book, model: ModelSpec, env: EnvSettings) -> None:
+    asked = book.options.context_length
+    if asked is None:
+        book.put("context_length", model.context_len, "the model's own limit")
+    elif asked > model.context_len:
+        if not env.allow_longer_context:
+            raise ConfigError(
+                f"--context-length {asked} is more than the {model.context_len} tokens this model was made for; lower it, or set "
+                "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 if you know that the model stays sensible beyond."
+            )
+        book.put("context_length", asked, f"given, beyond the model's own {model.context_len}", warn=True)
+
+
+def _chunked_prefill_size(book: _Book, hardware: Hardware, device: str) -> int:
+    asked, page = book.options.chunked_prefill_size, book.options.page_size
+    if asked is not None:
+        return asked if asked > 0 else book.put("chunked_prefill_size", -1, "given: prompts are not split")
+    if device == "cpu":
+        size, why = CPU_CHUNK, "long enough to keep a CPU's matrix products busy, short enough for running requests to wait"
+    elif hardware.gpu_bytes is None:
+        size, why = 4096, "the size of the GPU's memory is not known"
+    else:
+        size = next((tokens for below, tokens in GPU_CHUNKS if hardware.gpu_bytes < below * GIB), 16384)
+        why = f"by the GPU's {format_bytes(hardware.gpu_bytes)}"
+    if size % page:
+        size, why = max(size // page, 1) * page, f"{why}, in whole pages"
+    return book.put("chunked_prefill_size", size, why)
+
+
+def _mem_fraction(book: _Book, hardware: Hardware, device: str, *, step_tokens: int) -> None:
+    if device == "cpu":
+        book.fill("mem_fraction_static", CPU_MEM_FRACTION, "weights and KV pool; the rest is for a step's workspace and the machine")
+    elif hardware.gpu_bytes is None:
+        book.fill("mem_fraction_static", 0.95, "the size of the GPU's memory is not known")
+    else:
+        value = auto_mem_fraction(hardware.gpu_bytes, step_tokens=step_tokens)
+        if value <= 0:
+            raise ConfigError(
+                f"a GPU of {format_bytes(hardware.gpu_bytes)} has no room for steps of {step_tokens} tokens; lower --chunked-prefill-size."
+            )
+        book.fill("mem_fraction_static", value, f"what steps of {step_tokens} tokens leave of {format_bytes(hardware.gpu_bytes)}")
+
+
+def _attention_backend(book: _Book, device: str, dtype: str, kv_dtype: str) -> None:
+    asked = book.options.attention_backend
+    if asked == "cpu" and device != "cpu":
+        raise ConfigError(f"--attention-backend cpu does not run on --device {device}; use torch_ref, or leave it open.")
+    if asked != "auto":
+        return
+    if device != "cpu":
+        book.put("attention_backend", "torch_ref", f"the only one for {device} so far")
+    elif dtype in _CPU_KERNEL_DTYPES and kv_dtype in _CPU_KERNEL_DTYPES:
+        book.put("attention_backend", "cpu", "the C++ kernels; without a compiler torch_ref takes their place")
+    else:
+        book.put("attention_backend", "torch_ref", f"the C++ kernels compute {' and '.join(_CPU_KERNEL_DTYPES)} only")
+
+
+def _num_threads(book: _Book, hardware: Hardware) -> None:
+    asked, cores = book.options.num_threads, hardware.num_cores
+    book.fill("num_threads", cores, "the cores this process may use, by affinity and cgroup quota")
+    if asked is not None and asked > cores:
+        book.put("num_threads", asked, f"given, but only {cores} cores may be used: threads will wait for each other", warn=True)
+
+
+def _scheduling(book: _Book, chunk: int) -> None:
+    options = book.options
+    if options.disable_radix_cache and options.schedule_policy == "lpm":
+        book.put("schedule_policy", "fcfs", "lpm sorts by cached prefixes, and --disable-radix-cache keeps none", warn=True)
+    if options.enable_mixed_chunk and chunk <= 0:
+        book.put("enable_mixed_chunk", False, "there are no chunks to mix with: --chunked-prefill-size turns them off", warn=True)
+
+
+def _overlap_depth(options: Options, device: str) -> tuple[int, str]:
+    if device == "cpu":
+        return 0, "on a CPU, planning ahead would take the cores from the step itself"
+    if options.disable_overlap_schedule:
+        return 0, "--disable-overlap-schedule"
+    return 1, "the next step is planned while the GPU computes this one"
+
+
+def _settled(value: T | None) -> T:
+    assert value is not None, "resolve() settles this option"
+    return value

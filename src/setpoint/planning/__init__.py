@@ -1,0 +1,1 @@
+"""Pure arithmetic about memory and time, shared by start-up, advice and simulation. No I/O, no clock, no torch."""

@@ -1,0 +1,197 @@
+"""The memory model: weights + KV pool + workspace + graphs. The one that sizes the pool is the one that gives advice.
+
+Pure arithmetic on a :class:`ModelSpec` and byte counts that others measured. It serves before the weights are loaded (they are
+then estimated) and after (what they took is then measured). It knows nothing of devices beyond their kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from setpoint.core.errors import OutOfMemoryError
+from setpoint.core.model import ModelSpec
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+CPU_MEM_FRACTION = 0.8
+"""``mem_fraction_static`` on a CPU if not given: the rest is for a step's workspace, the frontend and the machine."""
+
+CPU_POOL_BYTES, CPU_POOL_CONTEXTS = 4 * GIB, 4
+"""A CPU pool is not made larger than the larger of these unless it is asked for: compute runs out long before."""
+
+CPU_RESERVE_SHARE, CPU_RESERVE_BYTES = 0.1, GIB
+"""What a CPU pool always leaves to the machine: this share of the available memory, at most these bytes."""
+
+LOGITS_ROWS = 512
+"""Logits are budgeted for this many sampling rows; a runner that samples more in one step does so in blocks."""
+
+
+@dataclass(slots=True, frozen=True)
+class MemoryPlan:
+    """Where the memory goes, in bytes, and how many tokens the pool holds."""
+
+    available_bytes: int
+    """Free before the weights are loaded."""
+    weights_bytes: int
+    kv_bytes: int
+    """The pool's tensors, dummy page included."""
+    workspace_bytes: int
+    """Activations and logits of the largest step, and the runner's tables."""
+    graphs_bytes: int
+    pool_tokens: int
+    """Usable tokens, a multiple of the page size; the dummy page is not among them."""
+    limited_by: str
+    """What kept the pool from being larger, in words with numbers."""
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What is left while the largest step runs; negative: memory will run out while serving."""
+        return self.available_bytes - self.weights_bytes - self.kv_bytes - self.workspace_bytes - self.graphs_bytes
+
+
+def weight_bytes(spec: ModelSpec, dtype_bytes: int, *, head_copied: bool = False) -> int:
+    """The weights as loaded. ``head_copied``: a tied embedding is kept twice, packed as output head and plain for look-up."""
+    copy = spec.vocab_size * spec.hidden_size if head_copied and spec.tie_embeddings else 0
+    return (spec.num_parameters + copy) * dtype_bytes
+
+
+def kv_bytes(spec: ModelSpec, num_tokens: int, element_bytes: int) -> int:
+    """K and V of ``num_tokens`` pool tokens over all layers."""
+    return spec.kv_bytes_per_token(element_bytes) * num_tokens
+
+
+def step_bytes(spec: ModelSpec, *, num_tokens: int, num_sampling: int, dtype_bytes: int) -> int:
+    """Peak of a step's temporaries: activations of ``num_tokens`` rows and logits of ``num_sampling`` rows.
+
+    Per row the residual and the normed input, and on top either attention's (q, k, v and its output) or the MLP's (gate, up
+    and their product), whichever is larger; the norm computes in float32. Logits exist in the model's dtype and in float32.
+    """
+    qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    widest = max(qkv, 3 * spec.intermediate_size)
+    activations = num_tokens * (dtype_bytes * (2 * spec.hidden_size + widest) + 4 * spec.hidden_size)
+    return activations + num_sampling * spec.vocab_size * (dtype_bytes + 4)
+
+
+def table_bytes(num_slots: int, *, context_len: int, page_size: int) -> int:
+    """The runner's int32 tables: token ids [slots, context] and pages [slots, ceil(context / page)]."""
+    return 4 * num_slots * (context_len + -(-context_len // page_size))
+
+
+def max_running_requests(pool_tokens: int, context_len: int, requested: int | None = None) -> int:
+    """How many requests may run at once in a pool of this size (FACTS §1.5); every one needs two tokens at least."""
+    wanted = requested if requested is not None else min(max(int(pool_tokens / context_len * 512), 2048), 4096)
+    return min(wanted, pool_tokens // 2)
+
+
+def auto_mem_fraction(gpu_bytes: int, *, step_tokens: int, graphs_bytes: int = 0) -> float:
+    """``mem_fraction_static`` of a GPU with ``gpu_bytes`` in all, if not given (FACTS §1.4, one rank)."""
+    reserved = 512 * MIB + 1.5 * MIB * max(step_tokens, 2048) + 128 * MIB + graphs_bytes
+    if gpu_bytes > 60 * GIB:
+        reserved = max(reserved, 10 * GIB)
+    return round((gpu_bytes - reserved) / gpu_bytes, 3)
+
+
+@dataclass(slots=True, frozen=True)
+class MemoryModel:
+    """All that decides how memory is used, but for the memory itself."""
+
+    spec: ModelSpec
+    device: str
+    """"cpu" or "cuda"."""
+    dtype_bytes: int
+    kv_element_bytes: int
+    page_size: int
+    context_len: int
+    step_tokens: int
+    """Most rows of a step with prompt tokens in it."""
+    mem_fraction_static: float
+    fraction_given: bool
+    """The user chose ``mem_fraction_static``."""
+    max_total_tokens: int | None
+    requested_slots: int | None
+    """``max_running_requests`` as the user gave it."""
+    graphs_bytes: int = 0
+
+    def weights(self) -> int:
+        """Estimated; a linear layer is packed on a CPU, so a tied embedding exists twice there."""
+        return weight_bytes(self.spec, self.dtype_bytes, head_copied=self.device == "cpu")
+
+    def workspace(self, pool_tokens: int) -> int:
+        """Temporaries of the largest step, and the tables, with a pool of ``pool_tokens``.
+
+        On a CPU the tables are mapped but touched only where sequences stand: counted are the tokens of a full pool and the
+        border memory page (4 KiB) of each slot's row in either table.
+        """
+        num_slots = max_running_requests(pool_tokens, self.context_len, self.requested_slots)
+        tables = table_bytes(num_slots, context_len=self.context_len, page_size=self.page_size)
+        if self.device == "cpu":
+            touched = 4 * (pool_tokens + pool_tokens // self.page_size) + 2 * 4 * KIB * num_slots
+            tables = min(tables, touched)
+        rows = max(self.step_tokens, num_slots)
+        return tables + step_bytes(self.spec, num_tokens=rows, num_sampling=min(num_slots, LOGITS_ROWS), dtype_bytes=self.dtype_bytes)
+
+    def plan(self, available_bytes: int, *, available_after_load: int | None = None) -> MemoryPlan:
+        """Size the pool (FACTS §1.5): what is free after the weights, less the share not meant for weights and pool.
+
+        available_bytes: free before the weights are loaded; available_after_load: measured after, None = not loaded yet.
+        On a CPU the pool also leaves room for the workspace and a reserve, and without a wish of the user it stays under a
+        ceiling. Raises OutOfMemoryError if there is no room for one page (and the dummy page).
+        """
+        loaded = available_after_load is not None
+        rest = available_after_load if available_after_load is not None else available_bytes - self.weights()
+        weights = max(available_bytes - rest, 0)
+        limits = self._wishes(available_bytes, rest)
+        token = self.spec.kv_bytes_per_token(self.kv_element_bytes)
+        workspace = self.workspace(max(min(limits)[0] // token, 0))
+        if self.device == "cpu":
+            reserve = min(round(available_bytes * CPU_RESERVE_SHARE), CPU_RESERVE_BYTES)
+            words = f"memory available, less {format_bytes(workspace)} of workspace and {format_bytes(reserve)} of reserve"
+            limits.append((rest - workspace - self.graphs_bytes - reserve, words))
+
+        pool_bytes, limited_by = min(limits)
+        page = token * self.page_size
+        num_pages = pool_bytes // page - 1  # one page is the dummy
+        if num_pages < 1:
+            raise OutOfMemoryError(self._no_room(available_bytes, weights, pool_bytes, limited_by, loaded))
+        return MemoryPlan(
+            available_bytes=available_bytes,
+            weights_bytes=weights,
+            kv_bytes=(num_pages + 1) * page,
+            workspace_bytes=workspace,
+            graphs_bytes=self.graphs_bytes,
+            pool_tokens=num_pages * self.page_size,
+            limited_by=limited_by,
+        )
+
+    def _wishes(self, available_bytes: int, rest: int) -> list[tuple[int, str]]:
+        """Pool bytes (dummy page included) allowed by the options, each with its name."""
+        token = self.spec.kv_bytes_per_token(self.kv_element_bytes)
+        page = token * self.page_size
+        static = rest - round(available_bytes * (1 - self.mem_fraction_static))
+        limits = [(static, f"--mem-fraction-static {self.mem_fraction_static:g} of {format_bytes(available_bytes)}")]
+        if self.max_total_tokens is not None:
+            limits.append((self.max_total_tokens * token + page, f"--max-total-tokens {self.max_total_tokens}"))
+        elif self.device == "cpu" and not self.fraction_given:
+            ceiling = max(CPU_POOL_BYTES, CPU_POOL_CONTEXTS * self.context_len * token)
+            limits.append((ceiling + page, f"the default ceiling of a CPU pool, {format_bytes(ceiling)}"))
+        return limits
+
+    def _no_room(self, available: int, weights: int, left: int, limited_by: str, loaded: bool) -> str:
+        needed = 2 * self.page_size * self.spec.kv_bytes_per_token(self.kv_element_bytes)
+        by_fraction = limited_by.startswith("--mem-fraction-static")
+        knob = "raise --mem-fraction-static" if by_fraction else "lower --chunked-prefill-size or --max-running-requests"
+        return (
+            f"no room for one page of KV cache: {format_bytes(available)} are available, the weights {'took' if loaded else 'need'} "
+            f"{format_bytes(weights)}, which leaves {format_bytes(max(left, 0))} for the pool ({limited_by}); one page of "
+            f"{self.page_size} tokens and the dummy page need {format_bytes(needed)}. Free memory, {knob}, or take a smaller model."
+        )
+
+
+def format_bytes(num_bytes: float) -> str:
+    """``num_bytes`` for people: "812.00 MiB", "3.52 GiB"."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(num_bytes) >= size:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
