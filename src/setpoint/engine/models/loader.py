@@ -127,7 +127,7 @@ class _Checkpoint:
                 handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file} cannot be read ({error}): truncated or not safetensors; fetch it again.") from None
-            self.files.update({name: (file, handle) for name in handle.keys()})  # noqa: SIM118 - not a dict
+            self.files.update(dict.fromkeys(handle.keys(), (file, handle)))
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], *, optional: list[str]) -> None:
         """CheckpointError unless the files hold exactly the wanted tensors in their shapes; ``optional`` ones may be there."""

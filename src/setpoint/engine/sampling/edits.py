@@ -28,10 +28,8 @@ def edit_logits(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | No
     if masks is not None:
         _mask(logits, rows, masks)
     if len(biased):
-        values = np.concatenate([rows.lists[slot].bias for slot in rows.slots[biased].tolist()])
-        logits.index_put_(
-            _pairs(rows, biased, "bias_ids", logits.device), to_device(values, logits.device).to(logits.dtype), accumulate=True
-        )
+        values = to_device(np.concatenate([rows.lists[slot].bias for slot in rows.slots[biased].tolist()]), logits.device)
+        logits.index_put_(_pairs(rows, biased, "bias_ids", logits.device), values.to(logits.dtype), accumulate=True)
     return logits
 
 

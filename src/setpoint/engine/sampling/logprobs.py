@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from setpoint.core.result import PositionLogprobs
 from setpoint.engine.sampling.columns import SamplingRows, to_device
 
 PIECE_BYTES = 64 << 20
@@ -34,16 +33,6 @@ class Logprobs:
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Logprobs:
         return Logprobs(*(function(t) for t in (self.values, self.ids, self.top_values, self.top_ids, self.picked)))
-
-    def rows(self, begin: int, end: int, num_top: int, num_picked: int) -> PositionLogprobs:
-        """The positions [begin, end) as host arrays; the tensors must be on the CPU."""
-        return PositionLogprobs(
-            values=self.values[begin:end].numpy(),
-            ids=self.ids[begin:end].numpy(),
-            top_values=self.top_values[begin:end, :num_top].numpy(),
-            top_ids=self.top_ids[begin:end, :num_top].numpy(),
-            picked=self.picked[begin:end, :num_picked].numpy(),
-        )
 
 
 def output_logprobs(logits: torch.Tensor, ids: torch.Tensor, rows: SamplingRows) -> Logprobs:
@@ -80,20 +69,16 @@ def gather_logprobs(logits: torch.Tensor, ids: torch.Tensor, num_top: int, picke
 
 
 def prompt_logprobs(
-    hidden: torch.Tensor,
-    ids: torch.Tensor,
-    project: Callable[[torch.Tensor], torch.Tensor],
-    vocab_size: int,
-    num_top: int,
-    picked: np.ndarray,
+    hidden: torch.Tensor, ids: torch.Tensor, project: Callable[[torch.Tensor], torch.Tensor], *, num_top: int, picked: np.ndarray
 ) -> Logprobs:
     """hidden [R, C] of the positions before the tokens ``ids`` [R]; ``project`` makes logits; picked [m]."""
-    piece = max(1, PIECE_BYTES // (4 * vocab_size))
     wanted = to_device(picked, hidden.device)
-    parts = []
-    for begin in range(0, len(ids), piece):
+    parts: list[Logprobs] = []
+    begin, piece = 0, 1
+    while begin < len(ids):
         logits = project(hidden[begin : begin + piece])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         parts.append(gather_logprobs(logits, ids[begin : begin + piece], num_top, wanted.expand(len(logits), -1)))
+        begin, piece = begin + piece, max(1, PIECE_BYTES // (4 * logits.shape[1]))
     fields = ("values", "ids", "top_values", "top_ids", "picked")
     return Logprobs(*(torch.cat([getattr(part, name) for part in parts]) for name in fields))

@@ -1,0 +1,101 @@
+"""Puts a runner together: picks implementations, builds the model, loads its weights. Logs nothing; the report tells."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from setpoint.core.errors import ConfigError
+from setpoint.core.model import ModelSpec
+from setpoint.engine.attention.base import AttentionShape, choose_attention
+from setpoint.engine.kernels.registry import choose_ops
+from setpoint.engine.models.loader import load_weights
+from setpoint.engine.models.registry import build_model
+from setpoint.engine.quant.base import choose_linear
+from setpoint.engine.runner.model_runner import LoadReport, ModelRunner
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(slots=True, frozen=True)
+class EngineConfig:
+    """Everything the data plane is told; values are resolved already, nothing is "auto" but the attention backend."""
+
+    model_folder: str
+    """Holds safetensors; not read for load_format "dummy"."""
+    spec: ModelSpec
+    load_format: str = "auto"
+    dtype: str = "bfloat16"
+    """One of DTYPES: of weights and activations."""
+    kv_dtype: str = "bfloat16"
+    device: str = "cpu"
+    page_size: int = 1
+    attention_backend: str = "auto"
+    num_threads: int = 0
+    """CPU threads of torch; 0 = torch's own choice."""
+    seed: int = 0
+    """Of dummy weights."""
+
+
+def build_runner(config: EngineConfig) -> ModelRunner:
+    """A runner with its weights loaded; ``allocate`` it next. Raises CheckpointError, ConfigError or OutOfMemoryError."""
+    begin = time.perf_counter()
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    spec, device = config.spec, torch.device(config.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("Device cuda was asked for, but this torch sees no CUDA device.")
+    dtype, kv_dtype = _dtype(config.dtype), _dtype(config.kv_dtype)
+    ops, linear = choose_ops(device, dtype), choose_linear(device, dtype)
+    shape = AttentionShape(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        scale=spec.head_dim**-0.5,
+        page_size=config.page_size,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        device=device,
+    )
+    attention = choose_attention(config.attention_backend, shape)
+    model = build_model(spec)
+    weight_bytes = load_weights(
+        model,
+        config.model_folder,
+        load_format=config.load_format,
+        dtype=dtype,
+        device=device,
+        method=linear.impl,
+        seed=config.seed,
+    )
+    report = LoadReport(
+        load_seconds=time.perf_counter() - begin,
+        weight_bytes=weight_bytes,
+        ops=ops.name,
+        linear=linear.name,
+        attention=attention.name,
+        fallbacks=tuple(
+            f"{what} uses {choice.name} ({choice.fallback})"
+            for what, choice in (("kernels", ops), ("linear layers", linear), ("attention", attention))
+            if choice.fallback
+        ),
+    )
+    return ModelRunner(
+        model=model,
+        spec=spec,
+        ops=ops.impl,
+        attention=attention.impl,
+        page_size=config.page_size,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        device=device,
+        report=report,
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise ConfigError(f"Unknown dtype {name!r}; there are: {', '.join(DTYPES)}.")
+    return DTYPES[name]

@@ -1,0 +1,99 @@
+"""Runs the engine in the scheduler's own process. Implements ``core.executor.Executor`` for one device.
+
+On CUDA, ``submit`` and ``finish`` only enqueue: results are copied to pinned memory behind the sampling, and ``result`` waits
+for that copy alone. On the CPU the same calls simply do the work.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from setpoint.core.plan import StepPlan, TokenMasks
+from setpoint.core.result import PositionLogprobs, StepResult
+from setpoint.engine.runner.model_runner import Forward, ModelRunner
+from setpoint.engine.sampling.logprobs import Logprobs
+
+
+class InprocExecutor:
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+
+    def submit(self, plan: StepPlan) -> InprocStep:
+        return InprocStep(self.runner, plan)
+
+    def shutdown(self) -> None:
+        """Nothing outlives the process."""
+
+
+class InprocStep:
+    """Implements ``core.executor.PendingStep``. The constructor enqueues the forward pass."""
+
+    def __init__(self, runner: ModelRunner, plan: StepPlan) -> None:
+        self.runner = runner
+        self.mark = _cuda_mark if runner.device.type == "cuda" else time.perf_counter
+        self.begin = self.mark()
+        self.forward: Forward = runner.forward(plan)
+        self.forward_done = self.mark()
+
+    def finish(self, masks: TokenMasks | None) -> None:
+        self.sample_begin = self.mark()
+        sampled = self.runner.sample(self.forward, masks)
+        self.sampled_ids = None if sampled is None else _to_host(sampled.ids.int())
+        self.output = None if sampled is None or sampled.logprobs is None else sampled.logprobs.map(_to_host)
+        self.prompt = {row: logprobs.map(_to_host) for row, logprobs in self.forward.prompt_logprobs.items()}
+        self.sample_done = self.mark()
+
+    def result(self) -> StepResult:
+        if isinstance(self.sample_done, torch.cuda.Event):
+            self.sample_done.synchronize()
+        plan = self.forward.plan
+        return StepResult(
+            step_id=plan.step_id,
+            seq_ids=plan.rows.seq_ids[plan.rows.samples],
+            token_ids=np.zeros(0, np.int32) if self.sampled_ids is None else self.sampled_ids.numpy(),
+            output_logprobs=self._output_logprobs(plan),
+            prompt_logprobs={int(plan.rows.seq_ids[row]): self._cut(row, logprobs, slice(None)) for row, logprobs in self.prompt.items()},
+            forward_s=_seconds(self.begin, self.forward_done),
+            sample_s=_seconds(self.sample_begin, self.sample_done),
+        )
+
+    def _output_logprobs(self, plan: StepPlan) -> dict[int, PositionLogprobs]:
+        if self.output is None:
+            return {}
+        wanted = plan.rows.samples & self.runner.slots.columns["logprobs"][plan.rows.slots]
+        found = enumerate(np.flatnonzero(wanted).tolist())
+        return {int(plan.rows.seq_ids[row]): self._cut(row, self.output, slice(at, at + 1)) for at, row in found}
+
+    def _cut(self, row: int, logprobs: Logprobs, positions: slice) -> PositionLogprobs:
+        """Some positions of ``logprobs`` in the widths that the plan's row asked for.
+
+        The slot still belongs to the row's sequence: slots of a plan are not admitted again before its result is taken.
+        """
+        num_top, num_picked = self.runner.slots.logprob_widths(int(self.forward.plan.rows.slots[row]))
+        return PositionLogprobs(
+            values=logprobs.values[positions].numpy(),
+            ids=logprobs.ids[positions].numpy(),
+            top_values=logprobs.top_values[positions, :num_top].numpy(),
+            top_ids=logprobs.top_ids[positions, :num_top].numpy(),
+            picked=logprobs.picked[positions, :num_picked].numpy(),
+        )
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the CPU once the device has come this far; on the CPU the tensor itself."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _cuda_mark() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
+    return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3

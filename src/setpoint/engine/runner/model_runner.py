@@ -1,0 +1,127 @@
+"""Runs plans on one device: applies them to the slots, runs the model, samples. Enqueues work and never waits for the device.
+
+Knows nothing of executors, results on the host or timings; ``engine.executor`` adds those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from setpoint.core.model import ModelSpec
+from setpoint.core.plan import StepPlan, TokenMasks
+from setpoint.engine.attention.base import AttentionBackend
+from setpoint.engine.kernels.ops import Ops
+from setpoint.engine.layers.context import ForwardContext
+from setpoint.engine.runner.batch import ForwardBatch, build_batch
+from setpoint.engine.runner.kv_pool import KVPool
+from setpoint.engine.runner.rows import SlotTable
+from setpoint.engine.sampling.logprobs import Logprobs, prompt_logprobs
+from setpoint.engine.sampling.sampler import Sampled, sample
+
+
+@dataclass(slots=True, frozen=True)
+class LoadReport:
+    """What start-up tells about the engine; written once by ``executor.build``."""
+
+    load_seconds: float
+    weight_bytes: int
+    ops: str
+    linear: str
+    attention: str
+    fallbacks: tuple[str, ...]
+    """One sentence per better implementation that was passed over, with the reason."""
+
+
+@dataclass(slots=True, frozen=True)
+class Forward:
+    """A forward pass on its way; the tensors are still on the device."""
+
+    plan: StepPlan
+    batch: ForwardBatch | None
+    """None for a plan without rows."""
+    logits: torch.Tensor | None
+    """[S, V]; None when no row samples."""
+    prompt_logprobs: dict[int, Logprobs]
+    """By row index."""
+
+
+class ModelRunner:
+    """Contract: ``allocate`` once, then per step ``forward`` and, before the next step's ``forward``, ``sample``."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        spec: ModelSpec,
+        ops: Ops,
+        attention: AttentionBackend,
+        page_size: int,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
+        device: torch.device,
+        report: LoadReport,
+    ) -> None:
+        self.model = model
+        self.spec = spec
+        self.ops = ops
+        self.attention = attention
+        self.page_size = page_size
+        self.dtype = dtype
+        self.kv_dtype = kv_dtype
+        self.device = device
+        self.report = report
+
+    def allocate(self, *, num_pages: int, max_slots: int, context_len: int) -> None:
+        """Claim the KV pool and the slot table. OutOfMemoryError if there is no room."""
+        self.pool = KVPool(self.spec, num_pages=num_pages, page_size=self.page_size, dtype=self.kv_dtype, device=self.device)
+        self.slots = SlotTable(context_len=context_len, page_size=self.page_size, max_slots=max_slots, device=self.device)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        self.cos_sin = self.model.rotary.table(context_len, wide, self.device)
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> Forward:
+        self.slots.release(plan.releases)
+        self.slots.admit(plan.admits)
+        self.slots.map_pages(plan.pages)
+        if not len(plan.rows):
+            return Forward(plan, None, None, {})
+        batch = build_batch(plan.rows, self.slots, self.page_size)
+        context = ForwardContext(self.ops, self.attention, batch.attention, self.cos_sin, self.pool.layers)
+        hidden = self.model(batch.input_ids, context)
+        logits = self.model.logits(hidden[batch.sample_index]) if len(batch.sample_slots) else None
+        return Forward(plan, batch, logits, self._prompt_logprobs(plan, batch, hidden))
+
+    @torch.inference_mode()
+    def sample(self, forward: Forward, masks: TokenMasks | None) -> Sampled | None:
+        """Sample the plan's sampling rows and append the tokens to their slots; None when there are none."""
+        if forward.logits is None:
+            return None
+        slots = forward.batch.sample_slots
+        sampled = sample(forward.logits, self.slots.sampling_rows(slots), masks, peek=self.device.type == "cpu")
+        self.slots.append(slots, sampled.ids)
+        return sampled
+
+    def _prompt_logprobs(self, plan: StepPlan, batch: ForwardBatch, hidden: torch.Tensor) -> dict[int, Logprobs]:
+        """Of the rows whose chunk makes wanted prompt positions known: position p needs the hidden state of p - 1."""
+        found = {}
+        columns = self.slots.columns[plan.rows.slots]
+        for row in np.flatnonzero(columns["logprob_start"] >= 0).tolist():
+            start, slot = int(batch.starts[row]), int(plan.rows.slots[row])
+            begin = max(start + 1, int(columns["logprob_start"][row]))
+            end = min(start + int(plan.rows.counts[row]) + 1, int(columns["num_prompt"][row]))
+            if begin >= end:
+                continue
+            first = int(batch.attention.cu_q_host[row]) - start - 1
+            lists = self.slots.lists.get(slot)
+            found[row] = prompt_logprobs(
+                hidden[first + begin : first + end],
+                self.slots.ids[slot, begin:end],
+                self.model.logits,
+                num_top=int(columns["num_top"][row]),
+                picked=np.zeros(0, np.int64) if lists is None else lists.picked,
+            )
+        return found
