@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from setpoint.config.resolve import Decision, ResolvedConfig
+from setpoint.config.resolve import CPU_KERNEL_DTYPES, Decision, ResolvedConfig
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.model import ModelSpec
 from setpoint.planning.memory import MemoryModel, max_running_requests
@@ -32,6 +32,7 @@ def memory_model(config: ResolvedConfig, model: ModelSpec) -> MemoryModel:
         device=config.options.device,
         dtype_bytes=config.dtype_bytes,
         kv_element_bytes=config.kv_element_bytes,
+        head_copied=config.options.device == "cpu" and config.options.dtype in CPU_KERNEL_DTYPES,
         page_size=config.options.page_size,
         context_len=config.context_len,
         step_tokens=config.step_tokens,

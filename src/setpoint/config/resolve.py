@@ -27,7 +27,8 @@ GPU_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
 """Below so many GiB of GPU memory, so many tokens in a prefill step (FACTS §1.3); 16384 above, 4096 where it is not known."""
 
 _LONG_DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp32": "float32"}
-_CPU_KERNEL_DTYPES = ("bfloat16", "float32")
+CPU_KERNEL_DTYPES = ("bfloat16", "float32")
+"""What the C++ kernels compute in and oneDNN packs weights for."""
 _MEANING_OF_NONE = {
     "model_path": "the default model",
     "revision": "the main branch",
@@ -173,7 +174,7 @@ class _Book:
         found = []
         for field in OPTION_FIELDS:
             value = self.values.get(field.name, getattr(self.options, field.name))
-            why, warn = self._reasons.get(field.name, (self._plain_reason(field.name, field.default, value), False))
+            why, warn = self._reasons.get(field.name) or (self._plain_reason(field.name, field.default, value), False)
             shown = "********" if field.about.secret and value is not None else value
             found.append(Decision(field.name, shown, why, warn))
         return found
@@ -267,10 +268,10 @@ def _attention_backend(book: _Book, device: str, dtype: str, kv_dtype: str) -> N
         return
     if device != "cpu":
         book.put("attention_backend", "torch_ref", f"the only one for {device} so far")
-    elif dtype in _CPU_KERNEL_DTYPES and kv_dtype in _CPU_KERNEL_DTYPES:
+    elif dtype in CPU_KERNEL_DTYPES and kv_dtype in CPU_KERNEL_DTYPES:
         book.put("attention_backend", "cpu", "the C++ kernels; without a compiler torch_ref takes their place")
     else:
-        book.put("attention_backend", "torch_ref", f"the C++ kernels compute {' and '.join(_CPU_KERNEL_DTYPES)} only")
+        book.put("attention_backend", "torch_ref", f"the C++ kernels compute {' and '.join(CPU_KERNEL_DTYPES)} only")
 
 
 def _num_threads(book: _Book, hardware: Hardware) -> None:

@@ -49,16 +49,18 @@ KNOWN_VALUES = {
 """Values SGLang takes for an option and this version does not."""
 
 _PARALLEL_SIZES = ("tp_size", "dp_size", "pp_size", "ep_size")
-_SPELLINGS = sorted({*SUPPORTED, *KNOWN, *ALIASES, *NOTED, "--help"})
+_SGLANG = {*KNOWN, *ALIASES, "--help"}
+_SPELLINGS = sorted({*_SGLANG, *SUPPORTED, *NOTED})
 
 
 def canonical(spelling: str) -> str:
     """The option meant by ``spelling``: its flag in :data:`SUPPORTED`, a key of :data:`NOTED`, or ``--help``.
 
-    Accepts aliases and unambiguous prefixes, as SGLang's parser does. Raises ConfigError for an option that SGLang knows
+    Accepts aliases and unambiguous prefixes, as SGLang's parser does; a prefix of one of its options is never taken for one
+    that only Setpoint has. Raises ConfigError for an option that SGLang knows
     and this version does not support, for an ambiguous prefix, and for an unknown option (naming the nearest ones).
     """
-    meant = {_target(spelling)} if spelling in _SPELLINGS else {_target(name) for name in _SPELLINGS if name.startswith(spelling)}
+    meant = {_target(spelling)} if spelling in _SPELLINGS else _completions(spelling)
     if len(meant) > 1:
         raise ConfigError(f"{spelling} is ambiguous: it could mean {_listed(sorted(meant))}.")
     if not meant:
@@ -84,9 +86,9 @@ def field_name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def nearest(word: str, names: list[str]) -> list[str]:
-    """Up to three of ``names`` that look like ``word``, best first."""
-    return difflib.get_close_matches(word, names, n=3, cutoff=0.6)
+def _completions(prefix: str) -> set[str]:
+    complete = [name for name in _SPELLINGS if name.startswith(prefix)]
+    return {_target(name) for name in complete if name in _SGLANG} or {_target(name) for name in complete}
 
 
 def _target(spelling: str) -> str:
@@ -94,7 +96,7 @@ def _target(spelling: str) -> str:
 
 
 def _suggestion(spelling: str) -> str:
-    close = nearest(spelling, sorted({*SUPPORTED, *ALIASES})) or nearest(spelling, _SPELLINGS)
+    close = difflib.get_close_matches(spelling, _SPELLINGS, n=3, cutoff=0.6)
     return f" Did you mean {_listed(close, 'or')}?" if close else " See 'setpoint serve --help'."
 
 

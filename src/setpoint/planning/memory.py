@@ -25,7 +25,7 @@ CPU_RESERVE_SHARE, CPU_RESERVE_BYTES = 0.1, GIB
 """What a CPU pool always leaves to the machine: this share of the available memory, at most these bytes."""
 
 LOGITS_ROWS = 512
-"""Logits are budgeted for this many sampling rows; a runner that samples more in one step does so in blocks."""
+"""Logits are budgeted for at most this many sampling rows of a step; a runner that samples more at once needs more memory."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,13 +65,13 @@ def kv_bytes(spec: ModelSpec, num_tokens: int, element_bytes: int) -> int:
 def step_bytes(spec: ModelSpec, *, num_tokens: int, num_sampling: int, dtype_bytes: int) -> int:
     """Peak of a step's temporaries: activations of ``num_tokens`` rows and logits of ``num_sampling`` rows.
 
-    Per row the residual and the normed input, and on top either attention's (q, k, v and its output) or the MLP's (gate, up
-    and their product), whichever is larger; the norm computes in float32. Logits exist in the model's dtype and in float32.
+    Per row the residual, a layer's input and its normed form, and on top either attention's (q, k, v and its output) or the
+    MLP's (gate, up and their product), whichever is larger. Logits exist in the model's dtype and, while a token is drawn, three
+    times in float32 or wider: scaled, as probabilities, cumulated.
     """
     qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    widest = max(qkv, 3 * spec.intermediate_size)
-    activations = num_tokens * (dtype_bytes * (2 * spec.hidden_size + widest) + 4 * spec.hidden_size)
-    return activations + num_sampling * spec.vocab_size * (dtype_bytes + 4)
+    activations = num_tokens * dtype_bytes * (3 * spec.hidden_size + max(qkv, 3 * spec.intermediate_size))
+    return activations + num_sampling * spec.vocab_size * (dtype_bytes + 3 * max(dtype_bytes, 4))
 
 
 def table_bytes(num_slots: int, *, context_len: int, page_size: int) -> int:
@@ -85,9 +85,9 @@ def max_running_requests(pool_tokens: int, context_len: int, requested: int | No
     return min(wanted, pool_tokens // 2)
 
 
-def auto_mem_fraction(gpu_bytes: int, *, step_tokens: int, graphs_bytes: int = 0) -> float:
-    """``mem_fraction_static`` of a GPU with ``gpu_bytes`` in all, if not given (FACTS §1.4, one rank)."""
-    reserved = 512 * MIB + 1.5 * MIB * max(step_tokens, 2048) + 128 * MIB + graphs_bytes
+def auto_mem_fraction(gpu_bytes: int, *, step_tokens: int) -> float:
+    """``mem_fraction_static`` of a GPU with ``gpu_bytes`` in all, if not given (FACTS §1.4 for one rank without graphs)."""
+    reserved = 512 * MIB + 1.5 * MIB * max(step_tokens, 2048) + 128 * MIB
     if gpu_bytes > 60 * GIB:
         reserved = max(reserved, 10 * GIB)
     return round((gpu_bytes - reserved) / gpu_bytes, 3)
@@ -102,6 +102,8 @@ class MemoryModel:
     """"cpu" or "cuda"."""
     dtype_bytes: int
     kv_element_bytes: int
+    head_copied: bool
+    """Linear weights are packed, so that a tied embedding exists twice."""
     page_size: int
     context_len: int
     step_tokens: int
@@ -115,8 +117,8 @@ class MemoryModel:
     graphs_bytes: int = 0
 
     def weights(self) -> int:
-        """Estimated; a linear layer is packed on a CPU, so a tied embedding exists twice there."""
-        return weight_bytes(self.spec, self.dtype_bytes, head_copied=self.device == "cpu")
+        """Estimated: what they will take once loaded."""
+        return weight_bytes(self.spec, self.dtype_bytes, head_copied=self.head_copied)
 
     def workspace(self, pool_tokens: int) -> int:
         """Temporaries of the largest step, and the tables, with a pool of ``pool_tokens``.
@@ -129,8 +131,9 @@ class MemoryModel:
         if self.device == "cpu":
             touched = 4 * (pool_tokens + pool_tokens // self.page_size) + 2 * 4 * KIB * num_slots
             tables = min(tables, touched)
-        rows = max(self.step_tokens, num_slots)
-        return tables + step_bytes(self.spec, num_tokens=rows, num_sampling=min(num_slots, LOGITS_ROWS), dtype_bytes=self.dtype_bytes)
+        rotary = 4 * self.context_len * self.spec.head_dim
+        rows, sampling = max(self.step_tokens, num_slots), min(num_slots, LOGITS_ROWS)
+        return tables + rotary + step_bytes(self.spec, num_tokens=rows, num_sampling=sampling, dtype_bytes=self.dtype_bytes)
 
     def plan(self, available_bytes: int, *, available_after_load: int | None = None) -> MemoryPlan:
         """Size the pool (FACTS §1.5): what is free after the weights, less the share not meant for weights and pool.
@@ -139,7 +142,6 @@ class MemoryModel:
         On a CPU the pool also leaves room for the workspace and a reserve, and without a wish of the user it stays under a
         ceiling. Raises OutOfMemoryError if there is no room for one page (and the dummy page).
         """
-        loaded = available_after_load is not None
         rest = available_after_load if available_after_load is not None else available_bytes - self.weights()
         weights = max(available_bytes - rest, 0)
         limits = self._wishes(available_bytes, rest)
@@ -154,7 +156,7 @@ class MemoryModel:
         page = token * self.page_size
         num_pages = pool_bytes // page - 1  # one page is the dummy
         if num_pages < 1:
-            raise OutOfMemoryError(self._no_room(available_bytes, weights, pool_bytes, limited_by, loaded))
+            raise OutOfMemoryError(self._no_room(available_bytes, rest, pool_bytes, limited_by))
         return MemoryPlan(
             available_bytes=available_bytes,
             weights_bytes=weights,
@@ -178,14 +180,18 @@ class MemoryModel:
             limits.append((ceiling + page, f"the default ceiling of a CPU pool, {format_bytes(ceiling)}"))
         return limits
 
-    def _no_room(self, available: int, weights: int, left: int, limited_by: str, loaded: bool) -> str:
+    def _no_room(self, available: int, rest: int, left: int, limited_by: str) -> str:
         needed = 2 * self.page_size * self.spec.kv_bytes_per_token(self.kv_element_bytes)
-        by_fraction = limited_by.startswith("--mem-fraction-static")
-        knob = "raise --mem-fraction-static" if by_fraction else "lower --chunked-prefill-size or --max-running-requests"
+        if rest < needed:
+            advice = "Free memory or take a smaller model"
+        elif limited_by.startswith("--mem-fraction-static"):
+            advice = "Raise --mem-fraction-static"
+        else:
+            advice = "Free memory, or lower --chunked-prefill-size or --max-running-requests"
         return (
-            f"no room for one page of KV cache: {format_bytes(available)} are available, the weights {'took' if loaded else 'need'} "
-            f"{format_bytes(weights)}, which leaves {format_bytes(max(left, 0))} for the pool ({limited_by}); one page of "
-            f"{self.page_size} tokens and the dummy page need {format_bytes(needed)}. Free memory, {knob}, or take a smaller model."
+            f"no room for one page of KV cache: of {format_bytes(available)} available the weights take {format_bytes(available - rest)}, "
+            f"and {format_bytes(max(left, 0))} remain for the pool ({limited_by}), but one page of {self.page_size} tokens and the dummy "
+            f"page need {format_bytes(needed)}. {advice}."
         )
 
 

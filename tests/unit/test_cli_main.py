@@ -1,0 +1,56 @@
+"""The command: exit codes, one-line errors, and nothing heavy imported before it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from setpoint import __version__, cli
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"setpoint {__version__}\n"
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    assert "serve" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "a command is missing"),
+        (["swerve"], "unknown command 'swerve'"),
+        (["serve", "--page-sise", "3"], "unknown option --page-sise"),
+        (["serve", "--port", "99999"], "--port must be at most 65535"),
+    ],
+)
+def test_a_bad_command_line_is_one_line_and_code_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("setpoint: error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_bad_environment_is_code_2(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_LOG_MS", "perhaps")
+    assert cli.main(["serve"]) == 2
+    assert "SGLANG_LOG_MS" in capsys.readouterr().err
+
+
+def test_help_of_serve_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom setpoint import cli\n"
+        "try:\n    cli.main(['serve', '--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'numpy', 'fastapi', 'uvicorn', 'transformers', 'huggingface_hub', 'psutil'} & sys.modules.keys()\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--page-size" in done.stdout

@@ -1,0 +1,190 @@
+"""Command lines and YAML files become Options, in SGLang's spellings, or are refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from setpoint.config import sglang_names
+from setpoint.config.commandline import parse_serve
+from setpoint.config.options import OPTION_FIELDS, Options
+from setpoint.config.sglang_known import KNOWN
+from setpoint.core.errors import ConfigError
+
+
+def test_nothing_given() -> None:
+    assert parse_serve([]) == (Options(), frozenset())
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["m", "--port", "1", "--host", "h"],
+        ["--port", "1", "m", "--host", "h"],
+        ["--port=1", "--host", "h", "m"],
+        ["--host=h", "--port", "1", "--model", "m"],
+        ["--host=h", "--port", "1", "--model-path", "m"],
+        ["--host=h", "--port", "1", "--", "m"],
+    ],
+)
+def test_the_model_may_stand_anywhere(argv: list[str]) -> None:
+    assert parse_serve(argv) == (Options(model_path="m", port=1, host="h"), frozenset({"model_path", "port", "host"}))
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        (["--tp", "1"], "tp_size", 1),
+        (["--dp", "1"], "dp_size", 1),
+        (["--ep", "1"], "ep_size", 1),
+        (["--tensor-parallel-size", "1"], "tp_size", 1),
+        (["--mem", "0.8"], "mem_fraction_static", 0.8),
+        (["--max-t", "4k"], "max_total_tokens", 4_000),
+        (["--chunked=512"], "chunked_prefill_size", 512),
+        (["--chunked-prefill-size", "-1"], "chunked_prefill_size", -1),
+        (["--context-length", "32k"], "context_length", 32_000),
+        (["--context-l", "32Ki"], "context_length", 32_768),
+        (["--max-total-tokens", "1.5M"], "max_total_tokens", 1_500_000),
+        (["--schedule-c", "0.3"], "schedule_conservativeness", 0.3),
+        (["--disable-radix"], "disable_radix_cache", True),
+        (["--log-requests"], "log_requests", True),
+        (["--port", "1", "--port", "2"], "port", 2),
+        (["--chat-template", "a file.jinja"], "chat_template", "a file.jinja"),
+        (["--api-key", "-- odd"], "api_key", "-- odd"),
+        (["--json-model-override-args", '{"a": 1}'], "json_model_override_args", '{"a": 1}'),
+    ],
+)
+def test_spellings(argv: list[str], field: str, value: object) -> None:
+    options, given = parse_serve(argv)
+    assert getattr(options, field) == value
+    assert given == {field}
+
+
+def test_every_option_of_sglang_keeps_its_shortest_abbreviation() -> None:
+    """What is unambiguous there is understood here, and as the same option."""
+    sglang = {name: sglang_names.ALIASES.get(name, name) for name in KNOWN | {"--help"}}
+    for name, target in sglang.items():
+        for length in range(3, len(name) + 1):
+            prefix = name[:length]
+            if prefix in sglang or {meant for other, meant in sglang.items() if other.startswith(prefix)} != {target}:
+                continue
+            if target in sglang_names.SUPPORTED or target == "--help":
+                assert sglang_names.canonical(prefix) == target
+            elif prefix not in sglang_names.ALIASES:
+                with pytest.raises(ConfigError, match=f"{target}.* is an option of SGLang that is not supported"):
+                    sglang_names.canonical(prefix)
+            break
+
+
+def test_every_known_option_is_told_from_an_unknown_one() -> None:
+    for name in KNOWN:
+        if sglang_names.ALIASES.get(name, name) in sglang_names.SUPPORTED:
+            continue
+        with pytest.raises(ConfigError, match="is an option of SGLang that is not supported by this version of Setpoint yet"):
+            parse_serve([name, "1"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--page-sise", "4"], r"unknown option --page-sise\. Did you mean --page-size"),
+        (["--max-runing-requests=4"], r"unknown option --max-runing-requests\. Did you mean --max-running-requests"),
+        (["--enable-lorra"], r"unknown option --enable-lorra\. Did you mean --enable-lora"),
+        (["--qqqqqq"], r"unknown option --qqqqqq\. See 'setpoint serve --help'"),
+        (["--log-r"], r"--log-r is ambiguous: it could mean --log-requests, --log-requests-format, --log-requests-level and"),
+        (["--enable-"], r"--enable- is ambiguous: .* and \d+ more"),
+        (["--cuda-graph-max-bs", "8"], r"--cuda-graph-max-bs-decode \(written --cuda-graph-max-bs\) is an option of SGLang"),
+        (["--trust-remote-code"], "--trust-remote-code is an option of SGLang"),
+        (["--tp", "2"], "--tp-size 2 is not supported by this version of Setpoint yet"),
+        (["--schedule-policy", "lof"], "--schedule-policy lof is not supported .* yet; supported: fcfs, lpm"),
+        (["--schedule-policy", "best"], "--schedule-policy must be one of fcfs, lpm; got 'best'"),
+        (["--page-size", "four"], "--page-size: 'four' is not a whole number"),
+        (["--schedule-conservativeness", "x"], "--schedule-conservativeness: 'x' is not a number"),
+        (["--context-length", "32K"], "--context-length: '32K' is not an integer; write 32768"),
+        (["--port"], "--port: expected one argument"),
+        (["-x"], "unexpected argument '-x'"),
+        (["a", "b"], "unexpected argument 'b'"),
+        (["a", "--model", "b"], "the model is given twice"),
+    ],
+)
+def test_refused_in_one_line(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_serve(argv)
+    assert "\n" not in str(caught.value)
+
+
+def test_overlap_scheduler_is_accepted_and_noted() -> None:
+    options, given = parse_serve(["--enable-overlap-scheduler"])
+    assert options == Options()
+    assert given == {"enable_overlap_scheduler"}
+    assert sglang_names.noted(given) == [("enable_overlap_scheduler", sglang_names.NOTED["--enable-overlap-scheduler"])]
+
+
+def _file(folder: Path, text: str) -> str:
+    path = folder / "serve.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_config_file_and_the_command_line_wins(tmp_path: Path) -> None:
+    path = _file(
+        tmp_path,
+        "model: there\nport: 1\ncontext-length: 32k\nmem_fraction_static: 0.5\ndisable-radix-cache: true\nlog-requests: false\n"
+        "chat-template: null\ntp: 1\njson-model-override-args: {rope_theta: 5}\nenable-overlap-scheduler: true\nchunked-prefill-size: -1\n",
+    )
+    options, given = parse_serve(["here", "--config", path, "--port", "2"])
+    assert options == Options(
+        model_path="here",
+        port=2,
+        context_length=32_000,
+        mem_fraction_static=0.5,
+        disable_radix_cache=True,
+        json_model_override_args='{"rope_theta": 5}',
+        chunked_prefill_size=-1,
+        config=path,
+    )
+    assert {"port", "context_length", "tp_size", "config", "enable_overlap_scheduler"} <= given
+    assert "chat_template" not in given
+
+
+def test_empty_config_file(tmp_path: Path) -> None:
+    path = _file(tmp_path, "# nothing\n")
+    assert parse_serve(["--config", path])[0] == Options(config=path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("page-sise: 4", "unknown option --page-sise. Did you mean --page-size"),
+        ("enable-lora: true", "--enable-lora is an option of SGLang"),
+        ("page-size: [1, 2]", "page-size must be a single value"),
+        ("page-size: true", "page-size must be a single value"),
+        ("disable-radix-cache: 1", "disable-radix-cache must be true or false"),
+        ("config: other.yaml", "config has no place in a config file"),
+        ("page-size: [", "not valid YAML"),
+        ("- page-size", "must hold 'option: value' lines"),
+    ],
+)
+def test_bad_config_file(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_serve(["--config", _file(tmp_path, text)])
+    assert "serve.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_config_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml cannot be read: No such file"):
+        parse_serve(["--config", str(tmp_path / "absent.yaml")])
+
+
+def test_help_names_every_option_with_default_and_choices(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    with pytest.raises(SystemExit) as caught:
+        parse_serve(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert all(field.flag in text for field in OPTION_FIELDS)
+    assert "--schedule-policy {fcfs,lpm}" in text
+    assert "(default: 30000)" in text
+    assert "Scheduling:" in text

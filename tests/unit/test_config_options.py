@@ -1,0 +1,127 @@
+"""The declarations are complete and true, and what is generated from them is current."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from setpoint.config import docs, sglang_names
+from setpoint.config.check import check_options
+from setpoint.config.declare import Range
+from setpoint.config.environment import ENV_FIELDS, EnvSettings, read_environment, unread_variables
+from setpoint.config.options import OPTION_FIELDS, Options, server_args
+from setpoint.config.sglang_known import KNOWN
+from setpoint.core.errors import ConfigError
+
+OWN = {"--num-threads", "--strict-accounting"}
+
+
+@pytest.mark.parametrize("field", OPTION_FIELDS, ids=lambda field: field.name)
+def test_option_is_declared_completely(field) -> None:
+    about = field.about
+    assert about.help.endswith(".")
+    assert about.group
+    assert field.kind in (str, int, float, bool)
+    assert field.default is None or isinstance(field.default, field.kind)
+    assert all(isinstance(choice, field.kind) for choice in about.choices)
+    if about.choices and field.default is not None:
+        assert field.default in about.choices
+    assert field.flag in KNOWN or field.flag in OWN
+    if isinstance(about.tunable, Range):
+        assert about.tunable.low < about.tunable.high
+        assert about.low is None or about.low <= about.tunable.low
+    elif about.tunable is not None:
+        assert field.default in about.tunable
+
+
+def test_defaults_pass_the_checks() -> None:
+    check_options(Options())
+
+
+def test_documentation_is_current() -> None:
+    assert docs.PATH.read_text(encoding="utf-8") == docs.flags_markdown(), "run python -m setpoint.config.docs"
+
+
+def test_documentation_names_every_option_and_variable() -> None:
+    page = docs.flags_markdown()
+    assert all(f"| `{field.flag}" in page for field in OPTION_FIELDS)
+    assert all(f"| `{field.about.name}` |" in page for field in ENV_FIELDS)
+
+
+def test_server_args_hold_every_option_and_no_secret() -> None:
+    shown = server_args(Options(api_key="sesame", page_size=16))
+    assert set(shown) == {field.name for field in OPTION_FIELDS}
+    assert shown["page_size"] == 16
+    assert "sesame" not in str(shown)
+    assert server_args(Options())["api_key"] is None
+
+
+def test_aliases_and_known_values_point_at_something() -> None:
+    for alias, flag in sglang_names.ALIASES.items():
+        assert flag in KNOWN, alias
+        assert alias not in sglang_names.SUPPORTED
+    for name, values in sglang_names.KNOWN_VALUES.items():
+        supported = sglang_names.SUPPORTED["--" + name.replace("_", "-")].about.choices
+        assert not set(values) & set(supported)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"chunked_prefill_size": 100, "page_size": 16}, r"--chunked-prefill-size 100 is not divisible by --page-size 16; .* 112"),
+        ({"schedule_conservativeness": -0.1}, "--schedule-conservativeness must be at least 0"),
+        ({"schedule_conservativeness": float("nan")}, "finite"),
+        ({"mem_fraction_static": 0.0}, "between 0 and 1"),
+        ({"mem_fraction_static": 1.0}, "between 0 and 1"),
+        ({"page_size": 0}, "--page-size must be at least 1"),
+        ({"max_prefill_tokens": 0}, "--max-prefill-tokens must be at least 1"),
+        ({"max_running_requests": 0}, "--max-running-requests must be at least 1"),
+        ({"max_total_tokens": 15, "page_size": 16}, "less than one page of 16"),
+        ({"context_length": 0}, "--context-length must be at least"),
+        ({"port": 0}, "--port must be at least 1"),
+        ({"port": 65536}, "--port must be at most 65535"),
+        ({"dtype": "int8"}, "--dtype must be one of auto, half"),
+        ({"log_requests_level": 4}, "--log-requests-level must be one of 0, 1, 2, 3"),
+        ({"tp_size": 2}, "--tp-size 2 is not supported by this version of Setpoint yet"),
+        ({"tp_size": 0}, "--tp-size must be one of 1"),
+        (
+            {"kv_cache_dtype": "fp8_e4m3"},
+            "--kv-cache-dtype fp8_e4m3 is not supported by this version of Setpoint yet; supported: auto, bf16",
+        ),
+        ({"served_model_name": "a:b"}, "colon"),
+        ({"json_model_override_args": "{"}, "not valid JSON"),
+        ({"json_model_override_args": "[1]"}, "must be a JSON object"),
+    ],
+)
+def test_contradictions_are_one_line(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_options(msgspec.structs.replace(Options(), **changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_environment_is_read_by_declaration() -> None:
+    assert read_environment({}) == EnvSettings()
+    read = read_environment(
+        {"SGLANG_INIT_NEW_TOKEN_RATIO": "0.5", "SGLANG_TEST_RETRACT": "1", "SGLANG_RETRACT_DECODE_STEPS": " 7 ", "HOME": "/x"}
+    )
+    assert read == EnvSettings(init_new_token_ratio=0.5, test_retract=True, retract_decode_steps=7)
+    assert read_environment({"SGLANG_LOG_MS": ""}) == EnvSettings()
+    assert read_environment({"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "False"}).health_endpoint_generation is False
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("SGLANG_LOG_MS", "maybe"), ("SGLANG_RETRACT_DECODE_STEPS", "1.5"), ("SGLANG_INIT_NEW_TOKEN_RATIO", "nan")],
+)
+def test_environment_of_the_wrong_type_is_refused(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"environment variable {name} must be .*{text}"):
+        read_environment({name: text})
+
+
+def test_unread_variables_are_named() -> None:
+    assert unread_variables({"SGLANG_LOG_MS": "1", "SGLANG_RUST_SERVER": "1", "PATH": ""}) == ("SGLANG_RUST_SERVER",)
+
+
+def test_every_declared_variable_has_help_and_a_unique_name() -> None:
+    assert all(field.about.help.endswith(".") for field in ENV_FIELDS)
+    assert len({field.about.name for field in ENV_FIELDS}) == len(ENV_FIELDS)
