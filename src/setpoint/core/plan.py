@@ -80,7 +80,7 @@ class StepPlan:
     rows: Rows
     pages: PageDeltas
     releases: tuple[int, ...] = ()
-    """Slots whose sequence is over; the runner may drop their state. They may be admitted again from the next plan on."""
+    """Slots whose sequence is over; the runner may drop their state. They apply before ``admits``, which may name the same slots."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -119,6 +119,13 @@ class PlanBuilder:
         if len(pages):
             self.page_slots.append(np.full(len(pages), slot, np.int32))
             self.page_indices.append(np.arange(first_index, first_index + len(pages), dtype=np.int32))
+            self.page_numbers.append(pages)
+
+    def map_one_page_each(self, slots: list[int], indices: list[int], pages: Ids) -> None:
+        """``table[slots[i], indices[i]] = pages[i]``: the growth of a decode batch."""
+        if slots:
+            self.page_slots.append(np.array(slots, np.int32))
+            self.page_indices.append(np.array(indices, np.int32))
             self.page_numbers.append(pages)
 
     def build(self, releases: tuple[int, ...] = ()) -> StepPlan:

@@ -18,8 +18,6 @@ class Refusal(enum.StrEnum):
     TOKEN_BUDGET = "token_budget"  # max_prefill_tokens of this step spent
     CHUNK_BUDGET = "chunk_budget"  # chunked_prefill_size of this step spent, or a chunk already in progress
     PREFILL_LIMIT = "prefill_limit"  # prefill_max_requests reached
-    SHARED_PREFIX = "shared_prefix"  # waits one pass for a prefix that another request of this pass computes
-    GRAMMAR = "grammar"  # its grammar is still being compiled
     BLOCKED = "blocked"  # behind a request that was refused: no skipping ahead
 
 

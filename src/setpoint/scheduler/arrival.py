@@ -1,0 +1,55 @@
+"""A request becomes a sequence, or is refused at the door: the checks and clips of FACTS §2.6 and §2.7."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from setpoint.core.errors import RequestError
+from setpoint.core.request import Request
+from setpoint.scheduler.config import SchedulerConfig
+from setpoint.scheduler.sequence import Sequence
+
+UNLIMITED = 1 << 30
+SEED_MASK = (1 << 63) - 1
+
+
+def new_sequence(request: Request, config: SchedulerConfig, *, seq_id: int, seed: int, pool_tokens: int, page_size: int) -> Sequence:
+    """Build the sequence of a request; raises RequestError for one that can never be served.
+
+    ``max_new_tokens`` is clipped so that prompt, outputs and one spare page fit an otherwise empty pool: a sequence that is
+    admitted can always finish, whatever the others do.
+    """
+    prompt = request.prompt()
+    num_input = len(prompt)
+    if num_input == 0:
+        raise RequestError("The prompt is empty.")
+    outputs = array("i")
+    outputs.frombytes(request.prior_output_ids)
+    for ids in (prompt, request.prior_outputs()):
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size):
+            raise RequestError(f"A token id is outside the vocabulary of {config.vocab_size}.")
+    if num_input + len(outputs) >= config.max_req_input_len:
+        raise RequestError(
+            f"Input length ({num_input + len(outputs)} tokens) exceeds the maximum allowed length ({config.max_req_input_len} tokens). "
+            "Use a shorter input or enable --allow-auto-truncate."
+        )
+    wanted = UNLIMITED if request.sampling.max_new_tokens is None else request.sampling.max_new_tokens
+    padded = -(-num_input // page_size) * page_size
+    limit = min(config.max_req_len - num_input - 1, pool_tokens - padded - page_size - 1)
+    if limit < min(wanted, 1):
+        raise RequestError(f"A prompt of {num_input} tokens leaves no room for output in a KV cache of {pool_tokens} tokens.")
+    stop_ids: frozenset[int] = (
+        frozenset() if request.sampling.ignore_eos else config.eos_token_ids | frozenset(request.sampling.stop_token_ids)
+    )
+    return Sequence(
+        seq_id=seq_id,
+        request=request,
+        prompt=np.ascontiguousarray(prompt),
+        max_new_tokens=min(wanted, limit),
+        stop_ids=frozenset() if request.sampling.ignore_eos else stop_ids,
+        seed=seed & SEED_MASK,
+        outputs=outputs,
+        num_sent=len(outputs),
+    )

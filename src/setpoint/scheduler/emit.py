@@ -1,0 +1,81 @@
+"""From committed tokens to the events that leave the scheduler: when a sequence ends, and when its tokens are sent."""
+
+from __future__ import annotations
+
+from setpoint.core.messages import Finish, LogprobBlock, TokenEvent
+from setpoint.core.result import PositionLogprobs
+from setpoint.scheduler.sequence import Sequence
+
+NON_STREAM_INTERVAL = 50
+"""Tokens between emissions of a request that does not stream (SGLANG_FORCE_STREAM_INTERVAL's default)."""
+
+
+def finish_after(seq: Sequence, token: int) -> Finish | None:
+    """Whether the token just committed ends the sequence, and why; in SGLang's order (FACTS §2.8).
+
+    Stop strings are the frontend's. A negative token reports logits that were not finite.
+    """
+    if token < 0:
+        return Finish("abort", message="NaN happened", status_code=500, err_type="InternalServerError")
+    if token in seq.stop_ids:
+        return Finish("stop", matched=token)
+    if seq.remaining <= 0:
+        return Finish("length", length=len(seq.outputs))
+    if seq.grammar is not None and seq.grammar.terminated:
+        return Finish("stop")
+    return None
+
+
+def is_due(seq: Sequence, stream_interval: int) -> bool:
+    """Whether unsent outputs should leave now: the first at once, then every interval, and all at the end.
+
+    Requests with stop strings are sent as if they streamed, because only the frontend can find the string.
+    """
+    unsent = len(seq.outputs) - seq.num_sent
+    if seq.finish is not None or (unsent > 0 and seq.num_sent == len(seq.request.prior_output_ids) // 4):
+        return True
+    if not seq.request.stream and not seq.request.sampling.stop:
+        return unsent >= NON_STREAM_INTERVAL
+    return unsent >= (seq.request.sampling.stream_interval or stream_interval)
+
+
+def token_event(seq: Sequence) -> TokenEvent:
+    """Everything not sent yet, marked as sent."""
+    ids = seq.outputs[seq.num_sent :].tolist()
+    seq.num_sent = len(seq.outputs)
+    event = TokenEvent(
+        rid=seq.rid,
+        ids=ids,
+        finish=seq.finish,
+        num_prompt=len(seq.prompt),
+        num_outputs=len(seq.outputs),
+        num_cached=seq.num_cached,
+        num_retractions=seq.num_retractions,
+        output_logprobs=_joined(seq.output_logprobs),
+        prompt_logprobs=_joined(seq.prompt_logprobs),
+    )
+    seq.output_logprobs = []
+    seq.prompt_logprobs = []
+    return event
+
+
+def logprob_block(positions: PositionLogprobs) -> LogprobBlock:
+    return LogprobBlock(
+        positions.values.tolist(),
+        positions.ids.tolist(),
+        positions.top_values.tolist(),
+        positions.top_ids.tolist(),
+        positions.picked.tolist(),
+    )
+
+
+def _joined(blocks: list[LogprobBlock]) -> LogprobBlock | None:
+    if len(blocks) < 2:
+        return blocks[0] if blocks else None
+    return LogprobBlock(
+        [value for block in blocks for value in block.values],
+        [token for block in blocks for token in block.ids],
+        [row for block in blocks for row in block.top_values],
+        [row for block in blocks for row in block.top_ids],
+        [row for block in blocks for row in block.picked],
+    )

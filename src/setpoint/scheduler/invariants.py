@@ -1,0 +1,52 @@
+"""What must hold between two steps, as sentences when it does not. Run by tests at every step, by a server when idle or strict."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from setpoint.core.stats import PoolStats
+from setpoint.scheduler.sequence import Status
+from setpoint.scheduler.state import State
+
+
+def violations(state: State) -> list[str]:
+    """Every violated invariant of the scheduler's state and of its cache; O(tree + pages)."""
+    found = list(state.cache.check())
+    living = [*state.running.values(), *state.draining.values()]
+    held = sum(state.holdings.private_pages(seq) for seq in living) * state.cache.page_size
+    pool = state.cache.pool_stats()
+    if held != pool.held:
+        found.append(f"sequences hold {held} private tokens, the pool misses {pool.held}")
+    found += leaks(pool, idle=state.is_idle)
+    slots = Counter(state.slots) + Counter(seq.slot for seq in living)
+    if sorted(slots) != list(range(state.config.max_running_requests)) or max(slots.values()) > 1:
+        found.append(f"slots are not each owned once: {dict(slots)}")
+    for name, seqs, status in (
+        ("queue", list(state.queue), Status.WAITING),
+        ("running", list(state.running.values()), Status.RUNNING),
+        ("draining", list(state.draining.values()), Status.FINISHED),
+    ):
+        found += [f"sequence {seq.seq_id} in {name} has status {seq.status.value}" for seq in seqs if seq.status is not status]
+    inflight = Counter(seq.seq_id for step in state.inflight for seq in step.seqs)
+    for seq in living:
+        if inflight[seq.seq_id] != seq.inflight_steps:
+            found.append(f"sequence {seq.seq_id} counts {seq.inflight_steps} steps in flight, {inflight[seq.seq_id]} name it")
+        if seq.num_scheduled > len(seq.pages) * state.cache.page_size:
+            found.append(f"sequence {seq.seq_id} has {seq.num_scheduled} tokens planned on {len(seq.pages)} pages")
+    found += [f"sequence {seq.seq_id} drains without a step in flight" for seq in state.draining.values() if not seq.inflight_steps]
+    found += [f"waiting sequence {seq.seq_id} holds memory" for seq in state.queue if seq.handle is not None or len(seq.pages)]
+    if sum(seq.num_known for seq in state.queue) != state.queue.num_tokens:
+        found.append("the queue's token count is wrong")
+    return found
+
+
+def leaks(pool: PoolStats, *, idle: bool) -> list[str]:
+    """The accounting invariant in O(1): free + evictable + locked + held = total, and an idle engine holds nothing."""
+    found = []
+    if min(pool.free, pool.evictable, pool.locked, pool.held) < 0:
+        found.append(f"a negative count in {pool}")
+    if pool.free + pool.evictable + pool.locked + pool.held != pool.total:
+        found.append(f"the pool does not add up: {pool}")
+    if idle and (pool.locked or pool.held):
+        found.append(f"an idle engine has {pool.locked} locked and {pool.held} held tokens")
+    return found

@@ -1,0 +1,138 @@
+"""The engine's one loop: messages in, plans to the executor, results back, events out.
+
+Overlap and pipelining are its queue depth, not other loops (DESIGN §3). It runs in the engine process's main thread and is
+the only caller of the scheduler and the executor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from setpoint.core.executor import Executor, PendingStep
+from setpoint.core.messages import Abort, Announce, Call, Reply, Shutdown, Stop, Submit, ToEngine, ToFrontend, TokenEvent, Tokens
+from setpoint.scheduler import invariants
+from setpoint.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 1.0
+"""An idle loop looks up this often, so that a dead frontend is noticed."""
+
+
+class Link(Protocol):
+    """The engine's end of the wire to the frontend."""
+
+    def receive(self, timeout_s: float) -> list[ToEngine]:
+        """Everything that has arrived; waits up to ``timeout_s`` for a first message (0 = do not wait)."""
+        ...
+
+    def send(self, message: ToFrontend) -> None: ...
+
+
+class StrictAccountingError(AssertionError):
+    """``--strict-accounting`` found the state inconsistent; the message lists every violation."""
+
+
+class Loop:
+    """``depth`` steps may be in flight while the next one is planned (0 = synchronous)."""
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, link: Link, *, depth: int, state_info: Callable[[], dict[str, Any]] = dict
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._link = link
+        self._depth = depth
+        self._state_info = state_info
+        self._inflight: deque[PendingStep] = deque()
+        self._stopping = False
+        self._was_idle = True
+
+    def run(self) -> None:
+        """Serve until a Shutdown message."""
+        while not self._stopping:
+            self.step()
+        self._executor.shutdown()
+
+    def step(self) -> None:
+        """One turn of the loop."""
+        scheduler, inflight, depth = self._scheduler, self._inflight, self._depth
+        idle = scheduler.state.is_idle
+        self._check(idle)
+        self._intake(IDLE_WAIT_S if idle else 0.0)
+        plan = scheduler.schedule()
+        pending = None
+        if plan is not None:
+            if plan.admits:
+                self._announce(plan.step_id, {admit.seq_id for admit in plan.admits})
+            pending = self._executor.submit(plan)
+        self._emit(scheduler.take_events())
+        if inflight and (pending is None or len(inflight) >= depth > 0):
+            self._emit(scheduler.update(inflight.popleft().result()))
+        if pending is not None:
+            assert plan is not None
+            pending.finish(scheduler.masks(plan))
+            inflight.append(pending)
+        if depth == 0 and inflight:
+            self._emit(scheduler.update(inflight.popleft().result()))
+
+    def _emit(self, events: list[TokenEvent]) -> None:
+        if events:
+            self._link.send(Tokens(events))
+
+    def _announce(self, step_id: int, seq_ids: set[int]) -> None:
+        """Name the newcomers of a step before it runs: after a crash they are the suspects."""
+        rids = [seq.rid for seq in self._scheduler.state.running.values() if seq.seq_id in seq_ids]
+        self._link.send(Announce(step_id, rids))
+
+    def _intake(self, timeout_s: float) -> None:
+        for message in self._link.receive(timeout_s):
+            match message:
+                case Submit(request):
+                    event = self._scheduler.add(request)
+                    self._emit([event] if event is not None else [])
+                case Stop(rid):
+                    self._scheduler.stop(rid)
+                case Abort(rid, abort_all):
+                    self._emit(self._scheduler.abort(rid, abort_all=abort_all))
+                case Call():
+                    self._link.send(self._answer(message))
+                case Shutdown():
+                    self._stopping = True
+
+    def _answer(self, call: Call) -> Reply:
+        state = self._scheduler.state
+        counts = {"num_queued": len(state.queue), "num_running": len(state.running)}
+        if call.name == "state":
+            return Reply(call.id, True, self._state_info() | counts)
+        if call.name == "flush_cache":
+            if not state.is_idle:
+                logger.warning(
+                    "Cache not flushed because there are pending requests. #queue-req: %d, #running-req: %d",
+                    counts["num_queued"],
+                    counts["num_running"],
+                )
+                return Reply(call.id, False, counts)
+            logger.info("Cache flushed successfully!")
+            return Reply(call.id, True, {"num_tokens": state.cache.flush()})
+        return Reply(call.id, False, {"error": f"unknown call {call.name!r}"})
+
+    def _check(self, idle: bool) -> None:
+        """Accounting: every step when strict, else whenever the engine falls idle.
+
+        A leak found idle is logged and repaired (no sequence can lose anything then) instead of ending the server.
+        """
+        state = self._scheduler.state
+        if state.config.strict_accounting:
+            found = invariants.violations(state)
+            if found:
+                raise StrictAccountingError("; ".join(found))
+        elif idle and not self._was_idle:
+            found = invariants.leaks(state.cache.pool_stats(), idle=True)
+            if found:
+                logger.error("KV cache accounting is broken and was rebuilt empty: %s", "; ".join(found))
+                state.cache.reset()
+        self._was_idle = idle

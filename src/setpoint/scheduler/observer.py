@@ -1,0 +1,21 @@
+"""Where the scheduler reports what it did; log lines, metrics and controllers are observers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from setpoint.core.stats import PoolStats, Retraction, StepStats
+
+
+class Observer(Protocol):
+    """Called synchronously from the loop: implementations must be quick and must not raise."""
+
+    def on_step(self, stats: StepStats) -> None: ...
+
+    def on_retraction(self, retraction: Retraction) -> None: ...
+
+    def on_clip(self, rid: str, wanted: int, granted: int) -> None:
+        """A request's max_new_tokens was cut to what context and pool can ever hold."""
+
+    def on_unservable(self, rid: str, why: str, pool: PoolStats) -> None:
+        """A request was aborted because an empty engine could not admit it: a bug or a misconfiguration."""

@@ -1,0 +1,34 @@
+"""The waiting queue: arrival order, O(1) removal from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from setpoint.scheduler.sequence import Sequence, Status
+
+
+class WaitingQueue:
+    """Sequences in status WAITING, in queue order. A retracted sequence joins the end again."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Sequence] = {}
+        self.num_tokens = 0
+        """Known tokens of all waiting sequences (SGLang's #pending-token, without the chunk in progress)."""
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._by_id.values())
+
+    def __getitem__(self, seq_id: int) -> Sequence:
+        return self._by_id[seq_id]
+
+    def append(self, seq: Sequence) -> None:
+        seq.status = Status.WAITING
+        self._by_id[seq.seq_id] = seq
+        self.num_tokens += seq.num_known
+
+    def remove(self, seq: Sequence) -> None:
+        del self._by_id[seq.seq_id]
+        self.num_tokens -= seq.num_known

@@ -1,0 +1,229 @@
+"""The scheduler: decides step by step which sequences run, how many tokens of each, and on which pages.
+
+Works on ids, page numbers and counts, under an injected clock and seed source. Prefill has priority: a step that can admit
+or continue a prompt does so, and decode waits unless mixed chunks are on (FACTS §2.2). It knows nothing of tensors, text
+or sockets; the loop moves plans and results between it and an executor.
+
+Contract with the loop: ``schedule`` and ``update`` alternate freely, but every plan is executed and its result given to
+``update`` exactly once, in order. ``masks`` of a plan is asked for after the results it depends on. Events that planning
+itself causes wait in ``take_events``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from setpoint.core.errors import RequestError
+from setpoint.core.executor import Clock
+from setpoint.core.messages import Finish, TokenEvent
+from setpoint.core.plan import PlanBuilder, StepPlan, TokenMasks
+from setpoint.core.request import Request
+from setpoint.core.result import StepResult
+from setpoint.core.stats import StepStats
+from setpoint.scheduler.arrival import new_sequence
+from setpoint.scheduler.cache.manager import KVCache
+from setpoint.scheduler.config import SchedulerConfig
+from setpoint.scheduler.decode import DecodePlanner
+from setpoint.scheduler.emit import finish_after, is_due, logprob_block, token_event
+from setpoint.scheduler.grammar import GrammarFactory
+from setpoint.scheduler.observer import Observer
+from setpoint.scheduler.prefill import PrefillPlanner
+from setpoint.scheduler.sequence import Sequence, Status
+from setpoint.scheduler.state import State, StepDraft
+
+
+class Scheduler:
+    """See the module docstring for the contract; ``state`` is open to invariant checks and tests."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: KVCache,
+        *,
+        clock: Clock,
+        draw_seed: Callable[[], int],
+        observer: Observer,
+        grammar: GrammarFactory | None = None,
+    ) -> None:
+        self.config = config
+        self.state = State(config, cache)
+        self._clock = clock
+        self._draw_seed = draw_seed
+        self._observer = observer
+        self._grammar = grammar
+        self._prefill = PrefillPlanner(self.state)
+        self._decode = DecodePlanner(self.state, observer)
+        self._events: list[TokenEvent] = []
+        self._next_seq_id = 0
+        self._next_step_id = 0
+
+    def add(self, request: Request) -> TokenEvent | None:
+        """Queue a request; an event is returned at once if it is refused, or already complete."""
+        try:
+            seq = self._accept(request)
+        except RequestError as error:
+            finish = Finish("abort", message=error.message, status_code=error.status_code, err_type=error.err_type)
+            return TokenEvent(request.rid, [], finish, num_prompt=len(request.prompt_ids) // 4)
+        self._next_seq_id += 1
+        wanted = request.sampling.max_new_tokens
+        if wanted is not None and seq.max_new_tokens < wanted:
+            self._observer.on_clip(request.rid, wanted, seq.max_new_tokens)
+        if seq.outputs and seq.remaining <= 0:
+            seq.finish = Finish("length", length=len(seq.outputs))
+            return token_event(seq)
+        seq.grammar = self._grammar(request) if self._grammar is not None else None
+        if seq.grammar is not None:
+            for token in seq.outputs:
+                seq.grammar.accept(token)
+        self.state.by_rid[request.rid] = seq
+        self.state.queue.append(seq)
+        return None
+
+    def _accept(self, request: Request) -> Sequence:
+        limit, state = self.config.max_queued_requests, self.state
+        if request.rid in state.by_rid:
+            raise RequestError(f"Request id {request.rid!r} is in use.")
+        if limit is not None and len(state.queue) + 1 > limit:
+            raise RequestError("The request queue is full.", status_code=503, err_type="ServiceUnavailableError")
+        given = request.sampling.sampling_seed
+        return new_sequence(
+            request,
+            self.config,
+            seq_id=self._next_seq_id,
+            seed=self._draw_seed() if given is None else given,
+            pool_tokens=state.cache.total_tokens,
+            page_size=state.cache.page_size,
+        )
+
+    def abort(self, rid: str, *, abort_all: bool = False) -> list[TokenEvent]:
+        """End every request whose rid starts with ``rid`` (none for an empty rid unless abort_all)."""
+        if not rid and not abort_all:
+            return []
+        found = [seq for key, seq in self.state.by_rid.items() if abort_all or key.startswith(rid)]
+        return [self.state.end(seq, _aborted(seq)) for seq in found]
+
+    def stop(self, rid: str) -> None:
+        """The frontend needs no more of this request: end it without an event."""
+        seq = self.state.by_rid.get(rid)
+        if seq is not None:
+            self.state.end(seq, Finish("stop"))
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None if nothing can run before a result comes back or a request arrives."""
+        state, started = self.state, self._clock.now()
+        builder, step = PlanBuilder(self._next_step_id), StepDraft()
+        step.num_running = len(state.running) - (state.chunking is not None)
+        self._prefill.plan(builder, step)
+        if not step.seqs or self.config.mixed_chunk:
+            self._events += self._decode.plan(builder, step)
+        if not step.seqs:
+            self._when_nothing_runs(step)
+            return None
+        plan = step.plan = builder.build(tuple(state.releases))
+        state.releases = []
+        state.inflight.append(step)
+        self._next_step_id += 1
+        step.num_queued = len(state.queue)
+        step.num_pending_tokens = state.num_pending_tokens
+        step.schedule_s = self._clock.now() - started
+        return plan
+
+    def _when_nothing_runs(self, step: StepDraft) -> None:
+        """Reset what an idle engine resets; and never keep a request that nothing will ever make room for."""
+        state = self.state
+        if state.is_idle:
+            state.ratio.reset()
+        elif state.queue and not (state.running or state.draining or state.inflight):
+            head, why = next(iter(state.queue)), ", ".join(step.refusals)
+            self._observer.on_unservable(head.rid, why, state.cache.pool_stats())
+            message = f"Nothing else runs and this request still cannot be admitted ({why})."
+            self._events.append(state.end(head, Finish("abort", message=message, status_code=500, err_type="InternalServerError")))
+
+    def masks(self, plan: StepPlan) -> TokenMasks | None:
+        """Allowed tokens of the plan's constrained rows, from the tokens committed so far; None if no row is constrained."""
+        step = next(step for step in reversed(self.state.inflight) if step.plan is plan)
+        wanted = [
+            seq
+            for seq, samples in zip(step.seqs, plan.rows.samples.tolist(), strict=True)
+            if samples and seq.grammar is not None and seq.finish is None
+        ]
+        if not wanted:
+            return None
+        words = np.zeros((len(wanted), -(-self.config.vocab_size // 32)), np.int32)
+        for seq, row in zip(wanted, words, strict=True):
+            assert seq.grammar is not None
+            seq.grammar.fill_mask(row)
+        return TokenMasks(np.array([seq.slot for seq in wanted], np.int32), words)
+
+    def take_events(self) -> list[TokenEvent]:
+        """Events that planning caused since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def update(self, result: StepResult) -> list[TokenEvent]:
+        """Commit the oldest step in flight; returns the events to send. Rows of sequences that ended meanwhile are discarded."""
+        step = self.state.inflight.popleft()
+        assert step.plan is not None
+        assert step.plan.step_id == result.step_id
+        events: list[TokenEvent] = []
+        tokens = iter(result.token_ids.tolist())
+        num_sampled = 0
+        for seq, samples in zip(step.seqs, step.plan.rows.samples.tolist(), strict=True):
+            seq.inflight_steps -= 1
+            seq.inflight_samples -= samples
+            token = next(tokens) if samples else None
+            if seq.finish is not None:
+                self.state.release_if_idle(seq)
+                continue
+            num_sampled += samples
+            finish = self._commit(seq, token, result)
+            if finish is not None:
+                events.append(self.state.end(seq, finish))
+            elif is_due(seq, self.config.stream_interval):
+                events.append(token_event(seq))
+        self._observer.on_step(self._stats(step, result, num_sampled))
+        return events
+
+    def _commit(self, seq: Sequence, token: int | None, result: StepResult) -> Finish | None:
+        """Append a sampled token (None: the row only computed prompt tokens); returns how the sequence ends, if it does."""
+        if seq.request.return_logprob:
+            if seq.seq_id in result.prompt_logprobs:
+                seq.prompt_logprobs.append(logprob_block(result.prompt_logprobs[seq.seq_id]))
+            if seq.seq_id in result.output_logprobs:
+                seq.output_logprobs.append(logprob_block(result.output_logprobs[seq.seq_id]))
+        if token is None:
+            # max_new_tokens = 0: the prompt was all there was to compute.
+            return Finish("length", length=0) if not seq.prefilling and seq.remaining <= 0 else None
+        if token >= 0:
+            seq.outputs.append(token)
+            if seq.grammar is not None:
+                seq.grammar.accept(token)
+        return finish_after(seq, token)
+
+    def _stats(self, step: StepDraft, result: StepResult, num_sampled: int) -> StepStats:
+        return StepStats(
+            step_id=result.step_id,
+            finished_at=self._clock.now(),
+            num_prefill_rows=step.num_prefill_rows,
+            num_decode_rows=step.num_decode_rows,
+            num_new_tokens=step.num_new_tokens,
+            num_cached_tokens=step.num_cached_tokens,
+            num_new_seqs=step.num_new_seqs,
+            num_running=step.num_running,
+            num_queued=step.num_queued,
+            num_pending_tokens=step.num_pending_tokens,
+            num_sampled=num_sampled,
+            pool=self.state.cache.pool_stats(),
+            new_token_ratio=self.state.ratio.current,
+            refusals=step.refusals,
+            forward_s=result.forward_s,
+            sample_s=result.sample_s,
+            schedule_s=step.schedule_s,
+        )
+
+
+def _aborted(seq: Sequence) -> Finish:
+    waiting = seq.status is Status.WAITING and seq.num_retractions == 0
+    return Finish("abort", message="Abort in waiting queue" if waiting else "Aborted")

@@ -1,0 +1,96 @@
+"""A request's mutable life in the scheduler: WAITING -> RUNNING -> (RETRACTED = WAITING again ->) FINISHED.
+
+Counts three lengths that only coincide in a synchronous engine: *scheduled* (a KV write is planned), *committed* (the
+sampled token is known) and *in flight* (planned, result not back).
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from setpoint.core.messages import Finish, LogprobBlock
+from setpoint.core.request import Ids, Request
+from setpoint.scheduler.cache.radix import PrefixHandle
+from setpoint.scheduler.grammar import Grammar
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """SGLang: Req. Written by the scheduler only."""
+
+    seq_id: int
+    request: Request
+    prompt: Ids
+    max_new_tokens: int
+    """Clipped at arrival: the sequence always fits the pool alone (FACTS §2.7)."""
+    stop_ids: frozenset[int]
+    """Ids that end the sequence; empty with ignore_eos."""
+    seed: int
+    outputs: array[int] = field(default_factory=lambda: array("i"))
+    """Committed output tokens, prior outputs included."""
+    grammar: Grammar | None = None
+    status: Status = Status.WAITING
+    slot: int = -1
+    handle: PrefixHandle | None = None
+    """The locked tree path: covers ``pages[: handle.num_tokens // page_size]``, duplicates aside."""
+    pages: array[int] = field(default_factory=lambda: array("i"))
+    """The slot's page table, in order."""
+    duplicates: list[Ids] = field(default_factory=list)
+    """Private pages for a stretch that the tree holds under other pages; in our page table until release."""
+    ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Prompt + outputs as of the last admission: what prefill has to cover."""
+    num_scheduled: int = 0
+    """Tokens whose KV is computed or planned (the cached prefix included)."""
+    inflight_steps: int = 0
+    inflight_samples: int = 0
+    num_cached: int = 0
+    """Prefix hit of the first admission, in tokens."""
+    num_retractions: int = 0
+    num_sent: int = 0
+    """Outputs already emitted."""
+    num_logprobs_sent: int = 0
+    """Prompt logprobs were emitted (their count), so that a re-prefill does not ask for them again."""
+    output_logprobs: list[LogprobBlock] = field(default_factory=list)
+    """Not yet emitted."""
+    prompt_logprobs: list[LogprobBlock] = field(default_factory=list)
+    finish: Finish | None = None
+
+    @property
+    def rid(self) -> str:
+        return self.request.rid
+
+    @property
+    def num_known(self) -> int:
+        """Committed tokens: prompt + outputs."""
+        return len(self.prompt) + len(self.outputs)
+
+    @property
+    def prefilling(self) -> bool:
+        """Some tokens of the last admission have no KV planned yet."""
+        return self.num_scheduled < len(self.ids)
+
+    @property
+    def remaining(self) -> int:
+        """Outputs that may still be committed."""
+        return self.max_new_tokens - len(self.outputs)
+
+    @property
+    def wants_row(self) -> bool:
+        """Prefilled, and not every allowed output is committed or in flight."""
+        return self.finish is None and self.num_scheduled >= len(self.ids) and self.remaining > self.inflight_samples
+
+    def known_ids(self) -> Ids:
+        """Prompt + committed outputs, [num_known] int32."""
+        if not self.outputs:
+            return self.prompt
+        return np.concatenate((self.prompt, np.frombuffer(self.outputs, dtype=np.int32)))

@@ -1,0 +1,138 @@
+"""What the scheduler knows: queue, running set, slots, steps in flight; and the few moves that keep them consistent.
+
+Planning (``prefill``, ``decode``) and the life of a request (``scheduler``) change it only through these moves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from setpoint.core.messages import Finish, TokenEvent
+from setpoint.core.plan import StepPlan
+from setpoint.core.stats import Refusal
+from setpoint.scheduler.cache.manager import KVCache
+from setpoint.scheduler.config import SchedulerConfig
+from setpoint.scheduler.conservativeness import NewTokenRatio
+from setpoint.scheduler.emit import token_event
+from setpoint.scheduler.holdings import Holdings
+from setpoint.scheduler.queue import WaitingQueue
+from setpoint.scheduler.sequence import Sequence, Status
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """A step while it is planned and until its result is back: who is in it, and what its StepStats will say."""
+
+    plan: StepPlan | None = None
+    """Set when the plan is complete."""
+    seqs: list[Sequence] = field(default_factory=list)
+    """In the plan's row order."""
+    num_new_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_prefill_rows: int = 0
+    num_decode_rows: int = 0
+    num_new_seqs: int = 0
+    num_running: int = 0
+    num_queued: int = 0
+    num_pending_tokens: int = 0
+    schedule_s: float = 0.0
+    refusals: dict[Refusal, int] = field(default_factory=dict)
+
+    def add(self, seq: Sequence, *, samples: bool) -> None:
+        """A row of this sequence was planned."""
+        seq.inflight_steps += 1
+        seq.inflight_samples += samples
+        self.seqs.append(seq)
+
+
+class State:
+    """Every living sequence is in exactly one of ``queue``, ``running`` and ``draining``."""
+
+    def __init__(self, config: SchedulerConfig, cache: KVCache) -> None:
+        self.config = config
+        self.cache = cache
+        self.holdings = Holdings(cache)
+        self.ratio = NewTokenRatio(config.ratio)
+        self.queue = WaitingQueue()
+        self.running: dict[int, Sequence] = {}
+        """Admitted and not finished, in admission order; the sequence in mid-prefill included."""
+        self.draining: dict[int, Sequence] = {}
+        """Finished, but named by a plan in flight: slot and pages stay held until its result."""
+        self.chunking: Sequence | None = None
+        """The one sequence in mid-prefill."""
+        self.inflight: deque[StepDraft] = deque()
+        self.by_rid: dict[str, Sequence] = {}
+        """Queued and running sequences."""
+        self.slots = list(range(config.max_running_requests - 1, -1, -1))
+        """Free slots; the lowest is taken first at the start."""
+        self.releases: list[int] = []
+        """Slots given up since the last plan."""
+        self.full: Refusal | None = None
+        """Why admission is pointless until a sequence ends or is retracted (SGLang: batch_is_full)."""
+
+    @property
+    def available_tokens(self) -> int:
+        """What an allocation could get: free, plus cached and not locked."""
+        return self.cache.free_tokens + self.cache.evictable_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Sequence lengths waiting, plus what the sequence in mid-prefill has left."""
+        left = len(self.chunking.ids) - self.chunking.num_scheduled if self.chunking is not None else 0
+        return self.queue.num_tokens + left
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.queue or self.running or self.draining or self.inflight)
+
+    def start(self, seq: Sequence) -> None:
+        """From the queue into a free slot."""
+        self.queue.remove(seq)
+        seq.slot = self.slots.pop()
+        seq.status = Status.RUNNING
+        self.running[seq.seq_id] = seq
+
+    def end(self, seq: Sequence, finish: Finish) -> TokenEvent:
+        """Finish a queued or running sequence; its memory and slot follow when no step in flight names it."""
+        seq.finish = finish
+        del self.by_rid[seq.rid]
+        if seq.status is Status.WAITING:
+            self.queue.remove(seq)
+        else:
+            self._leave_running(seq)
+            self.draining[seq.seq_id] = seq
+            self.release_if_idle(seq)
+        seq.status = Status.FINISHED
+        return token_event(seq)
+
+    def release_if_idle(self, seq: Sequence) -> None:
+        """A finished sequence leaves for good once its last step in flight is back."""
+        if seq.inflight_steps == 0:
+            del self.draining[seq.seq_id]
+            self.holdings.release(seq, publish=True)
+            self._free_slot(seq)
+
+    def send_back(self, seq: Sequence) -> None:
+        """Retract: give up memory and slot, queue again at the end with the outputs that exist.
+
+        Contract: no step in flight names the sequence.
+        """
+        self._leave_running(seq)
+        self.holdings.release(seq, publish=False)
+        self._free_slot(seq)
+        seq.num_retractions += 1
+        seq.prompt_logprobs = []
+        self.queue.append(seq)
+
+    def _leave_running(self, seq: Sequence) -> None:
+        del self.running[seq.seq_id]
+        if self.chunking is seq:
+            self.chunking = None
+        self.full = None
+
+    def _free_slot(self, seq: Sequence) -> None:
+        self.slots.append(seq.slot)
+        self.releases.append(seq.slot)
+        seq.slot = -1
+        self.full = None

@@ -1,0 +1,183 @@
+"""A scheduler with a scripted executor and a hand-driven wire: scheduling rules are tested in milliseconds, step by step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from setpoint.core.messages import Finish, Reply, Submit, ToEngine, ToFrontend, Tokens
+from setpoint.core.plan import StepPlan
+from setpoint.core.request import Ids, Request, pack_ids
+from setpoint.core.sampling import SamplingParams
+from setpoint.core.stats import PoolStats, Retraction, StepStats
+from setpoint.scheduler import invariants
+from setpoint.scheduler.cache.manager import KVCache
+from setpoint.scheduler.config import SchedulerConfig
+from setpoint.scheduler.grammar import GrammarFactory
+from setpoint.scheduler.loop import Loop
+from setpoint.scheduler.scheduler import Scheduler
+from setpoint.scheduler.sequence import Sequence
+from setpoint.testing.scripted import NextToken, ScriptedExecutor, hashed_token
+
+VOCAB = 97
+
+
+class ManualClock:
+    """Advances by one millisecond per look."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        self._now += 0.001
+        return self._now
+
+
+@dataclass
+class Recorder:
+    """An Observer that keeps everything."""
+
+    steps: list[StepStats] = field(default_factory=list)
+    retractions: list[Retraction] = field(default_factory=list)
+    clips: list[tuple[str, int, int]] = field(default_factory=list)
+    unservable: list[str] = field(default_factory=list)
+
+    def on_step(self, stats: StepStats) -> None:
+        self.steps.append(stats)
+
+    def on_retraction(self, retraction: Retraction) -> None:
+        self.retractions.append(retraction)
+
+    def on_clip(self, rid: str, wanted: int, granted: int) -> None:
+        self.clips.append((rid, wanted, granted))
+
+    def on_unservable(self, rid: str, why: str, pool: PoolStats) -> None:
+        self.unservable.append(rid)
+
+
+@dataclass
+class Wire:
+    """The link of a loop under test: what the test posts is received at the next turn."""
+
+    inbox: list[ToEngine] = field(default_factory=list)
+    outbox: list[ToFrontend] = field(default_factory=list)
+
+    def receive(self, timeout_s: float) -> list[ToEngine]:
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def send(self, message: ToFrontend) -> None:
+        self.outbox.append(message)
+
+
+@dataclass
+class Outcome:
+    """What a client of the harness saw of one request."""
+
+    ids: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    num_cached: int = 0
+    num_retractions: int = 0
+    num_events: int = 0
+
+
+class Harness:
+    """Drive with :meth:`submit`, :meth:`turn`, :meth:`drain`; invariants are checked after every turn."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        page_size: int = 1,
+        cache_enabled: bool = True,
+        next_token: NextToken | None = None,
+        grammar: GrammarFactory | None = None,
+        **config: Any,
+    ) -> None:
+        tokens = num_pages * page_size
+        settings: dict[str, Any] = {
+            "max_running_requests": 8,
+            "max_req_len": tokens - 1,
+            "max_req_input_len": tokens - 6,
+            "vocab_size": VOCAB,
+            "chunked_prefill_size": None,
+        }
+        self.config = SchedulerConfig(**(settings | config))
+        self.recorder = Recorder()
+        self.wire = Wire()
+        self.cache = KVCache(num_pages=num_pages, page_size=page_size, enabled=cache_enabled)
+        self.executor = ScriptedExecutor(num_pages=num_pages, page_size=page_size, next_token=next_token or hashed_token(VOCAB))
+        seeds = itertools.count()
+        self.scheduler = Scheduler(
+            self.config, self.cache, clock=ManualClock(), draw_seed=lambda: next(seeds), observer=self.recorder, grammar=grammar
+        )
+        self.loop = Loop(self.scheduler, self.executor, self.wire, depth=self.config.depth)
+        self.outcomes: dict[str, Outcome] = {}
+        self.replies: list[Reply] = []
+
+    def submit(self, rid: str, prompt: Iterable[int], *, prior: Iterable[int] = (), stream: bool = True, **options: Any) -> None:
+        """Post a request; keyword options go to Request if it has such a field, else to SamplingParams."""
+        own = {key: options.pop(key) for key in list(options) if key in Request.__struct_fields__}
+        sampling = SamplingParams(**{"max_new_tokens": 4, **options})
+        request = Request(
+            rid=rid, prompt_ids=pack_ids(ids_of(prompt)), prior_output_ids=pack_ids(ids_of(prior)), sampling=sampling, stream=stream, **own
+        )
+        self.outcomes[rid] = Outcome()
+        self.wire.inbox.append(Submit(request))
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.loop.step()
+            found = invariants.violations(self.scheduler.state)
+            assert not found, found
+            self._collect()
+
+    def drain(self, *, max_turns: int = 10_000) -> None:
+        """Turn until the engine is idle; fails if that takes too long (a request that never ends)."""
+        for _ in range(max_turns):
+            self.turn()
+            if self.scheduler.state.is_idle and not self.wire.inbox:
+                return
+        raise AssertionError(f"not idle after {max_turns} turns")
+
+    def _collect(self) -> None:
+        messages, self.wire.outbox = self.wire.outbox, []
+        for message in messages:
+            if isinstance(message, Reply):
+                self.replies.append(message)
+            for event in message.events if isinstance(message, Tokens) else ():
+                outcome = self.outcomes[event.rid]
+                assert outcome.finish is None, f"{event.rid} got an event after its end"
+                outcome.ids += event.ids
+                outcome.finish = event.finish
+                outcome.num_cached = event.num_cached
+                outcome.num_retractions = event.num_retractions
+                outcome.num_events += 1
+
+    # ------------------------------------------------------------------ looking inside
+
+    @property
+    def plans(self) -> list[StepPlan]:
+        return self.executor.plans
+
+    def sequence(self, rid: str) -> Sequence:
+        return self.scheduler.state.by_rid[rid]
+
+    def running(self) -> list[str]:
+        return [seq.rid for seq in self.scheduler.state.running.values()]
+
+    def waiting(self) -> list[str]:
+        return [seq.rid for seq in self.scheduler.state.queue]
+
+    def rows(self, index: int = -1) -> list[tuple[int, int, int, bool]]:
+        """A plan's rows as (seq_id, start, count, samples)."""
+        rows = self.plans[index].rows
+        return list(zip(rows.seq_ids.tolist(), rows.starts.tolist(), rows.counts.tolist(), rows.samples.tolist(), strict=True))
+
+
+def ids_of(tokens: Iterable[int]) -> Ids:
+    return np.array(list(tokens), np.int32)

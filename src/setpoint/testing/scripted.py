@@ -1,0 +1,126 @@
+"""An executor without a model: it runs plans against a fake KV store and answers with a function of what the store holds.
+
+Because the answer is computed from the *store*, read through the page table, a scheduling or caching fault (a page reused too
+early, a prefix matched wrongly, a row skipped) changes the tokens: comparing with :func:`reference` finds it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+from setpoint.core.plan import OWN_LENGTH, Admit, StepPlan, TokenMasks
+from setpoint.core.request import Ids
+from setpoint.core.result import StepResult
+
+NextToken = Callable[[Ids], int]
+"""History (prompt and outputs so far) -> next token."""
+
+EMPTY = -1
+
+
+def hashed_token(vocab_size: int) -> NextToken:
+    """A next token that depends on every token of the history."""
+    return lambda history: zlib.crc32(history.astype("<i4").tobytes()) % vocab_size
+
+
+def reference(prompt: Ids, num_new: int, next_token: NextToken, stop_ids: frozenset[int] = frozenset()) -> list[int]:
+    """What a sequence must produce, whatever the scheduler does."""
+    history = list(prompt)
+    outputs: list[int] = []
+    while len(outputs) < num_new:
+        outputs.append(next_token(np.array(history + outputs, np.int32)))
+        if outputs[-1] in stop_ids:
+            break
+    return outputs
+
+
+class ScriptedStep:
+    """A submitted plan: the forward pass is done, sampling waits for ``finish``, the ids for ``result``."""
+
+    def __init__(self, executor: ScriptedExecutor, plan: StepPlan, histories: list[tuple[int, Ids]]) -> None:
+        self._executor = executor
+        self._plan = plan
+        self._histories = histories
+        self._tokens: list[int] | None = None
+        self.masks: TokenMasks | None = None
+
+    def finish(self, masks: TokenMasks | None) -> None:
+        assert self._tokens is None, "finish() twice"
+        self.masks = masks
+        allowed = {} if masks is None else dict(zip(masks.slots.tolist(), masks.words, strict=True))
+        self._tokens = []
+        for slot, history in self._histories:
+            token = self._executor.next_token(history)
+            if slot in allowed:
+                bits = np.unpackbits(allowed[slot].view(np.uint8), bitorder="little")
+                token = int(np.flatnonzero(bits)[token % int(bits.sum())])
+            self._executor.append(slot, token)
+            self._tokens.append(token)
+
+    def result(self) -> StepResult:
+        assert self._tokens is not None, "result() before finish()"
+        rows = self._plan.rows
+        return StepResult(self._plan.step_id, rows.seq_ids[rows.samples], np.array(self._tokens, np.int32))
+
+
+class ScriptedExecutor:
+    """Implements core.executor.Executor; keeps every plan in ``plans``. Slots and table grow as plans name them."""
+
+    def __init__(self, *, num_pages: int, page_size: int, next_token: NextToken) -> None:
+        self.next_token = next_token
+        self.plans: list[StepPlan] = []
+        self._page_size = page_size
+        self._store = np.full((num_pages + 1) * page_size, EMPTY, np.int64)
+        self._ids: dict[int, list[int]] = {}
+        self._table: dict[int, dict[int, int]] = {}
+
+    def submit(self, plan: StepPlan) -> ScriptedStep:
+        self.plans.append(plan)
+        for slot in plan.releases:
+            self._ids.pop(slot, None)
+            self._table.pop(slot, None)
+        for admit in plan.admits:
+            self._admit(admit)
+        deltas = plan.pages
+        for slot, index, page in zip(deltas.slots.tolist(), deltas.indices.tolist(), deltas.pages.tolist(), strict=True):
+            assert page > 0, "the dummy page was handed out"
+            self._table[slot][index] = page
+        rows = plan.rows
+        spans = [self._span(*row) for row in zip(rows.slots.tolist(), rows.starts.tolist(), rows.counts.tolist(), strict=True)]
+        assert len({slot for slot, _, _ in spans}) == len(spans), "a slot has two rows in one step"
+        for slot, start, end in spans:  # every row writes before any row reads
+            where = self._where(slot, start, end)
+            assert len(where) == len(set(where))
+            self._store[where] = self._ids[slot][start:end]
+        histories = []
+        for (slot, _, end), samples in zip(spans, rows.samples.tolist(), strict=True):
+            history = self._store[self._where(slot, 0, end)].astype(np.int32)
+            assert EMPTY not in history, f"slot {slot} reads a position that nothing wrote"
+            if samples:
+                assert end == len(self._ids[slot]), "a row samples before its last known token"
+                histories.append((slot, history))
+        return ScriptedStep(self, plan, histories)
+
+    def shutdown(self) -> None:
+        """Nothing to free."""
+
+    def append(self, slot: int, token: int) -> None:
+        self._ids[slot].append(token)
+
+    def _admit(self, admit: Admit) -> None:
+        self._ids[admit.slot] = admit.ids.tolist()
+        self._table[admit.slot] = {}
+
+    def _span(self, slot: int, start: int, count: int) -> tuple[int, int, int]:
+        if start == OWN_LENGTH:
+            assert count == 1
+            start = len(self._ids[slot]) - 1
+        assert start + count <= len(self._ids[slot])
+        return slot, start, start + count
+
+    def _where(self, slot: int, start: int, end: int) -> list[int]:
+        size, table = self._page_size, self._table[slot]
+        return [table[position // size] * size + position % size for position in range(start, end)]

@@ -1,0 +1,113 @@
+"""Random traces through the real scheduler and loop: whatever arrives, every request ends, with the right tokens, and nothing leaks.
+
+The scripted executor answers from its page store, so a wrong page anywhere gives wrong tokens.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from setpoint.core.messages import Abort, Stop
+from setpoint.testing.harness import VOCAB, Harness, ids_of
+from setpoint.testing.scripted import hashed_token, reference
+
+NEXT = hashed_token(VOCAB)
+EOS = frozenset({0, 1, 2, 3})
+
+
+def random_harness(rng: random.Random) -> Harness:
+    page_size = rng.choice([1, 2, 4, 16])
+    num_pages = rng.choice([12, 20, 40]) * max(1, 8 // page_size)
+    depth = rng.choice([0, 1, 2])
+    return Harness(
+        num_pages=num_pages,
+        page_size=page_size,
+        cache_enabled=rng.random() < 0.8,
+        depth=depth,
+        replan_inflight=depth < 2 or rng.random() < 0.5,
+        eos_token_ids=EOS,
+        max_running_requests=rng.choice([1, 2, 5, 16]),
+        policy=rng.choice(["fcfs", "lpm"]),
+        chunked_prefill_size=rng.choice([None, page_size, 2 * page_size, 32]),
+        max_prefill_tokens=rng.choice([page_size, 64, 16384]),
+        prefill_max_requests=rng.choice([None, None, 1, 3]),
+        mixed_chunk=rng.random() < 0.4,
+        stream_interval=rng.choice([1, 1, 3]),
+        in_batch_check=4,
+        in_batch_deprioritize=4,
+        test_retract_interval=rng.choice([0, 0, 1, 3, 7]),
+    )
+
+
+def run_trace(seed: int) -> tuple[Harness, int]:
+    rng = random.Random(seed)
+    harness = random_harness(rng)
+    limit = harness.config.max_req_input_len
+    prefixes = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, max(2, min(limit // 2, 60))))] for _ in range(3)]
+    expected: dict[str, list[int]] = {}
+    ended: set[str] = set()
+    for number in range(rng.randrange(5, 25)):
+        rid = f"r{number:02}"
+        prompt = (rng.choice(prefixes) if rng.random() < 0.6 else []) + [rng.randrange(3) for _ in range(rng.randrange(1, 20))]
+        prompt = prompt[: limit - 1]
+        ignore_eos = rng.random() < 0.3
+        max_new = rng.choice([0, 1, 5, 30, 90])
+        full = reference(ids_of(prompt), max_new, NEXT, frozenset() if ignore_eos else EOS)
+        prior = full[: rng.randrange(len(full))] if full and rng.random() < 0.2 else []
+        prior = prior[: max(0, limit - 1 - len(prompt))]
+        harness.submit(
+            rid,
+            prompt,
+            prior=prior,
+            max_new_tokens=max_new,
+            ignore_eos=ignore_eos,
+            stream=rng.random() < 0.7,
+            namespace=rng.choice(["", "a"]),
+        )
+        expected[rid] = full[len(prior) :]
+        harness.turn(rng.choice([0, 0, 1, 5, 20]))
+        if rng.random() < 0.15:
+            victim = rng.choice(list(expected))
+            ended.add(victim)
+            harness.wire.inbox.append(Stop(victim) if rng.random() < 0.5 else Abort(victim))
+    harness.drain()
+    for rid, outcome in harness.outcomes.items():
+        if rid in ended:
+            assert outcome.ids == expected[rid][: len(outcome.ids)], (seed, rid)
+            continue
+        assert outcome.finish is not None, (seed, rid, "never ended")
+        if outcome.finish.type == "abort":
+            assert outcome.finish.status_code == 400, (seed, rid, outcome.finish)  # its prompt leaves no room for output
+            continue
+        clipped = any(clip[0] == rid for clip in harness.recorder.clips)
+        want = expected[rid][: len(outcome.ids)] if clipped else expected[rid]
+        assert outcome.ids == want, (seed, rid)
+    assert not harness.recorder.unservable, seed
+    assert harness.cache.locked_tokens == 0
+    assert harness.cache.pool_stats().held == 0
+    return harness, len(expected)
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_traces_end_with_the_right_tokens(block: int) -> None:
+    requests = retractions = hits = steps = 0
+    for seed in range(block * 50, block * 50 + 50):
+        harness, count = run_trace(seed)
+        requests += count
+        retractions += len(harness.recorder.retractions)
+        hits += sum(outcome.num_cached > 0 for outcome in harness.outcomes.values())
+        steps += len(harness.plans)
+    # The traces must exercise what they claim to.
+    assert requests > 300
+    assert retractions > 20
+    assert hits > 50
+    assert steps > 2000
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_many_random_traces() -> None:
+    for seed in range(1_000, 6_000):
+        run_trace(seed)
