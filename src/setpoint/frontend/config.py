@@ -1,0 +1,35 @@
+"""What the frontend needs to know of the server's configuration; the launcher builds it from the resolved options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, frozen=True)
+class FrontendConfig:
+    model_path: str
+    served_model_name: str
+    tokenizer_path: str
+    context_len: int
+    max_req_input_len: int
+    """``Ready.info["max_req_input_len"]``: prompts of this many tokens or more do not fit the pool."""
+    vocab_size: int
+    """Of the model (which may pad the tokenizer's): prompt ids must be below it."""
+    api_key: str | None = None
+    allow_auto_truncate: bool = False
+    incremental_streaming_output: bool = False
+    enable_cache_report: bool = False
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """temperature, top_p, top_k, min_p, repetition_penalty of generation_config.json, for the OpenAI routes."""
+    log_requests: bool = False
+    log_requests_level: int = 2
+    """0 metadata, 1 + sampling parameters, 2 + text and ids cut short, 3 everything."""
+    model_info: Mapping[str, Any] = field(default_factory=dict)
+    """More fields of ``/model_info``: model_type, architectures, load_format, …"""
+    server_info: Mapping[str, Any] = field(default_factory=dict)
+    """Resolved options, version and start-up times, flattened, for ``/server_info``."""
+    weight_version: str = "default"
+    health_timeout_s: float = 20.0
+    """How long ``/health`` waits for a sign of life of the engine."""

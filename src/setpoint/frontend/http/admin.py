@@ -1,0 +1,129 @@
+"""Liveness, information and control routes (FACTS §2.9, §5.1, §5.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
+
+from setpoint.frontend.http.bodies import parse, read_object
+from setpoint.frontend.http.errors import json_response, nested_error
+from setpoint.frontend.ipc.client import EngineState
+from setpoint.frontend.service import Service
+
+_MAX_FLUSH_WAIT_S = 600.0
+
+
+class AbortBody(msgspec.Struct):
+    rid: str | None = ""
+    abort_all: bool = False
+
+
+class AdminRoutes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._config = service.config
+        self._engine = service.engine
+        self._started_at = int(time.time())
+        self._flushing = False
+
+    def install(self, app: FastAPI) -> None:
+        router = APIRouter(tags=["admin"])
+        reads: dict[str, Callable[..., Any]] = {
+            "/": self.root,
+            "/health": self.health,
+            "/health_generate": self.health,
+            "/ready": self.ready,
+            "/ping": self.ready,
+            "/model_info": self.model_info,
+            "/get_model_info": self.model_info,
+            "/server_info": self.server_info,
+            "/get_server_info": self.server_info,
+            "/v1/models": self.models,
+            "/v1/models/{model_id:path}": self.model,
+        }
+        for path, handler in reads.items():
+            router.add_api_route(path, handler, methods=["GET"], response_model=None)
+        router.add_api_route("/flush_cache", self.flush_cache, methods=["GET", "POST"], response_model=None)
+        router.add_api_route("/abort_request", self.abort_request, methods=["POST"], response_model=None)
+        app.include_router(router)
+
+    async def root(self) -> Response:
+        return PlainTextResponse(f"Setpoint serves {self._config.served_model_name}.\n")
+
+    async def health(self) -> Response:
+        return Response(status_code=200 if await self._service.is_healthy() else 503)
+
+    async def ready(self) -> Response:
+        return Response(status_code=200 if self._engine.state is EngineState.READY else 503)
+
+    async def model_info(self) -> Response:
+        config = self._config
+        info: dict[str, Any] = {
+            "model_path": config.model_path,
+            "served_model_name": config.served_model_name,
+            "tokenizer_path": config.tokenizer_path,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": config.weight_version,
+            "load_format": "auto",
+            "reasoning_parser": None,
+            "tool_call_parser": None,
+            "disaggregation_mode": "null",
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+            "model_type": None,
+            "architectures": None,
+        }
+        return json_response({**info, **config.model_info})
+
+    async def server_info(self) -> Response:
+        state = await self._engine.call("state")
+        info = {**self._config.server_info, **self._engine.info}
+        return json_response({**info, "internal_states": [state.value]})
+
+    async def flush_cache(self, timeout: float = 0.0) -> Response:
+        """Ask until the engine is idle enough to flush, for at most ``timeout`` seconds."""
+        if self._flushing:
+            return PlainTextResponse("Another flush_cache is already in progress.\n", status_code=400)
+        self._flushing = True
+        try:
+            deadline = time.monotonic() + min(timeout, _MAX_FLUSH_WAIT_S)
+            while not (reply := await self._engine.call("flush_cache")).ok and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+        finally:
+            self._flushing = False
+        if reply.ok:
+            return PlainTextResponse("Cache flushed.\n")
+        return PlainTextResponse("Cache not flushed: there are pending requests.\n", status_code=400)
+
+    async def abort_request(self, request: Request) -> Response:
+        body = parse(await read_object(request), AbortBody, route="/abort_request")
+        self._engine.abort(body.rid or "", abort_all=body.abort_all)
+        return Response(status_code=200)
+
+    async def models(self) -> Response:
+        return json_response({"object": "list", "data": [self._model_card()]})
+
+    async def model(self, model_id: str) -> Response:
+        if model_id == self._config.served_model_name:
+            return json_response(self._model_card())
+        message = f"The model {model_id!r} does not exist."
+        return nested_error(message, code="model_not_found", err_type="invalid_request_error", param="model", status_code=404)
+
+    def _model_card(self) -> dict[str, Any]:
+        name = self._config.served_model_name
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "setpoint",
+            "root": name,
+            "parent": None,
+            "max_model_len": self._config.context_len,
+        }

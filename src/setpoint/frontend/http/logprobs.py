@@ -1,0 +1,127 @@
+"""Logprob blocks of the engine in the JSON shapes of ``/generate`` and of the two OpenAI routes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from setpoint.core.messages import LogprobBlock
+from setpoint.core.request import Request
+from setpoint.frontend.text.tokenizer import Tokenizer
+
+
+class NativeLogprobs:
+    """``[logprob, token_id, text | null]`` per position, and lists of such for top tokens and picked ids (FACTS §5.5)."""
+
+    def __init__(self, tokenizer: Tokenizer, *, with_text: bool) -> None:
+        self._tokenizer = tokenizer
+        self._with_text = with_text
+
+    def of_outputs(self, request: Request, blocks: Sequence[LogprobBlock]) -> dict[str, Any]:
+        values = [self._entry(value, token_id) for block in blocks for value, token_id in zip(block.values, block.ids, strict=True)]
+        fields: dict[str, Any] = {"output_token_logprobs": values, "output_token_logprobs_length": len(values)}
+        if request.top_logprobs_num:
+            fields["output_top_logprobs"] = [position for block in blocks for position in self._top(block)]
+        if request.token_ids_logprob:
+            fields["output_token_ids_logprobs"] = [position for block in blocks for position in self._picked(request, block)]
+        return fields
+
+    def of_prompt(self, request: Request, block: LogprobBlock | None) -> dict[str, Any]:
+        """Positions from ``logprob_start_len`` to the end; the first entry has no logprob, as nothing reported precedes it."""
+        ids = request.prompt()[request.logprob_start_len :].tolist()
+        num_known = min(len(block.values) if block is not None else 0, max(len(ids) - 1, 0))
+        num_unknown = len(ids) - num_known
+        unknown: list[Any] = [None] * num_unknown
+        values: list[float | None] = list(unknown)
+        top, picked = list(unknown), list(unknown)
+        if block is not None and num_known:
+            values += block.values[-num_known:]
+            top += self._top(block)[-num_known:]
+            picked += self._picked(request, block)[-num_known:]
+        entries = [self._entry(value, token_id) for value, token_id in zip(values, ids, strict=True)]
+        fields: dict[str, Any] = {"input_token_logprobs": entries}
+        if request.top_logprobs_num:
+            fields["input_top_logprobs"] = top
+        if request.token_ids_logprob:
+            fields["input_token_ids_logprobs"] = picked
+        return fields
+
+    def _entry(self, value: float | None, token_id: int) -> list[Any]:
+        return [value, token_id, self._tokenizer.token_text(token_id) if self._with_text else None]
+
+    def _top(self, block: LogprobBlock) -> list[list[list[Any]]]:
+        return [
+            [self._entry(value, token_id) for value, token_id in zip(values, ids, strict=True)]
+            for values, ids in zip(block.top_values, block.top_ids, strict=True)
+        ]
+
+    def _picked(self, request: Request, block: LogprobBlock) -> list[list[list[Any]]]:
+        ids = request.token_ids_logprob
+        return [[self._entry(value, token_id) for value, token_id in zip(values, ids, strict=True)] for values in block.picked]
+
+
+def chat_logprobs(tokenizer: Tokenizer, blocks: Sequence[LogprobBlock]) -> dict[str, Any]:
+    """``choices[].logprobs`` of /v1/chat/completions: one entry per output token."""
+    content = []
+    for block in blocks:
+        for position, (value, token_id) in enumerate(zip(block.values, block.ids, strict=True)):
+            tops = zip(block.top_values[position], block.top_ids[position], strict=True) if block.top_values else ()
+            entry = _chat_entry(tokenizer, value, token_id)
+            entry["top_logprobs"] = [_chat_entry(tokenizer, top_value, top_id) for top_value, top_id in tops]
+            content.append(entry)
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(tokenizer: Tokenizer, value: float, token_id: int) -> dict[str, Any]:
+    data = tokenizer.token_bytes(token_id)
+    return {"token": data.decode("utf-8", "replace"), "logprob": value, "bytes": list(data)}
+
+
+class CompletionLogprobs:
+    """``choices[].logprobs`` of /v1/completions, with text offsets counted on through the chunks of a stream."""
+
+    def __init__(self, tokenizer: Tokenizer, *, offset: int = 0) -> None:
+        self._tokenizer = tokenizer
+        self._offset = offset
+
+    def of_prompt(self, request: Request, block: LogprobBlock | None) -> dict[str, Any]:
+        """The whole prompt, for ``echo``: the first token has no logprob."""
+        ids = request.prompt().tolist()
+        num_known = min(len(block.values) if block is not None else 0, len(ids) - 1)
+        fields = self._empty()
+        for token_id in ids[: len(ids) - num_known]:
+            self._add(fields, token_id, None, None)
+        if block is not None and num_known:
+            self._add_block(fields, block, num_known)
+        return fields
+
+    def of_outputs(self, blocks: Sequence[LogprobBlock]) -> dict[str, Any]:
+        fields = self._empty()
+        for block in blocks:
+            self._add_block(fields, block, len(block.values))
+        return fields
+
+    def _empty(self) -> dict[str, Any]:
+        return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+    def _add_block(self, fields: dict[str, Any], block: LogprobBlock, count: int) -> None:
+        """The last ``count`` positions of a block."""
+        for position in range(len(block.values) - count, len(block.values)):
+            tops = zip(block.top_ids[position], block.top_values[position], strict=True) if block.top_values else ()
+            by_text: dict[str, float] = {}
+            for top_id, top_value in tops:
+                by_text.setdefault(self._tokenizer.token_text(top_id), top_value)  # two ids may look the same: keep the likelier
+            self._add(fields, block.ids[position], block.values[position], by_text)
+
+    def _add(self, fields: dict[str, Any], token_id: int, value: float | None, top: dict[str, float] | None) -> None:
+        text = self._tokenizer.token_text(token_id)
+        fields["tokens"].append(text)
+        fields["token_logprobs"].append(value)
+        fields["top_logprobs"].append(top)
+        fields["text_offset"].append(self._offset)
+        self._offset += len(text)
+
+
+def join(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Two completion blocks one after the other."""
+    return {key: first[key] + second[key] for key in first}

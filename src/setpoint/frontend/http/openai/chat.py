@@ -1,0 +1,97 @@
+"""POST /v1/chat/completions (FACTS §5.6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from setpoint.core import request as core
+from setpoint.frontend.http.bodies import parse, read_openai_object
+from setpoint.frontend.http.errors import json_response, openai_stream_error
+from setpoint.frontend.http.logprobs import chat_logprobs
+from setpoint.frontend.http.openai.protocol import UNSUPPORTED, ChatBody, flatten_messages
+from setpoint.frontend.http.openai.replies import Reply, finish_fields
+from setpoint.frontend.http.sse import EventStream, cancelled_with_client
+from setpoint.frontend.intake import new_rid
+from setpoint.frontend.jobs import Piece, SequenceOutput
+from setpoint.frontend.service import Service
+from setpoint.frontend.text.tokenizer import Tokenizer
+
+ROUTE = "/v1/chat/completions"
+
+
+class ChatRoute:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def install(self, app: FastAPI) -> None:
+        router = APIRouter(tags=["openai"])
+        router.add_api_route(ROUTE, self.create, methods=["POST"], response_model=None)
+        app.include_router(router)
+
+    async def create(self, request: Request) -> Response:
+        raw = await read_openai_object(request)
+        self._service.log_received(raw, openai=True)
+        body = parse(raw, ChatBody, route=ROUTE, unsupported=UNSUPPORTED)
+        body.check()
+        rid = body.rid or new_rid()
+        job = self._service.job(await self._requests(body, rid))
+        config = self._service.config
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        reply = Reply(rid, body, kind=kind, cache_report=config.enable_cache_report, weight_version=config.weight_version)
+        tokenizer = self._service.text.tokenizer
+        if body.stream:
+            return EventStream(job, reply.stream(job, ChatChunks(tokenizer)), openai_stream_error)
+        with job, cancelled_with_client(job, request.receive):
+            outputs = await job.wait()
+        return json_response(reply.complete(outputs, [_choice(tokenizer, output) for output in outputs]))
+
+    async def _requests(self, body: ChatBody, rid: str) -> list[core.Request]:
+        sampling = body.sampling(self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens)
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        # The template writes the special tokens itself.
+        prompt = await self._service.intake.encode(self._prompt(body), add_special_tokens=False)
+        return self._service.intake.requests(prompt, sampling, body.options(top_logprobs_num=top), rid=rid)
+
+    def _prompt(self, body: ChatBody) -> str:
+        messages = flatten_messages(body.messages)
+        variables = dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None:
+            variables["reasoning_effort"] = body.reasoning_effort
+        started = ""
+        if body.continue_final_message and messages[-1]["role"] == "assistant":
+            started = messages.pop()["content"]
+        return self._service.text.render_chat(messages, variables=variables) + started
+
+
+class ChatChunks:
+    """Choices of a chat stream: the role first, then deltas, the finish reason in one of its own."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def opening(self, output: SequenceOutput) -> dict[str, Any]:
+        return _chunk_choice(output, {"role": "assistant", "content": "", "reasoning_content": None})
+
+    def choice(self, piece: Piece) -> dict[str, Any] | None:
+        logprobs = None if piece.logprobs is None else chat_logprobs(self._tokenizer, [piece.logprobs])
+        if not piece.text and logprobs is None:
+            return None
+        return _chunk_choice(piece.output, {"content": piece.text, "reasoning_content": None}, logprobs=logprobs)
+
+    def closing(self, output: SequenceOutput) -> dict[str, Any]:
+        return {**_chunk_choice(output, {"reasoning_content": None}), **finish_fields(output)}
+
+
+def _chunk_choice(output: SequenceOutput, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"index": output.index, "delta": delta, "logprobs": logprobs, "finish_reason": None, "matched_stop": None}
+
+
+def _choice(tokenizer: Tokenizer, output: SequenceOutput) -> dict[str, Any]:
+    return {
+        "index": output.index,
+        "message": {"role": "assistant", "content": output.text, "reasoning_content": None},
+        "logprobs": chat_logprobs(tokenizer, output.logprobs) if output.request.return_logprob else None,
+        **finish_fields(output),
+    }

@@ -1,0 +1,119 @@
+"""POST /v1/completions (FACTS §5.6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from setpoint.core import request as core
+from setpoint.core.errors import RequestError
+from setpoint.frontend.http.bodies import parse, read_openai_object
+from setpoint.frontend.http.errors import InvalidBodyError, json_response, openai_stream_error
+from setpoint.frontend.http.logprobs import CompletionLogprobs, join
+from setpoint.frontend.http.native import as_id_lists
+from setpoint.frontend.http.openai.protocol import UNSUPPORTED, CompletionBody
+from setpoint.frontend.http.openai.replies import Reply, finish_fields
+from setpoint.frontend.http.sse import EventStream, cancelled_with_client
+from setpoint.frontend.intake import MAX_SEQUENCES, new_rid
+from setpoint.frontend.jobs import Piece, SequenceOutput
+from setpoint.frontend.service import Service
+from setpoint.frontend.text.tokenizer import Tokenizer
+
+ROUTE = "/v1/completions"
+
+
+class CompletionRoute:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def install(self, app: FastAPI) -> None:
+        router = APIRouter(tags=["openai"])
+        router.add_api_route(ROUTE, self.create, methods=["POST"], response_model=None)
+        app.include_router(router)
+
+    async def create(self, request: Request) -> Response:
+        raw = await read_openai_object(request)
+        self._service.log_received(raw, openai=True)
+        body = parse(raw, CompletionBody, route=ROUTE, unsupported=UNSUPPORTED)
+        body.check()
+        rid = body.rid or new_rid()
+        job = self._service.job(await self._requests(body, rid))
+        config = self._service.config
+        reply = Reply(rid, body, kind="text_completion", cache_report=config.enable_cache_report, weight_version=config.weight_version)
+        tokenizer = self._service.text.tokenizer
+        maker = CompletionChoices(tokenizer, echo=bool(body.echo))
+        if body.stream:
+            return EventStream(job, reply.stream(job, maker), openai_stream_error)
+        with job, cancelled_with_client(job, request.receive):
+            outputs = await job.wait()
+        return json_response(reply.complete(outputs, [maker.whole(output) for output in outputs]))
+
+    async def _requests(self, body: CompletionBody, rid: str) -> list[core.Request]:
+        sampling = body.sampling(self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens)
+        prompts = await self._prompts(body.prompt)
+        if len(prompts) * sampling.n > MAX_SEQUENCES:
+            raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
+        start = 0 if body.echo and body.logprobs is not None else -1
+        options = body.options(top_logprobs_num=body.logprobs, logprob_start_len=start)
+        rids = [rid] if len(prompts) == 1 else [f"{rid}_{index}" for index in range(len(prompts))]
+        make = self._service.intake.requests
+        return [item for prompt, own in zip(prompts, rids, strict=True) for item in make(prompt, sampling, options, rid=own)]
+
+    async def _prompts(self, prompt: str | list[Any]) -> list[core.Ids]:
+        """A string, several, token ids, or several lists of token ids."""
+        intake = self._service.intake
+        texts = [prompt] if isinstance(prompt, str) else prompt
+        if not texts:
+            raise RequestError("prompt must not be empty.")
+        if isinstance(texts[0], str):
+            if not all(isinstance(text, str) for text in texts):
+                raise InvalidBodyError("prompt must hold strings or token ids, not both.")
+            if len(texts) > MAX_SEQUENCES:
+                raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
+            return [await intake.encode(text) for text in texts]
+        return [intake.check_ids(ids, name="prompt") for ids in as_id_lists(texts, "prompt")[0]]
+
+
+class CompletionChoices:
+    """Choices of text completions, whole or in pieces. With ``echo`` the prompt comes first."""
+
+    def __init__(self, tokenizer: Tokenizer, *, echo: bool) -> None:
+        self._tokenizer = tokenizer
+        self._echo = echo
+        self._logprobs: dict[int, CompletionLogprobs] = {}
+        """Per sequence of a stream, made at its opening."""
+
+    def whole(self, output: SequenceOutput) -> dict[str, Any]:
+        prompt = self._prompt_text(output) if self._echo else ""
+        logprobs = None
+        if output.request.return_logprob:
+            maker = CompletionLogprobs(self._tokenizer)
+            echoed = maker.of_prompt(output.request, output.prompt_logprobs) if self._echo else None
+            logprobs = maker.of_outputs(output.logprobs)
+            logprobs = logprobs if echoed is None else join(echoed, logprobs)
+        return {"index": output.index, "text": prompt + output.text, "logprobs": logprobs, **finish_fields(output)}
+
+    def opening(self, output: SequenceOutput) -> dict[str, Any] | None:
+        maker = self._logprobs[output.index] = CompletionLogprobs(self._tokenizer)
+        if not self._echo:
+            return None
+        wanted = output.request.return_logprob
+        logprobs = maker.of_prompt(output.request, output.prompt_logprobs) if wanted else None
+        return _chunk_choice(output, self._prompt_text(output), logprobs)
+
+    def choice(self, piece: Piece) -> dict[str, Any] | None:
+        logprobs = None if piece.logprobs is None else self._logprobs[piece.output.index].of_outputs([piece.logprobs])
+        if not piece.text and logprobs is None:
+            return None
+        return _chunk_choice(piece.output, piece.text, logprobs)
+
+    def closing(self, output: SequenceOutput) -> dict[str, Any]:
+        return {**_chunk_choice(output, "", None), **finish_fields(output)}
+
+    def _prompt_text(self, output: SequenceOutput) -> str:
+        return self._tokenizer.decode(output.request.prompt().tolist())
+
+
+def _chunk_choice(output: SequenceOutput, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    return {"index": output.index, "text": text, "logprobs": logprobs, "finish_reason": None, "matched_stop": None}

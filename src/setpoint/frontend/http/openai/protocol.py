@@ -1,0 +1,197 @@
+"""Bodies of the OpenAI routes (FACTS §5.6), and what of them becomes sampling parameters and options.
+
+Pure data and conversions; knows nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from setpoint.core.errors import RequestError
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.intake import Options
+
+UNSUPPORTED = (
+    *("regex", "ebnf", "json_schema", "stop_regex", "structural_tag", "logits_processors", "custom_logit_processor", "lora_path"),
+    *("session_params", "return_hidden_states", "bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank"),
+    *("data_parallel_rank", "tools", "functions", "function_call", "suffix", "audio", "prediction", "web_search_options"),
+)
+
+MAX_TOP_LOGPROBS = 20
+"""OpenAI's limit for ``top_logprobs`` of chat completions."""
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class CommonBody(msgspec.Struct, kw_only=True):
+    model: str = "default"
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: int | None = 1
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+    rid: str | None = None
+    priority: int | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    """An end user's name for the provider's abuse detection; means nothing here, as in SGLang."""
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    def check(self) -> None:
+        """Raise RequestError (400) for what no engine could honour, or this one cannot yet."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream to be true.")
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            raise RequestError("response_format other than text is not supported by this server yet.")
+        if ":" in self.model:
+            raise RequestError(f"model {self.model!r} names a LoRA adapter, which is not supported by this server yet.")
+        if self.rid == "":
+            raise RequestError("A rid must not be empty.")
+
+    def sampling(self, defaults: Mapping[str, float], *, max_new_tokens: int | None) -> SamplingParams:
+        """The request's values over the model's defaults over the engine's. Raises RequestError (400)."""
+        raw: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+        }
+        raw = {key: defaults.get(key) if value is None else value for key, value in raw.items()}
+        raw.update(
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            min_new_tokens=self.min_tokens,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            no_stop_trim=self.no_stop_trim,
+            skip_special_tokens=self.skip_special_tokens,
+            n=self.n,
+            sampling_seed=self.seed,
+            logit_bias=self.logit_bias,
+            max_new_tokens=max_new_tokens,
+        )
+        return SamplingParams.parse(raw)
+
+    def options(self, *, top_logprobs_num: int | None, logprob_start_len: int = -1) -> Options:
+        """``top_logprobs_num`` None: no logprobs at all."""
+        return Options(
+            stream=bool(self.stream),
+            return_logprob=top_logprobs_num is not None,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num or 0,
+            namespace=(self.extra_key or "") + (self.cache_salt or ""),
+            priority=self.priority,
+        )
+
+
+class ChatBody(CommonBody, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = False
+    reasoning_effort: str | None = None
+    """Handed to the chat template."""
+    separate_reasoning: bool | None = True
+    stream_reasoning: bool | None = True
+    """Both are about what a reasoning parser finds; without one there is nothing to separate."""
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if not self.messages:
+            raise RequestError("messages must not be empty.")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true.")
+        if not 0 <= (self.top_logprobs or 0) <= MAX_TOP_LOGPROBS:
+            raise RequestError(f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], got {self.top_logprobs}.")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise RequestError("tool_choice is not supported by this server yet.")
+        if self.modalities not in (None, ["text"]):
+            raise RequestError("modalities other than text are not supported by this server.")
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """None = to the end of the context."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionBody(CommonBody, kw_only=True):
+    prompt: str | list[Any]
+    echo: bool | None = False
+    logprobs: int | None = None
+    best_of: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.best_of not in (None, 1, self.n):
+            raise RequestError("best_of is not supported by this server; use n.")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise RequestError(f"logprobs must be at least 0, got {self.logprobs}.")
+
+    @property
+    def max_new_tokens(self) -> int:
+        return 16 if self.max_tokens is None else self.max_tokens
+
+
+def flatten_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as templates expect them: every content a string. Raises RequestError (400) for what is not text."""
+    flat = []
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        if not isinstance(role, str):
+            raise RequestError(f"messages[{index}].role must be a string.")
+        if role in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
+            raise RequestError(f"messages[{index}]: tool calls are not supported by this server yet.")
+        flat.append({**message, "content": _text_of(message.get("content"), index)})
+    return flat
+
+
+def _text_of(content: Any, index: int) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"messages[{index}].content must be a string or a list of parts.")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise RequestError(f"messages[{index}].content: this model reads text parts only, got {kind or type(part).__name__!r}.")
+        texts.append(part["text"])
+    return " ".join(texts)

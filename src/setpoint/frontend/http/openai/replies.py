@@ -1,0 +1,85 @@
+"""What the two OpenAI completion routes share in their answers: usage, finish reasons, the envelope of a stream.
+
+Works on SequenceOutputs and plain dicts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any, Protocol
+
+from setpoint.frontend.http.openai.protocol import CommonBody
+from setpoint.frontend.http.sse import event
+from setpoint.frontend.jobs import Job, Piece, SequenceOutput
+
+
+class ChunkMaker(Protocol):
+    """A route's own part of a stream: the choices that pieces of text become."""
+
+    def opening(self, output: SequenceOutput) -> dict[str, Any] | None:
+        """A choice sent before the first piece of a sequence."""
+
+    def choice(self, piece: Piece) -> dict[str, Any] | None:
+        """The choice of a piece; None if there is nothing to show."""
+
+    def closing(self, output: SequenceOutput) -> dict[str, Any] | None:
+        """A choice sent when a sequence has ended."""
+
+
+class Reply:
+    """The envelope of one request's answer: id, model, creation time, usage."""
+
+    def __init__(self, rid: str, body: CommonBody, *, kind: str, cache_report: bool, weight_version: str) -> None:
+        self._head: dict[str, Any] = {"id": rid, "object": kind, "created": int(time.time()), "model": body.model}
+        self._body = body
+        self._cache_report = cache_report
+        self._weight_version = weight_version
+
+    def complete(self, outputs: Sequence[SequenceOutput], choices: list[dict[str, Any]]) -> dict[str, Any]:
+        metadata = {"weight_version": self._weight_version}
+        return {**self._head, "choices": choices, "usage": self.usage(outputs), "metadata": metadata}
+
+    async def stream(self, job: Job, maker: ChunkMaker) -> AsyncGenerator[bytes, None]:
+        opened: set[int] = set()
+        async for pieces in job.pieces():
+            for piece in pieces:
+                output = piece.output
+                choices: list[dict[str, Any] | None] = []
+                if output.index not in opened:
+                    opened.add(output.index)
+                    choices.append(maker.opening(output))
+                choices.append(maker.choice(piece))
+                if output.finish is not None:
+                    choices.append(maker.closing(output))
+                for choice in choices:
+                    if choice is not None:
+                        yield event(self._chunk([choice], [output] if self._body.continuous_usage else None))
+        if self._body.include_usage:
+            yield event(self._chunk([], job.outputs))
+
+    def usage(self, outputs: Iterable[SequenceOutput]) -> dict[str, Any]:
+        """Token counts; the n samples of a prompt share its tokens, which count once."""
+        outputs = list(outputs)
+        firsts = outputs if len(outputs) == 1 else outputs[:: self._body.n or 1]
+        num_prompt = sum(output.num_prompt for output in firsts)
+        num_outputs = sum(output.num_outputs for output in outputs)
+        usage: dict[str, Any] = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_outputs,
+            "total_tokens": num_prompt + num_outputs,
+            "reasoning_tokens": 0,
+        }
+        if self._cache_report:
+            usage["prompt_tokens_details"] = {"cached_tokens": sum(output.num_cached for output in firsts)}
+        return usage
+
+    def _chunk(self, choices: list[dict[str, Any]], usage_of: Sequence[SequenceOutput] | None) -> dict[str, Any]:
+        return {**self._head, "choices": choices, "usage": None if usage_of is None else self.usage(usage_of)}
+
+
+def finish_fields(output: SequenceOutput) -> dict[str, Any]:
+    """``finish_reason`` and ``matched_stop`` of a choice."""
+    if output.finish is None:
+        return {"finish_reason": None, "matched_stop": None}
+    return {"finish_reason": output.finish.type, "matched_stop": output.finish.matched}

@@ -1,0 +1,43 @@
+"""Binding the port and running uvicorn. The port is bound before the model loads, so that a taken one is known at once."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import uvicorn
+from fastapi import FastAPI
+
+from setpoint.core.errors import ConfigError
+
+_BACKLOG = 2048
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A TCP socket bound to the address, not listening yet. Raises ConfigError with advice if it cannot be had."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {error.strerror or error}; give an address of this machine, e.g. 127.0.0.1.") from error
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            advice = "stop the program that uses it, or choose another with --port"
+        elif error.errno == errno.EACCES:
+            advice = "ports below 1024 need privileges; choose another with --port"
+        else:
+            advice = "check --host and --port"
+        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror}; {advice}.") from error
+    return sock
+
+
+def make_server(app: FastAPI, *, log_level: str = "info") -> uvicorn.Server:
+    """A uvicorn server on uvloop and httptools; run it with ``await server.serve(sockets=[bind_socket(…)])``."""
+    config = uvicorn.Config(
+        app, loop="uvloop", http="httptools", ws="none", lifespan="off", log_config=None, log_level=log_level, backlog=_BACKLOG
+    )
+    return uvicorn.Server(config)

@@ -1,0 +1,83 @@
+"""Server-sent events over ASGI, and the watch for clients that go away.
+
+Works on byte chunks and Jobs; what is in a chunk is the route's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from fastapi import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from setpoint.core.errors import SetpointError
+from setpoint.frontend.jobs import ClientGoneError, Job
+
+logger = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+
+_encoder = msgspec.json.Encoder()
+
+
+def event(content: Any) -> bytes:
+    return b"data: " + _encoder.encode(content) + b"\n\n"
+
+
+@contextmanager
+def cancelled_with_client(job: Job, receive: Callable[[], Awaitable[Message]]) -> Iterator[None]:
+    """Within, a disconnect of the client cancels the job. The body must have been read before."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        job.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+
+
+class EventStream(Response):
+    """Sends ``chunks`` as they come, then ``[DONE]``. Owns the job: it ends with the response, whatever happens.
+
+    An error before the first chunk is raised, so that it gets its own HTTP status; later ones become a last chunk.
+    """
+
+    def __init__(self, job: Job, chunks: AsyncGenerator[bytes, None], error_chunk: Callable[[SetpointError], dict[str, Any]]) -> None:
+        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        del self.headers["content-length"]
+        self._job = job
+        self._chunks = chunks
+        self._error_chunk = error_chunk
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._job, cancelled_with_client(self._job, receive):
+            try:
+                first = await anext(self._chunks)
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await _send_chunk(send, first)
+                await self._send_rest(send)
+            finally:
+                await self._chunks.aclose()
+
+    async def _send_rest(self, send: Send) -> None:
+        try:
+            async for chunk in self._chunks:
+                await _send_chunk(send, chunk)
+        except ClientGoneError:
+            logger.debug("A client left in mid-stream.")
+        except SetpointError as error:
+            await _send_chunk(send, event(self._error_chunk(error)))
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+
+async def _send_chunk(send: Send, chunk: bytes) -> None:
+    await send({"type": "http.response.body", "body": chunk, "more_body": True})

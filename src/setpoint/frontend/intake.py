@@ -1,0 +1,141 @@
+"""From a client's prompt and options to core Requests: tokenization, length and vocabulary checks, clipping.
+
+The checks of FACTS §2.7. It knows nothing of HTTP; every refusal is a RequestError.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from setpoint.core.errors import RequestError
+from setpoint.core.request import Ids, Request, pack_ids
+from setpoint.core.sampling import INT64_MAX, SamplingParams
+from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.text.processor import TextProcessor
+
+logger = logging.getLogger(__name__)
+
+MAX_SEQUENCES = 4096
+"""Sequences (prompts x n) one HTTP request may ask for."""
+
+MAX_TOP_LOGPROBS = 1000
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Options:
+    """What a request wants beside sampling; shared by its n sequences."""
+
+    stream: bool = False
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs_num: int = 0
+    token_ids_logprob: tuple[int, ...] = ()
+    namespace: str = ""
+    priority: int | None = None
+
+
+def new_rid() -> str:
+    return uuid.uuid4().hex
+
+
+class Intake:
+    def __init__(self, config: FrontendConfig, text: TextProcessor) -> None:
+        self._config = config
+        self._text = text
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> Ids:
+        """Ids of a prompt. A text that cannot fit the context is refused before it is tokenized, unless truncation is allowed."""
+        at_least = self._text.min_tokens(text)
+        if at_least >= self._config.context_len:
+            if not self._config.allow_auto_truncate:
+                raise self._too_long(f"at least {at_least}")
+            text = text[: self._config.context_len * self._text.tokenizer.max_token_chars]
+        return await self._text.encode(text, add_special_tokens=add_special_tokens)
+
+    def check_ids(self, ids: Sequence[int], *, name: str = "input_ids") -> Ids:
+        """Client's token ids as an array. Raises RequestError (400) for one outside the vocabulary."""
+        limit = self._config.vocab_size
+        if len(ids) and not 0 <= min(ids) <= max(ids) < limit:
+            wrong = next(token for token in ids if not 0 <= token < limit)
+            raise RequestError(f"{name} has token id {wrong}, outside the vocabulary of {limit}.")
+        return np.array(ids, np.int32)
+
+    def requests(self, prompt: Ids, sampling: SamplingParams, options: Options, *, rid: str | None = None) -> list[Request]:
+        """The ``sampling.n`` requests of one prompt. Raises RequestError (400).
+
+        With n > 1 the rids are the given one with a suffix, so that aborting the given rid reaches them all, and a given
+        seed is counted up, so that the samples differ.
+        """
+        self._check_options(options, sampling)
+        prompt, sampling = self._fit(prompt, sampling)
+        base = rid or new_rid()
+        one = msgspec.structs.replace(sampling, n=1)
+        requests = []
+        for index in range(sampling.n):
+            seed = None if sampling.sampling_seed is None else (sampling.sampling_seed + index) & INT64_MAX
+            requests.append(
+                Request(
+                    rid=base if sampling.n == 1 else f"{base}_{index}",
+                    prompt_ids=pack_ids(prompt),
+                    sampling=msgspec.structs.replace(one, sampling_seed=seed) if index and seed is not None else one,
+                    stream=options.stream,
+                    return_logprob=options.return_logprob,
+                    logprob_start_len=options.logprob_start_len,
+                    top_logprobs_num=options.top_logprobs_num,
+                    token_ids_logprob=options.token_ids_logprob,
+                    namespace=options.namespace,
+                    priority=options.priority,
+                )
+            )
+        return requests
+
+    def _check_options(self, options: Options, sampling: SamplingParams) -> None:
+        sampling.check_vocabulary(self._config.vocab_size)
+        self.check_ids(options.token_ids_logprob, name="token_ids_logprob")
+        if not 0 <= options.top_logprobs_num <= MAX_TOP_LOGPROBS:
+            raise RequestError(f"top_logprobs_num must be in [0, {MAX_TOP_LOGPROBS}], got {options.top_logprobs_num}.")
+        if options.logprob_start_len < -1:
+            raise RequestError(f"logprob_start_len must be at least -1, got {options.logprob_start_len}.")
+        if sampling.n > MAX_SEQUENCES:
+            raise RequestError(f"n must be at most {MAX_SEQUENCES}, got {sampling.n}.")
+
+    def _fit(self, prompt: Ids, sampling: SamplingParams) -> tuple[Ids, SamplingParams]:
+        """Refuse, or with --allow-auto-truncate shorten, what does not fit the context."""
+        context_len, max_input = self._config.context_len, self._config.max_req_input_len
+        num_prompt = len(prompt)
+        if num_prompt == 0:
+            raise RequestError("The prompt is empty: it must have at least one token.")
+        if self._config.allow_auto_truncate:
+            fitting = min(context_len, max_input) - 1
+            if num_prompt > fitting:
+                logger.warning("Truncated a prompt of %d tokens to its first %d (--allow-auto-truncate).", num_prompt, fitting)
+                prompt, num_prompt = prompt[:fitting], fitting
+            if sampling.max_new_tokens is not None and num_prompt + sampling.max_new_tokens > context_len:
+                limit = context_len - num_prompt
+                logger.warning("Lowered max_new_tokens from %d to %d (--allow-auto-truncate).", sampling.max_new_tokens, limit)
+                sampling = msgspec.structs.replace(sampling, max_new_tokens=limit, min_new_tokens=min(sampling.min_new_tokens, limit))
+        if num_prompt >= context_len:
+            raise self._too_long(str(num_prompt))
+        if num_prompt >= max_input:
+            raise RequestError(
+                f"Input length ({num_prompt} tokens) exceeds the maximum allowed length ({max_input} tokens). "
+                "Use a shorter input or enable --allow-auto-truncate."
+            )
+        wanted = max(sampling.max_new_tokens or 0, sampling.min_new_tokens)
+        if num_prompt + wanted > context_len:
+            raise RequestError(
+                f"Requested token count exceeds the model's maximum context length of {context_len} tokens: "
+                f"{num_prompt} of the input plus {wanted} for the completion are {num_prompt + wanted}."
+            )
+        return prompt, sampling
+
+    def _too_long(self, num_tokens: str) -> RequestError:
+        return RequestError(
+            f"The input ({num_tokens} tokens) is longer than the model's context length ({self._config.context_len} tokens)."
+        )

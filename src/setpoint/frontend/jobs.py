@@ -1,0 +1,216 @@
+"""A client's request while it runs: token events in, text and token counts out.
+
+A Job is one HTTP request, a SequenceOutput one of its sequences. They join the engine's events with the text work: stop
+strings, trimming, counts, timings. They know nothing of JSON or routes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from setpoint.core.errors import RequestError, SetpointError
+from setpoint.core.messages import Finish, LogprobBlock, TokenEvent
+from setpoint.core.request import Request
+from setpoint.core.stats import RequestStats
+from setpoint.frontend.ipc.client import EngineClient, Mailbox
+from setpoint.frontend.text.detokenizer import make_detokenizer
+from setpoint.frontend.text.stops import StopFinder
+from setpoint.frontend.text.tokenizer import Tokenizer
+
+
+class ClientGoneError(SetpointError):
+    """The client closed its connection; nobody reads the answer."""
+
+
+class SequenceOutput:
+    """What one sequence has produced so far, as its client may see it; fed by the Job."""
+
+    def __init__(self, request: Request, index: int, tokenizer: Tokenizer) -> None:
+        sampling = request.sampling
+        self.request = request
+        self.index = index
+        self.text = ""
+        """Certain text: no half characters, nothing that may still turn out to be a stop string."""
+        self.output_ids: list[int] = []
+        self.finish: Finish | None = None
+        self.num_prompt = len(request.prompt_ids) // 4
+        self.num_outputs = 0
+        self.num_cached = 0
+        self.num_retractions = 0
+        self.logprobs: list[LogprobBlock] = []
+        """Blocks that cover ``output_ids`` in order, if asked for."""
+        self.prompt_logprobs: LogprobBlock | None = None
+        self.created_at = time.perf_counter()
+        self.first_token_at: float | None = None
+        self.finished_at: float | None = None
+        self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+        stops = () if sampling.ignore_eos else sampling.stop
+        self._finder = StopFinder(stops, keep=sampling.no_stop_trim) if stops else None
+
+    @property
+    def rid(self) -> str:
+        return self.request.rid
+
+    @property
+    def e2e_s(self) -> float:
+        return (self.finished_at or time.perf_counter()) - self.created_at
+
+    def feed(self, event: TokenEvent) -> Piece:
+        """Take in an event; a stop string in it ends the sequence at the token that completed it."""
+        if event.ids and self.first_token_at is None:
+            self.first_token_at = time.perf_counter()
+        num_kept, text = self._decode(event)
+        if event.finish is not None and not self._stopped:
+            text += self._flush()
+        dropped = len(event.ids) - num_kept
+        self.num_prompt = event.num_prompt or self.num_prompt
+        self.num_outputs = event.num_outputs - dropped
+        self.num_cached = event.num_cached
+        self.num_retractions = event.num_retractions
+        self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
+        self.output_ids += event.ids[:num_kept]
+        block = event.output_logprobs
+        if block is not None and dropped:
+            block = _head(block, num_kept)
+        if block is not None:
+            self.logprobs.append(block)
+        self.text += text
+        self.finish = Finish("stop", matched=self._finder.matched) if self._finder is not None and self._stopped else event.finish
+        if self.finish is not None:
+            self.finished_at = time.perf_counter()
+        return Piece(self, text, num_kept, block)
+
+    def stats(self) -> RequestStats:
+        return RequestStats(
+            rid=self.rid,
+            num_prompt=self.num_prompt,
+            num_cached=self.num_cached,
+            num_output=self.num_outputs,
+            num_retractions=self.num_retractions,
+            ttft_s=(self.first_token_at or time.perf_counter()) - self.created_at,
+            e2e_s=self.e2e_s,
+            finish=self.finish.type if self.finish is not None else "abort",
+        )
+
+    @property
+    def _stopped(self) -> bool:
+        return self._finder is not None and self._finder.matched is not None
+
+    def _decode(self, event: TokenEvent) -> tuple[int, str]:
+        """How many ids of the event belong to the sequence, and their text."""
+        visible = event.ids
+        finish = event.finish
+        if finish is not None and finish.type == "stop" and visible and not self.request.sampling.no_stop_trim:
+            visible = visible[:-1]  # the stop token itself is counted but not shown
+        if self._finder is None:
+            return len(event.ids), self._detokenizer.feed(visible)
+        text = ""
+        for position, token_id in enumerate(visible):
+            text += self._finder.feed(self._detokenizer.feed((token_id,)))
+            if self._stopped:
+                return position + 1, text
+        return len(event.ids), text
+
+    def _flush(self) -> str:
+        tail = self._detokenizer.flush()
+        if self._finder is None:
+            return tail
+        text = self._finder.feed(tail)
+        return text if self._stopped else text + self._finder.flush()
+
+
+@dataclass(slots=True, frozen=True)
+class Piece:
+    """What one event added to a sequence."""
+
+    output: SequenceOutput
+    text: str
+    num_ids: int
+    logprobs: LogprobBlock | None
+
+    @property
+    def ids(self) -> list[int]:
+        return self.output.output_ids[len(self.output.output_ids) - self.num_ids :]
+
+
+class Job:
+    """The sequences of one client request, submitted together. A context manager: leaving it frees what still runs."""
+
+    def __init__(
+        self, client: EngineClient, tokenizer: Tokenizer, requests: Sequence[Request], *, on_finish: Callable[[SequenceOutput], None]
+    ) -> None:
+        self._client = client
+        self._mailbox = Mailbox()
+        self._on_finish = on_finish
+        self._open: set[int] = set()
+        """Indices of submitted sequences that have not ended."""
+        self.outputs = [SequenceOutput(request, index, tokenizer) for index, request in enumerate(requests)]
+
+    def __enter__(self) -> Job:
+        """Submit. Raises RequestError or EngineDeadError, then nothing of the job runs."""
+        try:
+            for output in self.outputs:
+                self._client.submit(output.request, self._mailbox, output.index)
+                self._open.add(output.index)
+        except SetpointError:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
+
+    def cancel(self) -> None:
+        """The client went away: free everything, and wake up whoever waits for more with ClientGoneError."""
+        self._stop()
+        self._mailbox.fail(ClientGoneError("The client closed the connection."))
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """What each wake-up brought, until all sequences are finished.
+
+        Raises RequestError when a sequence was aborted with an HTTP status, EngineDeadError, ClientGoneError.
+        """
+        while self._open:
+            pieces = []
+            for index, event in await self._mailbox.take():
+                output = self.outputs[index]
+                if output.finish is not None:
+                    continue  # ended by a stop string; these events were on the way
+                piece = output.feed(event)
+                pieces.append(piece)
+                if output.finish is not None:
+                    self._end(output)
+                    _raise_abort(output.finish)
+            if pieces:
+                yield pieces
+
+    async def wait(self) -> list[SequenceOutput]:
+        """Run to the end. Raises like ``pieces``."""
+        async for _ in self.pieces():
+            pass
+        return self.outputs
+
+    def _stop(self) -> None:
+        for index in sorted(self._open):
+            self._end(self.outputs[index])
+
+    def _end(self, output: SequenceOutput) -> None:
+        self._open.discard(output.index)
+        self._client.stop(output.rid, self._mailbox)
+        self._on_finish(output)
+
+
+def _raise_abort(finish: Finish) -> None:
+    if finish.type == "abort" and finish.status_code is not None:
+        raise RequestError(
+            finish.message or "The request was aborted.",
+            status_code=finish.status_code,
+            err_type=finish.err_type or ("BadRequestError" if finish.status_code == 400 else ""),
+        )
+
+
+def _head(block: LogprobBlock, length: int) -> LogprobBlock:
+    return LogprobBlock(block.values[:length], block.ids[:length], block.top_values[:length], block.top_ids[:length], block.picked[:length])

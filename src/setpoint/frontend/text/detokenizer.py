@@ -1,0 +1,96 @@
+"""Token ids to text, piece by piece, without ever splitting a UTF-8 character.
+
+Two implementations: exact bytes for byte-level tokenizers (nearly all current models), a moving window of ids over the
+Rust decoder for the others. Both cost O(1) per token on average. They know nothing of stop strings or requests.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from setpoint.frontend.text.tokenizer import Tokenizer
+
+REPLACEMENT = "�"
+
+_MAX_WAIT = 8
+"""Feeds the window decoder waits for a character that does not complete; a character has at most four bytes."""
+
+
+class Detokenizer(Protocol):
+    """One sequence's decoder. ``feed`` returns the text that became certain; ``flush``, at the end, what was held back."""
+
+    def feed(self, ids: Sequence[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+def make_detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Detokenizer:
+    if tokenizer.is_byte_level:
+        return ByteDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+    return WindowDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+
+
+class ByteDetokenizer:
+    """Joins the bytes of tokens. Contract: the pieces and the flush joined equal ``Tokenizer.decode`` of all ids."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, ids: Sequence[int]) -> str:
+        token_bytes = self._tokenizer.token_bytes
+        return self._decoder.decode(b"".join([token_bytes(token_id) for token_id in ids if token_id not in self._skip]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+class WindowDetokenizer:
+    """Decodes a short window of recent ids for each piece and emits what is new at its end.
+
+    ids:     … | context | pending |
+    context: already emitted tokens, there because a decoder may treat the first token of a text specially (SentencePiece
+    drops its leading space); pending: tokens whose text may still change, because it ends inside a character.
+
+    Contract: for well-formed UTF-8 the pieces and the flush joined equal ``Tokenizer.decode`` of all ids. (With byte
+    fallback the Rust decoder turns a *whole* run of byte tokens into U+FFFD if any byte of it is wrong; a stream cannot.)
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._context: list[int] = []
+        self._pending: list[int] = []
+        self._waited = 0
+        """Feeds held back since the last piece."""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        self._pending += ids
+        fresh = self._fresh()
+        # A lone lead byte shows as U+FFFD: wait for the rest of its character, but not for ever.
+        if fresh.endswith(REPLACEMENT) and self._waited < _MAX_WAIT:
+            self._waited += 1
+            return ""
+        return self._advance(fresh)
+
+    def flush(self) -> str:
+        return self._advance(self._fresh())
+
+    def _advance(self, fresh: str) -> str:
+        if fresh:  # tokens without text (skipped specials) are no context for the next
+            self._context = self._pending
+        self._pending = []
+        self._waited = 0
+        return fresh
+
+    def _fresh(self) -> str:
+        if not self._pending:
+            return ""
+        known = self._decode(self._context)
+        return self._decode(self._context + self._pending)[len(known) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)

@@ -1,0 +1,63 @@
+"""Finds stop strings in text that arrives in pieces.
+
+Works on strings only; which token a piece came from, and what a match means for the request, is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopFinder:
+    """Feeds text through, holding back the tail that may be the start of a stop string.
+
+    Contract: what ``feed`` and ``flush`` return, joined, is the text up to the first stop string (including it if ``keep``).
+    "First" is the one that is complete first, and the longest of those: so the result does not depend on how the text was
+    cut into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._keep = keep
+        self._held = ""
+        self.matched: str | None = None
+        """The stop string found; after that nothing more is fed."""
+
+    def feed(self, text: str) -> str:
+        """Returns the text that is certain not to belong to a stop string. Sets ``matched`` at the end of a match."""
+        assert self.matched is None, "text after a stop string"
+        if not self._stops:
+            return text
+        text = self._held + text
+        match = self._first_match(text)
+        if match is not None:
+            start, self.matched = match
+            self._held = ""
+            return text[: start + len(self.matched)] if self._keep else text[:start]
+        held_from = self._partial_match(text)
+        self._held = text[held_from:]
+        return text[:held_from]
+
+    def flush(self) -> str:
+        """The end of the text: what was held back is no stop string after all."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, text: str) -> tuple[int, str] | None:
+        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if not matches:
+            return None
+        _, start, stop = min(matches)
+        return start, stop
+
+    def _partial_match(self, text: str) -> int:
+        """Where the longest tail begins that is a proper prefix of some stop string; len(text) if none is."""
+        earliest = len(text)
+        for stop in self._stops:
+            start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+            while 0 <= start < earliest:
+                if stop.startswith(text[start:]):
+                    earliest = start
+                    break
+                start = text.find(stop[0], start + 1)
+        return earliest

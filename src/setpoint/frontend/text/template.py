@@ -1,0 +1,96 @@
+"""Chat templates: messages to prompt text, in a jinja2 sandbox with the functions that Hugging Face templates expect.
+
+Works on plain dicts and strings. It knows nothing of tokens or HTTP; a template's complaint becomes a RequestError.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from setpoint.core.errors import CheckpointError, ConfigError, RequestError
+from setpoint.frontend.text.tokenizer import read_tokenizer_config
+
+
+class ChatTemplate:
+    """A compiled template; ``render`` may be called for every request."""
+
+    def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise CheckpointError(f"The chat template cannot be compiled: {error}") from error
+        self._special_tokens = dict(special_tokens or {})
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None
+    ) -> str:
+        """The prompt text. ``variables`` are the request's chat_template_kwargs; they cannot replace the messages.
+
+        Raises RequestError (400) for anything the template refuses or trips over.
+        """
+        names = {
+            "tools": None,
+            "documents": None,
+            **self._special_tokens,
+            "add_generation_prompt": add_generation_prompt,
+            **(variables or {}),
+            "messages": list(messages),
+        }
+        try:
+            return self._template.render(names)
+        except Exception as error:  # a template runs arbitrary expressions over a client's values: any error is about those
+            raise RequestError(f"The chat template cannot render these messages: {error}") from error
+
+
+def find_chat_template(folder: str | Path, *, override: str | None = None) -> str | None:
+    """The source of the chat template: ``override`` (a file), else chat_template.jinja, else tokenizer_config.json; or None."""
+    if override is not None:
+        path = Path(override)
+        if not path.is_file():
+            raise ConfigError(f"--chat-template {override}: no such file; give the path of a jinja template.")
+        return path.read_text(encoding="utf-8")
+    path = Path(folder) / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = read_tokenizer_config(folder).get("chat_template")
+    if isinstance(template, list):  # several named ones
+        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = by_name.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _tojson(value: Any, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
+    # jinja2's own filter escapes for HTML, which a prompt must not be.
+    return json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+class _GenerationTag(Extension):
+    """``{% generation %}…{% endgeneration %}`` marks assistant text for training masks; here its body is simply rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 - the name jinja2 asks for
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(lineno)
+
+    def _render(self, caller: Callable[[], str]) -> str:
+        return caller()

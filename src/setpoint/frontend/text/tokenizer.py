@@ -1,0 +1,121 @@
+"""A tokenizer.json through the Rust ``tokenizers`` library: text to ids, ids to text, and the bytes of a single token.
+
+Works on strings and int32 ids. It knows nothing of chat templates, requests or streams.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders
+
+from setpoint.core.errors import CheckpointError
+from setpoint.core.request import Ids
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's reversible map, as character -> byte: printable bytes stand for themselves, the rest for U+0100 onwards."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    rest = (byte for byte in range(256) if byte not in set(printable))
+    alphabet.update((chr(256 + index), byte) for index, byte in enumerate(rest))
+    return alphabet
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+class Tokenizer:
+    """Encodes and decodes; immutable after construction and safe to use from several threads."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, *, special_tokens: dict[str, str] | None = None) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.special_tokens = special_tokens or {}
+        """Named special tokens ("bos_token", "eos_token", …) as the checkpoint spells them; for chat templates."""
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._token_bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """Read ``tokenizer.json`` and the special tokens of ``tokenizer_config.json``. Raises CheckpointError."""
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(f"No tokenizer.json in {folder}; pass --tokenizer-path with a folder that has one.")
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the Rust library raises plain Exception for every kind of malformed file
+            raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+        return cls(tokenizer, special_tokens=_named_special_tokens(read_tokenizer_config(folder)))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Ids the tokenizer knows, added tokens included. The model's own vocabulary may be padded beyond it."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def max_token_chars(self) -> int:
+        """Length of the longest token: n characters of text are at least n / max_token_chars tokens."""
+        return max((len(token) for token in self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Ids:
+        # The batch call releases the GIL and computes no character offsets, the single call does neither.
+        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        return np.array(encoding.ids, np.int32)
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ``ids``; ids the tokenizer does not know give nothing."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token contributes to the text. Exact for byte-level tokenizers, else the UTF-8 of the token decoded alone."""
+        known = self._token_bytes.get(token_id)
+        if known is None:
+            known = self._token_bytes[token_id] = self._compute_token_bytes(token_id)
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """One token as a printable string (for logprobs): part of a character shows as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _compute_token_bytes(self, token_id: int) -> bytes:
+        if not self.is_byte_level:
+            return self.decode([token_id], skip_special_tokens=False).encode()
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        values = [_ALPHABET.get(char) for char in token]
+        # A token with a character outside the alphabet (an added token) stands for itself, as the Rust decoder has it.
+        return token.encode() if None in values else bytes(value for value in values if value is not None)
+
+
+def read_tokenizer_config(folder: str | Path) -> dict[str, Any]:
+    """``tokenizer_config.json`` of a checkpoint, {} where there is none. Raises CheckpointError if it is not a JSON object."""
+    path = Path(folder) / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} must hold a JSON object.")
+    return config
+
+
+def _named_special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    named = {}
+    for key, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(content, str):
+            named[key] = content
+    return named

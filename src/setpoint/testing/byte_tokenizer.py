@@ -1,0 +1,41 @@
+"""A tokenizer whose ids are bytes: id b < 256 is byte b, then a few special tokens. For tests and tiny random models.
+
+A real tokenizer.json (byte-level BPE without merges), so the very code that serves a model reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+BOS_ID = 256
+EOS_ID = 257
+IM_START_ID = 258
+IM_END_ID = 259
+VOCAB_SIZE = 260
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_byte_tokenizer() -> Tokenizer:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    shifted = iter(range(256, 512))
+    vocab = {chr(byte) if byte in printable else chr(next(shifted)): byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    return tokenizer
+
+
+def write_byte_tokenizer(folder: str | Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json, as a checkpoint folder has them."""
+    make_byte_tokenizer().save(str(Path(folder) / "tokenizer.json"))
+    config = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "chat_template": CHAT_TEMPLATE}
+    (Path(folder) / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -1,0 +1,163 @@
+"""An EngineLink that answers from a script, in the test's own event loop: the HTTP surface without a model or a process.
+
+Every message still crosses as encoded bytes. Generates one token per loop turn and sequence; knows nothing of text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from setpoint.core.messages import (
+    Abort,
+    Call,
+    Finish,
+    LogprobBlock,
+    Ready,
+    Reply,
+    Shutdown,
+    Stop,
+    Submit,
+    ToFrontend,
+    TokenEvent,
+    Tokens,
+    decode_to_engine,
+    encode,
+)
+from setpoint.core.request import Request
+
+Script = Callable[[Request], Sequence[int]]
+
+
+def echo(request: Request) -> Sequence[int]:
+    return [int(token) for token in request.prompt()]
+
+
+@dataclass(slots=True)
+class _Running:
+    request: Request
+    script: Sequence[int]
+    num_sent: int = 0
+    aborted: bool = False
+
+
+@dataclass(slots=True)
+class FakeEngine:
+    script: Script = echo
+    """The ids a request generates, before limits and stop ids; used up, they begin again."""
+    eos_ids: frozenset[int] = frozenset()
+    context_len: int = 256
+    step_s: float = 0.0
+    tokens_per_event: int = 1
+    num_cached: int = 0
+    refuse: Callable[[Request], Finish | None] = lambda request: None
+    """An abort to answer a request with, e.g. "queue full"."""
+    silent: bool = False
+    """While set, accepts everything and says nothing."""
+    submitted: list[Request] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    running: dict[str, _Running] = field(default_factory=dict)
+    is_shut_down: bool = False
+    _receiver: Callable[[bytes], None] | None = None
+    _ticking: bool = False
+
+    def start(self, receiver: Callable[[bytes], None]) -> None:
+        self._receiver = receiver
+        self.emit(Ready({"max_req_input_len": self.context_len}))
+
+    def close(self) -> None:
+        self._receiver = None
+
+    def emit(self, message: ToFrontend) -> None:
+        if self._receiver is not None:
+            self._receiver(encode(message))
+
+    def send(self, data: bytes) -> None:
+        match decode_to_engine(data):
+            case Submit(request):
+                self.submitted.append(request)
+                self.running[request.rid] = _Running(request, list(self.script(request)) or [0])
+                self._tick_later()
+            case Abort(prefix, abort_all):
+                for rid, running in self.running.items():
+                    running.aborted |= abort_all or rid.startswith(prefix)
+                self._tick_later()
+            case Stop(rid):
+                self.stopped.append(rid)
+                self.running.pop(rid, None)
+            case Call(call_id, name, _):
+                ok = name != "flush_cache" or not self.running
+                reply = Reply(call_id, ok, {"num_running": len(self.running)})
+                asyncio.get_running_loop().call_soon(self.emit, reply)
+            case Shutdown():
+                self.is_shut_down = True
+
+    def _tick_later(self) -> None:
+        if not self._ticking:
+            self._ticking = True
+            asyncio.get_running_loop().call_later(self.step_s, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        if self.silent:
+            return
+        events = [self._step(running) for running in list(self.running.values())]
+        for event in events:
+            if event.finish is not None:
+                del self.running[event.rid]
+        self.emit(Tokens(events))
+        if self.running:
+            self._tick_later()
+
+    def _step(self, running: _Running) -> TokenEvent:
+        request = running.request
+        finish = Finish("abort", message="Aborted.") if running.aborted else self.refuse(request)
+        ids: list[int] = []
+        first = running.num_sent
+        while finish is None and len(ids) < self.tokens_per_event:
+            limit = self._limit(request)
+            if limit:
+                ids.append(running.script[running.num_sent % len(running.script)])
+                running.num_sent += 1
+            finish = self._finish(request, ids, running.num_sent, limit)
+        return TokenEvent(
+            request.rid,
+            ids,
+            finish=finish,
+            num_prompt=len(request.prompt()),
+            num_outputs=running.num_sent,
+            num_cached=self.num_cached,
+            output_logprobs=_block(request, ids) if request.return_logprob else None,
+            prompt_logprobs=_prompt_block(request) if first == 0 else None,
+        )
+
+    def _limit(self, request: Request) -> int:
+        room = self.context_len - len(request.prompt())
+        wanted = request.sampling.max_new_tokens
+        return room if wanted is None else min(wanted, room)
+
+    def _finish(self, request: Request, ids: list[int], num_outputs: int, limit: int) -> Finish | None:
+        sampling = request.sampling
+        stops = self.eos_ids | set(sampling.stop_token_ids)
+        if ids and not sampling.ignore_eos and num_outputs > sampling.min_new_tokens and ids[-1] in stops:
+            return Finish("stop", matched=ids[-1])
+        return Finish("length", length=limit) if num_outputs >= limit else None
+
+
+def _block(request: Request, ids: Sequence[int]) -> LogprobBlock:
+    """Made-up but recognisable: the k-th best token is the sampled id + k with logprob -(k + 1) / 2."""
+    tops = range(request.top_logprobs_num)
+    return LogprobBlock(
+        values=[-0.5] * len(ids),
+        ids=list(ids),
+        top_values=[[-(k + 1) / 2 for k in tops] for _ in ids],
+        top_ids=[[token + k for k in tops] for token in ids],
+        picked=[[-float(token) for token in request.token_ids_logprob] for _ in ids],
+    )
+
+
+def _prompt_block(request: Request) -> LogprobBlock | None:
+    if not request.return_logprob or request.logprob_start_len < 0:
+        return None
+    return _block(request, request.prompt()[max(request.logprob_start_len, 1) :].tolist())
