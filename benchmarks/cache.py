@@ -12,7 +12,6 @@ import os
 import platform
 import statistics
 import subprocess
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -64,17 +63,24 @@ def measure_times(page_size: int) -> dict[str, float]:
     # Half of every prompt cached, half new: what a request with a shared context asks for.
     half = PROMPT_TOKENS // 2
     branches = [np.concatenate([prompt[:half], rng.integers(0, 128_000, half, dtype=np.int32)]) for prompt in prompts]
-    result = {"insert": _median_us(lambda i: cache.extend(handles[i], prompts[i], pages[i]))}
-    result["peek"] = _median_us(lambda i: cache.peek(prompts[i]))
-    result["match"] = _median_us(lambda i: cache.match(prompts[i]).release())
-    result["match + split"] = _median_us(lambda i: cache.match(branches[i]).release())
-    result["handle.pages"] = _median_us(lambda i: handles[i].pages())
-    for handle in handles:
-        handle.release()
-    result["evict + alloc 1 page"] = _median_us(lambda _: cache.alloc(1))
-    result["alloc + free 1 page"] = _median_us(lambda _: cache.free(_alloc(cache, 1)))
-    result["alloc + free 256 pages"] = _median_us(lambda _: cache.free(_alloc(cache, min(256, num_pages))))
-    return result
+    return {
+        "insert": _median_us(lambda i: cache.extend(handles[i], prompts[i], pages[i])),
+        "peek": _median_us(lambda i: cache.peek(prompts[i])),
+        "match": _median_us(lambda i: cache.match(prompts[i]).release()),
+        "match + split": _median_us(lambda i: cache.match(branches[i]).release()),
+        "pages of a handle": _median_us(lambda i: handles[i].pages()),
+        "alloc 1 page, evicting": _median_alloc_us(page_size, num_free=0),
+        "alloc 1 page": _median_alloc_us(page_size, num_free=ROUNDS),
+    }
+
+
+def _median_alloc_us(page_size: int, *, num_free: int) -> float:
+    """One page per call, as decoding asks for it, from a pool that 4,096 one-page leaves fill but for ``num_free`` pages."""
+    cache = KVCache(num_pages=4096 + num_free, page_size=page_size)
+    for number in range(4096):
+        with cache.match(np.zeros(0, np.int32)) as handle:
+            cache.extend(handle, np.full(page_size, number, np.int32), _alloc(cache, 1))
+    return _median_us(lambda _: cache.alloc(1))
 
 
 def _alloc(cache: KVCache, num_pages: int) -> Ids:
@@ -90,7 +96,6 @@ def measure_bytes_per_token(page_size: int, edge_tokens: int, branching: int) ->
     """
     depth = 1 + int(np.log(4_000) / np.log(branching))
     num_nodes = (branching**depth - 1) // (branching - 1)
-    rng = np.random.default_rng(0)
     gc.collect()
     tracemalloc.start()
     cache = KVCache(num_pages=num_nodes * edge_tokens // page_size, page_size=page_size)
@@ -108,7 +113,7 @@ def measure_bytes_per_token(page_size: int, edge_tokens: int, branching: int) ->
                 own = _alloc(cache, edge_tokens // page_size)
                 table = np.concatenate([handle.pages(), own])
                 cache.extend(handle, ids[:end], table)
-    del rng, ids, path, handle, own, table
+    del ids, path, handle, own, table
     gc.collect()
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -116,16 +121,17 @@ def measure_bytes_per_token(page_size: int, edge_tokens: int, branching: int) ->
     return used / cache.evictable_tokens
 
 
-def main() -> None:
-    print(environment())
+def print_tables() -> None:
     columns = [measure_times(page_size) for page_size in PAGE_SIZES]
-    print(f"\nmedian µs, {PROMPT_TOKENS} tokens per prompt | " + " | ".join(f"page size {size}" for size in PAGE_SIZES))
+    print(f"{f'median µs, {PROMPT_TOKENS} tokens per prompt':<52} | " + " | ".join(f"page size {size:>2}" for size in PAGE_SIZES))
     for name in columns[0]:
-        print(f"{name:<40} | " + " | ".join(f"{column[name]:>11.1f}" for column in columns))
-    print("\nbytes per cached token, page size 1")
-    for edge, branching in ((32, 2), (32, 8), (256, 2), (2048, 2)):
-        print(f"edges of {edge:>4} tokens, {branching} children per node | {measure_bytes_per_token(1, edge, branching):>6.1f}")
+        print(f"{name:<52} | " + " | ".join(f"{column[name]:>12.1f}" for column in columns))
+    print(f"\n{'bytes per cached token, page size 1':<52} |")
+    for edge, branching in ((EDGE_TOKENS, 2), (EDGE_TOKENS, 8), (8 * EDGE_TOKENS, 2), (64 * EDGE_TOKENS, 2)):
+        row = f"edges of {edge} tokens, {branching} children per inner node"
+        print(f"{row:<52} | {measure_bytes_per_token(1, edge, branching):>12.1f}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    print(environment() + "\n")
+    print_tables()

@@ -27,7 +27,7 @@ class Node:
     """
 
     parent: Node | None
-    """None: this is the root (an empty stretch, never locked), or the node was evicted."""
+    """None: this is the root, an empty stretch that is never locked."""
     label: Label
     key: bytes
     """Packed token ids, a positive multiple of the page size (empty in the root)."""
@@ -63,6 +63,5 @@ class Node:
         """Part with ``child``."""
         assert isinstance(self.children, dict)
         del self.children[child.label]
-        child.parent = None
         if not self.children:
             self.children = _NO_CHILDREN

@@ -6,6 +6,7 @@ tree (``manager``), nor in which order policies give up leaves (``evict``).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import TracebackType
 
 import numpy as np
@@ -219,14 +220,10 @@ class RadixTree:
         """Every violated invariant, as a sentence; empty = sound. O(tree)."""
         problems: list[str] = []
         evictable = locked = 0
-        nodes = [self._root]
-        while nodes:
-            node = nodes.pop()
-            nodes.extend(node.children.values())
-            if node is not self._root:
-                problems += [f"A node of {node.num_tokens} tokens {what}." for what in self._faults(node)]
-                evictable += 0 if node.lock_ref else node.num_tokens
-                locked += node.num_tokens if node.lock_ref else 0
+        for node in self._nodes():
+            problems += [f"A node of {node.num_tokens} tokens {what}." for what in self._faults(node)]
+            evictable += 0 if node.lock_ref else node.num_tokens
+            locked += node.num_tokens if node.lock_ref else 0
         if self._root.lock_ref:
             problems.append("The root is locked.")
         if (evictable, locked) != (self.evictable_tokens, self.locked_tokens):
@@ -253,12 +250,15 @@ class RadixTree:
 
     def all_pages(self) -> Ids:
         """The pages of every node, in no order. O(tree)."""
-        parts, nodes = [], [self._root]
-        while nodes:
-            node = nodes.pop()
-            nodes.extend(node.children.values())
-            parts.append(node.pages)
-        return unpack_ids(b"".join(parts))
+        return unpack_ids(b"".join(node.pages for node in self._nodes()))
+
+    def _nodes(self) -> Iterator[Node]:
+        """Every node but the root, parents first."""
+        todo = list(self._root.children.values())
+        while todo:
+            node = todo.pop()
+            todo.extend(node.children.values())
+            yield node
 
 
 class ThrowawayTree:
