@@ -1,0 +1,164 @@
+"""Writes tiny random Llama models as GGUF files, the way llama.cpp's converter would: for tests.
+
+Works with numpy and the gguf package's writer. Weights go by their Hugging Face names and row order; this file permutes and
+quantises them, so that a test can ask for the originals back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, TokenType
+from tokenizers.pre_tokenizers import ByteLevel
+
+Array = npt.NDArray[Any]
+BLOCK_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(slots=True, frozen=True)
+class TinyLlama:
+    """Dimensions; the defaults let every ggml type with blocks of 32 hold every matrix."""
+
+    num_layers: int = 2
+    hidden_size: int = 64
+    intermediate_size: int = 96
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    vocab_size: int = 320
+    context_len: int = 256
+    tie: bool = True
+
+    def weights(self, seed: int = 0) -> dict[str, Array]:
+        """Random float32 weights by Hugging Face name, shaped [out, in]."""
+        rng = np.random.default_rng(seed)
+        kv = self.hidden_size // self.num_heads * self.num_kv_heads
+        hidden, inner = self.hidden_size, self.intermediate_size
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden), "model.norm.weight": (hidden,)}
+        if not self.tie:
+            shapes["lm_head.weight"] = (self.vocab_size, hidden)
+        for layer in range(self.num_layers):
+            block = dict.fromkeys(BLOCK_NAMES, (hidden,)) | {
+                "self_attn.q_proj": (hidden, hidden),
+                "self_attn.k_proj": (kv, hidden),
+                "self_attn.v_proj": (kv, hidden),
+                "self_attn.o_proj": (hidden, hidden),
+                "mlp.gate_proj": (inner, hidden),
+                "mlp.up_proj": (inner, hidden),
+                "mlp.down_proj": (hidden, inner),
+            }
+            shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in block.items()}
+        return {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def permuted(weight: Array, num_heads: int) -> Array:
+    """llama.cpp's row order for q and k: the two halves of each head interleaved."""
+    return weight.reshape(num_heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def gguf_tensors(model: TinyLlama, weights: dict[str, Array]) -> dict[str, Array]:
+    """The same weights under GGUF's names and in GGUF's row order."""
+    result = {}
+    for name, weight in weights.items():
+        stem = name.removesuffix(".weight")
+        if stem in TOP_NAMES:
+            result[f"{TOP_NAMES[stem]}.weight"] = weight
+            continue
+        _, _, layer, part = stem.split(".", 3)
+        if part.endswith(("q_proj", "k_proj")):
+            weight = permuted(weight, model.num_heads if part.endswith("q_proj") else model.num_kv_heads)
+        result[f"blk.{layer}.{BLOCK_NAMES[part]}.weight"] = weight
+    return result
+
+
+def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType, seed: int = 0) -> Array:
+    """Raw bytes of a quantised matrix: small bytes only, so that every scale is a finite float16."""
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    return np.random.default_rng(seed).integers(0, 0x40, (*shape[:-1], shape[-1] // block * block_bytes), dtype=np.uint8)
+
+
+def metadata(model: TinyLlama) -> dict[str, Any]:
+    """Every metadata key of a llama file with a byte-level vocabulary; change or drop some to make a test's file."""
+    texts = byte_vocabulary(model.vocab_size)
+    return {
+        "general.name": "tiny",
+        "llama.block_count": model.num_layers,
+        "llama.context_length": model.context_len,
+        "llama.embedding_length": model.hidden_size,
+        "llama.feed_forward_length": model.intermediate_size,
+        "llama.attention.head_count": model.num_heads,
+        "llama.attention.head_count_kv": model.num_kv_heads,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 10000.0,
+        "llama.rope.dimension_count": model.hidden_size // model.num_heads,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": [int(TokenType.CONTROL if text in SPECIALS else TokenType.NORMAL) for text in texts],
+        "tokenizer.ggml.merges": ["h e", "l l", "he ll", "hell o", "Ġ w"],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+
+
+def byte_vocabulary(size: int) -> list[str]:
+    """Special tokens, the 256 byte letters, a few merged words, and unused fillers up to ``size``."""
+    texts = [*SPECIALS, *sorted(ByteLevel.alphabet()), "he", "ll", "hell", "hello", "Ġw"]
+    return texts + [f"[PAD{index}]" for index in range(len(texts), size)]
+
+
+def write(
+    path: Path,
+    tensors: dict[str, Array],
+    keys: dict[str, Any],
+    *,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    arch: str = "llama",
+    raw: dict[str, tuple[Array, GGMLQuantizationType]] | None = None,
+) -> Path:
+    """Write a GGUF: matrices as ``kind``, vectors as F32; ``raw`` replaces tensors by bytes that already are of their type."""
+    writer = gguf.GGUFWriter(path, arch)
+    add: dict[type, Callable[[str, Any], None]] = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
+    for key, value in keys.items():
+        add[type(value)](key, value)
+    for name, tensor in tensors.items():
+        if raw and name in raw:
+            writer.add_tensor(name, raw[name][0], raw_dtype=raw[name][1])
+        elif tensor.ndim == 1 or kind == GGMLQuantizationType.F32:
+            writer.add_tensor(name, tensor)
+        else:
+            writer.add_tensor(name, gguf.quantize(tensor, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

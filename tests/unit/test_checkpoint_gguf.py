@@ -1,0 +1,286 @@
+"""GGUF files: read with every length checked, converted to exactly the weights they hold, once."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as Kind
+from safetensors import deserialize, safe_open
+
+from setpoint.checkpoint import gguf_convert
+from setpoint.checkpoint.gguf_convert import converted_folder
+from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.core.errors import CheckpointError
+from setpoint.testing import tiny_gguf
+
+MODEL = tiny_gguf.TinyLlama()
+QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+READ_ONLY = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL", "IQ4_XS")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "setpoint" / "models"
+
+
+def write(
+    path: Path, *, model: tiny_gguf.TinyLlama = MODEL, keys: dict[str, Any] | None = None, drop: tuple[str, ...] = (), **how: Any
+) -> Path:
+    """A valid file but for what a test changes: ``keys`` are set, metadata and tensors in ``drop`` left out."""
+    values = tiny_gguf.metadata(model) | (keys or {})
+    tensors = tiny_gguf.gguf_tensors(model, model.weights()) | how.pop("tensors", {})
+    values = {key: value for key, value in values.items() if key not in drop}
+    return tiny_gguf.write(path, {name: value for name, value in tensors.items() if name not in drop}, values, **how)
+
+
+def convert(path: Path) -> Path:
+    return converted_folder(path, log=lambda line: None)
+
+
+def load(folder: Path) -> dict[str, np.ndarray]:
+    """Tensors as float32. The library checks the file's layout; bfloat16, which numpy lacks, goes through its bits."""
+    result = {}
+    for name, tensor in deserialize((folder / "model.safetensors").read_bytes()):
+        if tensor["dtype"] == "BF16":
+            values = (np.frombuffer(tensor["data"], "<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = np.frombuffer(tensor["data"], {"F32": "<f4", "F16": "<f2"}[tensor["dtype"]]).astype(np.float32)
+        result[name] = values.reshape(tensor["shape"])
+    return result
+
+
+def to_bf16(values: np.ndarray) -> np.ndarray:
+    return gguf.dequantize(gguf.quantize(values, Kind.BF16), Kind.BF16)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [(Kind.F32, "float32"), (Kind.F16, "float16"), (Kind.BF16, "bfloat16")])
+@pytest.mark.parametrize("tie", [True, False])
+def test_float_files_come_back_bit_for_bit(tmp_path: Path, kind: Kind, dtype: str, tie: bool) -> None:
+    model = tiny_gguf.TinyLlama(tie=tie)
+    folder = convert(write(tmp_path / "m.gguf", model=model, kind=kind))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["torch_dtype"] == dtype
+    assert config["tie_word_embeddings"] is tie
+    rounded = {"float32": lambda x: x, "float16": lambda x: x.astype(np.float16).astype(np.float32), "bfloat16": to_bf16}[dtype]
+    originals, loaded = model.weights(), load(folder)
+    assert loaded.keys() == originals.keys()
+    for name, original in originals.items():
+        np.testing.assert_array_equal(loaded[name], rounded(original), err_msg=name)
+
+
+@pytest.mark.parametrize("name", QUANTISABLE)
+def test_quantised_files_come_back_within_the_quantisation_error(tmp_path: Path, name: str) -> None:
+    kind = Kind[name]
+    loaded = load(convert(write(tmp_path / "m.gguf", kind=kind)))
+    for key, original in MODEL.weights().items():
+        # Rows are quantised one by one, so a permutation of rows does not change what a row becomes.
+        expected = original if original.ndim == 1 else gguf.dequantize(gguf.quantize(original, kind), kind)
+        np.testing.assert_array_equal(loaded[key], to_bf16(expected), err_msg=key)
+        step = 2 ** -int(name[1])  # bits of the type; blocks span at most ±max
+        assert np.abs(loaded[key] - original).max() <= np.abs(original).max() * 2.1 * step
+
+
+@pytest.mark.parametrize("name", READ_ONLY)
+def test_every_type_the_gguf_package_reads_is_converted(tmp_path: Path, name: str) -> None:
+    model = tiny_gguf.TinyLlama(num_layers=1, hidden_size=256, intermediate_size=256)
+    block = tiny_gguf.random_blocks((256, 256), Kind[name])
+    path = write(tmp_path / "m.gguf", model=model, raw={"blk.0.attn_q.weight": (block, Kind[name])})
+    loaded = load(convert(path))["model.layers.0.self_attn.q_proj.weight"]
+    np.testing.assert_array_equal(tiny_gguf.permuted(loaded, model.num_heads), to_bf16(gguf.dequantize(block, Kind[name])))
+
+
+def test_a_type_that_cannot_be_dequantised_is_named(tmp_path: Path) -> None:
+    block = tiny_gguf.random_blocks((MODEL.hidden_size, MODEL.hidden_size), Kind.Q8_1)
+    path = write(tmp_path / "m.gguf", raw={"blk.0.attn_q.weight": (block, Kind.Q8_1)})
+    refused(path, "'blk.0.attn_q.weight' has type Q8_1")
+
+
+def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    block = np.full((MODEL.hidden_size, MODEL.hidden_size // 32 * 18), 0x7F, np.uint8)  # float16 scales of NaN
+    refused(write(tmp_path / "m.gguf", raw={"blk.0.attn_q.weight": (block, Kind.Q4_0)}), "not finite")
+
+
+def refused(path: Path, *words: str) -> None:
+    """Converting ``path`` fails with one line that names the file and holds ``words``, and leaves no folder behind."""
+    with pytest.raises(CheckpointError) as caught:
+        convert(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in (str(path), *words):
+        assert word in message
+    models = Path(os.environ["XDG_CACHE_HOME"]) / "setpoint" / "models"
+    assert all(entry.suffix == ".lock" for entry in models.glob(f"{path.stem}-*"))
+
+
+def test_config_holds_what_the_metadata_says(tmp_path: Path) -> None:
+    folder = convert(write(tmp_path / "m.gguf", keys={"llama.attention.layer_norm_rms_epsilon": 1e-6, "llama.rope.freq_base": 500000.0}))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["rms_norm_eps"] == 1e-6  # the shortest decimal, not the float32's 9.999999974752427e-07
+    expected = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 320, "max_position_embeddings": 256,
+        "rope_theta": 500000.0, "rope_scaling": None, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None,
+    }  # fmt: skip
+    assert {key: config[key] for key in expected} == expected
+
+
+def test_every_token_that_ends_a_turn_is_listed(tmp_path: Path) -> None:
+    folder = convert(write(tmp_path / "m.gguf", keys={"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 5}))
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [0, 5, 2]  # 2 is <|im_end|>
+
+
+def test_linear_rope_scaling_is_kept_and_others_are_refused(tmp_path: Path) -> None:
+    keys = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    folder = convert(write(tmp_path / "m.gguf", keys=keys))
+    assert json.loads((folder / "config.json").read_text())["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    refused(write(tmp_path / "n.gguf", keys=keys | {"llama.rope.scaling.type": "yarn"}), "'yarn'")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"arch": "qwen2"}, "architecture 'qwen2'"),
+        ({"drop": ("llama.block_count",)}, "'llama.block_count' is missing"),
+        ({"drop": ("tokenizer.ggml.tokens",)}, "'tokenizer.ggml.tokens' is missing"),
+        ({"drop": ("tokenizer.ggml.merges",)}, "'tokenizer.ggml.merges' is missing"),
+        ({"drop": ("token_embd.weight",)}, "'token_embd.weight' is missing"),
+        ({"drop": ("blk.1.ffn_up.weight",)}, "'blk.1.ffn_up.weight' is missing"),
+        ({"keys": {"llama.block_count": "two"}}, "'llama.block_count' is str, not int"),
+        ({"keys": {"llama.block_count": 1}}, "has no place"),
+        ({"keys": {"llama.block_count": 3}}, "'blk.2.attn_norm.weight' is missing"),
+        ({"keys": {"llama.feed_forward_length": 128}}, "of shape (96, 64); the metadata asks for (128, 64)"),
+        ({"keys": {"llama.attention.head_count_kv": 3}}, "cannot share"),
+        ({"keys": {"llama.rope.dimension_count": 8}}, "rope.dimension_count"),
+        ({"keys": {"llama.expert_count": 8}}, "llama.expert_count = 8"),
+        ({"keys": {"split.count": 3}}, "gguf-split --merge"),
+        ({"keys": {"tokenizer.ggml.model": "bert"}}, "tokenizer 'bert'"),
+        ({"keys": {"tokenizer.ggml.pre": "tekken"}}, "pre-tokenizer 'tekken'"),
+        ({"keys": {"tokenizer.ggml.merges": ["h e", "zz top"]}}, "makes no tokenizer"),
+        ({"keys": {"tokenizer.ggml.eos_token_id": 999}}, "eos token id 999"),
+        ({"keys": {"tokenizer.ggml.tokens": ["a", "a"]}}, "vocabulary is inconsistent"),
+        ({"keys": {"tokenizer.ggml.tokens": [f"t{i}" for i in range(321)]}}, "for 320 embeddings"),
+        ({"tensors": {"blk.0.attn_q.bias": np.zeros(64, np.float32)}}, "'blk.0.attn_q.bias'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_file_that_cannot_be_served_is_refused_in_one_line(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    refused(write(tmp_path / "m.gguf", **change), words)
+
+
+def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    for content, words in (
+        (b"", "not a GGUF file"),
+        (b"PK\x03\x04" + bytes(100), "not a GGUF file"),
+        (b"GGUF", "truncated"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 1 << 60), "truncated"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sIIQ", 1, b"k", 9, 0, 1 << 60), "truncated"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sIIQ", 1, b"k", 9, 9, 0), "array of type 9"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sI", 1, b"k", 99), "unknown metadata type 99"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sI", 1, b"\xff", 4), "not UTF-8"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q1sIQIQ", 1, b"t", 1, 32, 77, 0), "unknown ggml type 77"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q1sIQIQ", 1, b"t", 9, 32, 0, 0), "9 dimensions"),
+    ):
+        path.write_bytes(content)
+        refused(path, words)
+    refused(tmp_path, "Cannot read")
+
+
+def test_a_truncated_file_is_an_error_wherever_it_ends(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.gguf", kind=Kind.Q4_0).read_bytes()
+    path = tmp_path / "cut.gguf"
+    ends = [*range(4, 200, 7), *np.linspace(200, len(whole) - 64, 60, dtype=int), len(whole) - 64]
+    for end in ends:  # the last bytes may be padding
+        path.write_bytes(whole[:end])
+        refused(path, "truncated")
+
+
+def test_a_damaged_header_never_hangs_or_crashes(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.gguf", kind=Kind.Q4_0).read_bytes()
+    with GGUFFile(tmp_path / "whole.gguf") as file:
+        header_bytes = min(tensor.offset for tensor in file.tensors.values())
+    rng = np.random.default_rng(0)
+    path = tmp_path / "damaged.gguf"
+    num_refused = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for at in rng.integers(4, header_bytes, 3):
+            damaged[at] = int(rng.integers(256))
+        path.write_bytes(damaged)
+        try:
+            with GGUFFile(path) as file:
+                gguf_convert.gguf_llama.targets(file, gguf_convert.gguf_llama.read_config(file))
+        except CheckpointError:
+            num_refused += 1
+    assert num_refused > 30  # many flips only change a token's text
+
+
+def test_conversion_happens_once_per_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf")
+    lines: list[str] = []
+    first = converted_folder(path, log=lines.append)
+    assert converted_folder(path, log=lines.append) == first
+    assert len(lines) == 2  # "Converting …" and "Converted …", once
+    os.utime(path, ns=(1, 1))
+    assert converted_folder(path, log=lines.append) != first
+
+
+def test_a_half_written_folder_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    path = write(tmp_path / "m.gguf")
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_convert, "_write_json", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            convert(path)
+    assert [entry.suffix for entry in cache.iterdir()] == [".lock"]
+    stale = convert(path)
+    # A process that is killed leaves its partial folder; the next one starts over.
+    partial = stale.with_suffix(stale.suffix + ".partial")
+    stale.rename(partial)
+    (partial / "model.safetensors").write_bytes(b"half")
+    folder = convert(path)
+    assert load(folder).keys() == MODEL.weights().keys()
+    assert not partial.exists()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_two_processes_convert_once(tmp_path: Path, cache: Path) -> None:
+    path = write(tmp_path / "m.gguf", model=tiny_gguf.TinyLlama(num_layers=20))
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    processes = [context.Process(target=_convert_in_process, args=(path, queue)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    results = [queue.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    assert results[0][0] == results[1][0]
+    assert sorted(lines for _, lines in results) == [0, 2]
+    with safe_open(Path(results[0][0]) / "model.safetensors", "np") as file:
+        assert len(file.keys()) == 20 * 9 + 2
+
+
+def _convert_in_process(path: Path, queue: Any) -> None:
+    lines: list[str] = []
+    queue.put((str(converted_folder(path, log=lines.append)), len(lines)))
+
+
+def test_an_unwritable_cache_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "m.gguf")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(CheckpointError, match="Set XDG_CACHE_HOME"):
+        convert(path)

@@ -1,0 +1,183 @@
+"""config.json becomes a ModelSpec, whichever library version wrote it; what is missing or wrong is named with its file."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from setpoint.checkpoint import safetensors_file
+from setpoint.checkpoint.spec import read_spec, weights_bytes
+from setpoint.core.errors import CheckpointError
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "tie_word_embeddings": True,
+}
+NUM_PARAMETERS = 100 * 64 + 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 96 + 2 * 64) + 64
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, **changes: Any) -> None:
+    """CONFIG with ``changes``; a change to None leaves the key out."""
+    config = {key: value for key, value in (CONFIG | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        read_spec(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_numbers_are_the_configs(folder: Path) -> None:
+    spec = read_spec(folder)
+    assert (spec.architecture, spec.model_type, spec.num_layers, spec.hidden_size) == ("LlamaForCausalLM", "llama", 2, 64)
+    assert (spec.intermediate_size, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (96, 4, 2, 16)
+    assert (spec.vocab_size, spec.context_len, spec.tie_embeddings, spec.dtype) == (100, 128, True, "bfloat16")
+    assert (spec.eos_token_ids, spec.bos_token_id) == ((2,), 1)
+    assert spec.config == CONFIG
+    assert spec.kv_bytes_per_token(2) == 2 * 2 * 16 * 2 * 2
+
+
+def test_defaults_are_transformers(folder: Path) -> None:
+    write(folder, num_key_value_heads=None, tie_word_embeddings=None, eos_token_id=None, bos_token_id=None)
+    spec = read_spec(folder)
+    assert (spec.num_kv_heads, spec.tie_embeddings, spec.eos_token_ids, spec.bos_token_id) == (4, False, (), None)
+    write(folder, head_dim=32)
+    assert read_spec(folder).head_dim == 32
+
+
+def test_transformers_5_spellings(folder: Path) -> None:
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    write(folder, torch_dtype=None, dtype="float16", rope_parameters=rope)
+    spec = read_spec(folder)
+    assert (spec.dtype, spec.context_len) == ("float16", 256)
+
+
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    [
+        ({"type": "linear", "factor": 4}, 512),
+        ({"rope_type": "dynamic", "factor": 1.5}, 192),
+        ({"rope_type": "yarn", "factor": 4.0}, 512),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}, 128),
+        ({"rope_type": "default"}, 128),
+    ],
+)
+def test_context_length_under_rope_scaling(folder: Path, rope: dict[str, Any], length: int) -> None:
+    write(folder, rope_scaling=rope)
+    assert read_spec(folder).context_len == length
+
+
+def test_overrides_replace_keys(folder: Path) -> None:
+    spec = read_spec(folder, overrides={"max_position_embeddings": 64, "num_hidden_layers": 1})
+    assert (spec.context_len, spec.num_layers) == (64, 1)
+    assert spec.config["num_hidden_layers"] == 1
+
+
+def test_generation_config_adds_the_ids_that_end_a_turn(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 2, 9]}')
+    assert read_spec(folder).eos_token_ids == (7, 2, 9)
+    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    assert "generation_config.json: 'eos_token_id' must be a token id" in refusal(folder)
+
+
+def test_parameters_and_dtype_come_from_the_weights(folder: Path) -> None:
+    assert read_spec(folder).num_parameters == NUM_PARAMETERS  # no weights yet: from the dimensions
+    write(folder, torch_dtype=None)
+    assert "'dtype'" in refusal(folder)
+    head = np.zeros((10, 4), np.float16)
+    save_file({"model.embed_tokens.weight": head, "model.norm.weight": np.zeros(4, np.float32)}, folder / "model.safetensors")
+    spec = read_spec(folder)
+    assert (spec.num_parameters, spec.dtype, weights_bytes(folder)) == (44, "float16", 96)
+    save_file({"model.embed_tokens.weight": head, "lm_head.weight": head}, folder / "model.safetensors")
+    assert read_spec(folder).num_parameters == 40  # tied: the second copy is no parameter
+    assert weights_bytes(folder) == 160
+
+
+def test_an_index_names_the_files(folder: Path) -> None:
+    for part in ("a", "b", "unused"):
+        save_file({part: np.zeros(8, np.float32)}, folder / f"{part}.safetensors")
+    index = folder / safetensors_file.INDEX_NAME
+    index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}))
+    assert weights_bytes(folder) == 64
+    index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "c": "c.safetensors"}}))
+    assert "lacks c.safetensors" in refusal(folder)
+    index.write_text("[]")
+    assert "is not a safetensors index" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": None}, "'architectures' must list"),
+        ({"architectures": []}, "'architectures' must list"),
+        ({"hidden_size": None}, "'hidden_size' is missing"),
+        ({"hidden_size": "64"}, "'hidden_size' must be a positive integer, not '64'"),
+        ({"num_hidden_layers": 0}, "'num_hidden_layers' must be a positive integer"),
+        ({"num_hidden_layers": True}, "'num_hidden_layers' must be a positive integer"),
+        ({"num_key_value_heads": 3}, "cannot share 3 key-value heads"),
+        ({"vocab_size": 1.5}, "'vocab_size'"),
+        ({"max_position_embeddings": None}, "'max_position_embeddings' is missing"),
+        ({"torch_dtype": "int4"}, "'dtype' must be one of"),
+        ({"eos_token_id": -1}, "'eos_token_id' must be a token id"),
+        ({"eos_token_id": ["x"]}, "'eos_token_id' must be a token id"),
+        ({"rope_scaling": "linear"}, "'rope_scaling' must be an object"),
+        ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
+        ({"tie_word_embeddings": "yes"}, "'tie_word_embeddings' must be true or false"),
+    ],
+)
+def test_an_invalid_config_is_named_with_its_file(folder: Path, changes: dict[str, Any], words: str) -> None:
+    write(folder, **changes)
+    message = refusal(folder)
+    assert str(folder / "config.json") in message
+    assert words in message
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\ud800"])
+def test_a_config_that_is_no_object_is_refused(folder: Path, text: str) -> None:
+    (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    assert str(folder / "config.json") in refusal(folder)
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    assert f"Cannot read {tmp_path / 'config.json'}" in refusal(tmp_path)
+
+
+def test_a_damaged_safetensors_file_is_one_line_wherever_it_ends(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    save_file({"a": np.arange(64, dtype=np.float32)}, path)
+    whole = path.read_bytes()
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        assert "Download it again" in refusal(folder)
+    for header in (b"[]", b"{}}", b'{"a": {}}', b'{"a": {"dtype": "F32", "shape": 3, "data_offsets": [0, 4]}}', b"\xff\xff"):
+        path.write_bytes(struct.pack("<Q", len(header)) + header)
+        assert "damaged safetensors header" in refusal(folder)
+    header = b'{"a": {"dtype": "F6", "shape": [1], "data_offsets": [0, 0]}}'
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    assert "unsupported type F6" in refusal(folder)
