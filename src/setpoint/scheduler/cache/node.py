@@ -18,7 +18,7 @@ Label = PageLabel | tuple[str, PageLabel]
 _NO_CHILDREN: Mapping[Label, Node] = MappingProxyType({})
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """A stretch of whole pages after the parent's stretch, and the pages that hold its KV.
 
