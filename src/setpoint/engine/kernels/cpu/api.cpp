@@ -138,4 +138,6 @@ void setpoint_silu_mul(int32_t level, const void* gate_up, void* out, int64_t ro
   levels[level].table->silu_mul(gate_up, out, rows, cols, dtype, threads);
 }
 
+void setpoint_linear(int32_t level, const LinearCall* call) { levels[level].table->linear(*call); }
+
 }  // extern "C"

@@ -76,11 +76,9 @@ template <class KV>
 static inline void pack_value_rows(const MulF32&, const KV* a, float* to, int64_t dim) {
   pack_words(a, to, dim);
 }
-#ifdef SP_HAS_DOT_BF16
 static inline void pack_words(const bf16* from, uint32_t* to, int64_t dim) { __builtin_memcpy(to, from, dim * 2); }
 static inline void pack_words(const float*, uint32_t*, int64_t) = delete;
 static inline vf key_words(const MulBF16&, const bf16* row, int64_t k) { return load_raw<vf>(row + 2 * k); }
-#endif
 
 template <class Mul, class Q, class KV>
 struct Attention {
@@ -306,7 +304,7 @@ static void attention_t(const AttentionCall& call, const AttentionWork& work) {
 
 static void attention(const AttentionCall& call, const AttentionWork& work) {
   if (call.q_dtype == kBF16 && call.kv_dtype == kBF16) {
-#ifdef SP_HAS_DOT_BF16
+#ifdef __AVX512BF16__
     attention_t<MulBF16, bf16, bf16>(call, work);
 #else
     attention_t<MulF32, bf16, bf16>(call, work);

@@ -22,8 +22,9 @@ namespace SP_JOIN(level_, SP_LEVEL) {
 #include "simd.h"
 #include "attention.h"
 #include "elementwise.h"
+#include "linear.h"
 }  // namespace
 
 namespace level = SP_JOIN(level_, SP_LEVEL);
 // Constant initialisation: nothing of this file runs while the library is being loaded.
-constexpr KernelTable SP_JOIN(table_, SP_LEVEL) = {level::attention, level::rms_norm, level::rope_and_store, level::silu_mul};
+constexpr KernelTable SP_JOIN(table_, SP_LEVEL) = {level::attention, level::rms_norm, level::rope_and_store, level::silu_mul, level::linear};

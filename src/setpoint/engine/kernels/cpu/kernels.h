@@ -70,6 +70,19 @@ struct RopeCall {
   int32_t dtype, kv_dtype, threads;
 };
 
+// Weights of a linear layer: panels of kPanel output columns, [ceil(N / kPanel)][K words][kPanel] 4-byte words, a word being one fp32
+// or two bf16 neighbours in K; columns past N are zero.
+constexpr int kPanel = 32;
+
+struct LinearCall {
+  const void* x;  // [M, K] contiguous
+  const void* weight;
+  const void* bias;  // [N] in x's type, or null
+  void* out;         // [M, N] contiguous, in x's type
+  int64_t rows, columns, k_words;
+  int32_t dtype, threads;
+};
+
 struct KernelTable {
   void (*attention)(const AttentionCall&, const AttentionWork&);
   // residual may be null; else residual += x first, and that sum is normalised. out may be x.
@@ -77,6 +90,7 @@ struct KernelTable {
                    int32_t threads);
   void (*rope_and_store)(const RopeCall&);
   void (*silu_mul)(const void* gate_up, void* out, int64_t rows, int64_t cols, int32_t dtype, int32_t threads);
+  void (*linear)(const LinearCall&);
 };
 
 extern const KernelTable table_scalar;

@@ -47,10 +47,21 @@ class RopeCall(ctypes.Structure):
     ]
 
 
+class LinearCall(ctypes.Structure):
+    """kernels.h, struct LinearCall."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("x", "weight", "bias", "out")),
+        *((name, _i64) for name in ("rows", "columns", "k_words")),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
 _SIGNATURES = {
     "setpoint_attention": (_i32, _pointer, _i64),
     "setpoint_rms_norm": (_i32, _pointer, _pointer, _pointer, _pointer, _i64, _i64, ctypes.c_float, _i32, _i32),
     "setpoint_rope_and_store": (_i32, _pointer),
+    "setpoint_linear": (_i32, _pointer),
     "setpoint_silu_mul": (_i32, _pointer, _pointer, _i64, _i64, _i32, _i32),
 }
 
@@ -76,6 +87,7 @@ class Kernels:
         self.attention = library.setpoint_attention
         self.rms_norm = library.setpoint_rms_norm
         self.rope_and_store = library.setpoint_rope_and_store
+        self.linear = library.setpoint_linear
         self.silu_mul = library.setpoint_silu_mul
 
 

@@ -87,19 +87,37 @@ static inline vf exp2(vf x) {
   return x < -126.f ? vf{} : scaled;
 }
 
-// Lanes of a product: one 4-byte word of A times one vector of 4-byte words of B, added to W sums.
+// How products are summed: `word` is one 4-byte element of A (or of one lane of B), `vec` a vector of B ready to be multiplied.
 struct MulF32 {
   typedef float word;
+  typedef vf vec;
   static constexpr int per_word = 1;
-  static inline vf step(vf acc, word a, const word* b) { return splat(a) * load(b) + acc; }
+  static inline vec load_vec(const word* b) { return load(b); }
+  static inline vf step(vf acc, word a, vec b) { return splat(a) * b + acc; }
 };
+// A word is a pair of bf16; both products are added.
 #if defined(__AVX512BF16__) && SP_WIDTH == 16
-#define SP_HAS_DOT_BF16 1
-struct MulBF16 {  // a word is a pair of bf16
+struct MulBF16 {
   typedef uint32_t word;
+  typedef __m512bh vec;
   static constexpr int per_word = 2;
-  static inline vf step(vf acc, word a, const word* b) {
-    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)load_raw<__m512i>(b));
+  static inline vec load_vec(const word* b) { return load_raw<vec>(b); }
+  static inline vf step(vf acc, word a, vec b) { return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)a), b); }
+};
+#else
+struct MulBF16 {
+  typedef uint32_t word;
+  struct vec {
+    vf low, high;
+  };
+  static constexpr int per_word = 2;
+  static inline vec load_vec(const word* b) {
+    const vu pairs = load_raw<vu>(b);
+    return {(vf)(pairs << 16), (vf)(pairs & 0xffff0000u)};
+  }
+  static inline vf step(vf acc, word a, const vec& b) {
+    acc = (vf)(vu{} + (a << 16)) * b.low + acc;
+    return (vf)(vu{} + (a & 0xffff0000u)) * b.high + acc;
   }
 };
 #endif
@@ -108,15 +126,20 @@ struct MulBF16 {  // a word is a pair of bf16
 template <class Mul, int M, int N>
 static inline __attribute__((always_inline)) void tile(const typename Mul::word* a, int64_t a_row, const typename Mul::word* b, int64_t b_col,
                                                        int64_t b_row, int64_t k_words, vf (&acc)[M][N]) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) acc[m][n] = vf{};
-  for (int64_t k = 0; k < k_words; ++k) {
+  for (int64_t k = 0; k < k_words; ++k, b += b_row) {
+    typename Mul::vec columns[N];
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n) columns[n] = Mul::load_vec(b + n * b_col);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      const typename Mul::word word = a[m * a_row + k];
 #pragma GCC unroll 8
-      for (int n = 0; n < N; ++n) acc[m][n] = Mul::step(acc[m][n], a[m * a_row + k], b + n * b_col + k * b_row);
+      for (int n = 0; n < N; ++n) acc[m][n] = Mul::step(acc[m][n], word, columns[n]);
+    }
   }
 }
 

@@ -1,0 +1,78 @@
+"""Linear layers on the C++ kernel (kernels/cpu/linear.h): one panel layout of the weight for one row and for thousands.
+
+A row's result is bit for bit the same in any batch and on any number of threads, because every output is one sum in the order
+of K; oneDNN picks another order for another number of rows. bf16 and fp32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, LinearCall, load
+from setpoint.engine.kernels.ops import KernelsUnavailable
+
+PANEL = 32
+"""Output columns per panel (kernels.h, kPanel)."""
+
+
+class PanelWeight:
+    """Implements ``quant.base.PackedWeight``."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> None:
+        self._columns, self._k = weight.shape
+        self._dtype = weight.dtype
+        self._panels = _panels(weight)
+        self._bias = bias
+        self._kernels = kernels
+        self.num_bytes = self._panels.nbytes + (0 if bias is None else bias.nbytes)
+        self._call = LinearCall(
+            weight=self._panels.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            columns=self._columns,
+            k_words=self._panels.shape[1],
+            dtype=DTYPES[weight.dtype],
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.dtype == self._dtype
+        assert x.shape[1] == self._k
+        assert x.is_contiguous()
+        rows = len(x)
+        out = x.new_empty((rows, self._columns))
+        call = self._call
+        call.x = x.data_ptr()
+        call.out = out.data_ptr()
+        call.rows = rows
+        call.threads = torch.get_num_threads()
+        self._kernels.linear(self._kernels.level, ctypes.addressof(call))
+        return out
+
+
+def _panels(weight: torch.Tensor) -> torch.Tensor:
+    """[N, K] -> [ceil(N / PANEL), K words, PANEL] int32 words, zero-padded past N."""
+    words = weight.contiguous().view(torch.int32)
+    missing = -len(words) % PANEL
+    if missing:
+        words = torch.cat((words, words.new_zeros((missing, words.shape[1]))))
+    return words.view(-1, PANEL, words.shape[1]).transpose(1, 2).contiguous()
+
+
+class PanelLinear:
+    """Implements ``quant.base.LinearMethod``."""
+
+    copies = True
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PanelWeight:
+        return PanelWeight(weight, bias, self._kernels)
+
+
+def create(dtype: torch.dtype, *, level: str | None = None) -> PanelLinear:
+    """The method at the given level (None: the best). KernelsUnavailable with the reason if it cannot run."""
+    if dtype not in DTYPES:
+        raise KernelsUnavailable(f"the C++ kernels take bf16 and fp32, not {dtype}")
+    return PanelLinear(load(level))
