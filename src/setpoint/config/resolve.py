@@ -255,7 +255,8 @@ def _mem_fraction(book: _Book, hardware: Hardware, device: str, *, step_tokens: 
         value = auto_mem_fraction(hardware.gpu_bytes, step_tokens=step_tokens)
         if value <= 0:
             raise ConfigError(
-                f"a GPU of {format_bytes(hardware.gpu_bytes)} has no room for steps of {step_tokens} tokens; lower --chunked-prefill-size."
+                f"a GPU of {format_bytes(hardware.gpu_bytes)} has no room for steps of {step_tokens} tokens; lower --chunked-prefill-size "
+                "(without chunking --max-prefill-tokens), or give --mem-fraction-static."
             )
         book.fill("mem_fraction_static", value, f"what steps of {step_tokens} tokens leave of {format_bytes(hardware.gpu_bytes)}")
 

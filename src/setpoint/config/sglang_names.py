@@ -57,8 +57,8 @@ def canonical(spelling: str) -> str:
     """The option meant by ``spelling``: its flag in :data:`SUPPORTED`, a key of :data:`NOTED`, or ``--help``.
 
     Accepts aliases and unambiguous prefixes, as SGLang's parser does; a prefix of one of its options is never taken for one
-    that only Setpoint has. Raises ConfigError for an option that SGLang knows
-    and this version does not support, for an ambiguous prefix, and for an unknown option (naming the nearest ones).
+    that only Setpoint has. Raises ConfigError for an option that SGLang knows and this version does not support, for an
+    ambiguous prefix, and for an unknown option (naming the nearest ones).
     """
     meant = {_target(spelling)} if spelling in _SPELLINGS else _completions(spelling)
     if len(meant) > 1:

@@ -1,0 +1,271 @@
+"""Resolution is pure and complete: every option gets a value and one reason, whatever the machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from setpoint.config.environment import EnvSettings
+from setpoint.config.hardware import Hardware
+from setpoint.config.options import OPTION_FIELDS, Options
+from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
+from setpoint.config.resolve import Decision, ResolvedConfig, resolve
+from setpoint.core.errors import ConfigError, OutOfMemoryError
+from setpoint.core.model import ModelSpec
+from setpoint.planning.memory import GIB
+
+SPEC = ModelSpec(
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    num_layers=30,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    vocab_size=49152,
+    context_len=8192,
+    tie_embeddings=True,
+    dtype="bfloat16",
+    num_parameters=134_515_008,
+)
+CPU = Hardware(device="cpu", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
+GPU = Hardware(device="cuda", num_cores=16, total_bytes=128 * GIB, available_bytes=100 * GIB, gpu_bytes=80 * GIB)
+
+
+def decide(options: Options | None = None, hardware: Hardware = CPU, spec: ModelSpec = SPEC, **more: Any) -> ResolvedConfig:
+    return resolve(options or Options(), hardware, spec, **more)
+
+
+def reason(config: ResolvedConfig | PoolConfig, field: str) -> Decision:
+    (decision,) = (decision for decision in config.decisions if decision.field == field)
+    return decision
+
+
+@pytest.mark.parametrize("hardware", [CPU, GPU, replace(GPU, gpu_bytes=None)])
+@pytest.mark.parametrize("options", [Options(), Options(model_path="m", page_size=16, api_key="sesame", disable_radix_cache=True)])
+def test_every_option_has_exactly_one_decision_with_its_value(options: Options, hardware: Hardware) -> None:
+    config = decide(options, hardware)
+    names = [field.name for field in OPTION_FIELDS]
+    assert [decision.field for decision in config.decisions] == [*names, "overlap_depth"]
+    for decision in config.decisions[:-1]:
+        assert decision.why
+        assert decision.field == "api_key" or decision.value == getattr(config.options, decision.field)
+    assert "sesame" not in " ".join(map(str, config.decisions))
+
+
+def test_what_is_given_is_kept_and_said() -> None:
+    config = decide(Options(page_size=1, port=1), given=frozenset({"page_size", "port"}))
+    assert reason(config, "page_size") == Decision("page_size", 1, "given")
+    assert reason(config, "port").why == "given"
+    assert reason(config, "host").why == "default"
+    assert str(reason(config, "max_queued_requests")) == "max_queued_requests=None (default: no limit)"
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    once = decide(Options(model_path="m"), drawn_seed=7)
+    assert decide(once.options, drawn_seed=8).options == once.options
+
+
+def test_it_crosses_a_process_border() -> None:
+    config = decide(Options(model_path="m"), given=frozenset({"model_path"}))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=ResolvedConfig) == config
+
+
+def test_noted_spelling_gets_its_decision() -> None:
+    assert reason(decide(given=frozenset({"enable_overlap_scheduler"})), "enable_overlap_scheduler").value is True
+
+
+@pytest.mark.parametrize(
+    ("asked", "checkpoint", "hardware", "dtype"),
+    [
+        ("auto", "bfloat16", CPU, "bfloat16"),
+        ("auto", "float16", CPU, "bfloat16"),
+        ("auto", "float16", GPU, "float16"),
+        ("auto", "float32", CPU, "bfloat16"),
+        ("auto", "float32", GPU, "bfloat16"),
+        ("auto", "float64", CPU, "float64"),
+        ("half", "bfloat16", CPU, "float16"),
+        ("float", "bfloat16", CPU, "float32"),
+        ("float64", "bfloat16", CPU, "float64"),
+    ],
+)
+def test_dtype_and_the_kv_cache_after_it(asked: str, checkpoint: str, hardware: Hardware, dtype: str) -> None:
+    config = decide(Options(dtype=asked), hardware, replace(SPEC, dtype=checkpoint))
+    assert config.options.dtype == dtype
+    assert config.options.kv_cache_dtype == dtype
+    assert config.dtype_bytes == config.kv_element_bytes
+
+
+@pytest.mark.parametrize(("asked", "dtype"), [("bf16", "bfloat16"), ("fp32", "float32"), ("float32", "float32")])
+def test_kv_cache_dtype(asked: str, dtype: str) -> None:
+    assert decide(Options(kv_cache_dtype=asked)).options.kv_cache_dtype == dtype
+
+
+def test_context_length() -> None:
+    assert decide().context_len == 8192
+    assert decide(Options(context_length=100)).context_len == 100
+    with pytest.raises(
+        ConfigError, match=r"--context-length 8193 is more than the 8192 tokens .* SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+    ):
+        decide(Options(context_length=8193))
+    longer = decide(Options(context_length=8193), env=EnvSettings(allow_longer_context=True))
+    assert longer.context_len == 8193
+    assert reason(longer, "context_length").warn
+
+
+@pytest.mark.parametrize(
+    ("options", "hardware", "chunk"),
+    [
+        (Options(), CPU, 2048),
+        (Options(page_size=48), CPU, 2016),
+        (Options(page_size=4096), CPU, 4096),
+        (Options(chunked_prefill_size=96, page_size=48), CPU, 96),
+        (Options(chunked_prefill_size=-1), CPU, -1),
+        (Options(chunked_prefill_size=0), CPU, -1),
+        (Options(), replace(GPU, gpu_bytes=16 * GIB), 2048),
+        (Options(), replace(GPU, gpu_bytes=24 * GIB), 4096),
+        (Options(), GPU, 8192),
+        (Options(), replace(GPU, gpu_bytes=180 * GIB), 16384),
+        (Options(), replace(GPU, gpu_bytes=None), 4096),
+    ],
+)
+def test_chunked_prefill_size(options: Options, hardware: Hardware, chunk: int) -> None:
+    assert decide(options, hardware).chunked_prefill_size == chunk
+
+
+def test_step_tokens_without_chunking() -> None:
+    assert decide(Options(chunked_prefill_size=-1)).step_tokens == 16384
+    assert decide(Options(chunked_prefill_size=-1, max_prefill_tokens=100)).step_tokens == 8192
+
+
+def test_device_and_what_follows_from_it() -> None:
+    assert (decide().options.device, decide().overlap_depth) == ("cpu", 0)
+    assert (decide(hardware=GPU).options.device, decide(hardware=GPU).overlap_depth) == ("cuda", 1)
+    assert decide(Options(device="cpu"), GPU).overlap_depth == 0
+    assert decide(Options(disable_overlap_schedule=True), GPU).overlap_depth == 0
+
+
+def test_attention_backend() -> None:
+    assert decide().options.attention_backend == "cpu"
+    assert decide(Options(dtype="float64")).options.attention_backend == "torch_ref"
+    assert decide(hardware=GPU).options.attention_backend == "torch_ref"
+    assert decide(Options(attention_backend="torch_ref")).options.attention_backend == "torch_ref"
+    with pytest.raises(ConfigError, match="--attention-backend cpu does not run on --device cuda"):
+        decide(Options(attention_backend="cpu"), GPU)
+
+
+def test_threads() -> None:
+    assert decide().num_threads == 2
+    assert not reason(decide(Options(num_threads=2)), "num_threads").warn
+    assert reason(decide(Options(num_threads=3)), "num_threads").warn
+
+
+def test_seed_names_and_log_level() -> None:
+    config = decide(Options(model_path="a/b", log_level="debug"), drawn_seed=7)
+    assert (config.random_seed, config.options.tokenizer_path, config.options.served_model_name) == (7, "a/b", "a/b")
+    assert config.options.log_level_http == "debug"
+    assert decide(Options(random_seed=0), drawn_seed=7).random_seed == 0
+
+
+def test_a_wish_that_cannot_be_met_is_a_warning() -> None:
+    config = decide(Options(disable_radix_cache=True, schedule_policy="lpm", enable_mixed_chunk=True, chunked_prefill_size=-1))
+    assert config.options.schedule_policy == "fcfs"
+    assert config.options.enable_mixed_chunk is False
+    assert {decision.field for decision in config.decisions if decision.warn} == {"schedule_policy", "enable_mixed_chunk"}
+
+
+def test_mem_fraction() -> None:
+    assert decide().mem_fraction_static == 0.8
+    assert decide(hardware=GPU).mem_fraction_static == round((80 * 1024 - 512 - 1.5 * 8192 - 128) / (80 * 1024), 3)
+    assert decide(hardware=replace(GPU, gpu_bytes=None)).mem_fraction_static == 0.95
+    assert decide(Options(mem_fraction_static=0.3), GPU).mem_fraction_static == 0.3
+    with pytest.raises(ConfigError, match="no room for steps of 2048 tokens; lower --chunked-prefill-size"):
+        decide(hardware=replace(GPU, gpu_bytes=3 * GIB))
+
+
+def test_limits_of_a_large_pool() -> None:
+    pool = resolve_pool(decide(), 186_413)
+    assert (pool.max_running_requests, pool.max_req_len, pool.max_req_input_len) == (4096, 8191, 8186)
+    assert not any(decision.warn for decision in pool.decisions)
+
+
+def test_limits_of_a_small_pool_are_said() -> None:
+    pool = resolve_pool(decide(Options(max_running_requests=64)), 100, limited_by="--max-total-tokens 100")
+    assert (pool.max_running_requests, pool.max_req_len, pool.max_req_input_len) == (50, 99, 94)
+    assert reason(pool, "max_running_requests").warn
+    assert "64 asked for" in reason(pool, "max_running_requests").why
+    assert reason(pool, "max_req_len").warn
+    assert "--max-total-tokens 100" in reason(pool, "max_total_num_tokens").why
+
+
+def test_a_wish_for_tokens_that_do_not_fit_is_said() -> None:
+    config = decide(Options(max_total_tokens=1000, page_size=16))
+    assert not reason(resolve_pool(config, 992), "max_total_num_tokens").warn
+    short = reason(resolve_pool(config, 976, limited_by="memory"), "max_total_num_tokens")
+    assert short.warn
+    assert "--max-total-tokens 1000 does not fit" in short.why
+
+
+@pytest.mark.parametrize(("asked", "running"), [(None, 8), (1, 1), (8, 8), (9, 8)])
+def test_a_request_needs_two_tokens(asked: int | None, running: int) -> None:
+    assert resolve_pool(decide(Options(max_running_requests=asked)), 16).max_running_requests == running
+
+
+def test_a_pool_that_holds_no_request_is_refused() -> None:
+    assert resolve_pool(decide(), 7).max_req_input_len == 1
+    with pytest.raises(OutOfMemoryError, match="a KV pool of 6 tokens holds no request"):
+        resolve_pool(decide(), 6)
+
+
+def test_shortest_context_holds_a_request() -> None:
+    (shortest,) = (field.about.low for field in OPTION_FIELDS if field.name == "context_length")
+    assert resolve_pool(decide(Options(context_length=int(shortest or 0))), 10**6).max_req_input_len >= 1
+
+
+options_drawn = st.builds(
+    Options,
+    page_size=st.sampled_from([1, 3, 16, 64]),
+    kv_cache_dtype=st.sampled_from(["auto", "bf16", "fp32"]),
+    dtype=st.sampled_from(["auto", "float16", "float32", "float64"]),
+    context_length=st.none() | st.integers(8, 8192),
+    max_total_tokens=st.none() | st.integers(64, 10**8),
+    max_running_requests=st.none() | st.integers(1, 10_000),
+    mem_fraction_static=st.none() | st.floats(0.01, 0.99),
+    chunked_prefill_size=st.none() | st.sampled_from([-1, 192, 1920]),
+)
+hardware_drawn = st.builds(
+    lambda device, cores, total, share, gpu: Hardware(device, cores, total, round(total * share), gpu),
+    st.sampled_from(["cpu", "cuda"]),
+    st.integers(1, 256),
+    st.integers(1, 2048 * GIB),
+    st.floats(0, 1),
+    st.none() | st.integers(40 * GIB, 300 * GIB),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(options_drawn, hardware_drawn)
+def test_never_plans_more_than_there_is(options: Options, hardware: Hardware) -> None:
+    config = decide(options, hardware)
+    available = hardware.available_bytes if config.options.device == "cpu" else hardware.gpu_bytes or 16 * GIB
+    assert config.step_tokens % config.options.page_size == 0 or config.chunked_prefill_size == -1
+    try:
+        plan = memory_model(config, SPEC).plan(available)
+        pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
+    except OutOfMemoryError:
+        return
+    assert plan.pool_tokens % config.options.page_size == 0
+    assert plan.pool_tokens >= config.options.page_size
+    assert plan.pool_tokens <= (options.max_total_tokens or plan.pool_tokens)
+    assert plan.weights_bytes + plan.kv_bytes <= available * config.mem_fraction_static + 1
+    if config.options.device == "cpu":
+        assert plan.headroom_bytes >= 0
+        assert plan.kv_bytes + plan.weights_bytes + plan.workspace_bytes <= available
+    assert 1 <= pool.max_running_requests <= plan.pool_tokens // 2
+    assert 1 <= pool.max_req_input_len < pool.max_req_len < config.context_len

@@ -1,0 +1,182 @@
+"""The memory model: its formulas by hand, its limits by name, and advice that points the right way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from setpoint.core.errors import OutOfMemoryError
+from setpoint.core.model import ModelSpec
+from setpoint.planning.memory import (
+    CPU_POOL_BYTES,
+    GIB,
+    KIB,
+    LOGITS_ROWS,
+    MIB,
+    MemoryModel,
+    auto_mem_fraction,
+    format_bytes,
+    kv_bytes,
+    max_running_requests,
+    step_bytes,
+    table_bytes,
+    weight_bytes,
+)
+
+SPEC = ModelSpec(
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    num_layers=2,
+    hidden_size=64,
+    intermediate_size=128,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=256,
+    context_len=512,
+    tie_embeddings=True,
+    dtype="float32",
+    num_parameters=1_000_000,
+)
+TOKEN = 2 * 2 * 16 * 2 * 4  # K and V, kv heads, head_dim, layers, bytes
+CPU_MODEL = MemoryModel(
+    spec=SPEC,
+    device="cpu",
+    dtype_bytes=4,
+    kv_element_bytes=4,
+    head_copied=True,
+    page_size=16,
+    context_len=512,
+    step_tokens=256,
+    mem_fraction_static=0.8,
+    fraction_given=False,
+    max_total_tokens=None,
+    requested_slots=8,
+)
+GPU_MODEL = replace(CPU_MODEL, device="cuda", head_copied=False)
+
+
+def test_parts_by_hand() -> None:
+    assert weight_bytes(SPEC, 4) == 4_000_000
+    assert weight_bytes(SPEC, 4, head_copied=True) == 4_000_000 + 256 * 64 * 4
+    assert weight_bytes(replace(SPEC, tie_embeddings=False), 4, head_copied=True) == 4_000_000
+    assert kv_bytes(SPEC, 10, 4) == 10 * TOKEN
+    assert step_bytes(SPEC, num_tokens=1, num_sampling=0, dtype_bytes=2) == 2 * (3 * 64 + 3 * 128)
+    assert step_bytes(SPEC, num_tokens=0, num_sampling=1, dtype_bytes=2) == 256 * (2 + 12)
+    assert step_bytes(SPEC, num_tokens=0, num_sampling=1, dtype_bytes=8) == 256 * (8 + 24)
+    assert table_bytes(3, context_len=33, page_size=16) == 4 * 3 * (33 + 3)
+
+
+def test_attention_decides_where_it_is_wider_than_the_mlp() -> None:
+    narrow = replace(SPEC, intermediate_size=1)
+    assert step_bytes(narrow, num_tokens=1, num_sampling=0, dtype_bytes=2) == 2 * (3 * 64 + (2 * 4 + 2 * 2) * 16)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "context", "requested", "running"),
+    [
+        (186_413, 8192, None, 4096),
+        (40_000, 8192, None, 2500),
+        (30_000, 8192, None, 2048),
+        (100, 8192, None, 50),
+        (10_000, 8192, 300, 300),
+        (500, 8192, 300, 250),
+        (1, 8192, 300, 0),
+    ],
+)
+def test_max_running_requests(tokens: int, context: int, requested: int | None, running: int) -> None:
+    assert max_running_requests(tokens, context, requested) == running
+
+
+def test_auto_mem_fraction_has_a_floor_on_large_gpus() -> None:
+    assert auto_mem_fraction(24 * GIB, step_tokens=4096) == round((24 * 1024 - 512 - 6144 - 128) / (24 * 1024), 3)
+    assert auto_mem_fraction(80 * GIB, step_tokens=1) == round((80 - 10) / 80, 3)
+    assert auto_mem_fraction(24 * GIB, step_tokens=1) == auto_mem_fraction(24 * GIB, step_tokens=2048)
+
+
+def test_pool_of_a_gpu_follows_the_formula() -> None:
+    """rest = free after the weights - (1 - fraction) * free before, in whole pages, one of which is the dummy."""
+    before, after = GIB, GIB - 10 * MIB
+    plan = replace(GPU_MODEL, mem_fraction_static=0.5).plan(before, available_after_load=after)
+    rest = after - before // 2
+    assert plan.pool_tokens == (rest // (16 * TOKEN) - 1) * 16
+    assert plan.kv_bytes == (plan.pool_tokens + 16) * TOKEN
+    assert plan.weights_bytes == 10 * MIB
+    assert "--mem-fraction-static 0.5" in plan.limited_by
+
+
+def test_measured_weights_take_the_place_of_the_estimate() -> None:
+    estimate = CPU_MODEL.plan(GIB)
+    assert estimate.weights_bytes == weight_bytes(SPEC, 4, head_copied=True)
+    assert CPU_MODEL.plan(GIB, available_after_load=GIB - estimate.weights_bytes) == estimate
+    assert CPU_MODEL.plan(GIB, available_after_load=GIB + 1).weights_bytes == 0
+
+
+def test_ceiling_of_a_cpu_pool_unless_more_is_asked_for() -> None:
+    plan = CPU_MODEL.plan(100 * GIB)
+    assert plan.kv_bytes - 16 * TOKEN == CPU_POOL_BYTES
+    assert "ceiling" in plan.limited_by
+    assert replace(CPU_MODEL, fraction_given=True).plan(100 * GIB).kv_bytes > 70 * GIB
+    assert replace(CPU_MODEL, max_total_tokens=20 * GIB // TOKEN).plan(100 * GIB).pool_tokens == 20 * GIB // TOKEN
+    long = replace(CPU_MODEL, context_len=8 * GIB // TOKEN)
+    assert long.plan(1000 * GIB).pool_tokens == 4 * long.context_len
+
+
+def test_max_total_tokens_is_an_upper_bound_in_whole_pages() -> None:
+    assert replace(CPU_MODEL, max_total_tokens=100).plan(GIB).pool_tokens == 96
+    assert replace(CPU_MODEL, max_total_tokens=100).plan(GIB).limited_by == "--max-total-tokens 100"
+    assert replace(CPU_MODEL, max_total_tokens=10**12).plan(GIB).pool_tokens < 10**9
+
+
+def test_a_cpu_pool_leaves_workspace_and_reserve() -> None:
+    plan = replace(CPU_MODEL, mem_fraction_static=0.99, fraction_given=True).plan(100 * MIB)
+    assert 10 * MIB <= plan.headroom_bytes < 10 * MIB + 16 * TOKEN
+    assert "10.00 MiB of reserve" in plan.limited_by
+
+
+def test_workspace_counts_what_is_touched_on_a_cpu() -> None:
+    many = replace(CPU_MODEL, context_len=1 << 20, requested_slots=1000)
+    on_cpu, on_gpu = many.workspace(16_000), replace(many, device="cuda").workspace(16_000)
+    tables = table_bytes(1000, context_len=1 << 20, page_size=16)
+    assert on_gpu - on_cpu == tables - (4 * (16_000 + 1000) + 8 * KIB * 1000)
+
+
+def test_workspace_grows_with_the_step_and_stops_at_the_logits_budget() -> None:
+    pool = 10**6
+    assert replace(CPU_MODEL, step_tokens=512).workspace(pool) > CPU_MODEL.workspace(pool)
+    few, many = (replace(GPU_MODEL, step_tokens=8192, requested_slots=slots).workspace(pool) for slots in (LOGITS_ROWS, LOGITS_ROWS + 1))
+    assert many - few == table_bytes(1, context_len=512, page_size=16)
+
+
+@pytest.mark.parametrize(
+    ("model", "available", "message"),
+    [
+        (CPU_MODEL, 3 * MIB, r"Free memory or take a smaller model\.$"),
+        (replace(CPU_MODEL, mem_fraction_static=0.001), GIB, r"Raise --mem-fraction-static\.$"),
+        (replace(CPU_MODEL, mem_fraction_static=0.99), 5 * MIB, r"lower --chunked-prefill-size or --max-running-requests\.$"),
+        (replace(GPU_MODEL, mem_fraction_static=0.001), GIB, r"Raise --mem-fraction-static\.$"),
+    ],
+)
+def test_no_room_for_one_page_says_what_to_do(model: MemoryModel, available: int, message: str) -> None:
+    with pytest.raises(OutOfMemoryError, match=message) as caught:
+        model.plan(available)
+    assert "\n" not in str(caught.value)
+    assert format_bytes(available) in str(caught.value)
+
+
+def test_room_for_one_page_and_the_dummy_is_enough() -> None:
+    two_pages = 2 * 16 * TOKEN
+    model = replace(GPU_MODEL, mem_fraction_static=0.5)
+    before = 100 * MIB
+    plan = model.plan(before, available_after_load=before // 2 + two_pages)
+    assert plan.pool_tokens == 16
+    with pytest.raises(OutOfMemoryError):
+        model.plan(before, available_after_load=before // 2 + two_pages - 1)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (812 * MIB, "812.00 MiB"), (3 * GIB, "3.00 GiB")]
+)
+def test_format_bytes(num_bytes: int, text: str) -> None:
+    assert format_bytes(num_bytes) == text
