@@ -191,6 +191,16 @@ def test_flush_keeps_what_is_locked() -> None:
     assert (cache.flush(), cache.flush()) == (1, 0)
 
 
+def test_reset_starts_over_empty() -> None:
+    cache = KVCache(num_pages=4, page_size=2)
+    cache.extend(cache.match(ids()), ids(1, 2), cache.alloc(1))
+    cache.alloc(1)
+    cache.reset()
+    assert counts(cache) == (8, 0, 0, 0)
+    assert cache.peek(ids(1, 2)) == 0
+    assert sorted(cache.alloc(4)) == [1, 2, 3, 4]
+
+
 def test_disabled_cache_has_the_same_rule_for_callers() -> None:
     cache = KVCache(num_pages=6, page_size=2, enabled=False)
     tokens = np.arange(8, dtype=np.int32)
