@@ -46,22 +46,23 @@ class TensorInfo:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the model: those the index names, else model.safetensors, else every one.
+    """The safetensors files that hold the model: model.safetensors, else those the index names; empty if there is neither.
 
-    Empty if there are none. Raises CheckpointError if the index is unreadable or names a file that is not there.
+    Raises CheckpointError if the index is unreadable or names a file that is not there.
     """
-    index = folder / INDEX_NAME
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise CheckpointError(f"{index} is not a safetensors index (a JSON object with 'weight_map').") from None
-        missing = [name for name in names if not (folder / str(name)).is_file()]
-        if missing:
-            raise CheckpointError(f"{folder} lacks {', '.join(map(str, missing))}, which {INDEX_NAME} names. Download the model again.")
-        return [folder / name for name in names]
-    single = folder / SINGLE_NAME
-    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    single, index = folder / SINGLE_NAME, folder / INDEX_NAME
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        return []
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise CheckpointError(f"{index} is not a safetensors index (a JSON object with 'weight_map').") from None
+    missing = [name for name in names if not (folder / str(name)).is_file()]
+    if missing:
+        raise CheckpointError(f"{folder} lacks {', '.join(map(str, missing))}, which {INDEX_NAME} names. Download the model again.")
+    return [folder / name for name in names]
 
 
 def read_header(path: Path) -> list[TensorInfo]:

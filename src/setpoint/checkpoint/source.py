@@ -139,5 +139,7 @@ def _checked(folder: Path, load_format: str) -> Path:
         hint = f"name the GGUF file itself, e.g. {ggufs[0]}" if ggufs else "name a Hugging Face model folder"
         raise CheckpointError(f"{folder} has no config.json; {hint}.")
     if load_format != "dummy" and not safetensors_file.weight_files(folder):
-        raise CheckpointError(f"{folder} has no safetensors weights; convert the model to safetensors, or use --load-format dummy.")
+        raise CheckpointError(
+            f"{folder} has no safetensors weights (model.safetensors or an index); convert the model to safetensors, or use --load-format dummy."
+        )
     return folder

@@ -1,0 +1,54 @@
+# Setpoint's commands. Each does its own set-up, the first time only.
+#
+#   make serve    install what is needed and serve the default model on 127.0.0.1:30000
+#                 (PORT=8000, ARGS="--model-path … --mem-fraction-static 0.5")
+#   make test     the test suite: CPU only, minutes
+#   make full     the long tests too
+#   make check    format, lint, types, architecture
+#
+# torch comes from pip's default index, where a plain Linux install brings the CUDA build. TORCH_SOURCE_ARGS goes to pip for
+# torch alone, for another source: make serve TORCH_SOURCE_ARGS="--index-url URL-of-CPU-wheels".
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+PORT ?= 30000
+ARGS ?=
+TORCH_SOURCE_ARGS ?=
+export PYTHON TORCH_SOURCE_ARGS
+
+BIN := $(VENV)/bin
+SERVE := $(VENV)/.serve-installed
+DEV := $(VENV)/.dev-installed
+
+.PHONY: help serve test full check lint clean
+
+help:
+	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
+
+serve: $(SERVE)
+	@exec $(BIN)/setpoint serve --port $(PORT) $(ARGS)
+
+test: $(DEV)
+	$(BIN)/pytest -m "not full and not gpu"
+
+full: $(DEV)
+	$(BIN)/pytest -m "not gpu"
+
+check: lint
+	$(BIN)/mypy
+	$(BIN)/pytest tests/arch
+
+# The fast half of check: what the pre-commit hooks run.
+lint: $(DEV)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+
+clean:
+	rm -rf $(VENV)
+
+$(SERVE): pyproject.toml constraints.txt
+	@scripts/setup $(VENV) serve
+
+$(DEV): pyproject.toml constraints.txt
+	@scripts/setup $(VENV) dev
