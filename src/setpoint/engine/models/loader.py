@@ -159,7 +159,7 @@ def _files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}.")
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{index} is not a safetensors index ({error}).") from None
     for name in names:
         if not (folder / name).is_file():

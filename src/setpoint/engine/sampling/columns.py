@@ -39,7 +39,8 @@ SLOT_DTYPE = np.dtype(
         ("penalised", np.bool_),
         ("biased", np.bool_),
         ("logprobs", np.bool_),
-    ]
+    ],
+    align=True,  # a column is then a strided view that torch accepts
 )
 
 

@@ -93,7 +93,9 @@ def _largest(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
         return probs.topk(widest, dim=-1).values
     if peek and vocab_size > HEAD:
         head = probs.topk(HEAD, dim=-1).values
-        enough = (columns["top_k"] <= HEAD) | ((columns["top_p"] < 1) & (head.sum(-1).numpy() >= columns["top_p"]))
+        # With min-p the nucleus is a share of the whole top-k mass, so that a longer top-k has to be seen in full.
+        inside = (columns["top_p"] < 1) & (columns["min_p"] == 0) & (head.sum(-1).numpy() >= columns["top_p"])
+        enough = (columns["top_k"] <= HEAD) | inside
         if enough.all():
             return head
     return probs.sort(dim=-1, descending=True).values

@@ -1,0 +1,94 @@
+"""Drives an executor by hand: a minimal sequencer for tests of the data plane, with one page range per slot and no policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from setpoint.core.executor import Executor
+from setpoint.core.plan import OWN_LENGTH, Admit, PlanBuilder, TokenMasks
+from setpoint.core.request import Ids
+from setpoint.core.result import StepResult
+from setpoint.core.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass
+class Driver:
+    """Every slot owns pages [1 + slot · pages_per_slot, …); ``share`` lets slots begin with another slot's pages."""
+
+    executor: Executor
+    page_size: int
+    pages_per_slot: int
+    step_id: int = 0
+    outputs: dict[int, list[int]] = field(default_factory=dict)
+    """Slot -> ids sampled since its admission."""
+
+    def admit(
+        self,
+        plan: PlanBuilder,
+        slot: int,
+        ids: Sequence[int],
+        *,
+        num_prompt: int | None = None,
+        sampling: SamplingParams = GREEDY,
+        seed: int = 0,
+        share: tuple[int, int] = (0, 0),
+        **more: object,
+    ) -> None:
+        """``share`` = (other slot, number of its first pages to begin with). Sequence ids equal slots."""
+        array = np.array(ids, np.int32)
+        plan.admits.append(Admit(slot, slot, array, len(array) if num_prompt is None else num_prompt, sampling, seed, **more))  # type: ignore[arg-type]
+        pages = self.pages(slot)
+        other, count = share
+        pages[:count] = self.pages(other)[:count]
+        plan.map_pages(slot, 0, pages)
+        self.outputs[slot] = []
+
+    def pages(self, slot: int) -> Ids:
+        return np.arange(self.pages_per_slot, dtype=np.int32) + 1 + slot * self.pages_per_slot
+
+    def plan(self) -> PlanBuilder:
+        self.step_id += 1
+        return PlanBuilder(self.step_id)
+
+    def run(self, plan: PlanBuilder, masks: TokenMasks | None = None) -> StepResult:
+        step = self.executor.submit(plan.build())
+        step.finish(masks)
+        result = step.result()
+        for slot, token in zip(result.seq_ids.tolist(), result.token_ids.tolist(), strict=True):
+            self.outputs[slot].append(token)
+        return result
+
+    def decode(self, slots: Sequence[int], steps: int = 1) -> list[StepResult]:
+        results = []
+        for _ in range(steps):
+            plan = self.plan()
+            for slot in slots:
+                plan.add_row(slot, slot, OWN_LENGTH, 1, True)
+            results.append(self.run(plan))
+        return results
+
+    def generate(
+        self, prompts: Mapping[int, Sequence[int]], num_tokens: int, *, chunk: int = 1 << 30, sampling: SamplingParams = GREEDY
+    ) -> dict[int, list[int]]:
+        """Prefill slot -> prompt in chunks, all slots side by side, then decode together to ``num_tokens`` outputs each."""
+        plan = self.plan()
+        for slot, ids in prompts.items():
+            self.admit(plan, slot, ids, sampling=sampling, seed=slot)
+        done = dict.fromkeys(prompts, 0)
+        while any(len(self.outputs[slot]) < num_tokens for slot in prompts):
+            for slot, ids in prompts.items():
+                start = done[slot]
+                if start < len(ids):
+                    count = min(chunk, len(ids) - start)
+                    done[slot] = start + count
+                    plan.add_row(slot, slot, start, count, done[slot] == len(ids))
+                elif len(self.outputs[slot]) < num_tokens:
+                    plan.add_row(slot, slot, OWN_LENGTH, 1, True)
+            self.run(plan)
+            plan = self.plan()
+        return {slot: list(self.outputs[slot]) for slot in prompts}

@@ -1,0 +1,119 @@
+"""Tiny random Llama models against transformers: logits, greedy ids, for every variant of the declaration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.testing.plans import Driver
+from setpoint.testing.tiny_models import write_tiny_llama
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "gqa2": {},
+    "gqa1": {"num_key_value_heads": 4},
+    "gqa4": {"num_key_value_heads": 1},
+    "tied": {"tie_word_embeddings": True},
+    "bias": {"attention_bias": True, "mlp_bias": True},
+    "plain_head_dim": {"head_dim": 12},
+    "rope_linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "rope_linear_old_key": {"rope_scaling": {"type": "linear", "factor": 2.0}},
+    "rope_llama3": {"rope_scaling": LLAMA3, "rope_theta": 500000.0},
+    "rope_parameters": {"rope_parameters": {**LLAMA3, "rope_theta": 1000.0}},
+}
+PAGE, PAGES = 4, 32
+PROMPT = np.random.default_rng(5).integers(3, 131, 70).tolist()
+
+
+def reference(folder: Path) -> Any:
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def runner_of(folder: Path, dtype: str = "float32", attention: str = "torch_ref") -> ModelRunner:
+    config = EngineConfig(
+        str(folder), read_spec(folder), dtype=dtype, kv_dtype=dtype, page_size=PAGE, attention_backend=attention, num_threads=1
+    )
+    runner = build_runner(config)
+    runner.allocate(num_pages=4 * PAGES, max_slots=4, context_len=PAGE * PAGES)
+    return runner
+
+
+def greedy(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
+    ids = list(prompt)
+    with torch.inference_mode():
+        for _ in range(num_tokens):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("attention", ["torch_ref", "auto"])
+def test_logits_and_greedy_ids_equal_transformers(tmp_path: Path, variant: str, attention: str) -> None:
+    folder = write_tiny_llama(tmp_path, **VARIANTS[variant])
+    model = reference(folder)
+    with torch.inference_mode():
+        wanted = model(torch.tensor([PROMPT])).logits[0]
+    runner = runner_of(folder, attention=attention)
+    driver = Driver(InprocExecutor(runner), PAGE, PAGES)
+    plan = driver.plan()
+    driver.admit(plan, 0, PROMPT)
+    plan.add_row(0, 0, 0, len(PROMPT), True)
+    forward = runner.forward(plan.build())
+    assert forward.logits is not None
+    torch.testing.assert_close(forward.logits[0], wanted[-1], rtol=0, atol=1e-4)
+    assert driver.generate({1: PROMPT}, 20)[1] == greedy(model, PROMPT, 20)
+
+
+def test_prompt_logprobs_equal_transformers(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path)
+    with torch.inference_mode():
+        wanted = reference(folder)(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
+    driver = Driver(InprocExecutor(runner_of(folder)), PAGE, PAGES)
+    plan = driver.plan()
+    driver.admit(plan, 0, PROMPT, return_logprob=True, logprob_start=0, top_logprobs_num=3, token_ids_logprob=(7, 9))
+    plan.add_row(0, 0, 0, 30, False)
+    first = driver.run(plan)
+    assert not first.output_logprobs
+    plan = driver.plan()
+    plan.add_row(0, 0, 30, len(PROMPT) - 30, True)
+    second = driver.run(plan)
+    for logprobs, begin, end in ((first.prompt_logprobs[0], 1, 31), (second.prompt_logprobs[0], 31, len(PROMPT))):
+        rows = wanted[begin - 1 : end - 1]
+        assert logprobs.ids.tolist() == PROMPT[begin:end]
+        np.testing.assert_allclose(logprobs.values, rows[torch.arange(end - begin), PROMPT[begin:end]], atol=1e-4)
+        np.testing.assert_allclose(logprobs.top_values, rows.topk(3).values, atol=1e-4)
+        assert logprobs.top_ids.tolist() == rows.topk(3).indices.tolist()
+        np.testing.assert_allclose(logprobs.picked, rows[:, [7, 9]], atol=1e-4)
+    output = second.output_logprobs[0]
+    np.testing.assert_allclose(output.values[0], wanted[-1].max(), atol=1e-4)
+    assert output.ids.tolist() == [int(wanted[-1].argmax())] == second.token_ids.tolist()
+
+
+def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path, tie_word_embeddings=True)
+    logits = []
+    for dtype in ("float32", "bfloat16"):
+        runner = runner_of(folder, dtype, "auto")
+        driver = Driver(InprocExecutor(runner), PAGE, PAGES)
+        plan = driver.plan()
+        driver.admit(plan, 0, PROMPT)
+        plan.add_row(0, 0, 0, len(PROMPT), True)
+        logits.append(runner.forward(plan.build()).logits)
+    assert logits[1].dtype == torch.bfloat16
+    assert (logits[0] - logits[1]).abs().max() < 0.1 * logits[0].std()

@@ -1,0 +1,130 @@
+"""Greedy ids on tiny models in float64 are bit-identical however the work is cut: chunks, pages, batches, sharing, resumption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.core.plan import OWN_LENGTH
+from setpoint.core.sampling import SamplingParams
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.testing.plans import Driver
+from setpoint.testing.tiny_models import write_tiny_llama
+
+CONTEXT = 128
+RNG = np.random.default_rng(11)
+PROMPTS = {slot: RNG.integers(3, 131, length).tolist() for slot, length in enumerate((37, 1, 16, 17, 50, 5))}
+RANDOM = SamplingParams(temperature=0.9, top_p=0.95)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"), rope_scaling={"rope_type": "linear", "factor": 2.0})
+
+
+def driver_of(folder: Path, page_size: int) -> Driver:
+    config = EngineConfig(str(folder), read_spec(folder), dtype="float64", kv_dtype="float64", page_size=page_size, num_threads=1)
+    runner = build_runner(config)
+    pages = CONTEXT // page_size
+    runner.allocate(num_pages=20 * pages, max_slots=20, context_len=CONTEXT)
+    return Driver(InprocExecutor(runner), page_size, pages)
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path) -> dict[int, list[int]]:
+    """Each prompt alone, in one chunk."""
+    driver = driver_of(folder, 16)
+    return {slot: driver.generate({slot: ids}, 24)[slot] for slot, ids in PROMPTS.items()}
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("chunk", ["1", "page-1", "page", "page+1", "big"])
+def test_chunks_pages_and_batches(folder: Path, wanted: dict[int, list[int]], page_size: int, chunk: str) -> None:
+    """All prompts side by side: short ones decode while long ones are still in chunks, so steps mix both."""
+    size = max(1, {"1": 1, "page-1": page_size - 1, "page": page_size, "page+1": page_size + 1, "big": 1 << 20}[chunk])
+    assert driver_of(folder, page_size).generate(PROMPTS, 24, chunk=size) == wanted
+
+
+def test_rows_read_pages_that_another_row_of_the_same_step_fills(folder: Path, wanted: dict[int, list[int]]) -> None:
+    driver = driver_of(folder, 4)
+    prompt = PROMPTS[4]
+    plan = driver.plan()
+    driver.admit(plan, 0, prompt)
+    driver.admit(plan, 1, prompt, share=(0, 12))
+    driver.admit(plan, 2, prompt[:33] + prompt[:10], share=(0, 8))
+    # The readers stand before the row whose pages they read.
+    plan.add_row(1, 1, 48, 2, True)
+    plan.add_row(2, 2, 32, 11, True)
+    plan.add_row(0, 0, 0, 50, True)
+    driver.run(plan)
+    driver.decode([2, 0, 1], 23)
+    alone = driver_of(folder, 4).generate({0: prompt[:33] + prompt[:10]}, 24)[0]
+    assert driver.outputs[0] == driver.outputs[1] == wanted[4]
+    assert driver.outputs[2] == alone
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), RANDOM, SamplingParams(temperature=1.2, frequency_penalty=1.0)])
+def test_resumption_continues_with_the_same_tokens(folder: Path, sampling: SamplingParams) -> None:
+    """A sequence admitted again with prior outputs goes on as if it had never stopped."""
+    driver = driver_of(folder, 4)
+    whole = driver.generate({3: PROMPTS[3]}, 30, sampling=sampling)[3]
+    driver.generate({0: PROMPTS[4]}, 3)
+    plan = driver.plan()
+    driver.admit(plan, 7, PROMPTS[3] + whole[:13], num_prompt=len(PROMPTS[3]), sampling=sampling, seed=3)
+    plan.add_row(7, 7, 0, len(PROMPTS[3]) + 13, True)
+    plan.add_row(0, 0, OWN_LENGTH, 1, True)
+    driver.run(plan)
+    driver.decode([0, 7], 16)
+    assert driver.outputs[7] == whole[13:]
+    assert len(set(whole)) > 3
+
+
+def test_random_tokens_do_not_depend_on_the_batch(folder: Path) -> None:
+    alone = driver_of(folder, 4)
+    wanted = {slot: alone.generate({slot: ids}, 20, sampling=RANDOM)[slot] for slot, ids in PROMPTS.items()}
+    assert driver_of(folder, 4).generate(PROMPTS, 20, sampling=RANDOM) == wanted
+
+
+def test_steps_may_be_submitted_before_the_result_is_taken(folder: Path, wanted: dict[int, list[int]]) -> None:
+    """Depth 1: a decode row follows a sampling row whose result nobody has seen."""
+    driver = driver_of(folder, 4)
+    plan = driver.plan()
+    for slot, ids in PROMPTS.items():
+        driver.admit(plan, slot, ids)
+        plan.add_row(slot, slot, 0, len(ids), True)
+    pending = [driver.executor.submit(plan.build())]
+    pending[0].finish(None)
+    ids: dict[int, list[int]] = {slot: [] for slot in PROMPTS}
+    for _ in range(23):
+        plan = driver.plan()
+        for slot in PROMPTS:
+            plan.add_row(slot, slot, OWN_LENGTH, 1, True)
+        pending.append(driver.executor.submit(plan.build()))
+        pending[-1].finish(None)
+    for step in pending:
+        result = step.result()
+        for slot, token in zip(result.seq_ids.tolist(), result.token_ids.tolist(), strict=True):
+            ids[slot].append(token)
+    assert ids == wanted
+
+
+def test_slots_grow_when_a_higher_one_is_used(folder: Path, wanted: dict[int, list[int]]) -> None:
+    driver = driver_of(folder, 16)
+    slots = driver.executor.runner.slots
+    plan = driver.plan()
+    driver.admit(plan, 0, PROMPTS[0])
+    plan.add_row(0, 0, 0, 37, True)
+    driver.run(plan)
+    assert len(slots.columns) == 16
+    plan = driver.plan()
+    driver.admit(plan, 19, PROMPTS[3])
+    plan.add_row(19, 19, 0, 17, True)
+    driver.run(plan)
+    assert len(slots.columns) == len(slots.ids) == 20
+    driver.decode([19, 0], 22)
+    assert driver.outputs[19] == wanted[3][:23]
+    assert driver.outputs[0] == wanted[0][:23]
