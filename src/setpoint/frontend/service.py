@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -24,7 +23,10 @@ from setpoint.frontend.text.processor import TextProcessor
 logger = logging.getLogger(__name__)
 
 _LOGGED_CHARS = 2048
-"""Length to which log level 2 cuts texts and id lists."""
+"""Length to which values are cut below log level 3."""
+
+_METADATA = ("rid", "meta_info", "stream", "model")
+_CONTENTS = ("text", "input_ids", "output_ids", "messages", "prompt")
 
 
 class RequestBook:
@@ -53,17 +55,14 @@ class Service:
         self.text = text
         self.intake = Intake(config, text)
         self.book = RequestBook()
-        self._unlogged: set[str] = set()
-        """rids of running requests that asked for ``no_logs``."""
 
-    def job(self, requests: Sequence[Request], *, no_logs: bool = False) -> Job:
-        if no_logs:
-            self._unlogged.update(request.rid for request in requests)
-        return Job(self.engine, self.text.tokenizer, requests, on_finish=self._finished)
-
-    def log_received(self, body: dict[str, Any], *, openai: bool) -> None:
-        if self.config.log_requests:
-            logger.info("Receive%s: obj=%s", " OpenAI" if openai else "", self._loggable(body))
+    def job(self, requests: Sequence[Request], *, received: dict[str, Any], openai: bool = False, no_logs: bool = False) -> Job:
+        """The requests of one client body, ``received``; ``no_logs`` keeps them out of the request log."""
+        if no_logs or not self.config.log_requests:
+            return Job(self.engine, self.text.tokenizer, requests, on_finish=self._record)
+        shown = self._loggable({**received, "rid": [request.rid for request in requests]})
+        logger.info("Receive%s: obj=%s", " OpenAI" if openai else "", shown)
+        return Job(self.engine, self.text.tokenizer, requests, on_finish=self._record_and_log)
 
     async def is_healthy(self) -> bool:
         """Submit a one-token request; any message of the engine after that is a sign of life."""
@@ -92,42 +91,30 @@ class Service:
                 raise EngineDeadError(f"The warm-up request was not answered within {timeout_s:g} s.") from None
         logger.info("The server is fired up and ready to roll!")
 
-    def _finished(self, output: SequenceOutput) -> None:
+    def _record(self, output: SequenceOutput) -> None:
         self.book.record(output.stats())
-        if output.rid in self._unlogged:
-            self._unlogged.discard(output.rid)
-        elif self.config.log_requests:
-            request = {"rid": output.rid, "sampling_params": msgspec.to_builtins(output.request.sampling)}
-            finish = None if output.finish is None else msgspec.to_builtins(output.finish)
-            result = {
-                "text": output.text,
-                "output_ids": output.output_ids,
-                "meta_info": {
-                    "id": output.rid,
-                    "finish_reason": finish,
-                    "prompt_tokens": output.num_prompt,
-                    "completion_tokens": output.num_outputs,
-                    "cached_tokens": output.num_cached,
-                    "e2e_latency": output.e2e_s,
-                },
-            }
-            logger.info("Finish: obj=%s, out=%s", self._loggable(request), self._loggable(result))
+
+    def _record_and_log(self, output: SequenceOutput) -> None:
+        self._record(output)
+        request = {"rid": output.rid, "sampling_params": msgspec.to_builtins(output.request.sampling)}
+        meta = {
+            "id": output.rid,
+            "finish_reason": None if output.finish is None else msgspec.to_builtins(output.finish),
+            "prompt_tokens": output.num_prompt,
+            "completion_tokens": output.num_outputs,
+            "cached_tokens": output.num_cached,
+            "e2e_latency": output.e2e_s,
+        }
+        result = {"text": output.text, "output_ids": output.output_ids, "meta_info": meta}
+        logger.info("Finish: obj=%s, out=%s", self._loggable(request), self._loggable(result))
 
     def _loggable(self, value: dict[str, Any]) -> str:
-        """By ``--log-requests-level``: 0 metadata, 1 + sampling parameters, 2 + contents cut short, 3 everything."""
+        """By ``--log-requests-level``: 0 metadata, 1 + parameters, 2 + contents cut short, 3 everything."""
         level = self.config.log_requests_level
-        contents = ("text", "input_ids", "output_ids", "messages", "prompt")
         shown = {}
         for key, item in value.items():
-            if key in contents:
-                if level < 2:
-                    continue
-                rendered = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False, default=str)
-                shown[key] = (
-                    rendered
-                    if level >= 3 or len(rendered) <= _LOGGED_CHARS
-                    else f"{rendered[:_LOGGED_CHARS]}… ({len(rendered)} characters)"
-                )
-            elif key in ("rid", "meta_info", "stream", "model") or level >= 1:
-                shown[key] = item
+            if level < (0 if key in _METADATA else 2 if key in _CONTENTS else 1):
+                continue
+            text = repr(item)
+            shown[key] = item if level >= 3 or len(text) <= _LOGGED_CHARS else f"{text[:_LOGGED_CHARS]}… ({len(text)} characters)"
         return repr(shown)

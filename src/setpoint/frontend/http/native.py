@@ -81,10 +81,9 @@ class NativeRoutes:
 
     async def generate(self, request: Request) -> Response:
         raw = await read_object(request)
-        self._service.log_received(raw, openai=False)
         body = parse(raw, GenerateBody, route="/generate", unsupported=UNSUPPORTED)
         requests, form = await self._requests(body)
-        job = self._service.job(requests, no_logs=body.no_logs)
+        job = self._service.job(requests, received=raw, no_logs=body.no_logs)
         if body.stream:
             return EventStream(job, self._stream(job, form), native_stream_error)
         with job, cancelled_with_client(job, request.receive):

@@ -32,11 +32,10 @@ class ChatRoute:
 
     async def create(self, request: Request) -> Response:
         raw = await read_openai_object(request)
-        self._service.log_received(raw, openai=True)
         body = parse(raw, ChatBody, route=ROUTE, unsupported=UNSUPPORTED)
         body.check()
         rid = body.rid or new_rid()
-        job = self._service.job(await self._requests(body, rid))
+        job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
         config = self._service.config
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         reply = Reply(rid, body, kind=kind, cache_report=config.enable_cache_report, weight_version=config.weight_version)

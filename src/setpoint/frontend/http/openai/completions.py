@@ -34,11 +34,10 @@ class CompletionRoute:
 
     async def create(self, request: Request) -> Response:
         raw = await read_openai_object(request)
-        self._service.log_received(raw, openai=True)
         body = parse(raw, CompletionBody, route=ROUTE, unsupported=UNSUPPORTED)
         body.check()
         rid = body.rid or new_rid()
-        job = self._service.job(await self._requests(body, rid))
+        job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
         config = self._service.config
         reply = Reply(rid, body, kind="text_completion", cache_report=config.enable_cache_report, weight_version=config.weight_version)
         tokenizer = self._service.text.tokenizer

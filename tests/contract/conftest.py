@@ -1,0 +1,85 @@
+"""The real application on a fake engine: in process, no sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fastapi import FastAPI
+
+from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.http.app import create_app
+from setpoint.frontend.ipc.client import EngineClient
+from setpoint.frontend.service import Service
+from setpoint.frontend.text.processor import TextProcessor
+from setpoint.frontend.text.template import ChatTemplate
+from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.testing.byte_tokenizer import CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, make_byte_tokenizer
+from setpoint.testing.fake_engine import FakeEngine
+
+
+@dataclass
+class Server:
+    app: FastAPI
+    service: Service
+    engine: FakeEngine
+    http: httpx.AsyncClient
+    openai: openai.AsyncOpenAI
+
+    async def generate(self, **body: Any) -> Any:
+        response = await self.http.post("/generate", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+
+def make_service(engine: FakeEngine, **options: Any) -> Service:
+    config = FrontendConfig(
+        **{
+            "model_path": "org/tiny",
+            "served_model_name": "org/tiny",
+            "tokenizer_path": "/models/tiny",
+            "context_len": engine.context_len,
+            "max_req_input_len": engine.context_len - 5,
+            "vocab_size": VOCAB_SIZE,
+            "health_timeout_s": 0.2,
+            **options,
+        }
+    )
+    template = ChatTemplate(CHAT_TEMPLATE, special_tokens={"eos_token": "<|eos|>"})
+    return Service(config, EngineClient(engine), TextProcessor(Tokenizer(make_byte_tokenizer()), template))
+
+
+@asynccontextmanager
+async def serving(engine: FakeEngine | None = None, **options: Any) -> AsyncIterator[Server]:
+    engine = engine or FakeEngine(eos_ids=frozenset({EOS_ID}))
+    service = make_service(engine, **options)
+    service.engine.start()
+    app = create_app(service)
+    transport = httpx.ASGITransport(app)
+    key = options.get("api_key") or "none"
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        client = openai.AsyncOpenAI(base_url="http://test/v1", api_key=key, http_client=http, max_retries=0)
+        yield Server(app, service, engine, http, client)
+        assert not engine.running or engine.silent, "requests left behind"
+        assert service.engine.num_open == 0
+    service.engine.close()
+
+
+@pytest.fixture
+def serve() -> Callable[..., None]:
+    """``serve(scenario, engine, **config)`` runs ``async scenario(server)`` against a fresh application."""
+
+    def run(scenario: Callable[[Server], Awaitable[None]], engine: FakeEngine | None = None, **options: Any) -> None:
+        async def main() -> None:
+            async with serving(engine, **options) as server:
+                await scenario(server)
+
+        asyncio.run(main())
+
+    return run

@@ -1,0 +1,228 @@
+"""Bad input gets the status code and shape of FACTS §5.7, nothing reaches the engine, and the server keeps serving."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from setpoint.testing.byte_tokenizer import VOCAB_SIZE
+from setpoint.testing.fake_engine import FakeEngine
+
+Serve = Callable[..., None]
+FLAT = {"object", "message", "type", "param", "code"}
+CHAT = "/v1/chat/completions"
+HI = [{"role": "user", "content": "hi"}]
+
+
+def shape_of(error: dict[str, Any]) -> str:
+    if set(error) == FLAT and error["object"] == "error":
+        return f"flat {error['type']}"
+    if isinstance(error.get("error"), str):
+        return "text"
+    assert set(error["error"]) == {"message"}
+    return "message"
+
+
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        ({"text": ""}, "message"),
+        ({"input_ids": []}, "message"),
+        ({"text": []}, "message"),
+        ({}, "message"),
+        ({"text": "a", "input_ids": [1]}, "message"),
+        ({"text": "a" * 256}, "message"),
+        ({"text": "a" * 251}, "message"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 256}}, "message"),
+        ({"text": "a", "sampling_params": {"min_new_tokens": 256, "max_new_tokens": None}}, "message"),
+        ({"input_ids": [VOCAB_SIZE]}, "message"),
+        ({"input_ids": [-1]}, "message"),
+        ({"input_ids": [10**30]}, "message"),
+        ({"input_ids": ["a"]}, "flat Bad Request"),
+        ({"input_ids": [[1], 2]}, "flat Bad Request"),
+        ({"text": 5}, "flat Bad Request"),
+        ({"text": "a", "stream": "yes"}, "flat Bad Request"),
+        ({"text": "a", "sampling_params": {"no_such_key": 1}}, "text"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": -1}}, "message"),
+        ({"text": "a", "sampling_params": {"temperature": "hot"}}, "message"),
+        ({"text": "a", "sampling_params": {"top_p": 0}}, "message"),
+        ({"text": "a", "sampling_params": {"regex": "a"}}, "message"),
+        ({"text": "a", "sampling_params": {"stop": ["x"] * 300}}, "message"),
+        ({"text": "a", "sampling_params": {"stop": [""]}}, "message"),
+        ({"text": "a", "sampling_params": {"logit_bias": {"x": 1}}}, "message"),
+        ({"text": "a", "sampling_params": {"top_k": 10**30}}, "message"),
+        ({"text": "a", "sampling_params": {"n": 10**9}}, "message"),
+        ({"text": ["a", "b"], "sampling_params": [{}]}, "message"),
+        ({"text": ["a", "b"], "rid": ["x", "x"]}, "message"),
+        ({"text": "a", "rid": ""}, "message"),
+        ({"text": "a", "rid": ["x", "y"]}, "message"),
+        ({"text": "a", "return_logprob": True, "top_logprobs_num": -1}, "message"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [VOCAB_SIZE]}, "message"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "message"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": 10**30}, "message"),
+        ({"text": "a", "image_data": "x.png"}, "message"),
+        ({"text": "a", "lora_path": "adapter"}, "message"),
+    ],
+)
+def test_generate_refuses(serve: Serve, body: dict[str, Any], shape: str) -> None:
+    async def scenario(server: Any) -> None:
+        for stream in (False, True):
+            response = await server.http.post("/generate", json={"stream": stream, **body})
+            assert response.status_code == 400, response.text
+            assert shape_of(response.json()) == shape
+        assert server.engine.submitted == []
+        assert (await server.generate(text="a", sampling_params={"max_new_tokens": 1}))["text"] == "a"
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("path", ["/generate", CHAT, "/v1/completions", "/tokenize", "/abort_request"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"null", b'"text"', b'{"text": "\xff"}', b'{"text": "\\ud800"}', b'{"text": "a", "x": NaN}', b"[" * 100_000,
+        b'{"temperature": 1e999}',
+    ],
+)  # fmt: skip
+def test_malformed_bodies(serve: Serve, path: str, content: bytes) -> None:
+    async def scenario(server: Any) -> None:
+        response = await server.http.post(path, content=content, headers={"content-type": "application/json"})
+        assert response.status_code == 400
+        assert shape_of(response.json()) == "flat Bad Request"
+
+    serve(scenario)
+
+
+def test_nan_temperature(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for value in ("NaN", "Infinity", "1e999"):
+            body = b'{"text": "a", "sampling_params": {"temperature": %s}}' % value.encode()
+            response = await server.http.post("/generate", content=body)
+            assert response.status_code == 400
+
+    serve(scenario)
+
+
+def test_http_level_errors_are_flat(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for response, code in (
+            (await server.http.get("/nothing/here"), 404),
+            (await server.http.post("/v1/nothing", json={}), 404),
+            (await server.http.delete("/generate"), 405),
+            (await server.http.get(CHAT), 405),
+        ):
+            assert response.status_code == code
+            assert shape_of(response.json()) == f"flat {code}"
+        response = await server.http.post("/flush_cache?timeout=soon")
+        assert (response.status_code, shape_of(response.json())) == (400, "flat Bad Request")
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_openai_routes_want_json(serve: Serve, content_type: str) -> None:
+    async def scenario(server: Any) -> None:
+        body = json.dumps({"messages": HI}).encode()
+        response = await server.http.post(CHAT, content=body, headers={"content-type": content_type})
+        assert (response.status_code, shape_of(response.json())) == (400, "flat Bad Request")
+        with_charset = await server.http.post(CHAT, content=body, headers={"content-type": "application/json; charset=utf-8"})
+        assert with_charset.status_code == 200
+
+    serve(scenario)
+
+
+def test_a_ten_megabyte_body(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for body in ({"text": "a" * 10_000_000}, {"text": "a " * 5_000_000}, {"input_ids": [7] * 3_000_000}):
+            response = await server.http.post("/generate", json=body)
+            assert response.status_code == 400
+            assert "longer than the model's context length" in response.json()["error"]["message"]
+        fits = {"text": "a", "ignored": "x" * 10_000_000, "sampling_params": {"max_new_tokens": 1}}
+        assert (await server.generate(**fits))["text"] == "a"
+        assert (await server.http.post("/generate", content=b" " * (64 << 20) + b"{}")).status_code == 413
+
+    serve(scenario)
+
+
+def test_auto_truncate_shortens_and_says_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(server: Any) -> None:
+        result = await server.generate(text="ab" * 5_000, sampling_params={"max_new_tokens": 500})
+        assert result["meta_info"]["prompt_tokens"] == 250
+        assert result["meta_info"]["completion_tokens"] == 6
+
+    serve(scenario, allow_auto_truncate=True)
+    assert any("Truncated a prompt" in record.message for record in caplog.records)
+
+
+def test_no_chat_template_is_a_400(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        server.service.text._template = None
+        response = await server.http.post(CHAT, json={"messages": HI})
+        assert response.status_code == 400
+        assert "chat template" in response.json()["message"]
+
+    serve(scenario)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
+anything = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3), max_leaves=6
+)
+SAMPLING_KEYS = tuple(
+    (
+        "max_new_tokens min_new_tokens temperature top_p top_k min_p stop stop_token_ids n logit_bias sampling_seed "
+        "stream_interval regex ignore_eos frequency_penalty what"
+    ).split()
+)
+GENERATE_KEYS = tuple(
+    (
+        "text input_ids rid stream return_logprob logprob_start_len top_logprobs_num token_ids_logprob priority extra_key image_data what"
+    ).split()
+)
+OPENAI_KEYS = tuple(
+    (
+        "messages prompt model stream stream_options n max_tokens temperature top_p top_k stop seed logit_bias logprobs "
+        "top_logprobs echo rid priority chat_template_kwargs continue_final_message tools response_format "
+        "reasoning_effort what"
+    ).split()
+)
+
+
+def some(keys: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(keys), anything, max_size=5)
+
+
+messages = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool"]), "content": anything}), max_size=3)
+generate_body = st.builds(
+    lambda base, more, params: base | more | params,
+    st.fixed_dictionaries({"text": st.text(max_size=5)}) | st.fixed_dictionaries({"input_ids": st.lists(st.integers(-2, 300), max_size=4)}),
+    some(GENERATE_KEYS),
+    st.just({}) | st.fixed_dictionaries({"sampling_params": some(SAMPLING_KEYS) | anything}),
+)
+openai_body = st.builds(
+    lambda base, more: base | more,
+    st.fixed_dictionaries({"messages": messages | anything, "prompt": st.text(max_size=5) | st.lists(st.integers(-2, 300), max_size=4)}),
+    some(OPENAI_KEYS),
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.tuples(st.just("/generate"), generate_body) | st.tuples(st.sampled_from([CHAT, "/v1/completions"]), openai_body),
+        min_size=4,
+        max_size=8,
+    )
+)
+def test_no_body_is_answered_with_500(serve: Serve, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    async def scenario(server: Any) -> None:
+        for path, body in calls:
+            response = await server.http.post(path, json=body)
+            assert response.status_code in (200, 400), (path, body, response.text)
+
+    serve(scenario, FakeEngine(tokens_per_event=64))

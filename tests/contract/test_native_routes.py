@@ -1,0 +1,253 @@
+"""``/generate`` and tokenization against a fake engine (FACTS §5.3–5.5)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from setpoint.core.messages import Finish
+from setpoint.testing.byte_tokenizer import EOS_ID
+from setpoint.testing.fake_engine import FakeEngine
+
+Serve = Callable[..., None]
+
+
+def says(text: str, **options: Any) -> FakeEngine:
+    return FakeEngine(script=lambda request: [*text.encode(), EOS_ID], eos_ids=frozenset({EOS_ID}), **options)
+
+
+def chunks_of(response: Any) -> list[dict[str, Any]]:
+    *events, done = response.text.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_one_text(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        result = await server.generate(text="abc", rid="my-id")
+        meta = result["meta_info"]
+        assert meta.pop("e2e_latency") > 0
+        assert result == {
+            "text": "ok",
+            "output_ids": [*b"ok", EOS_ID],
+            "meta_info": {
+                "id": "my-id",
+                "finish_reason": {"type": "stop", "matched": EOS_ID},
+                "prompt_tokens": 3,
+                "completion_tokens": 3,
+                "cached_tokens": 2,
+                "cached_tokens_details": {"device": 2, "host": 0},
+                "reasoning_tokens": 0,
+                "num_retractions": 0,
+                "weight_version": "default",
+                "dp_rank": None,
+            },
+        }
+        sampling = server.engine.submitted[0].sampling
+        assert (sampling.max_new_tokens, sampling.temperature) == (128, 1.0)
+
+    serve(scenario, says("ok", num_cached=2))
+
+
+def test_length_and_put(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        response = await server.http.put("/generate", json={"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}})
+        result = response.json()
+        assert (result["output_ids"], result["meta_info"]["finish_reason"]) == ([1, 2], {"type": "length", "length": 2})
+
+    serve(scenario)
+
+
+def test_a_stream_is_cumulative(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        response = await server.http.post("/generate", json={"text": "x", "stream": True})
+        chunks = chunks_of(response)
+        assert [chunk["text"] for chunk in chunks] == ["a", "a", "aü", "aüb", "aüb"]
+        assert chunks[-1]["output_ids"] == [*"aüb".encode(), EOS_ID]
+        assert [chunk["meta_info"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 4, 5]
+        assert [chunk["meta_info"]["finish_reason"] is None for chunk in chunks] == [True] * 4 + [False]
+        assert "index" not in chunks[0]
+
+    serve(scenario, says("aüb"))
+
+
+def test_an_incremental_stream_has_deltas(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        body = {"text": "x", "stream": True, "return_logprob": True}
+        chunks = chunks_of(await server.http.post("/generate", json=body))
+        assert [chunk["text"] for chunk in chunks] == ["a", "b", ""]
+        assert [chunk["output_ids"] for chunk in chunks] == [[97], [98], [EOS_ID]]
+        assert [chunk["meta_info"]["output_token_logprobs"] for chunk in chunks] == [[[-0.5, i, None]] for i in (97, 98, EOS_ID)]
+
+    serve(scenario, says("ab"), incremental_streaming_output=True)
+
+
+def test_a_batch_answers_in_order_and_streams_with_an_index(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        parameters = [{"max_new_tokens": 3}, {"max_new_tokens": 2, "n": 1}]
+        results = await server.generate(text=["abc", "xy"], sampling_params=parameters, rid=["r1", "r2"])
+        assert [(result["text"], result["meta_info"]["id"]) for result in results] == [("abc", "r1"), ("xy", "r2")]
+        response = await server.http.post(
+            "/generate", json={"input_ids": [[97], [98, 99]], "rid": "b", "stream": True, "sampling_params": {"max_new_tokens": 2}}
+        )
+        last = {chunk["index"]: chunk for chunk in chunks_of(response)}
+        assert (last[0]["text"], last[1]["text"]) == ("aa", "bc")
+        assert [last[0]["meta_info"]["id"], last[1]["meta_info"]["id"]] == ["b_0", "b_1"]
+
+    serve(scenario)
+
+
+def test_n_gives_a_list(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        results = await server.generate(text="ab", rid="r", sampling_params={"n": 2, "max_new_tokens": 1})
+        assert [result["text"] for result in results] == ["a", "a"]
+        assert [request.rid for request in server.engine.submitted] == ["r_0", "r_1"]
+
+    serve(scenario)
+
+
+def test_logprobs(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        body = {"text": "abc", "return_logprob": True, "return_text_in_logprobs": True, "top_logprobs_num": 2, "token_ids_logprob": [5, 6]}
+        meta = (await server.generate(**body, logprob_start_len=1, sampling_params={"max_new_tokens": 1}))["meta_info"]
+        assert meta["input_token_logprobs"] == [[None, 98, "b"], [-0.5, 99, "c"]]
+        assert meta["output_token_logprobs"] == [[-0.5, 97, "a"]]
+        assert meta["output_token_logprobs_length"] == 1
+        assert meta["input_top_logprobs"] == [None, [[-0.5, 99, "c"], [-1.0, 100, "d"]]]
+        assert meta["output_top_logprobs"] == [[[-0.5, 97, "a"], [-1.0, 98, "b"]]]
+        assert meta["input_token_ids_logprobs"][1] == [[-5.0, 5, "\x05"], [-6.0, 6, "\x06"]]
+        assert meta["output_token_ids_logprobs"] == [[[-5.0, 5, "\x05"], [-6.0, 6, "\x06"]]]
+        plain = (await server.generate(text="abc", return_logprob=True, sampling_params={"max_new_tokens": 1}))["meta_info"]
+        assert plain["output_token_logprobs"] == [[-0.5, 97, None]]
+        assert "input_token_logprobs" not in plain
+        assert "output_top_logprobs" not in plain
+        none = (await server.generate(text="abc", sampling_params={"max_new_tokens": 1}))["meta_info"]
+        assert "output_token_logprobs" not in none
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("tokens_per_event", [1, 2, 50])
+def test_stop_strings_cut_text_ids_and_logprobs_alike(serve: Serve, tokens_per_event: int) -> None:
+    async def scenario(server: Any) -> None:
+        result = await server.generate(text="x", return_logprob=True, sampling_params={"stop": "END"})
+        meta = result["meta_info"]
+        assert result["text"] == "a E "
+        assert result["output_ids"] == list(b"a E END")
+        assert (meta["completion_tokens"], meta["output_token_logprobs_length"]) == (7, 7)
+        assert meta["finish_reason"] == {"type": "stop", "matched": "END"}
+        kept = await server.generate(text="x", sampling_params={"stop": "END", "no_stop_trim": True})
+        assert kept["text"] == "a E END"
+        ignored = await server.generate(text="x", sampling_params={"stop": "END", "ignore_eos": True, "max_new_tokens": 9})
+        assert ignored["text"] == "a E END b"
+
+    serve(scenario, says("a E END b", tokens_per_event=tokens_per_event))
+
+
+def test_a_held_back_tail_is_delivered_at_the_end(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        assert (await server.generate(text="x", sampling_params={"stop": "END"}))["text"] == "so EN"
+        response = await server.http.post("/generate", json={"text": "x", "stream": True, "sampling_params": {"stop": "END"}})
+        assert [chunk["text"] for chunk in chunks_of(response)] == ["s", "so", "so ", "so ", "so ", "so EN"]
+
+    serve(scenario, says("so EN"))
+
+
+def test_an_unfinished_character_shows_as_replacement_at_the_end(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        assert (await server.generate(text="x", sampling_params={"max_new_tokens": 3}))["text"] == "a�"
+
+    serve(scenario, says("a🙂"))
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({}, "ok"),
+        ({"skip_special_tokens": False}, "ok"),
+        ({"no_stop_trim": True}, "ok"),
+        ({"skip_special_tokens": False, "no_stop_trim": True}, "ok<|eos|>"),
+        ({"skip_special_tokens": False, "ignore_eos": True, "max_new_tokens": 3}, "ok<|eos|>"),
+    ],
+)
+def test_the_stop_token_is_counted_but_not_shown(serve: Serve, params: dict[str, Any], text: str) -> None:
+    async def scenario(server: Any) -> None:
+        result = await server.generate(text="x", sampling_params=params)
+        assert (result["text"], result["output_ids"]) == (text, [*b"ok", EOS_ID])
+
+    serve(scenario, says("ok"))
+
+
+def test_unknown_top_level_keys_are_ignored_but_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(server: Any) -> None:
+        await server.generate(text="x", surprising_key_1=1)
+        await server.generate(text="x", surprising_key_1=1)
+
+    serve(scenario)
+    assert [record.message for record in caplog.records if "surprising_key_1" in record.message] == [
+        "Ignored the unknown key 'surprising_key_1' of /generate (logged once per key)."
+    ]
+
+
+def test_a_rid_in_use_is_refused_and_the_first_goes_on(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        server.engine.step_s = 0.01
+        first = asyncio.create_task(server.generate(text="x", rid="same", sampling_params={"max_new_tokens": 10}))
+        await asyncio.sleep(0.02)
+        response = await server.http.post("/generate", json={"text": "y", "rid": "same"})
+        assert response.status_code == 400
+        assert "Duplicate request id" in response.json()["error"]["message"]
+        batch = await server.http.post("/generate", json={"text": ["y", "z"], "rid": ["other", "same"]})
+        assert batch.status_code == 400
+        assert (await first)["text"] == "x" * 10
+        assert await server.generate(text="x", rid="same")
+
+    serve(scenario)
+
+
+def test_abort_by_prefix(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        server.engine.step_s = 0.01
+        tasks = [asyncio.create_task(server.generate(text="x", rid=rid)) for rid in ("job-1", "job-2", "other")]
+        await asyncio.sleep(0.03)
+        for body in ({"rid": ""}, {"rid": "job"}):
+            response = await server.http.post("/abort_request", json=body)
+            assert (response.status_code, response.content) == (200, b"")
+        results = await asyncio.gather(*tasks)
+        assert [result["meta_info"]["finish_reason"]["type"] for result in results] == ["abort", "abort", "length"]
+        assert server.service.book.totals["num_aborted"] == 2
+
+    serve(scenario, says("x" * 200))
+
+
+def test_aborts_with_a_status_become_that_status(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        response = await server.http.post("/generate", json={"text": "x"})
+        assert (response.status_code, response.json()) == (503, {
+            "object": "error", "message": "The request queue is full.", "type": "503", "param": None, "code": 503,
+        })  # fmt: skip
+        server.engine.refuse = lambda request: Finish("abort", message="too long", status_code=400)
+        response = await server.http.post("/generate", json={"text": "x"})
+        assert (response.status_code, response.json()) == (400, {"error": {"message": "too long"}})
+
+    serve(scenario, FakeEngine(refuse=lambda request: Finish("abort", message="The request queue is full.", status_code=503)))
+
+
+def test_tokenize_and_detokenize(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        async def post(path: str, body: Any) -> Any:
+            return (await server.http.post(path, json=body)).json()
+
+        for prefix in ("", "/v1"):
+            assert await post(prefix + "/tokenize", {"prompt": "aü"}) == {"tokens": [97, 195, 188], "count": 3, "max_model_len": 256}
+            assert (await post(prefix + "/tokenize", {"prompt": ["a", ""]}))["count"] == [1, 0]
+            assert await post(prefix + "/detokenize", {"tokens": [97, 195, 188, EOS_ID]}) == {"text": "aü"}
+            body = {"tokens": [[97], [EOS_ID]], "skip_special_tokens": False}
+            assert await post(prefix + "/detokenize", body) == {"text": ["a", "<|eos|>"]}
+        assert (await server.http.post("/detokenize", json={"tokens": [260]})).status_code == 400
+
+    serve(scenario)
