@@ -173,23 +173,63 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False,
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3), max_leaves=6
 )
-SAMPLING_KEYS = tuple(
-    (
-        "max_new_tokens min_new_tokens temperature top_p top_k min_p stop stop_token_ids n logit_bias sampling_seed "
-        "stream_interval regex ignore_eos frequency_penalty what"
-    ).split()
+SAMPLING_KEYS = (
+    "max_new_tokens",
+    "min_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "stop",
+    "stop_token_ids",
+    "n",
+    "logit_bias",
+    "sampling_seed",
+    "stream_interval",
+    "regex",
+    "ignore_eos",
+    "frequency_penalty",
+    "what",
 )
-GENERATE_KEYS = tuple(
-    (
-        "text input_ids rid stream return_logprob logprob_start_len top_logprobs_num token_ids_logprob priority extra_key image_data what"
-    ).split()
+GENERATE_KEYS = (
+    "text",
+    "input_ids",
+    "rid",
+    "stream",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "token_ids_logprob",
+    "priority",
+    "extra_key",
+    "image_data",
+    "what",
 )
-OPENAI_KEYS = tuple(
-    (
-        "messages prompt model stream stream_options n max_tokens temperature top_p top_k stop seed logit_bias logprobs "
-        "top_logprobs echo rid priority chat_template_kwargs continue_final_message tools response_format "
-        "reasoning_effort what"
-    ).split()
+OPENAI_KEYS = (
+    "messages",
+    "prompt",
+    "model",
+    "stream",
+    "stream_options",
+    "n",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop",
+    "seed",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "echo",
+    "rid",
+    "priority",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "tools",
+    "response_format",
+    "reasoning_effort",
+    "what",
 )
 
 

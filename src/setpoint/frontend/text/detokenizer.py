@@ -17,6 +17,9 @@ REPLACEMENT = "�"
 _MAX_WAIT = 8
 """Feeds the window decoder waits for a character that does not complete; a character has at most four bytes."""
 
+_MAX_CONTEXT = 32
+"""Tokens without text that the window decoder remembers."""
+
 
 class Detokenizer(Protocol):
     """One sequence's decoder. ``feed`` returns the text that became certain; ``flush``, at the end, what was held back."""
@@ -61,14 +64,14 @@ class WindowDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._context: list[int] = []
         self._pending: list[int] = []
         self._waited = 0
         """Feeds held back since the last piece."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        self._pending += ids
+        self._pending += [token_id for token_id in ids if token_id not in self._skip]
         fresh = self._fresh()
         # A lone lead byte shows as U+FFFD: wait for the rest of its character, but not for ever.
         if fresh.endswith(REPLACEMENT) and self._waited < _MAX_WAIT:
@@ -80,8 +83,8 @@ class WindowDetokenizer:
         return self._advance(self._fresh())
 
     def _advance(self, fresh: str) -> str:
-        if fresh:  # tokens without text (skipped specials) are no context for the next
-            self._context = self._pending
+        # Tokens that gave no text (a leading space that was dropped) do not yet end the special treatment of a start.
+        self._context = self._pending if fresh else (self._context + self._pending)[-_MAX_CONTEXT:]
         self._pending = []
         self._waited = 0
         return fresh
@@ -93,4 +96,4 @@ class WindowDetokenizer:
         return self._decode(self._context + self._pending)[len(known) :]
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)

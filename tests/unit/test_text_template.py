@@ -1,0 +1,69 @@
+"""Chat templates: what Hugging Face templates use works, what they must not do fails as a 400."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from setpoint.core.errors import CheckpointError, ConfigError, RequestError
+from setpoint.frontend.text.template import ChatTemplate, find_chat_template
+
+HI = [{"role": "user", "content": "hi <b>"}]
+
+
+def render(source: str, **options: object) -> str:
+    return ChatTemplate(source, special_tokens={"bos_token": "<s>", "eos_token": "</s>"}).render(HI, **options)  # type: ignore[arg-type]
+
+
+def test_variables_and_functions_of_templates() -> None:
+    assert render("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}") == "<s>hi <b></s>"
+    assert render("{{ messages[0] | tojson }}") == '{"role": "user", "content": "hi <b>"}'
+    assert render("{{ strftime_now('%Y') }}") == str(datetime.now().year)
+    assert render("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}.") == "."
+    assert render("{% generation %}{{ messages[0].role }}{% endgeneration %}") == "user"
+    assert render("{% if tools is none and documents is none %}none{% endif %}") == "none"
+    assert render("a\n  {% if true %}\n  b\n  {% endif %}\n") == "a\n  b\n", "block lines leave no trace"
+    assert render("{% if add_generation_prompt %}go{% endif %}") == "go"
+    assert render("{% if add_generation_prompt %}go{% endif %}", add_generation_prompt=False) == ""
+    assert render("{{ enable_thinking }} {{ messages | length }}", variables={"enable_thinking": False, "messages": []}) == "False 1"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('only user and assistant') }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}{{ ''.__class__.__mro__[1] }}",
+        "{{ messages[5].content.x }}",
+        "{% for i in range(999999999) %}{% endfor %}",
+    ],
+)
+def test_what_goes_wrong_is_a_400(source: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        render(source)
+    assert caught.value.status_code == 400
+
+
+def test_a_template_that_does_not_compile_ends_start_up() -> None:
+    with pytest.raises(CheckpointError, match="cannot be compiled"):
+        ChatTemplate("{% if %}")
+
+
+def test_where_templates_are_found(tmp_path: Path) -> None:
+    assert find_chat_template(tmp_path) is None
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": "from config"}))
+    assert find_chat_template(tmp_path) == "from config"
+    config.write_text(json.dumps({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}))
+    assert find_chat_template(tmp_path) == "d"
+    (tmp_path / "chat_template.jinja").write_text("from file")
+    assert find_chat_template(tmp_path) == "from file"
+    own = tmp_path / "own.jinja"
+    own.write_text("own")
+    assert find_chat_template(tmp_path, override=str(own)) == "own"
+    with pytest.raises(ConfigError, match="no such file"):
+        find_chat_template(tmp_path, override="chatml")
