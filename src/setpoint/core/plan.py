@@ -4,6 +4,10 @@ Contract between the planes:
 
 * A *slot* is a permanent row of the runner. ``Admit`` fills it; from then on the runner knows the slot's tokens, its
   length and its sampling state, and appends what it samples. A later ``Admit`` of the same slot overwrites everything.
+* The *length* of a slot is the number of its known tokens: ``len(Admit.ids)`` at admission, one more per sampled token,
+  whether or not anybody has seen that token yet. A row computes the known positions start .. start + count - 1. It may sample
+  only if start + count is the length, and the sampled token then takes position start + count. OWN_LENGTH stands for
+  start = length - 1 with count 1: the last known token is computed, the next one sampled.
 * Steps execute in the order of submission. Within a step every layer writes the KV of all rows before attention reads any,
   so a row may read pages that another row of the same step fills.
 * Page 0 is the dummy page: never allocated, never read; padding may write to it.
@@ -20,7 +24,7 @@ from setpoint.core.request import Ids
 from setpoint.core.sampling import SamplingParams
 
 OWN_LENGTH = -1
-"""``Rows.starts`` value: "the runner's own length", i.e. feed the last sampled token at the position after it."""
+"""``Rows.starts`` value for "the slot's length - 1": compute the last known token, whose id and position the runner knows."""
 
 
 @dataclass(slots=True, frozen=True)

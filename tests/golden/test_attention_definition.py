@@ -1,0 +1,90 @@
+"""torch_ref, the definition of paged attention, against plain dense attention; and what may not change its results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from setpoint.engine.attention import torch_ref
+from setpoint.engine.attention.base import AttentionBatch, AttentionShape
+
+HEADS, HEAD_DIM, CONTEXT = 4, 8, 64
+ROWS = [(0, 1), (0, 17), (9, 1), (30, 1), (16, 16), (5, 30)]
+"""(start, count) of each row; row i sits in slot 2 i."""
+
+
+def paged(page_size: int, kv_heads: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionBatch]:
+    """q, caches of random content (NaN on the dummy page and past each row's end), and the batch."""
+    rng = torch.Generator().manual_seed(page_size)
+    width = CONTEXT // page_size
+    num_slots = 2 * len(ROWS)
+    table = torch.randperm(num_slots * width, generator=rng).int().view(num_slots, width) + 1
+    k, v = (torch.randn(num_slots * width + 1, page_size, kv_heads, HEAD_DIM, generator=rng, dtype=torch.float64).to(dtype) for _ in "kv")
+    starts, counts = np.array(ROWS, np.int32).T
+    ends = starts + counts
+    for slot, end in zip(range(0, num_slots, 2), ends.tolist(), strict=True):
+        for position in range(end, CONTEXT):
+            k[table[slot, position // page_size], position % page_size] = torch.nan
+            v[table[slot, position // page_size], position % page_size] = torch.nan
+    k[0] = v[0] = torch.nan
+    cu_q = np.append(0, counts.cumsum()).astype(np.int32)
+    positions = torch.cat([torch.arange(start, start + count) for start, count in ROWS])
+    slots = torch.arange(0, num_slots, 2, dtype=torch.int32)
+    pages = table[slots.repeat_interleave(torch.tensor(counts)), positions // page_size].long()
+    batch = AttentionBatch(
+        positions=positions,
+        kv_index=pages * page_size + positions % page_size,
+        cu_q=torch.tensor(cu_q),
+        cu_q_host=cu_q,
+        kv_lens=torch.tensor(ends),
+        kv_lens_host=ends,
+        slots=slots,
+        page_table=table,
+    )
+    q = torch.randn(len(positions), HEADS, HEAD_DIM, generator=rng, dtype=torch.float64).to(dtype)
+    return q, k, v, batch
+
+
+def backend(page_size: int, kv_heads: int, dtype: torch.dtype) -> torch_ref.TorchRefAttention:
+    return torch_ref.create(AttentionShape(HEADS, kv_heads, HEAD_DIM, 0.3, page_size, dtype, dtype, torch.device("cpu")))
+
+
+def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch, page_size: int) -> torch.Tensor:
+    """One token and head at a time, in float64."""
+    out = torch.empty(q.shape, dtype=torch.float64)
+    group = HEADS // k.shape[2]
+    for row, (start, count) in enumerate(ROWS):
+        for at in range(count):
+            token = int(batch.cu_q_host[row]) + at
+            places = [(int(batch.page_table[2 * row, p // page_size]), p % page_size) for p in range(start + at + 1)]
+            for head in range(HEADS):
+                keys = torch.stack([k[page, offset, head // group].double() for page, offset in places])
+                values = torch.stack([v[page, offset, head // group].double() for page, offset in places])
+                weights = torch.softmax(keys @ q[token, head].double() * 0.3, dim=0)
+                out[token, head] = weights @ values
+    return out
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_equals_dense_attention(page_size: int, kv_heads: int, dtype: torch.dtype, atol: float) -> None:
+    q, k, v, batch = paged(page_size, kv_heads, dtype)
+    out = backend(page_size, kv_heads, dtype).forward(q, k, v, batch)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), dense(q, k, v, batch, page_size), rtol=0, atol=atol)
+
+
+def test_long_rows_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, batch = paged(4, 2, torch.float64)
+    whole = backend(4, 2, torch.float64).forward(q, k, v, batch)
+    monkeypatch.setattr(torch_ref, "MAX_SCORES", 3 * HEADS * 35)
+    torch.testing.assert_close(backend(4, 2, torch.float64).forward(q, k, v, batch), whole, rtol=0, atol=1e-14)
+
+
+def test_query_rows_may_be_strided() -> None:
+    q, k, v, batch = paged(4, 2, torch.float64)
+    wide = torch.cat((q, torch.full_like(q, torch.nan)), dim=1)
+    out = backend(4, 2, torch.float64).forward(wide[:, :HEADS], k, v, batch)
+    assert torch.equal(out, backend(4, 2, torch.float64).forward(q, k, v, batch))
