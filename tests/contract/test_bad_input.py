@@ -65,6 +65,7 @@ def shape_of(error: dict[str, Any]) -> str:
         ({"text": "a", "return_logprob": True, "token_ids_logprob": [VOCAB_SIZE]}, "message"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "message"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 10**30}, "message"),
+        ({"text": "abc", "return_logprob": True, "logprob_start_len": 3}, "message"),
         ({"text": "a", "image_data": "x.png"}, "message"),
         ({"text": "a", "lora_path": "adapter"}, "message"),
     ],
@@ -251,7 +252,7 @@ openai_body = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.tuples(st.just("/generate"), generate_body) | st.tuples(st.sampled_from([CHAT, "/v1/completions"]), openai_body),

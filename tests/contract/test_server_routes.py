@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from setpoint.core.errors import EngineDeadError
-from setpoint.core.messages import Failed
+from setpoint.core.messages import Failed, Finish, TokenEvent, Tokens
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.intake import Options
+from setpoint.frontend.jobs import ClientGoneError
 from setpoint.testing.byte_tokenizer import EOS_ID
 from setpoint.testing.fake_engine import FakeEngine
 
@@ -260,3 +263,22 @@ def test_concurrent_streams_do_not_mix(serve: Serve) -> None:
         assert texts == [(f"<{index}>" * 8)[:8] for index in range(64)]
 
     serve(scenario, FakeEngine(eos_ids=frozenset({EOS_ID})))
+
+
+def test_a_cancelled_job_never_ends_as_a_success(serve: Serve) -> None:
+    """The disconnect may come between the arrival of tokens and their reading."""
+
+    async def scenario(server: Any) -> None:
+        service = server.service
+        prompt = await service.intake.encode("a")
+        with service.job(service.intake.requests(prompt, SamplingParams(), Options(), rid="r"), received={}) as job:
+            reader = asyncio.create_task(job.wait())
+            await asyncio.sleep(0)
+            server.engine.emit(Tokens([TokenEvent("r", [97], Finish("length", length=1), num_outputs=1)]))
+            server.engine.running.clear()  # it has ended there
+            job.cancel()
+            with pytest.raises(ClientGoneError):
+                await reader
+        assert service.book.totals["num_requests"] == 1
+
+    serve(scenario, slow())

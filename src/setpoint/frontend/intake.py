@@ -58,7 +58,15 @@ class Intake:
             text = text[: self._config.context_len * self._text.tokenizer.max_token_chars]
         return await self._text.encode(text, add_special_tokens=add_special_tokens)
 
-    def check_ids(self, ids: Sequence[int], *, name: str = "input_ids") -> Ids:
+    def prompt_ids(self, ids: Sequence[int], *, name: str) -> Ids:
+        """A prompt given as token ids, its length checked before each id is."""
+        if len(ids) >= self._config.context_len:
+            if not self._config.allow_auto_truncate:
+                raise self._too_long(str(len(ids)))
+            ids = ids[: self._config.context_len]
+        return self.check_ids(ids, name=name)
+
+    def check_ids(self, ids: Sequence[int], *, name: str) -> Ids:
         """Client's token ids as an array. Raises RequestError (400) for one outside the vocabulary."""
         limit = self._config.vocab_size
         if len(ids) and not 0 <= min(ids) <= max(ids) < limit:
@@ -74,6 +82,8 @@ class Intake:
         """
         self._check_options(options, sampling)
         prompt, sampling = self._fit(prompt, sampling)
+        if options.logprob_start_len >= len(prompt):
+            raise RequestError(f"logprob_start_len is {options.logprob_start_len}, but the prompt has {len(prompt)} tokens.")
         base = rid or new_rid()
         one = msgspec.structs.replace(sampling, n=1)
         requests = []
@@ -114,7 +124,7 @@ class Intake:
         if self._config.allow_auto_truncate:
             fitting = min(context_len, max_input) - 1
             if num_prompt > fitting:
-                logger.warning("Truncated a prompt of %d tokens to its first %d (--allow-auto-truncate).", num_prompt, fitting)
+                logger.warning("Truncated a prompt of %d tokens or more to its first %d (--allow-auto-truncate).", num_prompt, fitting)
                 prompt, num_prompt = prompt[:fitting], fitting
             if sampling.max_new_tokens is not None and num_prompt + sampling.max_new_tokens > context_len:
                 limit = context_len - num_prompt

@@ -147,6 +147,7 @@ class Job:
         self._on_finish = on_finish
         self._open: set[int] = set()
         """Indices of submitted sequences that have not ended."""
+        self._is_cancelled = False
         self.outputs = [SequenceOutput(request, index, tokenizer) for index, request in enumerate(requests)]
 
     def __enter__(self) -> Job:
@@ -166,7 +167,8 @@ class Job:
     def cancel(self) -> None:
         """The client went away: free everything, and wake up whoever waits for more with ClientGoneError."""
         self._stop()
-        self._mailbox.fail(ClientGoneError("The client closed the connection."))
+        self._is_cancelled = True
+        self._mailbox.fail(ClientGoneError())
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """What each wake-up brought, until all sequences are finished.
@@ -177,8 +179,8 @@ class Job:
             pieces = []
             for index, event in await self._mailbox.take():
                 output = self.outputs[index]
-                if output.finish is not None:
-                    continue  # ended by a stop string; these events were on the way
+                if index not in self._open:
+                    continue  # ended by a stop string or cancelled; these events were on the way
                 piece = output.feed(event)
                 pieces.append(piece)
                 if output.finish is not None:
@@ -186,6 +188,8 @@ class Job:
                     _raise_abort(output.finish)
             if pieces:
                 yield pieces
+        if self._is_cancelled:
+            raise ClientGoneError
 
     async def wait(self) -> list[SequenceOutput]:
         """Run to the end. Raises like ``pieces``."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from setpoint.frontend.text.tokenizer import BYTE_ALPHABET
+
 BOS_ID = 256
 EOS_ID = 257
 IM_START_ID = 258
@@ -23,10 +25,7 @@ CHAT_TEMPLATE = (
 
 
 def make_byte_tokenizer() -> Tokenizer:
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    shifted = iter(range(256, 512))
-    vocab = {chr(byte) if byte in printable else chr(next(shifted)): byte for byte in range(256)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=BYTE_ALPHABET, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     specials = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")

@@ -27,4 +27,4 @@ class ApiKeyMiddleware:
         if scope["method"] == "OPTIONS" or scope["path"].startswith(_EXEMPT):
             return True
         given = Headers(scope=scope).get("authorization", "")
-        return hmac.compare_digest(given.encode(), self._expected)
+        return hmac.compare_digest(given.encode("latin-1"), self._expected)

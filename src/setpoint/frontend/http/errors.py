@@ -48,7 +48,7 @@ def as_request_error(error: SetpointError) -> RequestError:
     """The engine's death, seen as the refusal of one request."""
     if isinstance(error, RequestError):
         return error
-    return RequestError(f"{error}", status_code=503, err_type="SERVICE_UNAVAILABLE")
+    return RequestError(str(error), status_code=503, err_type="SERVICE_UNAVAILABLE")
 
 
 def openai_stream_error(error: SetpointError) -> dict[str, Any]:

@@ -103,11 +103,10 @@ class NativeRoutes:
     async def detokenize(self, request: Request) -> Response:
         body = parse(await self._read(request), DetokenizeBody, route="/detokenize")
         lists, is_batch = as_id_lists(body.tokens, "tokens")
-        decode = self._service.text.tokenizer.decode
         texts = []
         for ids in lists:
             self._service.intake.check_ids(ids, name="tokens")
-            texts.append(decode(ids, skip_special_tokens=body.skip_special_tokens))
+            texts.append(await self._service.text.decode(ids, skip_special_tokens=body.skip_special_tokens))
         return json_response({"text": texts if is_batch else texts[0]})
 
     async def _read(self, request: Request) -> dict[str, Any]:
@@ -146,7 +145,7 @@ class NativeRoutes:
             raise RequestError("Give exactly one of text and input_ids.")
         if body.input_ids is not None:
             lists, is_batch = as_id_lists(body.input_ids, "input_ids")
-            return [self._service.intake.check_ids(ids) for ids in lists], is_batch
+            return [self._service.intake.prompt_ids(ids, name="input_ids") for ids in lists], is_batch
         texts = [body.text] if isinstance(body.text, str) else body.text or []
         if not texts:
             raise RequestError("text must not be an empty list.")

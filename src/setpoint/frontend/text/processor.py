@@ -7,18 +7,20 @@ streams of the others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Ids
 from setpoint.frontend.text.template import ChatTemplate, find_chat_template
 from setpoint.frontend.text.tokenizer import Tokenizer
 
-_INLINE_CHARS = 4096
-"""Longest text tokenized on the event loop (about a millisecond)."""
+T = TypeVar("T")
+
+_INLINE = 4096
+"""Longest text (characters) or id list that is worked on by the event loop itself; takes about a millisecond."""
 
 
 class TextProcessor:
@@ -43,10 +45,16 @@ class TextProcessor:
         return -(-len(text) // self.tokenizer.max_token_chars)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> Ids:
-        if len(text) <= _INLINE_CHARS:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return await self._run(len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return await self._run(len(ids), lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        if size > _INLINE:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        await asyncio.sleep(0)  # between the prompts of a large batch the other streams get their turn
+        return work()
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None

@@ -28,7 +28,7 @@ def _byte_level_alphabet() -> dict[str, int]:
     return alphabet
 
 
-_ALPHABET = _byte_level_alphabet()
+BYTE_ALPHABET = _byte_level_alphabet()
 
 
 class Tokenizer:
@@ -93,7 +93,7 @@ class Tokenizer:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
-        values = [_ALPHABET.get(char) for char in token]
+        values = [BYTE_ALPHABET.get(char) for char in token]
         # A token with a character outside the alphabet (an added token) stands for itself, as the Rust decoder has it.
         return token.encode() if None in values else bytes(value for value in values if value is not None)
 

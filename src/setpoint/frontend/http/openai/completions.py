@@ -71,7 +71,7 @@ class CompletionRoute:
             if len(texts) > MAX_SEQUENCES:
                 raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
             return [await intake.encode(text) for text in texts]
-        return [intake.check_ids(ids, name="prompt") for ids in as_id_lists(texts, "prompt")[0]]
+        return [intake.prompt_ids(ids, name="prompt") for ids in as_id_lists(texts, "prompt")[0]]
 
 
 class CompletionChoices:
