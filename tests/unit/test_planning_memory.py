@@ -14,11 +14,13 @@ from setpoint.planning.memory import (
     KIB,
     LOGITS_ROWS,
     MIB,
+    REFERENCE_SCORES,
     MemoryModel,
     auto_mem_fraction,
     format_bytes,
     kv_bytes,
     max_running_requests,
+    reference_attention_bytes,
     step_bytes,
     table_bytes,
     weight_bytes,
@@ -46,6 +48,7 @@ CPU_MODEL = MemoryModel(
     dtype_bytes=4,
     kv_element_bytes=4,
     head_copied=True,
+    reference_attention=False,
     page_size=16,
     context_len=512,
     step_tokens=256,
@@ -62,9 +65,9 @@ def test_parts_by_hand() -> None:
     assert weight_bytes(SPEC, 4, head_copied=True) == 4_000_000 + 256 * 64 * 4
     assert weight_bytes(replace(SPEC, tie_embeddings=False), 4, head_copied=True) == 4_000_000
     assert kv_bytes(SPEC, 10, 4) == 10 * TOKEN
-    assert step_bytes(SPEC, num_tokens=1, num_sampling=0, dtype_bytes=2) == 2 * (3 * 64 + 3 * 128)
-    assert step_bytes(SPEC, num_tokens=0, num_sampling=1, dtype_bytes=2) == 256 * (2 + 12)
-    assert step_bytes(SPEC, num_tokens=0, num_sampling=1, dtype_bytes=8) == 256 * (8 + 24)
+    assert step_bytes(SPEC, num_tokens=1, num_sampling=0, dtype_bytes=2) == 2 * (3 * 64 + 4 * 128)
+    assert step_bytes(SPEC, num_tokens=0, num_sampling=1, dtype_bytes=2) == 256 * (2 + 24)
+    assert step_bytes(SPEC, num_tokens=0, num_sampling=1, dtype_bytes=8) == 256 * (8 + 48)
     assert table_bytes(3, context_len=33, page_size=16) == 4 * 3 * (33 + 3)
 
 
@@ -140,6 +143,13 @@ def test_workspace_counts_what_is_touched_on_a_cpu() -> None:
     on_cpu, on_gpu = many.workspace(16_000), replace(many, device="cuda").workspace(16_000)
     tables = table_bytes(1000, context_len=1 << 20, page_size=16)
     assert on_gpu - on_cpu == tables - (4 * (16_000 + 1000) + 8 * KIB * 1000)
+
+
+def test_reference_attention_needs_room_for_scores() -> None:
+    scores, gathered = 4 * 256 * 512, 2 * 512 * 2 * 16
+    assert replace(CPU_MODEL, reference_attention=True).workspace(1000) - CPU_MODEL.workspace(1000) == 4 * (4 * scores + gathered)
+    long = reference_attention_bytes(SPEC, num_tokens=10**4, context_len=10**5, dtype_bytes=8)
+    assert long == 8 * (4 * REFERENCE_SCORES + 2 * 10**5 * 2 * 16)
 
 
 def test_workspace_grows_with_the_step_and_stops_at_the_logits_budget() -> None:

@@ -33,6 +33,7 @@ def memory_model(config: ResolvedConfig, model: ModelSpec) -> MemoryModel:
         dtype_bytes=config.dtype_bytes,
         kv_element_bytes=config.kv_element_bytes,
         head_copied=config.options.device == "cpu" and config.options.dtype in CPU_KERNEL_DTYPES,
+        reference_attention=config.options.attention_backend == "torch_ref",
         page_size=config.options.page_size,
         context_len=config.context_len,
         step_tokens=config.step_tokens,

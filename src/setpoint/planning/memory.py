@@ -24,8 +24,11 @@ CPU_POOL_BYTES, CPU_POOL_CONTEXTS = 4 * GIB, 4
 CPU_RESERVE_SHARE, CPU_RESERVE_BYTES = 0.1, GIB
 """What a CPU pool always leaves to the machine: this share of the available memory, at most these bytes."""
 
-LOGITS_ROWS = 512
+LOGITS_ROWS = 256
 """Logits are budgeted for at most this many sampling rows of a step; a runner that samples more at once needs more memory."""
+
+REFERENCE_SCORES = 1 << 24
+"""Scores (heads x queries x keys) that ``torch_ref`` attention holds at once."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,12 +69,19 @@ def step_bytes(spec: ModelSpec, *, num_tokens: int, num_sampling: int, dtype_byt
     """Peak of a step's temporaries: activations of ``num_tokens`` rows and logits of ``num_sampling`` rows.
 
     Per row the residual, a layer's input and its normed form, and on top either attention's (q, k, v and its output) or the
-    MLP's (gate, up and their product), whichever is larger. Logits exist in the model's dtype and, while a token is drawn, three
-    times in float32 or wider: scaled, as probabilities, cumulated.
+    MLP's (gate, up, their product, and that once more in the layout of the matrix product), whichever is larger. Logits exist in
+    the model's dtype, and while a token is drawn from all of the sorted vocabulary six times more in float32 or wider.
     """
     qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    activations = num_tokens * dtype_bytes * (3 * spec.hidden_size + max(qkv, 3 * spec.intermediate_size))
-    return activations + num_sampling * spec.vocab_size * (dtype_bytes + 3 * max(dtype_bytes, 4))
+    activations = num_tokens * dtype_bytes * (3 * spec.hidden_size + max(qkv, 4 * spec.intermediate_size))
+    return activations + num_sampling * spec.vocab_size * (dtype_bytes + 6 * max(dtype_bytes, 4))
+
+
+def reference_attention_bytes(spec: ModelSpec, *, num_tokens: int, context_len: int, dtype_bytes: int) -> int:
+    """What ``torch_ref`` needs for one row: four score-sized temporaries of a block, and the row's gathered K and V."""
+    wide = max(dtype_bytes, 4)
+    scores = min(REFERENCE_SCORES, spec.num_heads * num_tokens * context_len)
+    return wide * (4 * scores + 2 * context_len * spec.num_kv_heads * spec.head_dim)
 
 
 def table_bytes(num_slots: int, *, context_len: int, page_size: int) -> int:
@@ -104,6 +114,8 @@ class MemoryModel:
     kv_element_bytes: int
     head_copied: bool
     """Linear weights are packed, so that a tied embedding exists twice."""
+    reference_attention: bool
+    """Attention is ``torch_ref``, which gathers and needs room for scores."""
     page_size: int
     context_len: int
     step_tokens: int
@@ -131,9 +143,13 @@ class MemoryModel:
         if self.device == "cpu":
             touched = 4 * (pool_tokens + pool_tokens // self.page_size) + 2 * 4 * KIB * num_slots
             tables = min(tables, touched)
-        rotary = 4 * self.context_len * self.spec.head_dim
+        total = tables + 4 * self.context_len * self.spec.head_dim  # and the rotary table
+        if self.reference_attention:
+            total += reference_attention_bytes(
+                self.spec, num_tokens=self.step_tokens, context_len=self.context_len, dtype_bytes=self.dtype_bytes
+            )
         rows, sampling = max(self.step_tokens, num_slots), min(num_slots, LOGITS_ROWS)
-        return tables + rotary + step_bytes(self.spec, num_tokens=rows, num_sampling=sampling, dtype_bytes=self.dtype_bytes)
+        return total + step_bytes(self.spec, num_tokens=rows, num_sampling=sampling, dtype_bytes=self.dtype_bytes)
 
     def plan(self, available_bytes: int, *, available_after_load: int | None = None) -> MemoryPlan:
         """Size the pool (FACTS §1.5): what is free after the weights, less the share not meant for weights and pool.
