@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
+from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.context import ForwardContext
 
 
-class PagedAttention(nn.Module):
+class PagedAttention(Layer):
     """qkv [T, (H + 2 Hkv) D], heads of q, then k, then v -> [T, H D]. ``layer`` picks the layer's cache."""
 
     def __init__(self, layer: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:

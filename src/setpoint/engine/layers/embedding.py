@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from setpoint.engine.layers.base import Layer
 
-class Embedding(nn.Module):
+
+class Embedding(Layer):
     """ids [T] -> [T, C]."""
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:

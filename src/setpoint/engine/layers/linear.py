@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.embedding import Embedding
 from setpoint.engine.quant.base import LinearMethod, PackedWeight
 
 
-class Linear(nn.Module):
+class Linear(Layer):
     """x [T, K] -> [T, N].
 
     ``out_features`` is N, or a dict of checkpoint name -> output rows when the weight is stacked from sibling tensors in that
@@ -37,7 +38,7 @@ class Linear(nn.Module):
         return self.multiply(x)
 
 
-class TiedHead(nn.Module):
+class TiedHead(Layer):
     """hidden [S, C] -> logits [S, V] by the embedding's weight: no checkpoint tensor of its own."""
 
     multiply: PackedWeight

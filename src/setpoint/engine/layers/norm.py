@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from setpoint.engine.kernels.ops import Ops
+from setpoint.engine.layers.base import Layer
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Layer):
     """x [T, C] and the residual stream (None at the first layer) -> (normalised, new residual)."""
 
     def __init__(self, size: int, eps: float) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.layers.attention import PagedAttention
+from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.layers.embedding import Embedding
 from setpoint.engine.layers.linear import Linear, TiedHead
@@ -24,7 +25,7 @@ from setpoint.engine.layers.rotary import RotaryEmbedding
 DEFAULT_EPS = 1e-6
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Layer):
     def __init__(self, layer: int, spec: ModelSpec) -> None:
         super().__init__()
         bias = bool(spec.config.get("attention_bias", False))
@@ -37,7 +38,7 @@ class SelfAttention(nn.Module):
         return self.o_proj(self.attend(self.qkv_proj(x), ctx))
 
 
-class MLP(nn.Module):
+class MLP(Layer):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         bias = bool(spec.config.get("mlp_bias", False))
@@ -49,7 +50,7 @@ class MLP(nn.Module):
         return self.down_proj(ctx.ops.silu_mul(self.gate_up_proj(x)))
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     def __init__(self, layer: int, spec: ModelSpec, eps: float) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(spec.hidden_size, eps)
@@ -65,7 +66,7 @@ class DecoderLayer(nn.Module):
         return self.mlp(x, ctx), residual
 
 
-class Decoder(nn.Module):
+class Decoder(Layer):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         eps = float(spec.config.get("rms_norm_eps", DEFAULT_EPS))
@@ -80,7 +81,7 @@ class Decoder(nn.Module):
         return self.norm(x, residual, ctx.ops)[0]
 
 
-class Llama(nn.Module):
+class Llama(Layer):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         _check(spec.config)
