@@ -64,7 +64,7 @@ def test_what_is_given_is_kept_and_said() -> None:
     assert reason(config, "page_size") == Decision("page_size", 1, "given")
     assert reason(config, "port").why == "given"
     assert reason(config, "host").why == "default"
-    assert str(reason(config, "max_queued_requests")) == "max_queued_requests=None (default: no limit)"
+    assert str(reason(config, "max_queued_requests")) == "max_queued_requests=None (default)"
 
 
 def test_resolving_twice_changes_nothing() -> None:
@@ -151,13 +151,21 @@ def test_device_and_what_follows_from_it() -> None:
     assert decide(Options(disable_overlap_schedule=True), GPU).overlap_depth == 0
 
 
-def test_attention_backend() -> None:
-    assert decide().options.attention_backend == "cpu"
-    assert decide(Options(dtype="float64")).options.attention_backend == "torch_ref"
-    assert decide(hardware=GPU).options.attention_backend == "torch_ref"
+def test_attention_backend_is_the_engines_choice_unless_given() -> None:
+    assert decide().options.attention_backend == "auto"
     assert decide(Options(attention_backend="torch_ref")).options.attention_backend == "torch_ref"
     with pytest.raises(ConfigError, match="--attention-backend cpu does not run on --device cuda"):
         decide(Options(attention_backend="cpu"), GPU)
+
+
+def test_memory_model_knows_the_attention_backend() -> None:
+    assert not memory_model(decide(), SPEC).reference_attention
+    assert memory_model(decide(), SPEC, attention="torch_ref").reference_attention
+    assert memory_model(decide(Options(attention_backend="torch_ref")), SPEC).reference_attention
+    assert memory_model(decide(Options(dtype="float64")), SPEC).reference_attention
+    assert memory_model(decide(hardware=GPU), SPEC).reference_attention
+    assert memory_model(decide(), SPEC).head_copied
+    assert not memory_model(decide(Options(dtype="float64")), SPEC).head_copied
 
 
 def test_threads() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from setpoint.config.resolve import CPU_KERNEL_DTYPES, Decision, ResolvedConfig
+from setpoint.config.resolve import Decision, ResolvedConfig
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.model import ModelSpec
 from setpoint.planning.memory import MemoryModel, max_running_requests
+
+CPU_KERNEL_DTYPES = ("bfloat16", "float32")
+"""What the C++ kernels compute in, and oneDNN packs weights for."""
 
 INPUT_MARGIN = 5
 """Tokens by which a prompt must stay under the longest request (FACTS §1.5)."""
@@ -25,15 +28,23 @@ class PoolConfig:
     """They take the place of decisions about the same fields made before the pool was sized."""
 
 
-def memory_model(config: ResolvedConfig, model: ModelSpec) -> MemoryModel:
-    """The memory model of this configuration; the same before the weights are loaded and after."""
+def memory_model(config: ResolvedConfig, model: ModelSpec, *, attention: str | None = None) -> MemoryModel:
+    """The memory model of this configuration, before the weights are loaded or after.
+
+    attention: the backend that the engine chose; None = not chosen yet, the one to be expected is assumed.
+    """
+    kernels = config.options.device == "cpu" and config.options.dtype in CPU_KERNEL_DTYPES
+    if attention is None:
+        attention = config.options.attention_backend
+    if attention == "auto":
+        attention = "cpu" if kernels and config.options.kv_cache_dtype in CPU_KERNEL_DTYPES else "torch_ref"
     return MemoryModel(
         spec=model,
         device=config.options.device,
         dtype_bytes=config.dtype_bytes,
         kv_element_bytes=config.kv_element_bytes,
-        head_copied=config.options.device == "cpu" and config.options.dtype in CPU_KERNEL_DTYPES,
-        reference_attention=config.options.attention_backend == "torch_ref",
+        head_copied=kernels,
+        reference_attention=attention == "torch_ref",
         page_size=config.options.page_size,
         context_len=config.context_len,
         step_tokens=config.step_tokens,

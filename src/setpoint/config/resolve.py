@@ -27,19 +27,6 @@ GPU_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
 """Below so many GiB of GPU memory, so many tokens in a prefill step (FACTS §1.3); 16384 above, 4096 where it is not known."""
 
 _LONG_DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp32": "float32"}
-CPU_KERNEL_DTYPES = ("bfloat16", "float32")
-"""What the C++ kernels compute in and oneDNN packs weights for."""
-_MEANING_OF_NONE = {
-    "model_path": "the default model",
-    "revision": "the main branch",
-    "chat_template": "the model's own",
-    "api_key": "every client is served",
-    "config": "no file",
-    "max_queued_requests": "no limit",
-    "prefill_max_requests": "no limit",
-    "max_total_tokens": "no limit but memory",
-    "max_running_requests": "follows the size of the KV pool",
-}
 T = TypeVar("T")
 
 
@@ -127,11 +114,11 @@ def resolve(
     book = _Book(options, given)
     device = _device(book, hardware)
     dtype = _dtype(book, model, device)
-    kv_dtype = _kv_cache_dtype(book, dtype)
+    _kv_cache_dtype(book, dtype)
     _context_length(book, model, env)
     chunk = _chunked_prefill_size(book, hardware, device)
     _mem_fraction(book, hardware, device, step_tokens=chunk if chunk > 0 else options.max_prefill_tokens)
-    _attention_backend(book, device, dtype, kv_dtype)
+    _attention_backend(book, device)
     _num_threads(book, hardware)
     _scheduling(book, chunk)
     book.fill("random_seed", drawn_seed, "drawn at start")
@@ -180,9 +167,7 @@ class _Book:
         return found
 
     def _plain_reason(self, name: str, default: Scalar, value: Scalar) -> str:
-        if name in self._given or value != default:
-            return "given"
-        return f"default: {_MEANING_OF_NONE[name]}" if value is None else "default"
+        return "given" if name in self._given or value != default else "default"
 
 
 def _device(book: _Book, hardware: Hardware) -> str:
@@ -208,13 +193,12 @@ def _dtype(book: _Book, model: ModelSpec, device: str) -> str:
     return book.put("dtype", model.dtype, "the checkpoint's own")
 
 
-def _kv_cache_dtype(book: _Book, dtype: str) -> str:
+def _kv_cache_dtype(book: _Book, dtype: str) -> None:
     asked = book.options.kv_cache_dtype
     if asked == "auto":
-        return book.put("kv_cache_dtype", dtype, "as dtype")
-    if asked in _LONG_DTYPES:
-        return book.put("kv_cache_dtype", _LONG_DTYPES[asked], f"given as {asked}")
-    return asked
+        book.put("kv_cache_dtype", dtype, "as dtype")
+    elif asked in _LONG_DTYPES:
+        book.put("kv_cache_dtype", _LONG_DTYPES[asked], f"given as {asked}")
 
 
 def _context_length(book: _Book, model: ModelSpec, env: EnvSettings) -> None:
@@ -261,18 +245,12 @@ def _mem_fraction(book: _Book, hardware: Hardware, device: str, *, step_tokens: 
         book.fill("mem_fraction_static", value, f"what steps of {step_tokens} tokens leave of {format_bytes(hardware.gpu_bytes)}")
 
 
-def _attention_backend(book: _Book, device: str, dtype: str, kv_dtype: str) -> None:
+def _attention_backend(book: _Book, device: str) -> None:
     asked = book.options.attention_backend
     if asked == "cpu" and device != "cpu":
         raise ConfigError(f"--attention-backend cpu does not run on --device {device}; use torch_ref, or leave it open.")
-    if asked != "auto":
-        return
-    if device != "cpu":
-        book.put("attention_backend", "torch_ref", f"the only one for {device} so far")
-    elif dtype in CPU_KERNEL_DTYPES and kv_dtype in CPU_KERNEL_DTYPES:
-        book.put("attention_backend", "cpu", "the C++ kernels; without a compiler torch_ref takes their place")
-    else:
-        book.put("attention_backend", "torch_ref", f"the C++ kernels compute {' and '.join(CPU_KERNEL_DTYPES)} only")
+    if asked == "auto":
+        book.put("attention_backend", asked, "the engine takes the best one that runs here, and says which")
 
 
 def _num_threads(book: _Book, hardware: Hardware) -> None:
