@@ -39,7 +39,10 @@ class Linear(Layer):
 
 
 class TiedHead(Layer):
-    """hidden [S, C] -> logits [S, V] by the embedding's weight: no checkpoint tensor of its own."""
+    """hidden [S, C] -> logits [S, V] by the embedding's weight: no checkpoint tensor of its own.
+
+    Contract: stands after its embedding in the model's tree, because weights are loaded in that order.
+    """
 
     multiply: PackedWeight
 
