@@ -32,6 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     except SetpointError as error:
         print(f"setpoint: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130  # during start-up; a server that is up ends in order
 
 
 def _run(arguments: list[str]) -> int:

@@ -40,12 +40,21 @@ class Loop:
     """``depth`` steps may be in flight while the next one is planned (0 = synchronous)."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, link: Link, *, depth: int, state_info: Callable[[], dict[str, Any]] = dict
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        link: Link,
+        *,
+        depth: int,
+        heartbeat: Callable[[], None] = lambda: None,
+        state_info: Callable[[], dict[str, Any]] = dict,
     ) -> None:
+        """``heartbeat`` is called every turn; ``state_info`` adds to the answer of a "state" call."""
         self._scheduler = scheduler
         self._executor = executor
         self._link = link
         self._depth = depth
+        self._heartbeat = heartbeat
         self._state_info = state_info
         self._inflight: deque[PendingStep] = deque()
         self._stopping = False
@@ -60,6 +69,7 @@ class Loop:
     def step(self) -> None:
         """One turn of the loop."""
         scheduler, inflight, depth = self._scheduler, self._inflight, self._depth
+        self._heartbeat()
         idle = scheduler.state.is_idle
         self._check(idle)
         self._intake(IDLE_WAIT_S if idle else 0.0)

@@ -118,6 +118,7 @@ class ScriptedExecutor:
         if start == OWN_LENGTH:
             assert count == 1
             start = len(self._ids[slot]) - 1
+        assert count >= 1, "an empty row"
         assert start + count <= len(self._ids[slot])
         return slot, start, start + count
 

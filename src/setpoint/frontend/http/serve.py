@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -35,9 +37,28 @@ def bind_socket(host: str, port: int) -> socket.socket:
     return sock
 
 
-def make_server(app: FastAPI, *, log_level: str = "info") -> uvicorn.Server:
-    """A uvicorn server on uvloop and httptools; run it with ``await server.serve(sockets=[bind_socket(…)])``."""
+class _Server(uvicorn.Server):
+    """Leaves signals to the launcher: uvicorn would raise them again at its end, before the engine is shut down."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> uvicorn.Server:
+    """A uvicorn server on uvloop and httptools; run it with ``await server.serve(sockets=[bind_socket(…)])``.
+
+    Setting ``should_exit`` ends it: no new connections, and ``drain_s`` seconds for open requests.
+    """
     config = uvicorn.Config(
-        app, loop="uvloop", http="httptools", ws="none", lifespan="off", log_config=None, log_level=log_level, backlog=_BACKLOG
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=log_level,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=drain_s,
     )
-    return uvicorn.Server(config)
+    return _Server(config)

@@ -1,0 +1,253 @@
+"""The engine process: ``python -m setpoint.launch.engine_process`` with an EngineJob on its standard input.
+
+Loads the model, sizes the memory, says Ready, and runs the scheduler's loop until Shutdown. It is started before the parent
+knows the configuration, so that importing torch overlaps with finding the model.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from setpoint.config.environment import EnvSettings
+from setpoint.config.hardware import probe_hardware
+from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
+from setpoint.config.resolve import ResolvedConfig
+from setpoint.core.errors import SetpointError
+from setpoint.core.messages import Failed, Ready, ToEngine, ToFrontend
+from setpoint.core.model import ModelSpec
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.ipc import EngineSocket
+from setpoint.launch.job import EngineJob, decode_job
+from setpoint.observe.logline import LogLines, gib, ready_line, setup_logging
+from setpoint.scheduler.cache.manager import KVCache
+from setpoint.scheduler.config import RatioConfig, SchedulerConfig
+from setpoint.scheduler.loop import Loop
+from setpoint.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+"""Seconds between looks at the parent and re-arming of the watchdog."""
+
+
+class WallClock:
+    def now(self) -> float:
+        return time.monotonic()
+
+
+class SocketEnd:
+    """The loop's link over the engine's sockets."""
+
+    def __init__(self, socket: EngineSocket) -> None:
+        self._socket = socket
+
+    def receive(self, timeout_s: float) -> list[ToEngine]:
+        return self._socket.receive(timeout_s=timeout_s)
+
+    def send(self, message: ToFrontend) -> None:
+        self._socket.send(message)
+
+
+def main() -> int:
+    """Exit code 0 after Shutdown; the parent learns of a failed start from a Failed message before the exit."""
+    imported = time.perf_counter()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us in order
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 1  # the parent gave up before it had a job; it has said why
+    job = decode_job(line)
+    setup_logging(job.config.options.log_level, rank=" TP0", milliseconds=job.config.env.log_ms)
+    socket = EngineSocket(job.endpoints)
+    try:
+        loop = _build(job, socket, imported)
+    except SetpointError as error:
+        socket.send(Failed(str(error)))
+        socket.close()
+        return 1
+    loop.run()
+    socket.close()
+    return 0
+
+
+def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
+    config, spec = job.config, job.spec
+    waited = time.perf_counter()
+    runner, pool = _load(config, spec, job.folder)
+    executor = InprocExecutor(runner)
+    lines = LogLines(decode_log_interval=config.options.decode_log_interval, device=config.options.device, started_at=time.monotonic())
+    cache = KVCache(num_pages=pool.max_total_num_tokens // config.options.page_size, page_size=config.options.page_size)
+    if config.options.disable_radix_cache:
+        cache = KVCache(num_pages=cache.total_tokens // cache.page_size, page_size=cache.page_size, enabled=False)
+    rng = random.Random(config.random_seed)
+    scheduler = Scheduler(
+        scheduler_config(config, pool, spec), cache, clock=WallClock(), draw_seed=lambda: rng.getrandbits(63), observer=lines
+    )
+    loop = Loop(
+        scheduler,
+        executor,
+        SocketEnd(socket),
+        depth=config.overlap_depth,
+        heartbeat=_heartbeat(job.parent_pid, config.options.watchdog_timeout),
+        state_info=lambda: _state_info(runner, lines),
+    )
+    gc.collect()
+    gc.freeze()
+    now = time.perf_counter()
+    info = _ready_info(runner, pool) | {"phases": {"engine wait": waited - started, "weights and pool": now - waited}}
+    socket.send(Ready(info))
+    return loop
+
+
+def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRunner, PoolConfig]:
+    """Weights, then the pool from what is really left, with SGLang's start-up lines."""
+    options = config.options
+    before = _available_bytes(options.device)
+    logger.info("Load weight begin. avail mem=%s GB", gib(before))
+    runner = build_runner(
+        EngineConfig(
+            model_folder=folder,
+            spec=spec,
+            load_format=options.load_format,
+            dtype=options.dtype,
+            kv_dtype=options.kv_cache_dtype,
+            device=options.device,
+            page_size=options.page_size,
+            attention_backend=options.attention_backend,
+            num_threads=config.num_threads,
+            seed=config.random_seed,
+        )
+    )
+    report, after = runner.report, _available_bytes(options.device)
+    logger.info(
+        "Load weight end. elapsed=%.2f s, type=%s, avail mem=%s GB, mem usage=%s GB.",
+        report.load_seconds,
+        spec.architecture,
+        gib(after),
+        gib(report.weight_bytes),
+    )
+    logger.info("Kernels: %s, linear layers: %s, attention: %s", report.ops, report.linear, report.attention)
+    for fallback in report.fallbacks:
+        logger.warning("Fallback: %s", fallback)
+    plan = memory_model(config, spec).plan(before, available_after_load=min(after, before - report.weight_bytes))
+    pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
+    for decision in pool.decisions:
+        logger.log(logging.WARNING if decision.warn else logging.INFO, "Decision: %s", decision)
+    runner.allocate(num_pages=plan.pool_tokens // options.page_size, max_slots=pool.max_running_requests, context_len=config.context_len)
+    half = gib(plan.kv_bytes / 2)
+    logger.info(
+        "KV Cache is allocated. dtype: %s, #tokens: %d, K size: %s GB, V size: %s GB", options.kv_cache_dtype, plan.pool_tokens, half, half
+    )
+    left = _available_bytes(options.device)
+    logger.info("Memory pool end. avail mem=%s GB", gib(left))
+    logger.info(
+        ready_line(
+            max_total_num_tokens=plan.pool_tokens,
+            chunked_prefill_size=config.chunked_prefill_size,
+            max_prefill_tokens=options.max_prefill_tokens,
+            max_running_requests=pool.max_running_requests,
+            context_len=config.context_len,
+            device=options.device,
+            available_bytes=left,
+        )
+    )
+    return runner, pool
+
+
+def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) -> SchedulerConfig:
+    options, env = config.options, config.env
+    return SchedulerConfig(
+        max_running_requests=pool.max_running_requests,
+        max_req_len=pool.max_req_len,
+        max_req_input_len=pool.max_req_input_len,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=frozenset(spec.eos_token_ids),
+        policy=options.schedule_policy,
+        chunked_prefill_size=config.chunked_prefill_size if config.chunked_prefill_size > 0 else None,
+        max_prefill_tokens=options.max_prefill_tokens,
+        prefill_max_requests=options.prefill_max_requests,
+        max_queued_requests=options.max_queued_requests,
+        mixed_chunk=options.enable_mixed_chunk,
+        stream_interval=options.stream_interval,
+        depth=config.overlap_depth,
+        ratio=_ratio(config.options.schedule_conservativeness, env),
+        clip_max_new_tokens=env.clip_max_new_tokens,
+        in_batch_check=env.in_batch_check_threshold,
+        in_batch_deprioritize=env.in_batch_deprioritize_threshold,
+        test_retract_interval=env.test_retract_interval if env.test_retract else 0,
+        strict_accounting=options.strict_accounting,
+    )
+
+
+def _ratio(conservativeness: float, env: EnvSettings) -> RatioConfig:
+    return RatioConfig(
+        conservativeness=conservativeness,
+        init=env.init_new_token_ratio,
+        min_factor=env.min_new_token_ratio_factor,
+        decay_steps=env.new_token_ratio_decay_steps,
+        retract_decode_steps=env.retract_decode_steps,
+    )
+
+
+def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
+    return {
+        "max_total_num_tokens": pool.max_total_num_tokens,
+        "max_running_requests": pool.max_running_requests,
+        "max_req_len": pool.max_req_len,
+        "max_req_input_len": pool.max_req_input_len,
+        "weight_bytes": runner.report.weight_bytes,
+        "kernels": runner.report.ops,
+        "linear_layers": runner.report.linear,
+        "attention": runner.report.attention,
+        "fallbacks": list(runner.report.fallbacks),
+    }
+
+
+def _state_info(runner: ModelRunner, lines: LogLines) -> dict[str, Any]:
+    """The engine's part of ``/server_info``'s internal_states."""
+    return {
+        "last_gen_throughput": lines.last_gen_throughput,
+        "memory_usage": {"weight": runner.report.weight_bytes / (1 << 30), "kvcache": runner.pool.num_bytes / (1 << 30), "graph": 0.0},
+    }
+
+
+def _available_bytes(device: str) -> int:
+    if device == "cpu":
+        return probe_hardware().available_bytes
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    return int(free)
+
+
+def _heartbeat(parent_pid: int, watchdog_s: float) -> Callable[[], None]:
+    """Called every turn of the loop: ends an orphan, and re-arms the dump-and-exit of a turn that hangs ``watchdog_s``."""
+    next_at = 0.0
+
+    def beat() -> None:
+        nonlocal next_at
+        now = time.monotonic()
+        if now < next_at:
+            return
+        next_at = now + HEARTBEAT_S
+        if os.getppid() != parent_pid:
+            logger.error("The parent process is gone; the engine ends.")
+            os._exit(1)
+        if watchdog_s > 0:
+            faulthandler.dump_traceback_later(watchdog_s, exit=True)
+
+    return beat
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""What the engine process is told by its parent: one JSON line on its standard input. No pickle, nothing on a command line."""
+
+from __future__ import annotations
+
+import msgspec
+
+from setpoint.config.resolve import ResolvedConfig
+from setpoint.core.model import ModelSpec
+from setpoint.ipc import Endpoints
+
+
+class EngineJob(msgspec.Struct, frozen=True):
+    config: ResolvedConfig
+    spec: ModelSpec
+    folder: str
+    endpoints: Endpoints
+    parent_pid: int
+
+
+def encode_job(job: EngineJob) -> bytes:
+    return msgspec.json.encode(job) + b"\n"
+
+
+def decode_job(line: bytes) -> EngineJob:
+    """Raises msgspec.DecodeError, e.g. for an empty line (the parent ended before it said anything)."""
+    return msgspec.json.decode(line, type=EngineJob)

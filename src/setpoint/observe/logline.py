@@ -1,0 +1,125 @@
+"""The log lines of a serving engine, in SGLang's words and layout (FACTS §4), so that existing dashboards and habits work.
+
+Formats records; it measures nothing itself.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from setpoint.core.stats import PoolStats, Retraction, StepStats
+
+logger = logging.getLogger(__name__)
+
+GIB = 1 << 30
+
+
+def setup_logging(level: str, *, rank: str = "", milliseconds: bool = False) -> None:
+    """Log to stderr as ``[2026-01-31 12:00:00 TP0] message``; rank is "" or e.g. " TP0"."""
+    stamp = "%(asctime)s.%(msecs)03d" if milliseconds else "%(asctime)s"
+    logging.basicConfig(level=level.upper(), format=f"[{stamp}{rank}] %(levelprefix)s%(message)s", datefmt="%Y-%m-%d %H:%M:%S", force=True)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_add_level_prefix)
+
+
+def _add_level_prefix(record: logging.LogRecord) -> bool:
+    """Information carries no level word, as in SGLang; everything louder does."""
+    record.levelprefix = "" if record.levelno <= logging.INFO else f"{record.levelname}: "
+    return True
+
+
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.2f}"
+
+
+def ready_line(
+    *,
+    max_total_num_tokens: int,
+    chunked_prefill_size: int,
+    max_prefill_tokens: int,
+    max_running_requests: int,
+    context_len: int,
+    device: str,
+    available_bytes: int,
+) -> str:
+    """The one line that sums up memory planning; ``available_bytes`` is what is left after weights, pool and graphs."""
+    label = "available_cpu_mem" if device == "cpu" else "available_gpu_mem"
+    return (
+        f"max_total_num_tokens={max_total_num_tokens}, chunked_prefill_size={chunked_prefill_size}, "
+        f"max_prefill_tokens={max_prefill_tokens}, max_running_requests={max_running_requests}, "
+        f"context_len={context_len}, {label}={gib(available_bytes)} GB"
+    )
+
+
+class LogLines:
+    """An observer that writes a line per prefill step, one per ``decode_log_interval`` decode steps, and the warnings."""
+
+    def __init__(self, *, decode_log_interval: int, device: str, started_at: float) -> None:
+        self._interval = decode_log_interval
+        self._graph = "cpu graph" if device == "cpu" else "cuda graph"
+        self._last_prefill = started_at
+        self._last_decode = started_at
+        self._num_generated = 0
+        self._num_decodes = 0
+        self.last_gen_throughput = 0.0
+
+    def on_step(self, stats: StepStats) -> None:
+        self._num_generated += stats.num_sampled
+        if stats.num_prefill_rows:
+            self._prefill(stats)
+        else:
+            self._num_decodes += 1
+            if self._num_decodes % self._interval == 0:
+                self._decode(stats)
+
+    def _prefill(self, stats: StepStats) -> None:
+        elapsed = stats.finished_at - self._last_prefill
+        self._last_prefill = stats.finished_at
+        logger.info(
+            "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, #running-req: %d, #queue-req: %d, "
+            "#pending-token: %d, %s: %s, input throughput (token/s): %.2f",
+            stats.num_prefill_rows,
+            stats.num_new_tokens,
+            stats.num_cached_tokens,
+            stats.pool.usage,
+            stats.num_running,
+            stats.num_queued,
+            stats.num_pending_tokens,
+            self._graph,
+            stats.graph,
+            stats.num_new_tokens / elapsed if elapsed > 0 else 0.0,
+        )
+
+    def _decode(self, stats: StepStats) -> None:
+        elapsed = stats.finished_at - self._last_decode
+        self._last_decode = stats.finished_at
+        self.last_gen_throughput = self._num_generated / elapsed if elapsed > 0 else 0.0
+        self._num_generated = 0
+        logger.info(
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %s: %s, gen throughput (token/s): %.2f, #queue-req: %d",
+            stats.num_running,
+            stats.pool.used,
+            stats.pool.usage,
+            self._graph,
+            stats.graph,
+            self.last_gen_throughput,
+            stats.num_queued,
+        )
+
+    def on_retraction(self, retraction: Retraction) -> None:
+        counts = f"#retracted_reqs: {retraction.num_seqs}, #new_tokens_gained: {retraction.num_tokens_gained}"
+        if retraction.testing:
+            logger.warning("Testing retraction. %s", counts)
+            return
+        logger.warning(
+            "KV cache pool is full. Retract requests. %s, #new_token_ratio: %.4f -> %.4f",
+            counts,
+            retraction.ratio_before,
+            retraction.ratio_after,
+        )
+
+    def on_clip(self, rid: str, wanted: int, granted: int) -> None:
+        logger.warning("Request %s: max_new_tokens %d cut to %d, what context length and KV pool can hold.", rid, wanted, granted)
+
+    def on_unservable(self, rid: str, why: str, pool: PoolStats) -> None:
+        logger.error("Request %s was aborted: nothing else runs and it cannot be admitted (%s); pool: %s", rid, why, pool)
