@@ -103,7 +103,7 @@ class SequenceOutput:
         """How many ids of the event belong to the sequence, and their text."""
         visible = event.ids
         finish = event.finish
-        if finish is not None and finish.type == "stop" and visible and not self.request.sampling.no_stop_trim:
+        if finish is not None and isinstance(finish.matched, int) and visible and not self.request.sampling.no_stop_trim:
             visible = visible[:-1]  # the stop token itself is counted but not shown
         if self._finder is None:
             return len(event.ids), self._detokenizer.feed(visible)

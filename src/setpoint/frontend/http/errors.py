@@ -6,7 +6,6 @@ that do not validate; ``{"error":{"message"}}`` on the native routes.
 
 from __future__ import annotations
 
-import logging
 from http import HTTPStatus
 from typing import Any
 
@@ -18,8 +17,6 @@ from starlette.requests import ClientDisconnect
 
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
 from setpoint.frontend.jobs import ClientGoneError
-
-logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for "nobody is there to read this"."""
@@ -109,6 +106,6 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    # The framework raises the error again after this answer, so the server logs its traceback.
     content = flat_error("Internal server error; the server's log has the details.", code=500, err_type="InternalServerError")
     return json_response(content, status_code=500)
