@@ -14,8 +14,8 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 
 REPLACEMENT = "�"
 
-_MAX_WAIT = 8
-"""Feeds the window decoder waits for a character that does not complete; a character has at most four bytes."""
+_MAX_PENDING = 8
+"""Tokens the window decoder holds back for a character that does not complete; a character has at most four bytes."""
 
 _MAX_CONTEXT = 32
 """Tokens without text that the window decoder remembers."""
@@ -52,7 +52,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """Decodes a short window of recent ids for each piece and emits what is new at its end.
+    """Decodes a short window of recent ids for each token and emits what is new at its end.
 
     ids:     … | context | pending |
     context: already emitted tokens, there because a decoder may treat the first token of a text specially (SentencePiece
@@ -67,15 +67,15 @@ class WindowDetokenizer:
         self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._context: list[int] = []
         self._pending: list[int] = []
-        self._waited = 0
-        """Feeds held back since the last piece."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        self._pending += [token_id for token_id in ids if token_id not in self._skip]
+        return "".join([self._feed_one(token_id) for token_id in ids if token_id not in self._skip])
+
+    def _feed_one(self, token_id: int) -> str:
+        self._pending.append(token_id)
         fresh = self._fresh()
         # A lone lead byte shows as U+FFFD: wait for the rest of its character, but not for ever.
-        if fresh.endswith(REPLACEMENT) and self._waited < _MAX_WAIT:
-            self._waited += 1
+        if fresh.endswith(REPLACEMENT) and len(self._pending) < _MAX_PENDING:
             return ""
         return self._advance(fresh)
 
@@ -86,7 +86,6 @@ class WindowDetokenizer:
         # Tokens that gave no text (a leading space that was dropped) do not yet end the special treatment of a start.
         self._context = self._pending if fresh else (self._context + self._pending)[-_MAX_CONTEXT:]
         self._pending = []
-        self._waited = 0
         return fresh
 
     def _fresh(self) -> str:
