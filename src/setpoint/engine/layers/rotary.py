@@ -55,7 +55,7 @@ def _linear(inv_freq: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
     return inv_freq / rope["factor"]
 
 
-def _llama3(inv_freq: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
+def _banded(inv_freq: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
     """Llama 3.1: wavelengths longer than the original context / low_freq_factor are stretched by ``factor``, those shorter than
     the original context / high_freq_factor stay, the ones between are blended linearly in 1 / wavelength."""
     factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
@@ -65,4 +65,4 @@ def _llama3(inv_freq: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
     return (1 - keep) * inv_freq / factor + keep * inv_freq
 
 
-SCALINGS = {"default": _default, "linear": _linear, "llama3": _llama3}
+SCALINGS = {"default": _default, "linear": _linear, "llama3": _banded}

@@ -1,0 +1,1 @@
+"""The frontend's end of the link to the engine process."""

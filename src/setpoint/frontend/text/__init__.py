@@ -1,0 +1,1 @@
+"""Everything that touches text: tokenizer, chat template, incremental detokenizer, stop strings."""

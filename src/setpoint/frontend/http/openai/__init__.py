@@ -1,0 +1,1 @@
+"""The OpenAI routes: chat and text completions."""
