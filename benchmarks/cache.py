@@ -8,16 +8,13 @@ Aims: match or insert of a 32k-token prompt <= 1 ms; <= 24 bytes per cached toke
 from __future__ import annotations
 
 import gc
-import os
-import platform
 import statistics
-import subprocess
 import time
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
+from machine import environment
 
 from setpoint.core.request import Ids
 from setpoint.scheduler.cache.manager import KVCache
@@ -26,20 +23,6 @@ PROMPT_TOKENS = 32_768
 PAGE_SIZES = (1, 16, 64)
 ROUNDS = 30
 EDGE_TOKENS = 32
-
-
-def environment() -> str:
-    """The machine and the commit that figures belong to, as one line."""
-    cpuinfo = Path("/proc/cpuinfo")
-    names = (
-        [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        if cpuinfo.exists()
-        else []
-    )
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    cpu = names[0] if names else platform.processor() or platform.machine()
-    return f"{cpu}, {os.cpu_count()} CPUs, Python {platform.python_version()}, numpy {np.__version__}, commit {commit}"
 
 
 def _median_us(operation: Callable[[int], object]) -> float:
@@ -133,5 +116,5 @@ def print_tables() -> None:
 
 
 if __name__ == "__main__":
-    print(environment() + "\n")
+    print(environment("numpy") + "\n")
     print_tables()
