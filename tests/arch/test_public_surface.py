@@ -29,7 +29,7 @@ def surface() -> dict[str, Any]:
     app = create_app(Service(config, EngineClient(FakeEngine()), TextProcessor(make_byte_tokenizer())))
     routes = {f"{method} {route.path}" for route in app.routes for method in getattr(route, "methods", None) or () if method != "HEAD"}
     return {
-        "package": sorted(name for name in vars(setpoint) if not name.startswith("_") or name == "__version__"),
+        "package": setpoint.__all__,
         "flags": [f"--{field.name.replace('_', '-')}" for field in OPTION_FIELDS],
         "environment": [field.about.name for field in ENV_FIELDS],
         "routes": sorted(routes),

@@ -14,6 +14,9 @@ class RunningView:
 
 
 def retraction_order(running: Iterable[RunningView]) -> list[int]:
-    """seq_ids in the order they are retracted: fewest outputs first (least work lost), ties -> longest input."""
-    ranked = sorted(running, key=lambda view: (view.num_outputs, -view.num_input))
+    """seq_ids in the order they are retracted: fewest outputs first (least work lost), ties -> longest input, then the newest.
+
+    ``running`` is in admission order.
+    """
+    ranked = sorted(reversed(list(running)), key=lambda view: (view.num_outputs, -view.num_input))
     return [view.seq_id for view in ranked]
