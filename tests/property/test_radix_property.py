@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.scheduler.cache.radix import PrefixHandle, ThrowawayTree
+from setpoint.scheduler.cache.radix import PrefixHandle
 
 NAMESPACES = ("", "a", "b")
 NUM_WORLDS = 17
@@ -300,21 +300,3 @@ def test_cache_agrees_with_the_model(page_size: int, vocabulary: int) -> None:
 
 def test_disabled_cache_keeps_one_rule_for_its_callers() -> None:
     assert run(2, 2, 3, enabled=False)["duplicates"] > 100
-
-
-def test_throwaway_tree_agrees_with_brute_force() -> None:
-    rng = random.Random(0)
-    for _ in range(200):
-        seen: list[tuple[str, list[int]]] = []
-        with ThrowawayTree() as tree:
-            for _ in range(20):
-                namespace, ids = rng.choice(NAMESPACES), [rng.randrange(2) for _ in range(rng.randint(0, 8))]
-                shared = (
-                    next((i for i, (a, b) in enumerate(zip(ids, old, strict=False)) if a != b), min(len(ids), len(old)))
-                    for ns, old in seen
-                    if ns == namespace
-                )
-                assert tree.match_len(np.array(ids, np.int32), namespace) == max(shared, default=0)
-                if rng.random() < 0.7:
-                    tree.insert(np.array(ids, np.int32), namespace)
-                    seen.append((namespace, ids))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 
 from setpoint.core.request import Ids
 from setpoint.scheduler.cache.node import Node
-from setpoint.scheduler.cache.radix import RadixTree, ThrowawayTree
+from setpoint.scheduler.cache.radix import RadixTree
 
 
 def ids(*tokens: int) -> Ids:
@@ -259,29 +257,3 @@ def test_check_counts_tokens_again() -> None:
 def test_page_size_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="page_size"):
         RadixTree(0)
-
-
-def test_throwaway_tree_answers_for_what_was_inserted() -> None:
-    with ThrowawayTree() as seen:
-        assert seen.match_len(ids(1, 2, 3)) == 0
-        seen.insert(ids(1, 2, 3))
-        seen.insert(ids(1, 2, 4), "other")
-        seen.insert(ids(1, 2, 5))
-        assert seen.match_len(ids(1, 2, 5, 6)) == 3
-        assert seen.match_len(ids(1, 2, 4)) == 2
-        assert seen.match_len(ids(1, 2, 4), "other") == 3
-
-
-def test_throwaway_tree_leaves_no_work_for_the_garbage_collector() -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        with ThrowawayTree() as seen:
-            seen.insert(ids(1, 2, 3))
-            seen.insert(ids(1, 2, 4))
-            tree = weakref.ref(seen._tree)
-        del seen
-        assert tree() is None
-        assert gc.collect() == 0
-    finally:
-        gc.enable()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from setpoint.core.executor import Executor, PendingStep
@@ -117,7 +118,7 @@ class Loop:
         state = self._scheduler.state
         counts = {"num_queued": len(state.queue), "num_running": len(state.running)}
         if call.name == "state":
-            return Reply(call.id, True, self._state_info() | counts)
+            return Reply(call.id, True, self._state_info() | counts | {"pool": asdict(state.cache.pool_stats())})
         if call.name == "flush_cache":
             if not state.is_idle:
                 logger.warning(

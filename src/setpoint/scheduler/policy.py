@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from setpoint.core.request import Ids
-from setpoint.scheduler.cache.radix import ThrowawayTree
 
 LPM_QUEUE_LIMIT = 128
 """Above this many waiting requests lpm acts as fcfs: matching each of them every step would cost more than it saves."""
@@ -37,17 +36,19 @@ class QueueView:
 def lpm(view: QueueView) -> list[int]:
     """Longest matched prefix first; of requests that share a prefix not cached yet, one goes first and the rest last.
 
-    The rest then find the prefix in the tree, because pages are matchable as soon as they are scheduled.
+    The rest then find the prefix in the tree, because pages are matchable as soon as they are scheduled. To share n tokens is to
+    begin with the same n, so that a set of beginnings answers it without a tree of prompts.
     """
+    num_shared = max(view.in_batch_deprioritize, 0)
+    seen: set[tuple[str, bytes]] = set()
     last: set[int] = set()
-    with ThrowawayTree() as tree:
-        for candidate in view.candidates:
-            if candidate.num_matched > view.in_batch_check:
-                continue
-            if tree.match_len(candidate.ids, candidate.namespace) >= view.in_batch_deprioritize:
-                last.add(candidate.seq_id)
-            else:
-                tree.insert(candidate.ids, candidate.namespace)
+    for candidate in view.candidates:
+        if candidate.num_matched > view.in_batch_check or len(candidate.ids) < num_shared:
+            continue
+        beginning = candidate.namespace, candidate.ids[:num_shared].tobytes()
+        if beginning in seen:
+            last.add(candidate.seq_id)
+        seen.add(beginning)
     ranked = sorted(view.candidates, key=lambda c: (c.seq_id in last, -c.num_matched))
     return [candidate.seq_id for candidate in ranked]
 

@@ -58,8 +58,6 @@ class Sequence:
     num_retractions: int = 0
     num_sent: int = 0
     """Outputs already emitted."""
-    num_logprobs_sent: int = 0
-    """Prompt logprobs were emitted (their count), so that a re-prefill does not ask for them again."""
     output_logprobs: list[LogprobBlock] = field(default_factory=list)
     """Not yet emitted."""
     prompt_logprobs: list[LogprobBlock] = field(default_factory=list)

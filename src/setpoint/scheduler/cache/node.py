@@ -32,7 +32,7 @@ class Node:
     key: bytes
     """Packed token ids, a positive multiple of the page size (empty in the root)."""
     pages: bytes
-    """Packed page numbers, one int32 per page of ``key``; empty in a tree that keeps no pages."""
+    """Packed page numbers, one int32 per page of ``key``."""
     last_access: int
     """The tree's tick when this stretch was last matched, extended over or touched; never above the parent's."""
     lock_ref: int = 0

@@ -15,8 +15,6 @@ from setpoint.core.request import Ids, pack_ids, unpack_ids
 from setpoint.scheduler.cache.evict import EvictionQueue
 from setpoint.scheduler.cache.node import TOKEN_BYTES, Label, Node, PageLabel
 
-_NO_PAGES = np.zeros(0, np.int32)
-
 
 class PrefixHandle:
     """A locked path from the root: its pages are neither evicted nor reused until ``release``, which is idempotent.
@@ -104,7 +102,7 @@ class RadixTree:
     def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids) -> int:
         """Append ``ids`` (whole pages) to the handle's path and move its lock and length down to their end.
 
-        ``pages`` holds one page per page of ids, or is empty in a tree that keeps none. Returns how many of the tokens the tree
+        ``pages`` holds one page per page of ids. Returns how many of the tokens the tree
         already had; the pages of the others are the tree's from now on.
         """
         data, page_data, top = pack_ids(ids), pack_ids(pages), handle.node
@@ -239,7 +237,7 @@ class RadixTree:
         faults = {
             "has a namespace in its label or not, against its place": isinstance(node.label, tuple) != (parent is self._root),
             "is not whole pages": not node.key or len(node.key) % self._stride != 0,
-            "has another number of pages than its tokens fill": len(node.pages) not in (0, len(node.key) // self.page_size),
+            "has another number of pages than its tokens fill": len(node.pages) != len(node.key) // self.page_size,
             "has a label that is not its first page": page_label != self._page_label(node.key[: self._stride]),
             "has a negative lock count": node.lock_ref < 0,
             "has fewer locks than its children together": node.lock_ref < sum(child.lock_ref for child in children),
@@ -259,31 +257,6 @@ class RadixTree:
             node = todo.pop()
             todo.extend(node.children.values())
             yield node
-
-
-class ThrowawayTree:
-    """Prefixes seen during one pass over the waiting queue, without pages: answers whether an earlier request shares a prefix.
-
-    A context manager whose exit empties it (nodes and their parents refer to each other, so that dropping it would leave the
-    prompts to the garbage collector).
-    """
-
-    def __init__(self) -> None:
-        self._tree = RadixTree(page_size=1)
-
-    def match_len(self, ids: Ids, namespace: str = "") -> int:
-        """Tokens of ``ids`` that are a prefix of something inserted in the same namespace."""
-        return self._tree.match_len(ids, namespace)
-
-    def insert(self, ids: Ids, namespace: str = "") -> None:
-        with self._tree.match(ids, namespace) as handle:
-            self._tree.extend(handle, ids[handle.num_tokens :], _NO_PAGES)
-
-    def __enter__(self) -> ThrowawayTree:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._tree.evict(self._tree.evictable_tokens)
 
 
 def _agreement(edge: bytes, data: bytes, start: int) -> int:
