@@ -7,6 +7,7 @@ batch, however its prompt was cut into chunks, and on any number of threads.
 from __future__ import annotations
 
 import ctypes
+import weakref
 
 import torch
 
@@ -16,6 +17,8 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 
 HEAD_DIM_MULTIPLE = 16
 """Head dimensions must be whole vectors of the widest level."""
+MAX_GROUP = 64
+"""Query heads per key/value head (kernels.h, kQueryRows)."""
 
 
 class CpuAttention:
@@ -35,12 +38,18 @@ class CpuAttention:
             q_dtype=DTYPES[shape.dtype],
             kv_dtype=DTYPES[shape.kv_dtype],
         )
+        self._plan = kernels.plan_create()
+        weakref.finalize(self, kernels.plan_free, self._plan)
+        self._planned: AttentionBatch | None = None
+        """The batch that the plan is for; held, so that its tensors stay where the call points."""
 
     def forward(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         assert q.dtype == self._shape.dtype
         assert q.stride(2) == 1
         assert q.stride(1) == self._shape.head_dim
         assert k_cache.dtype == v_cache.dtype == self._shape.kv_dtype
+        if batch is not self._planned:
+            self._build_plan(batch)
         out = q.new_empty(q.shape)
         call = self._call
         call.q = q.data_ptr()
@@ -48,14 +57,20 @@ class CpuAttention:
         call.out = out.data_ptr()
         call.k_cache = k_cache.data_ptr()
         call.v_cache = v_cache.data_ptr()
+        self._kernels.attention(self._kernels.level, self._plan, ctypes.addressof(call))
+        return out
+
+    def _build_plan(self, batch: AttentionBatch) -> None:
+        """Once per step: every layer sees the same rows."""
+        call = self._call
         call.cu_q = batch.cu_q.data_ptr()
         call.kv_lens = batch.kv_lens.data_ptr()
         call.slots = batch.slots.data_ptr()
         call.page_table = batch.page_table.data_ptr()
         call.table_stride = batch.page_table.stride(0)
         call.threads = torch.get_num_threads()
-        self._kernels.attention(self._kernels.level, ctypes.addressof(call), len(batch.kv_lens_host))
-        return out
+        self._kernels.plan_build(self._plan, ctypes.addressof(call), len(batch.kv_lens_host))
+        self._planned = batch
 
 
 def create(shape: AttentionShape, *, level: str | None = None) -> CpuAttention:
@@ -64,4 +79,6 @@ def create(shape: AttentionShape, *, level: str | None = None) -> CpuAttention:
         raise KernelsUnavailable(f"the C++ kernels take bf16 and fp32, not {shape.dtype} with {shape.kv_dtype} in the cache")
     if shape.head_dim % HEAD_DIM_MULTIPLE:
         raise KernelsUnavailable(f"the head dimension {shape.head_dim} is not a multiple of {HEAD_DIM_MULTIPLE}")
+    if shape.num_heads > MAX_GROUP * shape.num_kv_heads:
+        raise KernelsUnavailable(f"more than {MAX_GROUP} query heads share a key/value head")
     return CpuAttention(shape, load(level))

@@ -1,12 +1,13 @@
-// The C entry points: pick the level's table, split attention into items. Raw pointers and sizes only; the Python side has checked
+// The C entry points: pick the level's table, lend memory. Raw pointers and sizes only; the Python side has checked
 // dtypes, shapes and contiguity.
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <vector>
 
 #include "kernels.h"
+#include "plan.h"
 
 namespace {
 
@@ -45,58 +46,6 @@ class Buffer {
   int64_t size_ = 0;
 };
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Splits a call into items. Splitting never changes a result (see kBlock), so it may look at the whole batch.
-struct Planner {
-  const AttentionCall& call;
-  int64_t num_rows;
-  std::vector<AttentionItem>& items;
-  std::vector<int32_t>& counters;
-  int64_t partial_total = 0;  // fp32 words
-
-  void plan() {
-    const int64_t group = call.num_heads / call.num_kv_heads;
-    const int64_t tokens_per_item = std::max<int64_t>(1, kQueryRows / group);
-    int64_t units = 0;
-    for (int64_t row = 0; row < num_rows; ++row)
-      units += ceil_div(call.kv_lens[row], kBlock) * call.num_kv_heads * ceil_div(call.cu_q[row + 1] - call.cu_q[row], tokens_per_item);
-    const int64_t target = std::max<int64_t>(1, units / (call.threads * 8));
-    for (int32_t row = 0; row < num_rows; ++row) {
-      const int32_t tokens = call.cu_q[row + 1] - call.cu_q[row];
-      if (tokens <= tokens_per_item) {
-        short_row(row, tokens, target, group);
-        continue;
-      }
-      // The last tokens see the most keys: longest items first.
-      for (int32_t token = (tokens - 1) / tokens_per_item * tokens_per_item; token >= 0; token -= tokens_per_item) {
-        const int32_t count = std::min<int32_t>(tokens_per_item, tokens - token);
-        const int32_t blocks = ceil_div(call.kv_lens[row] - tokens + token + count, kBlock);
-        for (int32_t head = 0; head < call.num_kv_heads; ++head) items.push_back({row, token, count, head, head + 1, 0, blocks, -1, 0});
-      }
-    }
-  }
-
-  void short_row(int32_t row, int32_t tokens, int64_t target, int64_t group) {
-    const int32_t heads = call.num_kv_heads, blocks = ceil_div(call.kv_lens[row], kBlock);
-    const int64_t pieces = ceil_div(blocks * heads, target);
-    if (call.threads == 1 || pieces <= heads) {
-      const int32_t step = call.threads == 1 ? heads : ceil_div(heads, pieces);
-      for (int32_t head = 0; head < heads; head += step)
-        items.push_back({row, 0, tokens, head, std::min(head + step, heads), 0, blocks, -1, 0});
-      return;
-    }
-    const int32_t run = ceil_div(blocks * heads, pieces);
-    const int64_t base = partial_total;
-    partial_total += blocks * heads * partial_words(tokens * group, call.head_dim);
-    const int32_t first = items.size();
-    for (int32_t block = 0; block < blocks; block += run)
-      for (int32_t head = 0; head < heads; ++head)
-        items.push_back({row, 0, tokens, head, head + 1, block, std::min(block + run, blocks), base, static_cast<int32_t>(counters.size())});
-    counters.push_back(static_cast<int32_t>(items.size()) - first);
-  }
-};
-
 }  // namespace
 
 extern "C" {
@@ -113,17 +62,29 @@ int32_t setpoint_find_level(const char* name) {
 
 const char* setpoint_level_name(int32_t level) { return levels[level].name; }
 
-void setpoint_attention(int32_t level, const AttentionCall* call, int64_t num_rows) {
-  thread_local std::vector<AttentionItem> items;
-  thread_local std::vector<int32_t> counters;
+void* setpoint_plan_create() { return new AttentionPlan; }
+
+void setpoint_plan_free(void* plan) { delete static_cast<AttentionPlan*>(plan); }
+
+// Reads everything of `call` but q, out and the caches.
+void setpoint_plan_build(void* plan, const AttentionCall* call, int32_t num_rows) {
+  static_cast<AttentionPlan*>(plan)->build(*call, num_rows);
+}
+
+void setpoint_attention(int32_t level, const void* plan_pointer, const AttentionCall* call) {
+  const AttentionPlan& plan = *static_cast<const AttentionPlan*>(plan_pointer);
+  thread_local std::vector<int32_t> open_items;
   thread_local Buffer scratch, partials;
-  items.clear();
-  counters.clear();
-  Planner planner{*call, num_rows, items, counters};
-  planner.plan();
+  open_items = plan.open_items;
   const int64_t per_thread = attention_scratch_bytes(call->head_dim);
-  const AttentionWork work{items.data(), static_cast<int32_t>(items.size()), counters.data(), scratch.at_least(per_thread * call->threads),
-                           per_thread, partials.at_least(planner.partial_total * 4)};
+  const AttentionWork work{plan.segments.data(),
+                           plan.items.data(),
+                           static_cast<int32_t>(plan.items.size()),
+                           open_items.data(),
+                           plan.partial_begin.data(),
+                           reinterpret_cast<float*>(partials.at_least(plan.num_partial_words * 4)),
+                           scratch.at_least(per_thread * call->threads),
+                           per_thread};
   levels[level].table->attention(*call, work);
 }
 

@@ -1,241 +1,335 @@
-// Causal attention over the paged pool: for each block of kBlock keys, pack K (transposed) and V of one kv head once, multiply them
-// with all query rows that share the head, and merge the block's partial (max, sum, output) into the running one. Included by isa.cpp.
+// Causal attention over the paged pool. For each block of kBlock keys: scores = queries x K, softmax within the block, partial output =
+// probabilities x V; the block's partial (output, maximum, sum) is then merged into the running result. Included by isa.cpp.
 //
-// Query rows of an item: r = token * group + head in group. Scores are fp32; with AVX512_BF16 and a bf16 pool the products take
-// bf16 pairs (probabilities are rounded to bf16), else everything is fp32.
+// A few query rows (decode) read K and V straight from their pages; more rows share one packed copy of the block. Both add up the
+// same products in the same order. Sums are fp32; with AVX512_BF16 and a bf16 pool the products take bf16 pairs (probabilities are
+// rounded to bf16), else everything is fp32.
 
-struct Partial {  // views into partial_words() floats
-  float* max;     // [rows], in units of the unscaled score
-  float* sum;
+struct Partial {
   float* out;  // [rows, D], not yet divided by sum
+  float* max;  // [rows], of the scores before they are scaled
+  float* sum;
 };
-static inline Partial partial_at(char* base, int64_t index, int64_t rows, int64_t dim) {
-  float* p = (float*)base + index * partial_words(rows, dim);
-  return {p + rows * dim, p + rows * dim + rows, p};
-}
+static inline Partial partial_at(float* p, int64_t rows, int64_t dim) { return {p, p + rows * dim, p + rows * dim + rows}; }
 
-// out rows [0, rows) in strips of at most 6 rows x kStrip vectors; b has `vectors` columns of W. write(row, vector, value).
-constexpr int kStrip = W == 16 ? 4 : 2;
+constexpr int kStripRows = 6, kStripVectors = W == 16 ? 4 : 2;
 
-template <class Mul, int M, int N>
-static void strip(const typename Mul::word* a, int64_t a_row, const typename Mul::word* b, int64_t b_col, int64_t b_row, int64_t k_words,
-                  float* out, int64_t out_row) {
+// out[rows, vectors * W] = a x b in strips of kStripRows x kStripVectors; b(k, n) is a vector.
+template <class Mul, int M, int N, class Columns>
+static inline void strip(const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b, float* out, int64_t out_row) {
   vf acc[M][N];
-  tile<Mul, M, N>(a, a_row, b, b_col, b_row, k_words, acc);
+  tile<Mul, M, N>(a, a_row, k_words, b, acc);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) store(out + m * out_row + n * W, acc[m][n]);
 }
 
-template <class Mul, int N>
-static void strips(int64_t rows, const typename Mul::word* a, int64_t a_row, const typename Mul::word* b, int64_t b_col, int64_t b_row,
-                   int64_t k_words, float* out, int64_t out_row) {
-  int64_t r = 0;
-  for (; r + 6 <= rows; r += 6) strip<Mul, 6, N>(a + r * a_row, a_row, b, b_col, b_row, k_words, out + r * out_row, out_row);
-  a += r * a_row;
-  out += r * out_row;
-  switch (rows - r) {
-    case 1: return strip<Mul, 1, N>(a, a_row, b, b_col, b_row, k_words, out, out_row);
-    case 2: return strip<Mul, 2, N>(a, a_row, b, b_col, b_row, k_words, out, out_row);
-    case 3: return strip<Mul, 3, N>(a, a_row, b, b_col, b_row, k_words, out, out_row);
-    case 4: return strip<Mul, 4, N>(a, a_row, b, b_col, b_row, k_words, out, out_row);
-    case 5: return strip<Mul, 5, N>(a, a_row, b, b_col, b_row, k_words, out, out_row);
+template <class Mul, int N, class Columns>
+static inline void strips(int64_t rows, const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b, float* out,
+                          int64_t out_row) {
+  for (; rows >= kStripRows; rows -= kStripRows, a += kStripRows * a_row, out += kStripRows * out_row)
+    strip<Mul, kStripRows, N>(a, a_row, k_words, b, out, out_row);
+  switch (rows) {
+    case 1: return strip<Mul, 1, N>(a, a_row, k_words, b, out, out_row);
+    case 2: return strip<Mul, 2, N>(a, a_row, k_words, b, out, out_row);
+    case 3: return strip<Mul, 3, N>(a, a_row, k_words, b, out, out_row);
+    case 4: return strip<Mul, 4, N>(a, a_row, k_words, b, out, out_row);
+    case 5: return strip<Mul, 5, N>(a, a_row, k_words, b, out, out_row);
   }
 }
 
-template <class Mul>
-static void multiply(int64_t rows, int64_t vectors, const typename Mul::word* a, int64_t a_row, const typename Mul::word* b, int64_t b_col,
-                     int64_t b_row, int64_t k_words, float* out, int64_t out_row) {
-  for (int64_t n = 0; n < vectors; n += kStrip) {
-    const typename Mul::word* bn = b + n * b_col;
-    switch (vectors - n) {
-      case 1: strips<Mul, 1>(rows, a, a_row, bn, b_col, b_row, k_words, out + n * W, out_row); break;
+template <class Mul, class Columns>
+static inline void multiply(int64_t rows, int64_t vectors, const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b,
+                            float* out, int64_t out_row) {
+  for (int64_t first = 0; first < vectors; first += kStripVectors) {
+    const auto columns = [=](int64_t k, int n) { return b(k, first + n); };
+    float* to = out + first * W;
+    switch (vectors - first) {
+      case 1: strips<Mul, 1>(rows, a, a_row, k_words, columns, to, out_row); break;
 #if SP_WIDTH == 16
-      case 2: strips<Mul, 2>(rows, a, a_row, bn, b_col, b_row, k_words, out + n * W, out_row); break;
-      case 3: strips<Mul, 3>(rows, a, a_row, bn, b_col, b_row, k_words, out + n * W, out_row); break;
+      case 2: strips<Mul, 2>(rows, a, a_row, k_words, columns, to, out_row); break;
+      case 3: strips<Mul, 3>(rows, a, a_row, k_words, columns, to, out_row); break;
 #endif
-      default: strips<Mul, kStrip>(rows, a, a_row, bn, b_col, b_row, k_words, out + n * W, out_row);
+      default: strips<Mul, kStripVectors>(rows, a, a_row, k_words, columns, to, out_row);
     }
   }
 }
 
-static inline void pack_words(const float* from, float* to, int64_t n) {
+// n elements to n / per_word words.
+template <class T>
+static inline void pack_words(const T* from, float* to, int64_t n) {
   for (int64_t i = 0; i < n; i += W) store(to + i, load(from + i));
 }
-static inline void pack_words(const bf16* from, float* to, int64_t n) {
-  for (int64_t i = 0; i < n; i += W) store(to + i, load(from + i));
-}
+static inline void pack_words(const bf16* from, uint32_t* to, int64_t n) { __builtin_memcpy(to, from, n * sizeof(bf16)); }
 
-// W rows of K, from column word k on, as W vectors.
-static inline vf key_words(const MulF32&, const float* row, int64_t k) { return load(row + k); }
-static inline vf key_words(const MulF32&, const bf16* row, int64_t k) { return load(row + k); }
-
-// V of two neighbouring keys (b null past the end) to per_word rows of words.
+// W words of one row of K from word k on.
 template <class KV>
-static inline void pack_value_rows(const MulF32&, const KV* a, float* to, int64_t dim) {
-  pack_words(a, to, dim);
+static inline vf key_words(MulF32, const KV* row, int64_t k) {
+  return load(row + k);
 }
-static inline void pack_words(const bf16* from, uint32_t* to, int64_t dim) { __builtin_memcpy(to, from, dim * 2); }
-static inline void pack_words(const float*, uint32_t*, int64_t) = delete;
-static inline vf key_words(const MulBF16&, const bf16* row, int64_t k) { return load_raw<vf>(row + 2 * k); }
+// W words of V, elements n * W .. of the keys that word k stands for.
+template <class KV>
+static inline vf value_words(MulF32, const KV* const* rows, int64_t k, int64_t begin, int64_t n, int64_t) {
+  return load(rows[k] + begin + n * W);
+}
+#ifdef __AVX512BF16__
+static inline vf key_words(MulBF16, const bf16* row, int64_t k) { return load_raw<vf>(row + 2 * k); }
+
+static inline vf value_words(MulBF16, const bf16* const* rows, int64_t k, int64_t begin, int64_t n, int64_t dim) {
+  // Interleave 16 elements of two rows. Two neighbouring vectors share their loads where 32 elements are there to load.
+  alignas(64) static constexpr uint16_t order[2][32] = {
+      {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+      {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+  const bf16 *a = rows[2 * k] + begin, *b = rows[2 * k + 1] + begin;
+  if (n / 2 * 32 + 32 <= dim) {
+    const __m512i index = _mm512_load_si512(order[n % 2]);
+    return (vf)_mm512_permutex2var_epi16(load_raw<__m512i>(a + n / 2 * 32), index, load_raw<__m512i>(b + n / 2 * 32));
+  }
+  const __m512i low = _mm512_cvtepu16_epi32(load_raw<__m256i>(a + n * 16)), high = _mm512_cvtepu16_epi32(load_raw<__m256i>(b + n * 16));
+  return (vf)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+#endif
 
 template <class Mul, class Q, class KV>
 struct Attention {
   typedef typename Mul::word word;
   static constexpr int P = Mul::per_word;
 
-  const AttentionCall& call;
-  const int64_t dim, group, dim_words;
-  // Scratch of this thread.
-  word *keys, *values, *queries, *probs;
-  float* scores;
-  char *state, *block_partial;
-  const KV **key_rows, **value_rows;
+  // Addresses of a block's K and V in the pool (kv head 0), padded with the last key to whole vectors.
+  struct Block {
+    int32_t row = -1, block = -1;
+    int64_t num_keys = 0;  // with the padding
+    const KV **keys, **values;
+  };
 
-  Attention(const AttentionCall& c, char* scratch)
-      : call(c), dim(c.head_dim), group(c.num_heads / c.num_kv_heads), dim_words((dim + P * W - 1) / (P * W) * W) {
-    char* at = scratch;
-    auto take = [&at](int64_t bytes) {
-      char* p = at;
-      at += bytes;
+  const AttentionCall& call;
+  const AttentionWork& work;
+  const int64_t dim, group, dim_words;
+  const float log2_scale;
+  // Scratch of this thread.
+  word *packed_keys, *packed_values, *queries, *probs;
+  float *scores, *state_words, *partial_of_block;
+  Block blocks[2];
+
+  Attention(const AttentionCall& c, const AttentionWork& w, char* scratch)
+      : call(c), work(w), dim(c.head_dim), group(c.num_heads / c.num_kv_heads), dim_words((dim + P * W - 1) / (P * W) * W),
+        log2_scale(c.scale * 1.44269504f) {
+    auto take = [&scratch](int64_t bytes) {
+      char* p = scratch;
+      scratch += bytes;
       return p;
     };
-    keys = (word*)take(kBlock * dim * 4);
-    values = (word*)take(kBlock * dim * 4);
+    packed_keys = (word*)take(kBlock * dim * 4);
+    packed_values = (word*)take(kBlock * dim * 4);
     queries = (word*)take(kQueryRows * dim * 4);
     scores = (float*)take(kQueryRows * kBlock * 4);
     probs = (word*)take(kQueryRows * kBlock * 4);
-    state = take(partial_words(kQueryRows, dim) * 4);
-    block_partial = take(partial_words(kQueryRows, dim) * 4);
-    key_rows = (const KV**)take(kBlock * 8);
-    value_rows = (const KV**)take(kBlock * 8);
+    state_words = (float*)take(partial_words(kQueryRows, dim) * 4);
+    partial_of_block = (float*)take(partial_words(kQueryRows, dim) * 4);
+    for (Block& block : blocks) {
+      block.keys = (const KV**)take(kBlock * 8);
+      block.values = (const KV**)take(kBlock * 8);
+    }
+  }
+
+  int64_t row_tokens(int32_t row) const { return call.cu_q[row + 1] - call.cu_q[row]; }
+
+  // Position of a segment's first token in its row.
+  int64_t position(const Segment& s) const { return call.kv_lens[s.row] - row_tokens(s.row) + s.token; }
+
+  int64_t query_rows(const AttentionItem& item) const {
+    int64_t rows = 0;
+    for (int32_t i = 0; i < item.num_segments; ++i) rows += work.segments[item.segment0 + i].tokens * group;
+    return rows;
   }
 
   void load_queries(const AttentionItem& item, int64_t head) {
-    const Q* q = (const Q*)call.q + (call.cu_q[item.row] + item.token0) * call.q_stride + head * group * dim;
-    for (int64_t t = 0; t < item.tokens; ++t)
-      for (int64_t g = 0; g < group; ++g) {
-        word* to = queries + (t * group + g) * dim_words;
-        for (int64_t i = dim / P; i < dim_words; ++i) to[i] = 0;
-        pack_words(q + t * call.q_stride + g * dim, to, dim);
-      }
+    word* to = queries;
+    for (int32_t i = 0; i < item.num_segments; ++i) {
+      const Segment& s = work.segments[item.segment0 + i];
+      const Q* q = (const Q*)call.q + (call.cu_q[s.row] + s.token) * call.q_stride + head * group * dim;
+      for (int64_t t = 0; t < s.tokens; ++t)
+        for (int64_t g = 0; g < group; ++g, to += dim_words) {
+          for (int64_t k = dim / P; k < dim_words; ++k) to[k] = 0;
+          pack_words(q + t * call.q_stride + g * dim, to, dim);
+        }
+    }
   }
 
-  // Where the block's keys of kv head 0 lie.
-  void find_rows(const AttentionItem& item, int64_t block, int64_t num_keys) {
-    const int32_t* table = call.page_table + call.slots[item.row] * call.table_stride;
-    const int64_t page_size = call.page_size, row = call.num_kv_heads * dim;
-    int64_t position = block * kBlock;
-    int64_t page = position / page_size, offset = position % page_size;
+  // The addresses of a block of a row, in the one of the two slots that `keep` does not hold.
+  const Block& find(int32_t row, int32_t block, const Block* keep) {
+    for (Block& found : blocks)
+      if (found.row == row && found.block == block) return found;
+    Block& to = blocks[&blocks[0] == keep ? 1 : 0];
+    to.row = row;
+    to.block = block;
+    const int32_t* table = call.page_table + call.slots[row] * call.table_stride;
+    const int64_t stride = call.num_kv_heads * dim, left = call.kv_lens[row] - (int64_t)block * kBlock;
+    const int64_t num_keys = left < kBlock ? left : kBlock;
+    int64_t page = (int64_t)block * kBlock / call.page_size, offset = (int64_t)block * kBlock % call.page_size;
     for (int64_t j = 0; j < num_keys; ++j) {
-      const int64_t at = ((int64_t)table[page] * page_size + offset) * row;
-      key_rows[j] = (const KV*)call.k_cache + at;
-      value_rows[j] = (const KV*)call.v_cache + at;
-      if (++offset == page_size) {
+      const int64_t at = (table[page] * call.page_size + offset) * stride;
+      to.keys[j] = (const KV*)call.k_cache + at;
+      to.values[j] = (const KV*)call.v_cache + at;
+      if (++offset == call.page_size) {
         offset = 0;
         ++page;
       }
     }
+    to.num_keys = (num_keys + W - 1) / W * W;
+    for (int64_t j = num_keys; j < to.num_keys; ++j) {
+      to.keys[j] = to.keys[num_keys - 1];
+      to.values[j] = to.values[num_keys - 1];
+    }
+    return to;
   }
 
-  // keys[j / W][dim_words][j % W]; keys past the end are zero.
-  void pack_keys(int64_t head, int64_t num_keys) {
+  // W neighbouring keys, words k .. k + W of each, turned so that square[i] holds word k + i of all of them.
+  inline __attribute__((always_inline)) void load_square(const KV* const* keys, int64_t begin, int64_t k, vf (&square)[W]) {
+    if ((k + W) * P <= dim) {
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i) square[i] = key_words(Mul(), keys[i] + begin, k);
+    } else {
+      for (int i = 0; i < W; ++i) {
+        KV edge[W * P] = {};
+        __builtin_memcpy(edge, keys[i] + begin + k * P, (dim - k * P) * sizeof(KV));
+        square[i] = key_words(Mul(), edge, 0);
+      }
+    }
+    transpose(square);
+  }
+
+  struct Ahead {  // what the thread will need next; block null: nothing
+    const Block* block = nullptr;
+    int64_t begin = 0;
+  };
+  // The pool is read in scattered rows, which the hardware does not foresee.
+  inline void prefetch(const Ahead& ahead, int64_t first_key) {
+    if (!ahead.block || first_key >= ahead.block->num_keys) return;
+    const int64_t bytes = dim * sizeof(KV);
+    for (int64_t j = first_key; j < first_key + W; ++j)
+      for (int64_t byte = 0; byte < bytes; byte += 64) {
+        __builtin_prefetch((const char*)(ahead.block->keys[j] + ahead.begin) + byte, 0, 2);
+        __builtin_prefetch((const char*)(ahead.block->values[j] + ahead.begin) + byte, 0, 2);
+      }
+  }
+
+  template <int R>
+  void few_rows_scores(const Block& block, int64_t begin, int64_t num_keys, const Ahead& ahead) {
     for (int64_t j = 0; j < num_keys; j += W) {
-      word* panel = keys + j * dim_words;
+      prefetch(ahead, j);
+      vf acc[R];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) acc[r] = vf{};
       for (int64_t k = 0; k < dim_words; k += W) {
-        const bool whole = (k + W) * P <= dim;
         vf square[W];
+        load_square(block.keys + j, begin, k, square);
 #pragma GCC unroll 16
-        for (int i = 0; i < W; ++i) {
-          if (j + i >= num_keys)
-            square[i] = vf{};
-          else if (whole)
-            square[i] = key_words(Mul(), key_rows[j + i] + head * dim, k);
-          else {
-            word edge[W] = {};
-            __builtin_memcpy(edge, key_rows[j + i] + head * dim + k * P, (dim - k * P) * sizeof(KV));
-            square[i] = load_raw<vf>(edge);
-          }
-        }
-        transpose(square);
-#pragma GCC unroll 16
-        for (int i = 0; i < W; ++i) store_raw(panel + (k + i) * W, square[i]);
+        for (int i = 0; i < W; ++i)
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) acc[r] = Mul::step(acc[r], queries[r * dim_words + k + i], Mul::as_vec(square[i]));
       }
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) store(scores + r * kBlock + j, acc[r]);
     }
   }
 
-  // values[j / P][dim] words; the odd key past the end is zero.
-  void pack_values(int64_t head, int64_t num_keys) {
-    for (int64_t j = 0; j < num_keys; j += P) {
-      const KV* a = value_rows[j] + head * dim;
-      word* to = values + j / P * dim;
-      if constexpr (P == 1) {
-        pack_words(a, to, dim);
-      } else {
-        const bool pair = j + 1 < num_keys;
-        const KV* b = pair ? value_rows[j + 1] + head * dim : a;
-        const vu keep = vu{} + (pair ? 0xffff0000u : 0u);
-        for (int64_t i = 0; i < dim; i += W) {
-          const vu low = __builtin_convertvector(load_raw<vh>(a + i), vu), high = __builtin_convertvector(load_raw<vh>(b + i), vu);
-          store_raw(to + i, low | ((high << 16) & keep));
-        }
+  void compute_scores(const Block& block, int64_t begin, int64_t num_keys, int64_t rows, const Ahead& ahead) {
+    switch (rows) {
+      case 1: return few_rows_scores<1>(block, begin, num_keys, ahead);
+      case 2: return few_rows_scores<2>(block, begin, num_keys, ahead);
+      case 3: return few_rows_scores<3>(block, begin, num_keys, ahead);
+      case 4: return few_rows_scores<4>(block, begin, num_keys, ahead);
+      case 5: return few_rows_scores<5>(block, begin, num_keys, ahead);
+      case 6: return few_rows_scores<6>(block, begin, num_keys, ahead);
+    }
+    for (int64_t j = 0; j < num_keys; j += W) {  // packed_keys[j / W][dim_words][W]
+      prefetch(ahead, j);
+      for (int64_t k = 0; k < dim_words; k += W) {
+        vf square[W];
+        load_square(block.keys + j, begin, k, square);
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) store_raw(packed_keys + j * dim_words + (k + i) * W, square[i]);
       }
     }
+    const word* panels = packed_keys;
+    const int64_t panel = dim_words * W;
+    multiply<Mul>(rows, (num_keys + W - 1) / W, queries, dim_words, dim_words,
+                  [=](int64_t k, int64_t n) { return Mul::load_vec(panels + n * panel + k * W); }, scores, kBlock);
+  }
+
+  void compute_output(const Block& block, int64_t begin, int64_t num_keys, int64_t rows, float* out) {
+    const int64_t k_words = (num_keys + P - 1) / P, vectors = dim / W, d = dim;
+    const KV* const* values = block.values;
+    if (rows <= kStripRows) {
+      multiply<Mul>(rows, vectors, probs, kBlock / P, k_words,
+                    [=](int64_t k, int64_t n) { return Mul::as_vec(value_words(Mul(), values, k, begin, n, d)); }, out, dim);
+      return;
+    }
+    for (int64_t k = 0; k < k_words; ++k)  // packed_values[k_words][D]
+      for (int64_t n = 0; n < vectors; ++n) store_raw(packed_values + k * dim + n * W, value_words(Mul(), values, k, begin, n, d));
+    const word* packed = packed_values;
+    multiply<Mul>(rows, vectors, probs, kBlock / P, k_words,
+                  [=](int64_t k, int64_t n) { return Mul::load_vec(packed + k * d + n * W); }, out, dim);
   }
 
   // Scores of one query row to probabilities relative to the row's maximum over its first `visible` keys; zero from there on.
-  void softmax_row(const float* s, word* p, int64_t visible, int64_t num_keys, float log2_scale, float& row_max, float& row_sum) {
+  void softmax_row(const float* s, word* p, int64_t visible, int64_t num_keys, float& row_max, float& row_sum) {
     const vi lanes = lane_index();
+    auto write = [p](int64_t j, vf v) {
+      if constexpr (P == 1)
+        store(p + j, v);
+      else
+        store((bf16*)p + j, v);
+    };
     vf top = splat(-__builtin_inff());
-    for (int64_t j = 0; j < visible; j += W) top = vmax(top, select(lanes < (int32_t)(visible - j), load(s + j), top));
+    int64_t j = 0;
+    for (; j + W <= visible; j += W) top = vmax(top, load(s + j));
+    if (j < visible) top = vmax(top, select(lanes < (int32_t)(visible - j), load(s + j), top));
     row_max = max(top);
     vf total = vf{};
-    int64_t j = 0;
-    for (; j < visible; j += W) {
-      vf e = exp2((load(s + j) - row_max) * log2_scale);
-      e = select(lanes < (int32_t)(visible - j), e, vf{});
+    for (j = 0; j + W <= visible; j += W) {
+      const vf e = exp2((load(s + j) - row_max) * log2_scale);
       total = total + e;
-      if constexpr (P == 1)
-        store(p + j, e);
-      else
-        store((bf16*)p + j, e);
+      write(j, e);
     }
-    for (; j < num_keys; j += W) {
-      if constexpr (P == 1)
-        store(p + j, vf{});
-      else
-        store((bf16*)p + j, vf{});
+    if (j < visible) {
+      const vf e = select(lanes < (int32_t)(visible - j), exp2((load(s + j) - row_max) * log2_scale), vf{});
+      total = total + e;
+      write(j, e);
+      j += W;
     }
+    for (; j < num_keys; j += W) write(j, vf{});
     row_sum = sum(total);
   }
 
-  void compute_block(const AttentionItem& item, int64_t block, int64_t head, int64_t num_keys, const Partial& to) {
-    const int64_t rows = item.tokens * group, vectors = (num_keys + W - 1) / W;
-    pack_keys(head, num_keys);
-    multiply<Mul>(rows, vectors, queries, dim_words, keys, dim_words * W, W, dim_words, scores, kBlock);
-    const int64_t row_tokens = call.cu_q[item.row + 1] - call.cu_q[item.row];
-    const int64_t first_position = call.kv_lens[item.row] - row_tokens + item.token0;
-    const float log2_scale = call.scale * 1.44269504f;
-    for (int64_t r = 0; r < rows; ++r) {
-      int64_t visible = first_position + r / group - block * kBlock + 1;
-      visible = visible < 0 ? 0 : (visible > num_keys ? num_keys : visible);
-      softmax_row(scores + r * kBlock, probs + r * (kBlock / P), visible, num_keys, log2_scale, to.max[r], to.sum[r]);
+  void compute_block(const AttentionItem& item, const Block& block, int64_t head, int64_t num_keys, int64_t rows, const Ahead& ahead,
+                     const Partial& to) {
+    compute_scores(block, head * dim, num_keys, rows, ahead);
+    int64_t r = 0;
+    for (int32_t i = 0; i < item.num_segments; ++i) {
+      const Segment& s = work.segments[item.segment0 + i];
+      for (int64_t t = 0; t < s.tokens; ++t) {
+        int64_t visible = position(s) + t - (int64_t)block.block * kBlock + 1;
+        visible = visible < 0 ? 0 : (visible > num_keys ? num_keys : visible);
+        for (int64_t g = 0; g < group; ++g, ++r)
+          softmax_row(scores + r * kBlock, probs + r * (kBlock / P), visible, num_keys, to.max[r], to.sum[r]);
+      }
     }
-    pack_values(head, num_keys);
-    multiply<Mul>(rows, dim / W, probs, kBlock / P, values, W, dim, (num_keys + P - 1) / P, to.out, dim);
+    compute_output(block, head * dim, num_keys, rows, to.out);
   }
 
-  // state = state merged with part. Not inlined: both users must execute the very same instructions.
+  // Not inlined: every user must execute the very same instructions.
   __attribute__((noinline)) void merge(const Partial& to, const Partial& part, int64_t rows) {
-    const float log2_scale = call.scale * 1.44269504f;
     for (int64_t r = 0; r < rows; ++r) {
-      if (part.sum[r] == 0.f) continue;
+      if (part.sum[r] == 0.f) continue;  // the block is after the query
       const float top = to.max[r] > part.max[r] ? to.max[r] : part.max[r];
       const float keep = exp2(splat((to.max[r] - top) * log2_scale))[0], add = exp2(splat((part.max[r] - top) * log2_scale))[0];
       to.max[r] = top;
       to.sum[r] = to.sum[r] * keep + part.sum[r] * add;
-      for (int64_t i = 0; i < dim; i += W) store(to.out + r * dim + i, load(to.out + r * dim + i) * keep + load(part.out + r * dim + i) * add);
+      float *a = to.out + r * dim, *b = part.out + r * dim;
+      for (int64_t i = 0; i < dim; i += W) store(a + i, load(a + i) * keep + load(b + i) * add);
     }
   }
 
@@ -247,59 +341,93 @@ struct Attention {
     for (int64_t i = 0; i < rows * dim; i += W) store(s.out + i, vf{});
   }
 
-  void finish(const AttentionItem& item, int64_t head, const Partial& s) {
-    Q* out = (Q*)call.out + ((call.cu_q[item.row] + item.token0) * call.num_heads + head * group) * dim;
-    for (int64_t t = 0; t < item.tokens; ++t)
-      for (int64_t g = 0; g < group; ++g) {
-        const int64_t r = t * group + g;
+  void finish(const Segment& segment, int64_t head, const Partial& s) {
+    Q* out = (Q*)call.out + ((call.cu_q[segment.row] + segment.token) * call.num_heads + head * group) * dim;
+    for (int64_t t = 0, r = 0; t < segment.tokens; ++t)
+      for (int64_t g = 0; g < group; ++g, ++r) {
         const float factor = 1.f / s.sum[r];
         Q* to = out + (t * call.num_heads + g) * dim;
         for (int64_t i = 0; i < dim; i += W) store(to + i, load(s.out + r * dim + i) * factor);
       }
   }
 
-  void run(const AttentionItem& item, const AttentionWork& work) {
-    const int64_t rows = item.tokens * group, row_tokens = call.cu_q[item.row + 1] - call.cu_q[item.row];
-    const int64_t end = call.kv_lens[item.row] - row_tokens + item.token0 + item.tokens;  // keys that the item's last token sees
-    const Partial state_view = partial_at(state, 0, rows, dim), block_view = partial_at(block_partial, 0, rows, dim);
+  Partial kept_partial(int32_t row, int64_t block, int64_t head) {
+    const int64_t rows = row_tokens(row) * group;
+    return partial_at(work.partials + work.partial_begin[row] + (block * call.num_kv_heads + head) * partial_words(rows, dim), rows, dim);
+  }
+
+  // Partials of the rows of an item to where the rows' last finisher finds them.
+  void keep(const AttentionItem& item, int64_t block, int64_t head, const Partial& from) {
+    int64_t first = 0;
+    for (int32_t i = 0; i < item.num_segments; ++i) {
+      const Segment& s = work.segments[item.segment0 + i];
+      const Partial to = kept_partial(s.row, block, head);
+      const int64_t rows = s.tokens * group;
+      __builtin_memcpy(to.out, from.out + first * dim, rows * dim * 4);
+      __builtin_memcpy(to.max, from.max + first, rows * 4);
+      __builtin_memcpy(to.sum, from.sum + first, rows * 4);
+      first += rows;
+    }
+  }
+
+  void merge_kept(const Segment& s) {
+    const int64_t rows = s.tokens * group, num_blocks = (call.kv_lens[s.row] + kBlock - 1) / kBlock;
+    const Partial state = partial_at(state_words, rows, dim);
+    for (int64_t head = 0; head < call.num_kv_heads; ++head) {
+      start(state, rows);
+      for (int64_t block = 0; block < num_blocks; ++block) merge(state, kept_partial(s.row, block, head), rows);
+      finish(s, head, state);
+    }
+  }
+
+  Ahead look_ahead(int32_t index, int64_t head, int32_t block, const Block* keep) {
+    const AttentionItem* item = &work.items[index];
+    if (block + 1 < item->block1) {
+      ++block;
+    } else if (head + 1 < item->head1) {
+      block = item->block0;
+      ++head;
+    } else if (index + 1 < work.num_items) {
+      ++item;
+      block = item->block0;
+      head = item->head0;
+    } else {
+      return {};
+    }
+    return {&find(work.segments[item->segment0].row, block, keep), head * dim};
+  }
+
+  void run(int32_t index) {
+    const AttentionItem& item = work.items[index];
+    const Segment& first = work.segments[item.segment0];
+    const int64_t rows = query_rows(item), end = position(first) + first.tokens;  // keys that the item's last token sees
+    const Partial state = partial_at(state_words, rows, dim), part = partial_at(partial_of_block, rows, dim);
     for (int64_t head = item.head0; head < item.head1; ++head) {
       load_queries(item, head);
-      if (item.split_base < 0) start(state_view, rows);
-      for (int64_t block = item.block0; block < item.block1; ++block) {
-        const int64_t left = end - block * kBlock, num_keys = left < kBlock ? left : kBlock;
-        find_rows(item, block, num_keys);
-        if (item.split_base < 0) {
-          compute_block(item, block, head, num_keys, block_view);
-          merge(state_view, block_view, rows);
-        } else {
-          char* base = work.partials + item.split_base * 4;
-          compute_block(item, block, head, num_keys, partial_at(base, block * call.num_kv_heads + head, rows, dim));
-        }
+      if (!item.partial) start(state, rows);
+      for (int32_t b = item.block0; b < item.block1; ++b) {
+        const Block& block = find(first.row, b, nullptr);
+        const int64_t left = end - (int64_t)b * kBlock;
+        compute_block(item, block, head, left < kBlock ? left : kBlock, rows, look_ahead(index, head, b, &block), part);
+        if (item.partial)
+          keep(item, b, head, part);
+        else
+          merge(state, part, rows);
       }
-      if (item.split_base < 0) finish(item, head, state_view);
+      if (!item.partial) finish(first, head, state);
     }
-    if (item.split_base >= 0 && __atomic_sub_fetch(&work.counters[item.counter], 1, __ATOMIC_ACQ_REL) == 0) {
-      const int64_t num_blocks = (end + kBlock - 1) / kBlock;
-      for (int64_t head = 0; head < call.num_kv_heads; ++head) {
-        start(state_view, rows);
-        for (int64_t block = 0; block < num_blocks; ++block)
-          merge(state_view, partial_at(work.partials + item.split_base * 4, block * call.num_kv_heads + head, rows, dim), rows);
-        finish(item, head, state_view);
-      }
+    if (!item.partial) return;
+    for (int32_t i = 0; i < item.num_segments; ++i) {
+      const Segment& s = work.segments[item.segment0 + i];
+      if (__atomic_sub_fetch(&work.open_items[s.row], 1, __ATOMIC_ACQ_REL) == 0) merge_kept(s);
     }
   }
 };
 
 template <class Mul, class Q, class KV>
 static void attention_t(const AttentionCall& call, const AttentionWork& work) {
-  int32_t next = 0;
-  auto worker = [&](char* scratch) {
-    Attention<Mul, Q, KV> attention(call, scratch);
-    for (int32_t i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < work.num_items;) attention.run(work.items[i], work);
-  };
-  if (call.threads == 1 || work.num_items == 1) return worker(work.scratch);
-#pragma omp parallel num_threads(call.threads)
-  worker(work.scratch + omp_get_thread_num() * work.scratch_bytes);
+  for_units(work.num_items, call.threads, [&](int thread) { return Attention<Mul, Q, KV>(call, work, work.scratch + thread * work.scratch_bytes); },
+            [](Attention<Mul, Q, KV>& attention, int64_t item) { attention.run(item); });
 }
 
 static void attention(const AttentionCall& call, const AttentionWork& work) {

@@ -16,17 +16,6 @@ static inline void store_part(T* p, vf v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
 }
 
-// Runs body(row) over the rows, on several threads when there is enough to do (a parallel region costs about as much as 16k elements).
-template <class Body>
-static inline void for_rows(int64_t rows, int64_t elements_per_row, int threads, const Body& body) {
-  if (threads > 1 && rows > 1 && rows * elements_per_row >= 16384) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t i = 0; i < rows; ++i) body(i);
-  } else {
-    for (int64_t i = 0; i < rows; ++i) body(i);
-  }
-}
-
 template <class T>
 static void rms_norm_t(const T* x, T* residual, const T* weight, T* out, int64_t rows, int64_t cols, float eps, int threads) {
   for_rows(rows, cols, threads, [=](int64_t row) {

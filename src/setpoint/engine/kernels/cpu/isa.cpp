@@ -20,6 +20,7 @@ extern "C" int omp_get_thread_num();
 
 namespace SP_JOIN(level_, SP_LEVEL) {
 #include "simd.h"
+#include "threads.h"
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"

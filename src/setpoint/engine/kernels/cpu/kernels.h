@@ -6,10 +6,10 @@
 
 enum DType : int32_t { kF32 = 0, kBF16 = 1 };
 
-// Keys per block. A row's result is the left-to-right merge of one partial result per block of its own keys, whoever computes
+// Keys per block. A query's result is the left-to-right merge of one partial result per block of its row's keys, whoever computes
 // them, so it depends neither on the batch nor on the chunk it was computed in nor on the number of threads.
 constexpr int kBlock = 128;
-// Query rows (tokens x heads of one group) that share one packed K/V block.
+// Query rows (tokens x heads of one group, of one or several sequences) that are computed against a block together, at most.
 constexpr int kQueryRows = 64;
 
 struct AttentionCall {
@@ -26,34 +26,38 @@ struct AttentionCall {
   int32_t q_dtype, kv_dtype, threads;
 };
 
-// One unit of work: tokens [token0, token0 + tokens) of a row against its key blocks [block0, block1), for some kv heads.
+// Neighbouring tokens of one row, counted from the row's first.
+struct Segment {
+  int32_t row, token, tokens;
+};
+
+// One unit of work: the tokens of some segments against key blocks [block0, block1), for kv heads [head0, head1). All the segments'
+// rows have the same pages there.
 struct AttentionItem {
-  int32_t row, token0, tokens, head0, head1, block0, block1;
-  // Where the partial of (block, head) goes when several items share the tokens: split_base + (block * Hkv + head) partials in;
-  // -1 = the item sees all blocks and writes the output itself.
-  int64_t split_base;
-  int32_t counter;  // index of the count of items still open for these tokens; the one that finishes last merges
+  int32_t segment0, num_segments, head0, head1, block0, block1;
+  bool partial;  // the tokens' other blocks are in other items: leave partial results; who finishes a row's last item merges them
 };
 
 struct AttentionWork {
+  const Segment* segments;
   const AttentionItem* items;
   int32_t num_items;
-  int32_t* counters;
+  int32_t* open_items;           // [n] partial items of each row still to finish
+  const int64_t* partial_begin;  // [n] where the row's partials [block][head] begin, in fp32 words
+  float* partials;
   char* scratch;  // threads * scratch_bytes, 64-byte aligned
   int64_t scratch_bytes;
-  char* partials;
 };
 
-// fp32 words of one partial: max, sum and output of `rows` query rows.
-static inline int64_t partial_words(int64_t rows, int64_t head_dim) {
-  return (rows * (head_dim + 2) + 15) / 16 * 16;
-}
+// fp32 words of one partial: output, maximum and sum of `rows` query rows.
+static inline int64_t partial_words(int64_t rows, int64_t head_dim) { return (rows * (head_dim + 2) + 15) / 16 * 16; }
+
 static inline int64_t attention_scratch_bytes(int64_t head_dim) {
-  const int64_t words = 2 * kBlock * head_dim                          // packed K and V
-                        + kQueryRows * head_dim                        // queries
-                        + 2 * kQueryRows * kBlock                      // scores, probabilities
-                        + 2 * partial_words(kQueryRows, head_dim)      // running result, partial of one block
-                        + 4 * kBlock;                                  // row pointers of K and V
+  const int64_t words = 2 * kBlock * head_dim                      // packed K and V
+                        + kQueryRows * head_dim                    // queries
+                        + 2 * kQueryRows * kBlock                  // scores, probabilities
+                        + 2 * partial_words(kQueryRows, head_dim)  // running result, partial of one block
+                        + 2 * 4 * kBlock;                          // addresses of K and V rows, of this block and the next
   return (words * 4 + 4095) / 4096 * 4096;
 }
 

@@ -58,7 +58,9 @@ class LinearCall(ctypes.Structure):
 
 
 _SIGNATURES = {
-    "setpoint_attention": (_i32, _pointer, _i64),
+    "setpoint_plan_free": (_pointer,),
+    "setpoint_plan_build": (_pointer, _pointer, _i32),
+    "setpoint_attention": (_i32, _pointer, _pointer),
     "setpoint_rms_norm": (_i32, _pointer, _pointer, _pointer, _pointer, _i64, _i64, ctypes.c_float, _i32, _i32),
     "setpoint_rope_and_store": (_i32, _pointer),
     "setpoint_linear": (_i32, _pointer),
@@ -84,6 +86,9 @@ class Kernels:
         self.level = level
         self.level_name: str = library.setpoint_level_name(level).decode()
         self.note = note
+        self.plan_create = library.setpoint_plan_create
+        self.plan_free = library.setpoint_plan_free
+        self.plan_build = library.setpoint_plan_build
         self.attention = library.setpoint_attention
         self.rms_norm = library.setpoint_rms_norm
         self.rope_and_store = library.setpoint_rope_and_store
@@ -114,6 +119,7 @@ def _bind(path: Path) -> ctypes.CDLL:
     for name, arguments in _SIGNATURES.items():
         getattr(library, name).argtypes = arguments
         getattr(library, name).restype = None
+    library.setpoint_plan_create.restype = _pointer
     library.setpoint_find_level.argtypes = (ctypes.c_char_p,)
     library.setpoint_level_name.restype = ctypes.c_char_p
     return library

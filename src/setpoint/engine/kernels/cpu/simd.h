@@ -92,6 +92,7 @@ struct MulF32 {
   typedef float word;
   typedef vf vec;
   static constexpr int per_word = 1;
+  static inline vec as_vec(vf words) { return words; }
   static inline vec load_vec(const word* b) { return load(b); }
   static inline vf step(vf acc, word a, vec b) { return splat(a) * b + acc; }
 };
@@ -101,6 +102,7 @@ struct MulBF16 {
   typedef uint32_t word;
   typedef __m512bh vec;
   static constexpr int per_word = 2;
+  static inline vec as_vec(vf words) { return (vec)words; }
   static inline vec load_vec(const word* b) { return load_raw<vec>(b); }
   static inline vf step(vf acc, word a, vec b) { return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)a), b); }
 };
@@ -122,18 +124,18 @@ struct MulBF16 {
 };
 #endif
 
-// acc[m][n] = sum over k of a[m * a_row + k] * b[n * b_col + k * b_row .. + W): each sum in the order of k, whatever M and N are.
-template <class Mul, int M, int N>
-static inline __attribute__((always_inline)) void tile(const typename Mul::word* a, int64_t a_row, const typename Mul::word* b, int64_t b_col,
-                                                       int64_t b_row, int64_t k_words, vf (&acc)[M][N]) {
+// acc[m][n] = sum over k of a[m * a_row + k] * b(k, n), b giving vectors: each sum in the order of k, whatever M and N are.
+template <class Mul, int M, int N, class Columns>
+static inline __attribute__((always_inline)) void tile(const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b,
+                                                       vf (&acc)[M][N]) {
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) acc[m][n] = vf{};
-  for (int64_t k = 0; k < k_words; ++k, b += b_row) {
+  for (int64_t k = 0; k < k_words; ++k) {
     typename Mul::vec columns[N];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) columns[n] = Mul::load_vec(b + n * b_col);
+    for (int n = 0; n < N; ++n) columns[n] = b(k, n);
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       const typename Mul::word word = a[m * a_row + k];
@@ -144,20 +146,49 @@ static inline __attribute__((always_inline)) void tile(const typename Mul::word*
 }
 
 // In-register transpose of a W x W square of words.
-static inline void transpose(vf (&r)[W]) {
+static inline __attribute__((always_inline)) void transpose(vf (&r)[W]) {
+#if SP_WIDTH == 16
+  __m512 t[16];
 #pragma GCC unroll 4
-  for (int s = 1; s < W; s *= 2) {
-    vi low, high;
-    for (int i = 0; i < W; ++i) {
-      low[i] = i & s ? W + (i ^ s) : i;
-      high[i] = i & s ? W + i : (i ^ s);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < W; ++i)
-      if (!(i & s)) {
-        const vf a = r[i], b = r[i | s];
-        r[i] = __builtin_shuffle(a, b, low);
-        r[i | s] = __builtin_shuffle(a, b, high);
-      }
+  for (int i = 0; i < 16; i += 4) {  // 4 x 4 squares inside the 128-bit lanes
+    const __m512 a = _mm512_unpacklo_ps((__m512)r[i], (__m512)r[i + 1]), b = _mm512_unpackhi_ps((__m512)r[i], (__m512)r[i + 1]);
+    const __m512 c = _mm512_unpacklo_ps((__m512)r[i + 2], (__m512)r[i + 3]), d = _mm512_unpackhi_ps((__m512)r[i + 2], (__m512)r[i + 3]);
+    t[i] = _mm512_shuffle_ps(a, c, 0x44);
+    t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
+    t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
+    t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
   }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {  // then the 4 x 4 square of lanes
+    const __m512 a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88), b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
+    const __m512 c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88), d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
+    r[i] = (vf)_mm512_shuffle_f32x4(a, c, 0x88);
+    r[i + 4] = (vf)_mm512_shuffle_f32x4(b, d, 0x88);
+    r[i + 8] = (vf)_mm512_shuffle_f32x4(a, c, 0xdd);
+    r[i + 12] = (vf)_mm512_shuffle_f32x4(b, d, 0xdd);
+  }
+#elif SP_WIDTH == 8
+  __m256 t[8];
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    const __m256 a = _mm256_unpacklo_ps((__m256)r[i], (__m256)r[i + 1]), b = _mm256_unpackhi_ps((__m256)r[i], (__m256)r[i + 1]);
+    const __m256 c = _mm256_unpacklo_ps((__m256)r[i + 2], (__m256)r[i + 3]), d = _mm256_unpackhi_ps((__m256)r[i + 2], (__m256)r[i + 3]);
+    t[i] = _mm256_shuffle_ps(a, c, 0x44);
+    t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+    t[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
+    t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    r[i] = (vf)_mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
+    r[i + 4] = (vf)_mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
+  }
+#else
+  const vf a = __builtin_shuffle(r[0], r[1], vi{0, 4, 1, 5}), b = __builtin_shuffle(r[0], r[1], vi{2, 6, 3, 7});
+  const vf c = __builtin_shuffle(r[2], r[3], vi{0, 4, 1, 5}), d = __builtin_shuffle(r[2], r[3], vi{2, 6, 3, 7});
+  r[0] = __builtin_shuffle(a, c, vi{0, 1, 4, 5});
+  r[1] = __builtin_shuffle(a, c, vi{2, 3, 6, 7});
+  r[2] = __builtin_shuffle(b, d, vi{0, 1, 4, 5});
+  r[3] = __builtin_shuffle(b, d, vi{2, 3, 6, 7});
+#endif
 }

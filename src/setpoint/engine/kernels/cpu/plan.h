@@ -1,0 +1,136 @@
+// How the attention of one step is cut into items: once per step, used by every layer. Included by api.cpp.
+//
+// Cutting never changes a result (kernels.h, kBlock), so it may look at the whole batch: long rows are spread over threads, and rows
+// that have the same pages at their beginning (a shared prefix) are computed against those together, each block packed once.
+#pragma once
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "kernels.h"
+
+class AttentionPlan {
+ public:
+  std::vector<Segment> segments;
+  std::vector<AttentionItem> items;
+  std::vector<int32_t> open_items;     // [n]
+  std::vector<int64_t> partial_begin;  // [n]
+  int64_t num_partial_words = 0;
+
+  void build(const AttentionCall& call, int32_t num_rows) {
+    call_ = &call;
+    heads_ = static_cast<int32_t>(call.num_kv_heads);
+    group_ = static_cast<int32_t>(call.num_heads / call.num_kv_heads);
+    tokens_per_item_ = std::max(1, kQueryRows / group_);
+    segments.clear();
+    items.clear();
+    open_items.assign(num_rows, 0);
+    partial_begin.assign(num_rows, 0);
+    shared_.assign(num_rows, 0);
+    num_partial_words = 0;
+
+    std::vector<int32_t> short_rows;
+    for (int32_t row = 0; row < num_rows; ++row) tokens(row) > tokens_per_item_ ? add_long_row(row) : short_rows.push_back(row);
+    std::vector<int32_t> order = short_rows;
+    share(order.data(), order.data() + order.size(), 0);
+    int64_t cost = 0;
+    for (const AttentionItem& item : items) cost += (item.block1 - item.block0) * (item.head1 - item.head0) * unit_cost(kQueryRows);
+    for (int32_t row : short_rows) cost += (num_blocks(row) - shared_[row]) * heads_ * unit_cost(tokens(row) * group_);
+    // Eight items per thread: enough to even out, few enough to be cheap.
+    const int64_t largest = call.threads == 1 ? cost : cost / (call.threads * 8);
+    for (int32_t row : short_rows) add_short_row(row, largest);
+  }
+
+ private:
+  const AttentionCall* call_ = nullptr;
+  int32_t heads_ = 0, group_ = 0, tokens_per_item_ = 0;
+  std::vector<int32_t> shared_;  // [n] leading blocks that are computed together with other rows
+
+  // Of one block and head: reading and turning K and V costs about as much as 8 query rows.
+  static int64_t unit_cost(int64_t query_rows) { return 8 + query_rows; }
+  int32_t tokens(int32_t row) const { return call_->cu_q[row + 1] - call_->cu_q[row]; }
+  int32_t num_blocks(int32_t row) const { return (call_->kv_lens[row] + kBlock - 1) / kBlock; }
+
+  void add_long_row(int32_t row) {
+    const int32_t count = tokens(row), before = call_->kv_lens[row] - count;
+    // The last tokens see the most keys: longest items first.
+    for (int32_t token = (count - 1) / tokens_per_item_ * tokens_per_item_; token >= 0; token -= tokens_per_item_) {
+      const int32_t length = std::min(tokens_per_item_, count - token), blocks = (before + token + length + kBlock - 1) / kBlock;
+      for (int32_t head = 0; head < heads_; ++head) add_item({{row, token, length}}, head, head + 1, 0, blocks, false);
+    }
+  }
+
+  void add_short_row(int32_t row, int64_t largest) {
+    const int32_t first = shared_[row], blocks = num_blocks(row) - first;
+    if (blocks == 0) return;
+    const int64_t cost = blocks * heads_ * unit_cost(tokens(row) * group_);
+    const int64_t pieces = largest ? (cost + largest - 1) / largest : cost;
+    const std::vector<Segment> segment{{row, 0, tokens(row)}};
+    if (pieces <= heads_) {
+      const int32_t step = static_cast<int32_t>((heads_ + pieces - 1) / pieces);
+      for (int32_t head = 0; head < heads_; head += step)
+        add_item(segment, head, std::min(head + step, heads_), first, first + blocks, first > 0);
+      return;
+    }
+    const int32_t run = static_cast<int32_t>((static_cast<int64_t>(blocks) * heads_ + pieces - 1) / pieces);
+    for (int32_t block = first; block < first + blocks; block += run)
+      for (int32_t head = 0; head < heads_; ++head)
+        add_item(segment, head, head + 1, block, std::min(block + run, first + blocks), run < blocks || first > 0);
+  }
+
+  // Items for the blocks from `block` on that at least two of the rows [begin, end), alike up to there, have in common. Reorders them.
+  void share(int32_t* begin, int32_t* end, int32_t block) {
+    end = std::partition(begin, end, [&](int32_t row) { return (block + 1) * kBlock <= call_->kv_lens[row]; });
+    if (end - begin < 2) return;
+    const int64_t first = static_cast<int64_t>(block) * kBlock / call_->page_size;
+    const int64_t last = ((block + 1) * static_cast<int64_t>(kBlock) - 1) / call_->page_size;
+    auto pages = [&](int32_t row) { return call_->page_table + call_->slots[row] * call_->table_stride; };
+    // A block's last page tells prefixes apart (a prefix tree hands out each page once); equality is then verified in full.
+    std::sort(begin, end, [&](int32_t a, int32_t b) { return pages(a)[last] < pages(b)[last]; });
+    while (begin < end) {
+      const int32_t leader = *begin;
+      int32_t* run = std::find_if(begin, end, [&](int32_t row) { return pages(row)[last] != pages(leader)[last]; });
+      int32_t* alike = std::partition(begin + 1, run, [&](int32_t row) {
+        return std::memcmp(pages(row) + first, pages(leader) + first, (last - first + 1) * sizeof(int32_t)) == 0;
+      });
+      if (alike - begin >= 2) {
+        add_shared_block(begin, alike, block);
+        share(begin, alike, block + 1);
+      }
+      begin = run;
+    }
+  }
+
+  void add_shared_block(const int32_t* begin, const int32_t* end, int32_t block) {
+    int32_t query_rows = 0;
+    for (const int32_t* row = begin; row < end; ++row) {
+      query_rows += tokens(*row) * group_;
+      shared_[*row] = block + 1;
+    }
+    const int32_t parts = (query_rows + kQueryRows - 1) / kQueryRows, even = query_rows / parts;
+    std::vector<Segment> together;
+    int32_t held = 0;
+    for (const int32_t* row = begin; row < end; ++row) {
+      const int32_t more = tokens(*row) * group_;
+      if (held && (held >= even || held + more > kQueryRows)) {
+        add_item(together, 0, heads_, block, block + 1, true);
+        together.clear();
+        held = 0;
+      }
+      together.push_back({*row, 0, tokens(*row)});
+      held += more;
+    }
+    add_item(together, 0, heads_, block, block + 1, true);
+  }
+
+  void add_item(const std::vector<Segment>& of, int32_t head0, int32_t head1, int32_t block0, int32_t block1, bool partial) {
+    items.push_back({static_cast<int32_t>(segments.size()), static_cast<int32_t>(of.size()), head0, head1, block0, block1, partial});
+    segments.insert(segments.end(), of.begin(), of.end());
+    if (!partial) return;
+    for (const Segment& s : of)
+      if (open_items[s.row]++ == 0) {
+        partial_begin[s.row] = num_partial_words;
+        num_partial_words += num_blocks(s.row) * heads_ * partial_words(s.tokens * group_, call_->head_dim);
+      }
+  }
+};
