@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from setpoint.core.messages import Abort, Announce, Call, Shutdown, Stop
+from setpoint.core.messages import Announce, Call, Shutdown, Stop
 from setpoint.core.request import Ids, Request
 from setpoint.scheduler.config import RatioConfig
 from setpoint.scheduler.loop import StrictAccountingError

@@ -140,6 +140,7 @@ def _checked(folder: Path, load_format: str) -> Path:
         raise CheckpointError(f"{folder} has no config.json; {hint}.")
     if load_format != "dummy" and not safetensors_file.weight_files(folder):
         raise CheckpointError(
-            f"{folder} has no safetensors weights (model.safetensors or an index); convert the model to safetensors, or use --load-format dummy."
+            f"{folder} has no safetensors weights (model.safetensors or an index); convert the model to safetensors, "
+            "or use --load-format dummy."
         )
     return folder

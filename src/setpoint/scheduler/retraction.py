@@ -18,5 +18,5 @@ def retraction_order(running: Iterable[RunningView]) -> list[int]:
 
     ``running`` is in admission order.
     """
-    ranked = sorted(reversed(list(running)), key=lambda view: (view.num_outputs, -view.num_input))
-    return [view.seq_id for view in ranked]
+    ranked = sorted(enumerate(running), key=lambda item: (item[1].num_outputs, -item[1].num_input, -item[0]))
+    return [view.seq_id for _, view in ranked]

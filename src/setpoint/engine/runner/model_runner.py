@@ -20,7 +20,8 @@ from setpoint.engine.runner.batch import ForwardBatch, build_batch
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.rows import SlotTable
 from setpoint.engine.sampling.logprobs import Logprobs, prompt_logprobs
-from setpoint.engine.sampling.sampler import Sampled, sample
+from setpoint.engine.sampling.sampler import Sampled, joined, masks_of, sample
+from setpoint.planning.memory import LOGITS_ROWS
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,8 +44,10 @@ class Forward:
     plan: StepPlan
     batch: ForwardBatch | None
     """None for a plan without rows."""
+    hidden: torch.Tensor | None
+    """[S, H] of the sampling rows; None when no row samples."""
     logits: torch.Tensor | None
-    """[S, V]; None when no row samples."""
+    """[S, V]; None when no row samples, or when they are so many that ``sample`` computes them block by block."""
     prompt_logprobs: dict[int, Logprobs]
     """By row index."""
 
@@ -88,20 +91,28 @@ class ModelRunner:
         self.slots.admit(plan.admits)
         self.slots.map_pages(plan.pages)
         if not len(plan.rows):
-            return Forward(plan, None, None, {})
+            return Forward(plan, None, None, None, {})
         batch = build_batch(plan.rows, self.slots, self.page_size)
         context = ForwardContext(self.ops, self.attention, batch.attention, self.cos_sin, self.pool.layers)
         hidden = self.model(batch.input_ids, context)
-        logits = self.model.logits(hidden[batch.sample_index]) if len(batch.sample_slots) else None
-        return Forward(plan, batch, logits, self._prompt_logprobs(plan, batch, hidden))
+        num_sampling = len(batch.sample_slots)
+        last = hidden[batch.sample_index] if num_sampling else None
+        logits = self.model.logits(last) if 0 < num_sampling <= LOGITS_ROWS else None
+        return Forward(plan, batch, last, logits, self._prompt_logprobs(plan, batch, hidden))
 
     @torch.inference_mode()
     def sample(self, forward: Forward, masks: TokenMasks | None) -> Sampled | None:
         """Sample the plan's sampling rows and append the tokens to their slots; None when there are none."""
-        if forward.logits is None:
+        if forward.hidden is None:
             return None
         slots = forward.batch.sample_slots
-        sampled = sample(forward.logits, self.slots.sampling_rows(slots), masks, peek=self.device.type == "cpu")
+        blocks = []
+        for begin in range(0, len(slots), LOGITS_ROWS):
+            block = slice(begin, begin + LOGITS_ROWS)
+            logits = self.model.logits(forward.hidden[block]) if forward.logits is None else forward.logits
+            rows = self.slots.sampling_rows(slots[block])
+            blocks.append(sample(logits, rows, masks_of(masks, slots[block]), peek=self.device.type == "cpu"))
+        sampled = joined(blocks)
         self.slots.append(slots, sampled.ids)
         return sampled
 

@@ -5,7 +5,7 @@ Output logprobs are taken after edits and temperature, before truncation (FACTS 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,22 @@ class Logprobs:
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Logprobs:
         return Logprobs(*(function(t) for t in (self.values, self.ids, self.top_values, self.top_ids, self.picked)))
+
+
+def joined_logprobs(blocks: Sequence[Logprobs]) -> Logprobs:
+    """The blocks one after the other, in the widths of the widest."""
+
+    def stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
+        width = max(tensor.shape[1] for tensor in tensors)
+        return torch.cat([torch.nn.functional.pad(tensor, (0, width - tensor.shape[1])) for tensor in tensors])
+
+    return Logprobs(
+        values=torch.cat([block.values for block in blocks]),
+        ids=torch.cat([block.ids for block in blocks]),
+        top_values=stacked([block.top_values for block in blocks]),
+        top_ids=stacked([block.top_ids for block in blocks]),
+        picked=stacked([block.picked for block in blocks]),
+    )
 
 
 def output_logprobs(logits: torch.Tensor, ids: torch.Tensor, rows: SamplingRows) -> Logprobs:

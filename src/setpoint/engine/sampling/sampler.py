@@ -6,15 +6,17 @@ distribution in vocabulary order at one uniform number, so neither neighbours no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from setpoint.core.plan import TokenMasks
+from setpoint.core.request import Ids
 from setpoint.engine.sampling.columns import Columns, SamplingRows, to_device
 from setpoint.engine.sampling.edits import edit_logits
-from setpoint.engine.sampling.logprobs import Logprobs, output_logprobs
+from setpoint.engine.sampling.logprobs import Logprobs, joined_logprobs, output_logprobs
 from setpoint.engine.sampling.random import uniform
 
 HEAD = 1024
@@ -44,6 +46,22 @@ def sample(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | None, *
         ids[index] = _draw(logits[index], rows.columns[drawn], peek)
     logprobs = output_logprobs(logits, ids, rows) if rows.columns["logprobs"].any() else None
     return Sampled(ids.where(best.isfinite(), -1), logprobs)
+
+
+def masks_of(masks: TokenMasks | None, slots: Ids) -> TokenMasks | None:
+    """The masks of these slots alone; None if there are none."""
+    if masks is None:
+        return None
+    mine = np.isin(masks.slots, slots)
+    return TokenMasks(masks.slots[mine], masks.words[mine]) if mine.any() else None
+
+
+def joined(blocks: Sequence[Sampled]) -> Sampled:
+    """One result of blocks of rows."""
+    if len(blocks) == 1:
+        return blocks[0]
+    logprobs = [block.logprobs for block in blocks if block.logprobs is not None]
+    return Sampled(torch.cat([block.ids for block in blocks]), joined_logprobs(logprobs) if logprobs else None)
 
 
 def _draw(logits: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
