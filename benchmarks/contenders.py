@@ -1,0 +1,205 @@
+"""Whom the serving benchmark measures: a Setpoint server as a real process, driven over HTTP, and peers in processes of their own.
+
+Every contender answers ``run(workload, repetition)`` with a Sample, and is idle otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+import psutil
+from workloads import Workload
+
+START_TIMEOUT_S = 120.0
+REQUEST_TIMEOUT_S = 900.0
+
+
+@dataclass(slots=True, frozen=True)
+class Sample:
+    """One repetition of a workload. Anything in ``errors`` makes its figures worthless, and they are not used."""
+
+    wall_s: float
+    ttft_s: float | None = None
+    """Of one stream: request sent to first chunk received."""
+    decode_s: float | None = None
+    """Of one stream: first to last token."""
+    cpu_s: Mapping[str, float] = field(default_factory=dict)
+    """CPU seconds by process: "client", "frontend", "engine"."""
+    errors: tuple[str, ...] = ()
+
+
+class Contender(Protocol):
+    name: str
+
+    async def run(self, workload: Workload, repetition: int) -> Sample: ...
+
+    def close(self) -> None: ...
+
+
+class SetpointServer:
+    """``setpoint serve`` on a free port of the loopback interface."""
+
+    def __init__(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], stream: bool) -> None:
+        """``stream``: every request streams, not only a single one."""
+        self.name = name
+        self._stream = stream
+        self._log = tempfile.NamedTemporaryFile("w+", prefix="setpoint-serve-", suffix=".log")  # noqa: SIM115 - closed by close()
+        port = _free_port()
+        self._url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "setpoint.cli", "serve", "--port", str(port), *arguments]
+        self._process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=self._log, stderr=subprocess.STDOUT)
+
+    async def ready(self) -> dict[str, Any]:
+        """Wait until it serves; returns ``/server_info``. Raises RuntimeError with the end of its log if it does not."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        async with aiohttp.ClientSession() as session:
+            while time.monotonic() < deadline and self._process.poll() is None:
+                try:
+                    async with session.get(f"{self._url}/server_info") as response:
+                        info: dict[str, Any] = await response.json()
+                        return info
+                except aiohttp.ClientConnectionError:
+                    await asyncio.sleep(0.1)
+        raise RuntimeError(f"{self.name} did not start; the end of its log:\n{Path(self._log.name).read_text()[-2000:]}")
+
+    async def run(self, workload: Workload, repetition: int) -> Sample:
+        streams = self._stream or workload.num_requests == 1
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)) as session:
+            before, begin = self._cpu_seconds(), time.perf_counter()
+            answers = [_complete(session, self._url, prompt, workload.output_tokens, streams) for prompt in workload.prompts(repetition)]
+            outcomes = await asyncio.gather(*answers, return_exceptions=True)
+            wall = time.perf_counter() - begin
+        cpu = {name: seconds - before[name] for name, seconds in self._cpu_seconds().items()}
+        errors = tuple(f"{type(outcome).__name__}: {outcome}" for outcome in outcomes if isinstance(outcome, BaseException))
+        if errors or workload.num_requests > 1:
+            return Sample(wall, cpu_s=cpu, errors=errors)
+        (single,) = outcomes
+        assert isinstance(single, _Received)
+        return Sample(wall, single.first_s, single.last_s - single.first_s, cpu)
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._log.close()
+
+    def _cpu_seconds(self) -> dict[str, float]:
+        frontend = psutil.Process(self._process.pid)
+        (engine,) = frontend.children()
+        processes = {"client": psutil.Process(), "frontend": frontend, "engine": engine}
+        return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+
+
+@dataclass(slots=True)
+class _Received:
+    """When chunks came, in seconds after the request."""
+
+    first_s: float
+    last_s: float
+
+
+async def _complete(session: aiohttp.ClientSession, url: str, prompt: list[int], num_outputs: int, stream: bool) -> _Received:
+    """One completion; raises RuntimeError for anything but ``num_outputs`` tokens."""
+    body = {"model": "default", "prompt": prompt, "max_tokens": num_outputs, "temperature": 0, "ignore_eos": True, "stream": stream}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    begin = time.perf_counter()
+    first = last = 0.0
+    usage: dict[str, int] | None = None
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        if response.status != 200:
+            raise RuntimeError(f"status {response.status}: {(await response.text())[:200]}")
+        if not stream:
+            usage = (await response.json())["usage"]
+            first = last = time.perf_counter() - begin
+        else:
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                chunk = json.loads(line[6:])
+                if chunk.get("error"):
+                    raise RuntimeError(f"error in the stream: {chunk['error']}")
+                usage = chunk.get("usage") or usage
+                if chunk.get("choices"):
+                    last = time.perf_counter() - begin
+                    first = first or last
+    if usage is None or usage["completion_tokens"] != num_outputs:
+        raise RuntimeError(f"asked for {num_outputs} tokens, got {usage}")
+    return _Received(first, last)
+
+
+class PeerProcess:
+    """A peer that reads one JSON line per job from its standard input and answers with one (see peers/)."""
+
+    def __init__(self, name: str, command: Sequence[str], *, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._log = tempfile.NamedTemporaryFile("w+", prefix="peer-", suffix=".log")  # noqa: SIM115 - closed by close()
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+
+    async def run(self, workload: Workload, repetition: int) -> Sample:
+        job = {"prompts": workload.prompts(repetition), "num_outputs": workload.output_tokens}
+        answer = await asyncio.to_thread(self._ask, json.dumps(job))
+        if answer is None:
+            return Sample(0.0, errors=(f"the process ended:\n{Path(self._log.name).read_text()[-2000:]}",))
+        if answer["num_generated"] != workload.num_outputs:
+            return Sample(0.0, errors=(f"asked for {workload.num_outputs} tokens, got {answer['num_generated']}",))
+        return Sample(answer["wall_s"], answer["ttft_s"], answer["decode_s"])
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+    def _ask(self, line: str) -> dict[str, Any] | None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return None
+        answer = self._process.stdout.readline()
+        return json.loads(answer) if answer else None
+
+
+def transformers_peer(folder: str, *, num_threads: int) -> PeerProcess:
+    """transformers' eager ``generate`` on a static batch, in bfloat16, on the weights in ``folder``."""
+    script = Path(__file__).parent / "peers" / "transformers_peer.py"
+    command = [sys.executable, str(script), folder, "--num-threads", str(num_threads)]
+    return PeerProcess("transformers", command, environment={"OMP_NUM_THREADS": str(num_threads)})
+
+
+def parse_variant(text: str) -> tuple[str, list[str], dict[str, str]]:
+    """``NAME=[ENV=VALUE …] [--flag value …]`` as (name, arguments, environment)."""
+    name, _, rest = text.partition("=")
+    words = shlex.split(rest)
+    if not name or not words:
+        raise ValueError(f"--variant {text!r} is not NAME=[ENV=VALUE …] [--flag value …]")
+    num_env = next((index for index, word in enumerate(words) if word.startswith("-")), len(words))
+    return name, words[num_env:], dict(word.split("=", 1) for word in words[:num_env])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

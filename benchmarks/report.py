@@ -1,0 +1,137 @@
+"""From samples to a Markdown table and a JSON file: medians, spreads, and ratios that are only called a result beyond the noise."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from contenders import Sample
+from workloads import Workload
+
+
+@dataclass(slots=True, frozen=True)
+class Metric:
+    name: str
+    unit: str
+    higher_is_better: bool
+    of: Callable[[Workload, Sample], float | None]
+
+
+def _ttft_ms(workload: Workload, sample: Sample) -> float | None:
+    return None if sample.ttft_s is None else sample.ttft_s * 1e3
+
+
+def _decode_rate(workload: Workload, sample: Sample) -> float | None:
+    return None if not sample.decode_s else (workload.output_tokens - 1) / sample.decode_s
+
+
+TTFT = Metric("TTFT", "ms", False, _ttft_ms)
+DECODE = Metric("decode", "tok/s", True, _decode_rate)
+WALL = Metric("wall", "s", False, lambda workload, sample: sample.wall_s)
+OUTPUT = Metric("output", "tok/s", True, lambda workload, sample: workload.num_outputs / sample.wall_s)
+PREFILL = Metric("prefill", "tok/s", True, lambda workload, sample: workload.input_tokens / sample.wall_s)
+
+METRICS = {"W1": (TTFT, DECODE), "W2": (WALL, OUTPUT), "W3": (WALL, OUTPUT), "W4": (WALL, PREFILL)}
+
+
+@dataclass(slots=True, frozen=True)
+class Aim:
+    """``contender`` should be ``factor`` times as good as ``against``."""
+
+    workload: str
+    metric: Metric
+    contender: str
+    against: str
+    factor: float
+
+
+@dataclass(slots=True, frozen=True)
+class Comparison:
+    """Medians and ranges of one metric of two contenders."""
+
+    ours: Sequence[float]
+    theirs: Sequence[float]
+    higher_is_better: bool
+
+    @property
+    def ratio(self) -> float:
+        """How many times as good ours is, by the medians."""
+        ours, theirs = statistics.median(self.ours), statistics.median(self.theirs)
+        return ours / theirs if self.higher_is_better else theirs / ours
+
+    @property
+    def in_the_noise(self) -> bool:
+        """The ranges overlap (or there is nothing to take a range of): no winner may be named."""
+        if min(len(self.ours), len(self.theirs)) < 2:
+            return True
+        return min(self.ours) <= max(self.theirs) and min(self.theirs) <= max(self.ours)
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f} ×" + (" (within the noise)" if self.in_the_noise else "")
+
+
+Results = dict[str, dict[str, list[Sample]]]
+"""workload name -> contender name -> samples, one per repetition."""
+
+
+class Report:
+    def __init__(self, workloads: Sequence[Workload], results: Results) -> None:
+        self._workloads = workloads
+        self._results = results
+
+    def values(self, workload: Workload, contender: str, metric: Metric) -> list[float]:
+        """The metric in every repetition; [] if any had an error."""
+        samples = self._results[workload.name].get(contender, [])
+        if any(sample.errors for sample in samples):
+            return []
+        found = [metric.of(workload, sample) for sample in samples]
+        return [value for value in found if value is not None]
+
+    def table(self, base: str) -> str:
+        """Markdown: a row per workload, metric and contender, with the ratio to ``base``."""
+        lines = ["| workload | metric | contender | median | min – max | " + f"{base} is |", "|---|---|---|---|---|---|"]
+        for workload in self._workloads:
+            for metric in METRICS[workload.name]:
+                ours = self.values(workload, base, metric)
+                for contender in self._results[workload.name]:
+                    values = self.values(workload, contender, metric)
+                    head = f"| {workload.name}: {workload.what} | {metric.name}, {metric.unit} | {contender} |"
+                    if not values:
+                        lines.append(f"{head} failed | | |")
+                        continue
+                    versus = "" if contender == base or not ours else str(Comparison(ours, values, metric.higher_is_better))
+                    spread = f"{_number(min(values))} – {_number(max(values))}"
+                    lines.append(f"{head} {_number(statistics.median(values))} | {spread} | {versus} |")
+        return "\n".join(lines)
+
+    def cpu_table(self) -> str:
+        """Markdown: CPU seconds per process and repetition (medians), for contenders that know them."""
+        lines = ["| workload | contender | wall s | CPU s: engine | frontend | client |", "|---|---|---|---|---|---|"]
+        for workload in self._workloads:
+            for contender, samples in self._results[workload.name].items():
+                if not all(sample.cpu_s and not sample.errors for sample in samples):
+                    continue
+                wall = statistics.median(sample.wall_s for sample in samples)
+                spent = [statistics.median(sample.cpu_s[name] for sample in samples) for name in ("engine", "frontend", "client")]
+                lines.append(f"| {workload.name} | {contender} | {wall:.2f} | " + " | ".join(f"{value:.2f}" for value in spent) + " |")
+        return "\n".join(lines)
+
+    def judge(self, aims: Sequence[Aim]) -> list[str]:
+        """One sentence per aim that this run can judge."""
+        sentences = []
+        for workload in self._workloads:
+            for aim in (aim for aim in aims if aim.workload == workload.name):
+                ours = self.values(workload, aim.contender, aim.metric)
+                theirs = self.values(workload, aim.against, aim.metric)
+                if not ours or not theirs:
+                    continue
+                compared = Comparison(ours, theirs, aim.metric.higher_is_better)
+                verdict = "met" if compared.ratio >= aim.factor and not compared.in_the_noise else "NOT met"
+                what = f"{aim.workload} {aim.metric.name}: {aim.contender} ≥ {aim.factor} × {aim.against}"
+                sentences.append(f"aim {what}: {verdict} ({compared})")
+        return sentences
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

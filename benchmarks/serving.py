@@ -1,0 +1,154 @@
+"""Setpoint over HTTP beside its peers, in one run: wall times, throughput and latency on four workloads of random tokens.
+
+    python benchmarks/serving.py                        # W1-W4, three repetitions, transformers beside it
+    python benchmarks/serving.py --only W1,W2 --reps 5
+    python benchmarks/serving.py --only W2,W4 --no-peer --variant "512=--chunked-prefill-size 512"
+
+Contenders take turns within each repetition and only one of them works at a time. Prompts are fresh in every repetition (W3's
+prefix is shared within one). Greedy, ignore_eos, so that everybody generates the same number of tokens. A request that fails or
+brings another number of tokens is an error: the contender's figures are not reported and the exit code is 1. A difference inside the
+spread of the repetitions is not called one. JSON goes to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from contenders import Contender, SetpointServer, parse_variant, transformers_peer
+from machine import commit, cpu_name, environment, versions
+from report import DECODE, OUTPUT, WALL, Aim, Report, Results
+from workloads import FULL, QUICK, Workload
+
+from setpoint.checkpoint.source import locate
+
+OURS, PEER, NO_CACHE = "setpoint", "transformers", "setpoint, no radix cache"
+PACKAGES = ("setpoint", "torch", "transformers", "aiohttp")
+NUM_THREADS = 2
+WARM_UP_TOKENS = 4
+AIMS = (
+    Aim("W1", DECODE, OURS, PEER, 2.0),
+    Aim("W2", OUTPUT, OURS, PEER, 2.4),
+    Aim("W3", WALL, OURS, NO_CACHE, 5.0),
+)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="W1,W2,W3,W4", help="workloads, e.g. W1,W2")
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--model-path", help="what `setpoint serve --model-path` takes; default: the default model")
+    parser.add_argument("--server-args", default="", help="further arguments for every Setpoint server, in one string")
+    parser.add_argument("--variant", action="append", default=[], help="NAME=[ENV=VALUE …] [--flag value …]: one more server to compare")
+    parser.add_argument("--stream", action="store_true", help="all requests stream (W1 always does)")
+    parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
+    parser.add_argument("--peer-w3", action="store_true", help="run W3 on transformers too, which takes minutes")
+    parser.add_argument("--quick", action="store_true", help="tiny workloads, one repetition: does everything work?")
+    parser.add_argument("--name", default="serving", help="of the result file: benchmarks/results/<date>-<name>.json")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    return parser.parse_args()
+
+
+def server(name: str, args: argparse.Namespace, extra: Sequence[str], environ: dict[str, str]) -> SetpointServer:
+    arguments = ["--dtype", "bfloat16", "--num-threads", str(NUM_THREADS), *shlex.split(args.server_args), *extra]
+    if args.model_path is not None:
+        arguments = ["--model-path", args.model_path, *arguments]
+    return SetpointServer(name, arguments, environment=environ, stream=args.stream)
+
+
+def takes_part(name: str, workload: Workload, args: argparse.Namespace) -> bool:
+    """Without a radix cache only W3 is another workload; W3 takes transformers minutes."""
+    if name == NO_CACHE:
+        return workload.name == "W3"
+    return name != PEER or workload.name != "W3" or args.peer_w3
+
+
+async def measure(args: argparse.Namespace, workloads: Sequence[Workload]) -> Results:
+    results: Results = {workload.name: {} for workload in workloads}
+    with ExitStack() as stack:
+        servers = [server(OURS, args, [], {})]
+        stack.callback(servers[0].close)
+        if any(workload.name == "W3" for workload in workloads):
+            servers.append(server(NO_CACHE, args, ["--disable-radix-cache"], {}))
+            stack.callback(servers[-1].close)
+        for text in args.variant:
+            name, extra, environ = parse_variant(text)
+            servers.append(server(name, args, extra, environ))
+            stack.callback(servers[-1].close)
+        for each in servers:
+            await each.ready()
+        contenders: list[Contender] = [*servers]
+        if not args.no_peer:
+            peer = transformers_peer(str(locate(args.model_path, log=print).folder), num_threads=NUM_THREADS)
+            stack.callback(peer.close)
+            contenders.append(peer)
+        for workload in workloads:
+            present = [contender for contender in contenders if takes_part(contender.name, workload, args)]
+            await measure_workload(workload, present, args.reps, results)
+    return results
+
+
+async def measure_workload(workload: Workload, contenders: Sequence[Contender], reps: int, results: Results) -> None:
+    """Warm every contender up, then take turns; the order is reversed in every other repetition."""
+    warm_up = replace(workload, output_tokens=min(WARM_UP_TOKENS, workload.output_tokens))
+    for contender in contenders:
+        await contender.run(warm_up, -1)
+        results[workload.name][contender.name] = []
+    for repetition in range(reps):
+        for contender in contenders if repetition % 2 == 0 else reversed(contenders):
+            sample = await contender.run(workload, repetition)
+            results[workload.name][contender.name].append(sample)
+            failed = f", {len(sample.errors)} FAILED" if sample.errors else ""
+            print(f"{workload.name} #{repetition} {contender.name}: {sample.wall_s:.2f} s{failed}", file=sys.stderr, flush=True)
+
+
+def save(args: argparse.Namespace, workloads: Sequence[Workload], results: Results, judged: Sequence[str], load: float) -> Path:
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    record = {
+        "date": date,
+        "command": ["python", "benchmarks/serving.py", *sys.argv[1:]],
+        "machine": {"cpu": cpu_name(), "cpus": os.cpu_count(), "load_average_before": load},
+        "commit": commit(),
+        "versions": versions(*PACKAGES),
+        "workloads": [asdict(workload) for workload in workloads],
+        "aims": judged,
+        "samples": {name: {who: [asdict(one) for one in samples] for who, samples in by.items()} for name, by in results.items()},
+    }
+    args.results.mkdir(parents=True, exist_ok=True)
+    path: Path = args.results / f"{date}-{args.name}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def main() -> int:
+    args = parse()
+    if args.quick:
+        args.reps = 1
+    names = args.only.split(",")
+    workloads = [workload for workload in (QUICK if args.quick else FULL) if workload.name in names]
+    if not workloads or len(workloads) != len(names):
+        raise SystemExit(f"--only {args.only}: workloads are W1, W2, W3, W4")
+    load = os.getloadavg()[0]
+    print(f"{environment(*PACKAGES)}; load average before: {load:.2f}\n", flush=True)
+    results = asyncio.run(measure(args, workloads))
+    report = Report(workloads, results)
+    judged = [] if args.quick else report.judge(AIMS)
+    print("\n\n".join([report.table(OURS), report.cpu_table(), *judged]))
+    print(f"\nwritten: {save(args, workloads, results, judged, load)}")
+    errors = [(w, who, error) for w, by in results.items() for who, samples in by.items() for one in samples for error in one.errors]
+    for where, who, error in errors[:10]:
+        print(f"FAILED {where} {who}: {error}", file=sys.stderr)
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
