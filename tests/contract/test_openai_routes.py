@@ -338,6 +338,22 @@ def test_models(serve: Serve) -> None:
     serve(scenario)
 
 
+def test_streams_end_with_usage_by_default_if_the_server_says_so(serve: Serve) -> None:
+    async def usage_chunks(server: Any, **options: Any) -> int:
+        stream = await server.openai.chat.completions.create(model="m", messages=HI, stream=True, **options)
+        return sum([chunk.usage is not None async for chunk in stream])
+
+    async def scenario(server: Any) -> None:
+        assert await usage_chunks(server) == 1
+        assert await usage_chunks(server, stream_options={"include_usage": False}) == 0
+
+    async def plain(server: Any) -> None:
+        assert await usage_chunks(server) == 0
+
+    serve(scenario, says("ok"), stream_include_usage=True)
+    serve(plain, says("ok"))
+
+
 def test_cache_report(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         answer = await server.openai.chat.completions.create(model="m", messages=HI)

@@ -124,6 +124,16 @@ def test_health_submits_a_token_and_believes_any_message(serve: Serve) -> None:
     serve(scenario)
 
 
+def test_health_can_be_told_to_answer_for_the_frontend_alone(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        assert (await server.http.get("/health")).status_code == 200
+        assert server.engine.submitted == []
+        assert (await server.http.get("/health_generate")).status_code == 200
+        assert len(server.engine.submitted) == 1
+
+    serve(scenario, health_generates=False)
+
+
 def test_a_server_that_is_starting_or_stopping_is_not_healthy(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         server.service.engine.shutdown()
@@ -208,12 +218,10 @@ def test_cors_allows_all_origins(serve: Serve) -> None:
     serve(scenario)
 
 
-def test_warm_up_runs_a_request_and_says_ready(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_warm_up_runs_a_request(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        caplog.set_level("INFO")
         await server.service.warm_up()
         assert server.engine.submitted[0].sampling.max_new_tokens == 8
-        assert caplog.messages[-1] == "The server is fired up and ready to roll!"
         assert server.service.book.totals["num_requests"] == 0
         server.engine.silent = True
         with pytest.raises(EngineDeadError):

@@ -21,6 +21,8 @@ class FrontendConfig:
     allow_auto_truncate: bool = False
     incremental_streaming_output: bool = False
     enable_cache_report: bool = False
+    stream_include_usage: bool = False
+    """OpenAI streams without ``stream_options`` end with a usage chunk."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """temperature, top_p, top_k, min_p, repetition_penalty of generation_config.json, for the OpenAI routes."""
     log_requests: bool = False
@@ -31,5 +33,7 @@ class FrontendConfig:
     server_info: Mapping[str, Any] = field(default_factory=dict)
     """Resolved options, version and start-up times, flattened, for ``/server_info``."""
     weight_version: str = "default"
+    health_generates: bool = True
+    """``/health`` asks the engine for a token; otherwise it answers for the frontend alone. ``/health_generate`` always asks."""
     health_timeout_s: float = 20.0
     """How long ``/health`` waits for a sign of life of the engine."""

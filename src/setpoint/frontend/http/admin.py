@@ -37,7 +37,7 @@ class AdminRoutes:
         reads: dict[str, Callable[..., Any]] = {
             "/": self.root,
             "/health": self.health,
-            "/health_generate": self.health,
+            "/health_generate": self.health_generate,
             "/ready": self.ready,
             "/ping": self.ready,
             "/model_info": self.model_info,
@@ -57,6 +57,9 @@ class AdminRoutes:
         return PlainTextResponse(f"Setpoint serves {self._config.served_model_name}.\n")
 
     async def health(self) -> Response:
+        return await self.health_generate() if self._config.health_generates else Response()
+
+    async def health_generate(self) -> Response:
         return Response(status_code=200 if await self._service.is_healthy() else 503)
 
     async def ready(self) -> Response:

@@ -38,7 +38,7 @@ class ChatRoute:
         job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
         config = self._service.config
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        reply = Reply(rid, body, kind=kind, cache_report=config.enable_cache_report, weight_version=config.weight_version)
+        reply = Reply(rid, body, kind=kind, config=config)
         tokenizer = self._service.text.tokenizer
         if body.stream:
             return EventStream(job, reply.stream(job, ChatChunks(tokenizer)), openai_stream_error)

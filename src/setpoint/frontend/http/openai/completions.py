@@ -39,7 +39,7 @@ class CompletionRoute:
         rid = body.rid or new_rid()
         job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
         config = self._service.config
-        reply = Reply(rid, body, kind="text_completion", cache_report=config.enable_cache_report, weight_version=config.weight_version)
+        reply = Reply(rid, body, kind="text_completion", config=config)
         tokenizer = self._service.text.tokenizer
         maker = CompletionChoices(tokenizer, echo=bool(body.echo))
         if body.stream:

@@ -59,10 +59,6 @@ class CommonBody(msgspec.Struct, kw_only=True):
     """An end user's name for the provider's abuse detection; means nothing here, as in SGLang."""
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
     def continuous_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, Protocol
 
+from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.openai.protocol import CommonBody
 from setpoint.frontend.http.sse import event
 from setpoint.frontend.jobs import Job, Piece, SequenceOutput
@@ -30,14 +31,13 @@ class ChunkMaker(Protocol):
 class Reply:
     """The envelope of one request's answer: id, model, creation time, usage."""
 
-    def __init__(self, rid: str, body: CommonBody, *, kind: str, cache_report: bool, weight_version: str) -> None:
+    def __init__(self, rid: str, body: CommonBody, *, kind: str, config: FrontendConfig) -> None:
         self._head: dict[str, Any] = {"id": rid, "object": kind, "created": int(time.time()), "model": body.model}
         self._body = body
-        self._cache_report = cache_report
-        self._weight_version = weight_version
+        self._config = config
 
     def complete(self, outputs: Sequence[SequenceOutput], choices: list[dict[str, Any]]) -> dict[str, Any]:
-        metadata = {"weight_version": self._weight_version}
+        metadata = {"weight_version": self._config.weight_version}
         return {**self._head, "choices": choices, "usage": self.usage(outputs), "metadata": metadata}
 
     async def stream(self, job: Job, maker: ChunkMaker) -> AsyncGenerator[bytes, None]:
@@ -55,7 +55,8 @@ class Reply:
                 for choice in choices:
                     if choice is not None:
                         yield event(self._chunk([choice], [output] if self._body.continuous_usage else None))
-        if self._body.include_usage:
+        options = self._body.stream_options
+        if options.include_usage if options is not None else self._config.stream_include_usage:
             yield event(self._chunk([], job.outputs))
 
     def usage(self, outputs: Iterable[SequenceOutput]) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class Reply:
             "total_tokens": num_prompt + num_outputs,
             "reasoning_tokens": 0,
         }
-        if self._cache_report:
+        if self._config.enable_cache_report:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(output.num_cached for output in firsts)}
         return usage
 
