@@ -89,7 +89,6 @@ class Service:
                 await asyncio.wait_for(job.wait(), timeout_s)
             except TimeoutError:
                 raise EngineDeadError(f"The warm-up request was not answered within {timeout_s:g} s.") from None
-        logger.info("The server is fired up and ready to roll!")
 
     def _record(self, output: SequenceOutput) -> None:
         self.book.record(output.stats())

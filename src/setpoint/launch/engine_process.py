@@ -11,8 +11,8 @@ import gc
 import logging
 import os
 import random
-import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -37,8 +37,8 @@ from setpoint.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0
-"""Seconds between looks at the parent and re-arming of the watchdog."""
+REARM_S = 1.0
+"""Seconds between re-armings of the watchdog."""
 
 
 class WallClock:
@@ -60,14 +60,17 @@ class SocketEnd:
 
 
 def main() -> int:
-    """Exit code 0 after Shutdown; the parent learns of a failed start from a Failed message before the exit."""
+    """Exit code 0 after Shutdown; the parent learns of a failed start from a Failed message before the exit.
+
+    The parent blocks SIGINT and SIGTERM for this process: they may reach the whole group, and the parent ends it in order.
+    """
     imported = time.perf_counter()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us in order
     line = sys.stdin.buffer.readline()
     if not line:
         return 1  # the parent gave up before it had a job; it has said why
     job = decode_job(line)
     setup_logging(job.config.options.log_level, rank=" TP0", milliseconds=job.config.env.log_ms)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     socket = EngineSocket(job.endpoints)
     try:
         loop = _build(job, socket, imported)
@@ -98,7 +101,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
         executor,
         SocketEnd(socket),
         depth=config.overlap_depth,
-        heartbeat=_heartbeat(job.parent_pid, config.options.watchdog_timeout),
+        heartbeat=_watchdog(config.options.watchdog_timeout),
         state_info=lambda: _state_info(runner, lines),
     )
     gc.collect()
@@ -139,7 +142,9 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
     logger.info("Kernels: %s, linear layers: %s, attention: %s", report.ops, report.linear, report.attention)
     for fallback in report.fallbacks:
         logger.warning("Fallback: %s", fallback)
-    plan = memory_model(config, spec).plan(before, available_after_load=min(after, before - report.weight_bytes))
+    plan = memory_model(config, spec, attention=report.attention).plan(
+        before, available_after_load=min(after, before - report.weight_bytes)
+    )
     pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
     for decision in pool.decisions:
         logger.log(logging.WARNING if decision.warn else logging.INFO, "Decision: %s", decision)
@@ -230,21 +235,23 @@ def _available_bytes(device: str) -> int:
     return int(free)
 
 
-def _heartbeat(parent_pid: int, watchdog_s: float) -> Callable[[], None]:
-    """Called every turn of the loop: ends an orphan, and re-arms the dump-and-exit of a turn that hangs ``watchdog_s``."""
+def _end_with_parent() -> None:
+    """Runs in a thread: the parent holds the other end of standard input open for as long as it lives."""
+    os.read(sys.stdin.fileno(), 1)
+    logger.error("The parent process is gone; the engine ends.")
+    os._exit(1)
+
+
+def _watchdog(timeout_s: float) -> Callable[[], None]:
+    """Called every turn of the loop: re-arms the dump-and-exit of a turn that hangs for ``timeout_s``."""
     next_at = 0.0
 
     def beat() -> None:
         nonlocal next_at
         now = time.monotonic()
-        if now < next_at:
-            return
-        next_at = now + HEARTBEAT_S
-        if os.getppid() != parent_pid:
-            logger.error("The parent process is gone; the engine ends.")
-            os._exit(1)
-        if watchdog_s > 0:
-            faulthandler.dump_traceback_later(watchdog_s, exit=True)
+        if now >= next_at:
+            next_at = now + REARM_S
+            faulthandler.dump_traceback_later(timeout_s, exit=True)
 
     return beat
 

@@ -14,7 +14,6 @@ class EngineJob(msgspec.Struct, frozen=True):
     spec: ModelSpec
     folder: str
     endpoints: Endpoints
-    parent_pid: int
 
 
 def encode_job(job: EngineJob) -> bytes:

@@ -16,10 +16,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Set
+from asyncio import Task
+from collections.abc import Coroutine, Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,23 +31,30 @@ from setpoint.config.environment import EnvSettings, unread_variables
 from setpoint.config.hardware import probe_hardware
 from setpoint.config.options import Options
 from setpoint.config.resolve import ResolvedConfig, resolve
-from setpoint.core.errors import SetpointError
+from setpoint.core.errors import EngineDeadError, SetpointError
 from setpoint.core.model import ModelSpec
 from setpoint.ipc import Endpoints
 from setpoint.launch.job import EngineJob, encode_job
 from setpoint.observe.logline import setup_logging
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from setpoint.frontend.ipc.client import EngineClient
     from setpoint.frontend.service import Service
     from setpoint.frontend.text.processor import TextProcessor
 
 logger = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 READY_TIMEOUT_S = 600.0
 DRAIN_S = 5
 """How long open requests may go on after a signal to end."""
+CLOSE_S = 5
+"""How long connections may then take to close."""
 ENGINE_EXIT_S = 10.0
+LAST_WORDS_S = 0.2
+"""How long messages of an engine process that has ended may still be on their way."""
 
 
 class StartupError(SetpointError):
@@ -85,7 +93,7 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
         phases.mark("model and configuration")
         endpoints, folder = Endpoints.in_private_folder()
         with folder:
-            job = EngineJob(config, spec, str(source.folder), endpoints, os.getpid())
+            job = EngineJob(config, spec, str(source.folder), endpoints)
             _hand_over(process, job)
             import uvloop
 
@@ -105,17 +113,31 @@ def _process_started_at() -> float:
 
 
 def _spawn_engine() -> subprocess.Popen[bytes]:
+    """The engine with SIGINT and SIGTERM blocked from its first instruction: it ends when this process says so, or ends itself."""
     command = [sys.executable, "-m", "setpoint.launch.engine_process"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _hand_over(process: subprocess.Popen[bytes], job: EngineJob) -> None:
+    """Tell the engine its job. The pipe stays open: its end tells the engine that this process is gone."""
     assert process.stdin is not None
     try:
         process.stdin.write(encode_job(job))
-        process.stdin.close()
+        process.stdin.flush()
     except BrokenPipeError:
-        raise StartupError(f"The engine process ended at once with exit code {process.wait()}; its output above says why.") from None
+        raise StartupError(f"The engine process {_ending(process.wait())}.") from None
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}; its output above says why"
+    name = signal.Signals(-code).name
+    advice = "; if nobody did that, memory ran out: lower --max-total-tokens or --mem-fraction-static" if name == "SIGKILL" else ""
+    return f"was ended by {name}{advice}"
 
 
 def _resolve(options: Options, env: EnvSettings, given: Set[str], spec: ModelSpec, source: ModelSource) -> ResolvedConfig:
@@ -154,46 +176,72 @@ async def _serve(
     from setpoint.frontend.text.processor import TextProcessor
 
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stopped = asyncio.create_task(stop.wait())
     client = EngineClient(SocketLink(endpoints))
     client.start()
     watcher = asyncio.create_task(_watch(process, client))
     try:
         text = TextProcessor.from_folder(config.options.tokenizer_path or source.folder, chat_template=config.options.chat_template)
         phases.mark("HTTP and tokenizer")
-        if not await _until(client.wait_ready(timeout_s=READY_TIMEOUT_S), stop):
-            if stop.is_set():
-                return 0
+        ready = asyncio.create_task(client.wait_ready(timeout_s=READY_TIMEOUT_S))
+        await _first(ready, stopped)
+        if stop.is_set():
+            process.kill()  # it does not listen while it loads
+            return 0
+        if not ready.result():
             raise StartupError(client.death or f"The engine was not ready after {READY_TIMEOUT_S:g} s.")
         phases.mark("waiting for the engine")
         service = _service(config, spec, source, client, text, phases)
-        server = make_server(create_app(service), log_level=config.options.log_level_http or config.options.log_level, drain_s=DRAIN_S)
-        serving = asyncio.create_task(server.serve(sockets=[sock]))
-        if not config.options.skip_server_warmup:
-            await service.warm_up()
-        phases.mark("warm-up")
-        logger.info("Start-up took %s; engine: %s", phases, _seconds(client.info.get("phases", {})))
-        _invite(config)
-        await stop.wait()
-        server.should_exit = True
-        await serving
+        log_level = config.options.log_level_http or config.options.log_level
+        server = make_server(create_app(service), log_level=log_level, drain_s=DRAIN_S + CLOSE_S)
+        await _answer(service, server, sock, _open(config, service, phases), [stopped, watcher])
+        if not stop.is_set():
+            raise EngineDeadError(client.death)
         return 0
     finally:
         client.shutdown()
         await asyncio.wait([watcher], timeout=ENGINE_EXIT_S)
+        process.kill()
+        await watcher
         client.close()
 
 
-async def _until(awaitable: Awaitable[bool], stop: asyncio.Event) -> bool:
-    """The awaitable's answer, or False if a signal comes first."""
-    answer, stopped = asyncio.ensure_future(awaitable), asyncio.ensure_future(stop.wait())
-    await asyncio.wait([answer, stopped], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if answer.done():
-        return answer.result()
-    answer.cancel()
-    return False
+async def _answer(
+    service: Service, server: uvicorn.Server, sock: socket.socket, opening: Coroutine[Any, Any, None], over: Sequence[Task[Any]]
+) -> None:
+    """Listen, do what ``opening`` does, and serve until one of ``over`` is done; then open requests have DRAIN_S to end."""
+    from setpoint.frontend.http.serve import listen
+
+    serving, opened = asyncio.create_task(listen(server, sock)), asyncio.create_task(opening)
+    try:
+        await _first(opened, serving, *over)
+        if opened.done():
+            opened.result()
+            await _first(serving, *over)
+    finally:
+        opened.cancel()
+        server.should_exit = True
+        deadline = time.monotonic() + DRAIN_S
+        while service.engine.num_open and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        service.engine.shutdown()
+        await serving
+
+
+async def _open(config: ResolvedConfig, service: Service, phases: Phases) -> None:
+    if not config.options.skip_server_warmup:
+        await service.warm_up()
+    phases.mark("warm-up")
+    logger.info("The server is fired up and ready to roll!")
+    logger.info("Start-up took %s; engine: %s", phases, _seconds(service.engine.info.get("phases", {})))
+    _invite(config)
+
+
+async def _first(*tasks: asyncio.Future[Any]) -> None:
+    """Returns when one of the tasks is done."""
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _seconds(phases: dict[str, float]) -> str:
@@ -201,8 +249,12 @@ def _seconds(phases: dict[str, float]) -> str:
 
 
 async def _watch(process: subprocess.Popen[bytes], client: EngineClient) -> None:
+    from setpoint.frontend.ipc.client import EngineState
+
     code = await asyncio.to_thread(process.wait)
-    client.engine_died(f"The engine process ended with exit code {code}.")
+    await asyncio.sleep(LAST_WORDS_S)
+    if client.state is not EngineState.STOPPING:
+        client.engine_died(f"The engine process {_ending(code)}.")
 
 
 def _service(

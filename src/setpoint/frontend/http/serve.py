@@ -27,14 +27,18 @@ def bind_socket(host: str, port: int) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        if error.errno == errno.EADDRINUSE:
-            advice = "stop the program that uses it, or choose another with --port"
-        elif error.errno == errno.EACCES:
-            advice = "ports below 1024 need privileges; choose another with --port"
-        else:
-            advice = "check --host and --port"
-        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror}; {advice}.") from error
+        raise _cannot_listen(host, port, error) from error
     return sock
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        advice = "stop the program that uses it, or choose another with --port"
+    elif error.errno == errno.EACCES:
+        advice = "ports below 1024 need privileges; choose another with --port"
+    else:
+        advice = "check --host and --port"
+    return ConfigError(f"Cannot listen on {host}:{port}: {error.strerror}; {advice}.")
 
 
 class _Server(uvicorn.Server):
@@ -46,7 +50,7 @@ class _Server(uvicorn.Server):
 
 
 def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> uvicorn.Server:
-    """A uvicorn server on uvloop and httptools; run it with ``await server.serve(sockets=[bind_socket(…)])``.
+    """A uvicorn server on uvloop and httptools; run it with ``await listen(server, bind_socket(…))``.
 
     Setting ``should_exit`` ends it: no new connections, and ``drain_s`` seconds for open requests.
     """
@@ -62,3 +66,12 @@ def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> u
         timeout_graceful_shutdown=drain_s,
     )
     return _Server(config)
+
+
+async def listen(server: uvicorn.Server, sock: socket.socket) -> None:
+    """Serve on a bound socket. Raises ConfigError if another program has bound it too and was first to listen."""
+    host, port = sock.getsockname()[:2]
+    try:
+        await server.serve(sockets=[sock])
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from error

@@ -1,0 +1,50 @@
+"""Servers shared by the end-to-end tests. Every test under here starts, or talks to, real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from setpoint.testing.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, write_byte_tokenizer
+from setpoint.testing.server import ServerProcess, running_server
+from setpoint.testing.tiny_models import write_tiny_llama
+
+Start = Callable[..., ServerProcess]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model over bytes, with room for 4,096 tokens."""
+    folder = write_tiny_llama(
+        tmp_path_factory.mktemp("tiny"),
+        vocab_size=VOCAB_SIZE,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
+        max_position_embeddings=4096,
+    )
+    write_byte_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The tiny model in float64, accounting checked at every step."""
+    arguments = ("--model-path", str(tiny_model), "--dtype", "float64", "--strict-accounting")
+    with running_server(tmp_path_factory.mktemp("server"), *arguments) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def smol(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The default model in float32."""
+    with running_server(tmp_path_factory.mktemp("server"), "--dtype", "float32") as server:
+        yield server

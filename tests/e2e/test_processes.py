@@ -1,0 +1,89 @@
+"""Signals and deaths: nothing hangs, nothing is left behind, and every end says why."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import aiohttp
+import httpx
+import psutil
+import pytest
+
+from setpoint.testing.server import ServerProcess, running_server, wait_until
+
+LONG = {"text": "Once", "stream": True, "sampling_params": {"max_new_tokens": 3000, "temperature": 0, "ignore_eos": True}}
+
+
+@pytest.fixture
+def server(tiny_model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+    with running_server(tmp_path, "--model-path", str(tiny_model), "--skip-server-warmup") as server:
+        yield server
+
+
+async def read_streams(server: ServerProcess, count: int, act: Callable[[], None]) -> list[str]:
+    """Open ``count`` long streams, ``act()`` when all have begun; returns what each had received when it ended."""
+    begun = 0
+
+    async def one(session: aiohttp.ClientSession) -> str:
+        nonlocal begun
+        received = ""
+        async with session.post(f"{server.url}/generate", json=LONG) as response:
+            async for line in response.content:
+                if not received:
+                    begun += 1
+                received = line.decode() if line.startswith(b"data: {") else received
+        return received
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60), read_bufsize=1 << 22) as session:
+        tasks = [asyncio.create_task(one(session)) for _ in range(count)]
+        while begun < count:
+            await asyncio.sleep(0.01)
+        act()
+        return await asyncio.gather(*tasks)
+
+
+def test_a_killed_engine_ends_streams_with_an_error_and_the_server_with_a_reason(server: ServerProcess) -> None:
+    assert server.engine is not None
+    last = asyncio.run(read_streams(server, 8, server.engine.kill))
+    for chunk in last:
+        assert chunk.startswith('data: {"error":{"message":"The engine process was ended by SIGKILL')
+    assert server.wait_end() == 1
+    assert server.messages[-1].startswith("setpoint: error: The engine process was ended by SIGKILL"), server.errors
+    assert "Traceback" not in server.errors
+
+
+def test_sigterm_under_load_ends_in_order(server: ServerProcess) -> None:
+    last = asyncio.run(read_streams(server, 8, lambda: server.process.send_signal(signal.SIGTERM)))
+    assert server.wait_end() == 0
+    assert all("finish_reason" in chunk or "The server is shutting down." in chunk for chunk in last)
+    assert server.engine_is_gone()
+    assert "Traceback" not in server.errors
+    assert "ERROR" not in server.errors
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(server.url)
+
+
+def test_the_engine_ends_with_its_parent(server: ServerProcess) -> None:
+    asyncio.run(read_streams_until_killed(server))
+    assert wait_until(server.engine_is_gone, timeout_s=10) < 2
+
+
+async def read_streams_until_killed(server: ServerProcess) -> None:
+    with pytest.raises(aiohttp.ClientError):
+        await read_streams(server, 4, server.process.kill)
+
+
+@pytest.mark.parametrize("after_s", [0.3, 0.8, 1.5])
+def test_ctrl_c_during_start_up_leaves_no_traceback_and_no_process(tiny_model: Path, tmp_path: Path, after_s: float) -> None:
+    with running_server(tmp_path, "--model-path", str(tiny_model), ready=False) as server:
+        time.sleep(after_s)
+        children = psutil.Process(server.process.pid).children()
+        for process in (server.process, *children):  # a terminal sends it to the whole group
+            process.send_signal(signal.SIGINT)
+        assert server.wait_end() in (0, 130)
+        assert not any(child.is_running() for child in children)
+        assert "Traceback" not in server.errors, server.errors
