@@ -1,0 +1,47 @@
+"""The benchmark scripts run, write what they say, and never count a failure as throughput."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.full
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(BENCHMARKS / script), *arguments], capture_output=True, text=True, timeout=170, check=False)
+
+
+def test_serving_measures_us_and_the_peer(tmp_path: Path) -> None:
+    done = run("serving.py", "--quick", "--results", str(tmp_path), "--variant", "fp32=--dtype float32")
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*-serving.json")
+    record = json.loads(path.read_text())
+    assert set(record["samples"]["W1"]) == {"setpoint", "fp32", "transformers"}
+    assert set(record["samples"]["W3"]) == {"setpoint", "fp32", "setpoint, no radix cache"}
+    for by_contender in record["samples"].values():
+        for samples in by_contender.values():
+            assert [sample["errors"] for sample in samples] == [[]]
+    assert "| W2: 8 × (16 in, 8 out) | output, tok/s | setpoint |" in done.stdout
+    assert "(within the noise)" in done.stdout  # one repetition proves nothing
+
+
+def test_a_failed_request_is_no_throughput(tmp_path: Path) -> None:
+    done = run("serving.py", "--quick", "--results", str(tmp_path), "--only", "W1,W3", "--no-peer", "--server-args", "--context-length 48")
+    assert done.returncode == 1
+    assert "| W3: 8 × (64 shared + 8 own in, 4 out) | output, tok/s | setpoint | failed |" in done.stdout
+    assert "FAILED W3 setpoint: RuntimeError: status 400" in done.stderr
+    assert "| W1: one stream, 16 in, 8 out | decode, tok/s | setpoint | failed |" not in done.stdout
+
+
+def test_scheduler_prints_its_table() -> None:
+    done = run("scheduler.py", "--steps", "10")
+    assert done.returncode == 0, done.stderr
+    assert "fcfs, 2000 waiting, page size 64: decode" in done.stdout
+    assert "aim <= 24 bytes per cached token: met" in done.stdout
