@@ -89,9 +89,12 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
     runner, pool = _load(config, spec, job.folder)
     executor = InprocExecutor(runner)
     lines = LogLines(decode_log_interval=config.options.decode_log_interval, device=config.options.device, started_at=time.monotonic())
-    cache = KVCache(num_pages=pool.max_total_num_tokens // config.options.page_size, page_size=config.options.page_size)
-    if config.options.disable_radix_cache:
-        cache = KVCache(num_pages=cache.total_tokens // cache.page_size, page_size=cache.page_size, enabled=False)
+    cache = KVCache(
+        num_pages=pool.max_total_num_tokens // config.options.page_size,
+        page_size=config.options.page_size,
+        enabled=not config.options.disable_radix_cache,
+        eviction_policy=config.options.radix_eviction_policy,
+    )
     rng = random.Random(config.random_seed)
     scheduler = Scheduler(
         scheduler_config(config, pool, spec), cache, clock=WallClock(), draw_seed=lambda: rng.getrandbits(63), observer=lines

@@ -27,6 +27,7 @@ import msgspec
 from setpoint import __version__
 from setpoint.checkpoint.source import ModelSource, locate
 from setpoint.checkpoint.spec import read_spec
+from setpoint.config.check import model_overrides
 from setpoint.config.environment import EnvSettings, unread_variables
 from setpoint.config.hardware import probe_hardware
 from setpoint.config.options import Options
@@ -88,7 +89,7 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
     process = _spawn_engine()
     try:
         source = locate(options.model_path, revision=options.revision, load_format=options.load_format, log=logger.info)
-        spec = read_spec(source.folder, overrides=json.loads(options.json_model_override_args))
+        spec = read_spec(source.folder, overrides=model_overrides(options))
         config = _resolve(options, env, given, spec, source)
         phases.mark("model and configuration")
         endpoints, folder = Endpoints.in_private_folder()
@@ -277,6 +278,7 @@ def _service(
         allow_auto_truncate=options.allow_auto_truncate,
         incremental_streaming_output=options.incremental_streaming_output,
         enable_cache_report=options.enable_cache_report,
+        stream_include_usage=options.stream_response_default_include_usage,
         sampling_defaults=_sampling_defaults(options.sampling_defaults, source.folder),
         log_requests=options.log_requests,
         log_requests_level=options.log_requests_level,
@@ -287,6 +289,7 @@ def _service(
             "startup_time": sum(phases.seconds.values()),
             "decisions": [asdict(decision) for decision in config.decisions],
         },
+        health_generates=config.env.health_endpoint_generation,
         health_timeout_s=config.env.health_check_timeout_s,
     )
     return Service(frontend, client, text)
