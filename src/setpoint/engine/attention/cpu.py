@@ -1,4 +1,4 @@
-"""Attention over the paged pool by the C++ kernel (kernels/cpu/attention.h): any mix of prefill and decode rows in one call.
+"""Attention over the paged pool by the C++ kernel (kernels/cpu/attention.cpp): any mix of prefill and decode rows in one call.
 
 Works on bf16 and fp32, K and V read in place from their pages. A row's result is bit for bit the same whatever else is in the
 batch, however its prompt was cut into chunks, and on any number of threads.
@@ -18,7 +18,7 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 HEAD_DIM_MULTIPLE = 16
 """Head dimensions must be whole vectors of the widest level."""
 MAX_GROUP = 64
-"""Query heads per key/value head (kernels.h, kQueryRows)."""
+"""Query heads per key/value head (plan.h, kQueryRows)."""
 
 
 class CpuAttention:
@@ -57,7 +57,7 @@ class CpuAttention:
         call.out = out.data_ptr()
         call.k_cache = k_cache.data_ptr()
         call.v_cache = v_cache.data_ptr()
-        self._kernels.attention(self._kernels.level, self._plan, ctypes.addressof(call))
+        self._kernels.attention(self._plan, ctypes.addressof(call))
         return out
 
     def _build_plan(self, batch: AttentionBatch) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers on the C++ kernel (kernels/cpu/linear.h): one panel layout of the weight for one row and for thousands.
+"""Linear layers on the C++ kernel (kernels/cpu/linear.cpp): one panel layout of the weight for one row and for thousands.
 
 A row's result is bit for bit the same in any batch and on any number of threads, because every output is one sum in the order
 of K; oneDNN picks another order for another number of rows. bf16 and fp32.
@@ -14,7 +14,7 @@ from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, LinearCall, loa
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 PANEL = 32
-"""Output columns per panel (kernels.h, kPanel)."""
+"""Output columns per panel (linear.cpp, kPanel)."""
 
 
 class PanelWeight:
@@ -46,7 +46,7 @@ class PanelWeight:
         call.out = out.data_ptr()
         call.rows = rows
         call.threads = torch.get_num_threads()
-        self._kernels.linear(self._kernels.level, ctypes.addressof(call))
+        self._kernels.linear(ctypes.addressof(call))
         return out
 
 

@@ -1,7 +1,8 @@
 """Compiles the C++ kernels with this machine's compiler and keeps the library in the user's cache. Does not know torch.
 
-The file's name is a hash of sources, flags and compiler version, so that a stale library cannot be loaded. ``python -m
-setpoint.engine.kernels.cpu.build`` builds at install time; otherwise the first use does.
+One library per level of the instruction set, chosen at run time by what the processor reports; it is compiled the first time
+it is used, or at install time by ``python -m setpoint.engine.kernels.cpu.build``. A library's name holds its level and a hash of
+sources, flags and compiler version, so that a stale one cannot be loaded.
 """
 
 from __future__ import annotations
@@ -13,30 +14,62 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE_DIR = Path(__file__).parent
-COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-Wall", "-Wextra")
-_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
-LEVEL_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno")
+
+
+@dataclass(slots=True, frozen=True)
+class Level:
+    needs: frozenset[str]
+    """Words of the "flags" line of /proc/cpuinfo."""
+    flags: tuple[str, ...]
+    """For the compiler, beyond FLAGS; without any, code for every machine of the architecture."""
+
+
+_AVX2 = frozenset({"avx2", "fma"})
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
+_AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
+_SCALAR = Level(frozenset(), ())
+LEVELS = {
     "x86_64": {
-        "scalar": (),
-        "avx2": ("-mavx2", "-mfma"),
-        "avx512": _AVX512,
-        "avx512_bf16": (*_AVX512, "-mavx512bf16"),
+        "avx512_bf16": Level(_AVX2 | _AVX512 | {"avx512_bf16"}, (*_AVX512_FLAGS, "-mavx512bf16")),
+        "avx512": Level(_AVX2 | _AVX512, _AVX512_FLAGS),
+        "avx2": Level(_AVX2, ("-mavx2", "-mfma")),
+        "scalar": _SCALAR,
     },
-    "aarch64": {"scalar": ()},
+    "aarch64": {"scalar": _SCALAR},
 }
-"""Machine -> level -> flags of the level's own translation unit; everything else is compiled for the machine's baseline."""
+"""Machine -> levels, best first."""
 
 
 class BuildError(Exception):
-    """The kernels cannot be compiled here; the message says why."""
+    """The kernels cannot be compiled or cannot run here; the message says why."""
 
 
 def cache_dir() -> Path:
     """Where compiled kernels live: $XDG_CACHE_HOME/setpoint/kernels, by default ~/.cache/setpoint/kernels."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "setpoint" / "kernels"
+
+
+def supported_levels() -> list[str]:
+    """The levels this machine can run, best first. BuildError if the kernels are not written for it."""
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in LEVELS:
+        raise BuildError(f"the C++ kernels are written for Linux on {' and '.join(LEVELS)}, this is {sys.platform} on {machine}")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    present = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    return [name for name, level in LEVELS[machine].items() if level.needs <= present]
+
+
+def choose_level(name: str = "") -> str:
+    """The named level, or the best one for an empty name. BuildError if this machine lacks it."""
+    levels = supported_levels()
+    if name and name not in levels:
+        raise BuildError(f"this machine cannot run the level {name!r}; it runs {', '.join(levels)}")
+    return name or levels[0]
 
 
 def find_compiler() -> str:
@@ -48,16 +81,16 @@ def find_compiler() -> str:
     return path
 
 
-def library_path(compiler: str) -> Path:
+def library_path(compiler: str, level: str) -> Path:
     """Where the library of these sources, flags and compiler belongs in the cache, built or not."""
     digest = hashlib.sha256(_run([compiler, "--version"]).encode())
-    digest.update(repr((COMMON_FLAGS, _levels())).encode())
+    digest.update(repr((FLAGS, _flags(level))).encode())
     for source in sorted([*SOURCE_DIR.glob("*.cpp"), *SOURCE_DIR.glob("*.h")]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return cache_dir() / f"{digest.hexdigest()[:16]}.so"
+    return cache_dir() / f"{level}-{digest.hexdigest()[:16]}.so"
 
 
-def compile_library(compiler: str, target: Path) -> None:
+def compile_library(compiler: str, level: str, target: Path) -> None:
     """Compile and link to ``target``, which appears whole or not at all: concurrent builds replace each other's equal files.
 
     Linked without an OpenMP runtime: the process already has torch's, and a second one would keep a second pool of threads
@@ -65,33 +98,36 @@ def compile_library(compiler: str, target: Path) -> None:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
-        jobs = [("api", [str(SOURCE_DIR / "api.cpp")])]
-        jobs += [(level, [f"-DSP_LEVEL={level}", *flags, str(SOURCE_DIR / "isa.cpp")]) for level, flags in _levels().items()]
-        commands = [[compiler, *COMMON_FLAGS, "-c", "-o", f"{scratch}/{name}.o", *arguments] for name, arguments in jobs]
-        running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for command in commands]
+        objects = {source: f"{scratch}/{source.stem}.o" for source in sorted(SOURCE_DIR.glob("*.cpp"))}
+        running = [
+            subprocess.Popen(
+                [compiler, *FLAGS, *_flags(level), "-c", "-o", built, str(source)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for source, built in objects.items()
+        ]
         outputs = [process.communicate()[0] for process in running]
         for process, output in zip(running, outputs, strict=True):
             if process.returncode:
                 raise BuildError(f"{compiler} failed: {_first_error(output)}")
         library = f"{scratch}/library.so"
-        _run([compiler, "-shared", "-o", library, *(f"{scratch}/{name}.o" for name, _ in jobs)])
+        _run([compiler, "-shared", "-o", library, *objects.values()])
         os.replace(library, target)
 
 
-def ensure_built() -> Path:
+def ensure_built(level: str) -> Path:
     """The cached library, compiled now if it is missing. BuildError if that is impossible, OSError if the cache is not writable."""
     compiler = find_compiler()
-    target = library_path(compiler)
+    target = library_path(compiler, level)
     if not target.exists():
-        compile_library(compiler, target)
+        compile_library(compiler, level, target)
     return target
 
 
-def _levels() -> dict[str, tuple[str, ...]]:
-    machine = platform.machine()
-    if sys.platform != "linux" or machine not in LEVEL_FLAGS:
-        raise BuildError(f"the C++ kernels are written for Linux on {' and '.join(LEVEL_FLAGS)}, this is {sys.platform} on {machine}")
-    return LEVEL_FLAGS[machine]
+def _flags(level: str) -> tuple[str, ...]:
+    return LEVELS[platform.machine()][level].flags
 
 
 def _run(command: list[str]) -> str:
@@ -107,12 +143,13 @@ def _first_error(output: str) -> str:
 
 
 def main() -> int:
+    """A machine that cannot build them still works, so this never fails an installation."""
     try:
-        path = ensure_built()
+        path = ensure_built(choose_level())
     except (BuildError, OSError) as error:
         print(f"C++ kernels not built ({error}); the torch implementations will run instead.")
-        return 0
-    print(f"C++ kernels: {path}")
+    else:
+        print(f"C++ kernels: {path}")
     return 0
 
 

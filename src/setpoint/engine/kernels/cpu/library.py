@@ -21,13 +21,13 @@ LEVEL_VARIABLE = "SETPOINT_CPU_ISA"
 """Environment variable that forces a level: scalar, avx2, avx512 or avx512_bf16."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""The C side's numbers (kernels.h, DType)."""
+"""The C side's numbers (simd.h, DType)."""
 
 _pointer, _i64, _i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
 class AttentionCall(ctypes.Structure):
-    """kernels.h, struct AttentionCall."""
+    """plan.h, struct AttentionCall."""
 
     _fields_ = [
         *((name, _pointer) for name in ("q", "out", "k_cache", "v_cache", "cu_q", "kv_lens", "slots", "page_table")),
@@ -38,7 +38,7 @@ class AttentionCall(ctypes.Structure):
 
 
 class RopeCall(ctypes.Structure):
-    """kernels.h, struct RopeCall."""
+    """elementwise.cpp, struct RopeCall."""
 
     _fields_ = [
         *((name, _pointer) for name in ("q", "k", "v", "cos_sin", "positions", "k_cache", "v_cache", "kv_index")),
@@ -48,7 +48,7 @@ class RopeCall(ctypes.Structure):
 
 
 class LinearCall(ctypes.Structure):
-    """kernels.h, struct LinearCall."""
+    """linear.cpp, struct LinearCall."""
 
     _fields_ = [
         *((name, _pointer) for name in ("x", "weight", "bias", "out")),
@@ -60,31 +60,24 @@ class LinearCall(ctypes.Structure):
 _SIGNATURES = {
     "setpoint_plan_free": (_pointer,),
     "setpoint_plan_build": (_pointer, _pointer, _i32),
-    "setpoint_attention": (_i32, _pointer, _pointer),
-    "setpoint_rms_norm": (_i32, _pointer, _pointer, _pointer, _pointer, _i64, _i64, ctypes.c_float, _i32, _i32),
-    "setpoint_rope_and_store": (_i32, _pointer),
-    "setpoint_linear": (_i32, _pointer),
-    "setpoint_silu_mul": (_i32, _pointer, _pointer, _i64, _i64, _i32, _i32),
+    "setpoint_attention": (_pointer, _pointer),
+    "setpoint_rms_norm": (_pointer, _pointer, _pointer, _pointer, _i64, _i64, ctypes.c_float, _i32, _i32),
+    "setpoint_rope_and_store": (_pointer,),
+    "setpoint_linear": (_pointer,),
+    "setpoint_silu_mul": (_pointer, _pointer, _i64, _i64, _i32, _i32),
 }
 
 
-@functools.cache
-def load(level_name: str | None = None) -> Kernels:
-    """The kernels at the named level, else at $SETPOINT_CPU_ISA, else at the best this machine has. KernelsUnavailable if not."""
-    library, note = _open_library()
-    name = level_name or os.environ.get(LEVEL_VARIABLE, "")
-    level = library.setpoint_find_level(name.encode())
-    if level < 0:
-        raise KernelsUnavailable(f"there is no level {name!r}" if level == -1 else f"this machine cannot run the level {name!r}")
-    return Kernels(library, level, note)
-
-
 class Kernels:
-    """One level of the library. ``note`` says what was unusual about loading it (empty: nothing)."""
+    """The entry points at one level. ``note`` says what was unusual about loading them (empty: nothing)."""
 
-    def __init__(self, library: ctypes.CDLL, level: int, note: str) -> None:
+    def __init__(self, path: Path, level: str, note: str) -> None:
+        library = ctypes.CDLL(str(path))
+        for name, arguments in _SIGNATURES.items():
+            getattr(library, name).argtypes = arguments
+            getattr(library, name).restype = None
+        library.setpoint_plan_create.restype = _pointer
         self.level = level
-        self.level_name: str = library.setpoint_level_name(level).decode()
         self.note = note
         self.plan_create = library.setpoint_plan_create
         self.plan_free = library.setpoint_plan_free
@@ -96,33 +89,30 @@ class Kernels:
         self.silu_mul = library.setpoint_silu_mul
 
 
+def load(level: str | None = None) -> Kernels:
+    """The kernels at the given level, else at $SETPOINT_CPU_ISA, else at the best this machine has. KernelsUnavailable if not."""
+    return _load(level or os.environ.get(LEVEL_VARIABLE, ""))
+
+
 @functools.cache
-def _open_library() -> tuple[ctypes.CDLL, str]:
+def _load(name: str) -> Kernels:
     try:
+        level = build.choose_level(name)
         _share_openmp()
         try:
-            return _bind(build.ensure_built()), ""
+            return Kernels(build.ensure_built(level), level, "")
         except OSError as error:
             # The cache cannot be written: compile for this process alone.
             scratch = Path(tempfile.mkdtemp(prefix="setpoint-kernels-"))
             try:
-                build.compile_library(build.find_compiler(), scratch / "kernels.so")
-                return _bind(scratch / "kernels.so"), f"compiled for this process only, because the kernel cache cannot be used ({error})"
+                build.compile_library(build.find_compiler(), level, scratch / "kernels.so")
+                return Kernels(
+                    scratch / "kernels.so", level, f"compiled for this process only, because the kernel cache cannot be used ({error})"
+                )
             finally:
                 shutil.rmtree(scratch)  # a loaded library needs its file no more
     except (build.BuildError, OSError) as error:
         raise KernelsUnavailable(str(error)) from error
-
-
-def _bind(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
-    for name, arguments in _SIGNATURES.items():
-        getattr(library, name).argtypes = arguments
-        getattr(library, name).restype = None
-    library.setpoint_plan_create.restype = _pointer
-    library.setpoint_find_level.argtypes = (ctypes.c_char_p,)
-    library.setpoint_level_name.restype = ctypes.c_char_p
-    return library
 
 
 def _share_openmp() -> None:

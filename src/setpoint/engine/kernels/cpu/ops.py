@@ -38,7 +38,6 @@ class CpuOps:
         assert x.dtype == weight.dtype == self._dtype
         rows, columns = x.shape
         self._kernels.rms_norm(
-            self._kernels.level,
             x.data_ptr(),
             residual,
             weight.data_ptr(),
@@ -90,7 +89,7 @@ class CpuOps:
             DTYPES[k_cache.dtype],
             torch.get_num_threads(),
         )
-        self._kernels.rope_and_store(self._kernels.level, ctypes.addressof(call))
+        self._kernels.rope_and_store(ctypes.addressof(call))
         return q
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -98,9 +97,7 @@ class CpuOps:
         assert gate_up.dtype == self._dtype
         rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty((rows, columns))
-        self._kernels.silu_mul(
-            self._kernels.level, gate_up.data_ptr(), out.data_ptr(), rows, columns, self._dtype_number, torch.get_num_threads()
-        )
+        self._kernels.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, columns, self._dtype_number, torch.get_num_threads())
         return out
 
 

@@ -1,13 +1,47 @@
-// How the attention of one step is cut into items: once per step, used by every layer. Included by api.cpp.
+// What attention is called with, and how the call of one step is cut into items: once per step, used by every layer.
 //
-// Cutting never changes a result (kernels.h, kBlock), so it may look at the whole batch: long rows are spread over threads, and rows
-// that have the same pages at their beginning (a shared prefix) are computed against those together, each block packed once.
+// Cutting never changes a result (kBlock), so it may look at the whole batch: long rows are spread over threads, and rows that have the
+// same pages at their beginning (a shared prefix) are computed against those together, each block packed once.
 #pragma once
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
-#include "kernels.h"
+// Keys per block. A query's result is the left-to-right merge of one partial result per block of its row's keys, whoever computes
+// them, so it depends neither on the batch nor on the chunk it was computed in nor on the number of threads.
+constexpr int kBlock = 128;
+// Query rows (tokens x heads of one group, of one or several sequences) that are computed against a block together, at most.
+constexpr int kQueryRows = 64;
+
+struct AttentionCall {
+  const void* q;  // [T, H, D], token stride q_stride
+  void* out;      // [T, H, D] contiguous
+  const void* k_cache;
+  const void* v_cache;  // [num_pages + 1, page_size, Hkv, D]
+  const int32_t* cu_q;  // [n + 1]
+  const int32_t* kv_lens;
+  const int32_t* slots;
+  const int32_t* page_table;  // [num_slots, table_stride]
+  int64_t q_stride, table_stride, num_heads, num_kv_heads, head_dim, page_size;
+  float scale;
+  int32_t q_dtype, kv_dtype, threads;
+};
+
+// Neighbouring tokens of one row, counted from the row's first.
+struct Segment {
+  int32_t row, token, tokens;
+};
+
+// One unit of work: the tokens of some segments against key blocks [block0, block1), for kv heads [head0, head1). All the segments'
+// rows have the same pages there.
+struct AttentionItem {
+  int32_t segment0, num_segments, head0, head1, block0, block1;
+  bool partial;  // the tokens' other blocks are in other items: leave partial results; who finishes a row's last item merges them
+};
+
+// fp32 words of one partial: output, maximum and sum of `rows` query rows.
+static inline int64_t partial_words(int64_t rows, int64_t head_dim) { return (rows * (head_dim + 2) + 15) / 16 * 16; }
 
 class AttentionPlan {
  public:

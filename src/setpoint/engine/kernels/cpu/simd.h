@@ -1,5 +1,19 @@
-// Vectors of SP_WIDTH floats in the compiler's own vector types: one source for SSE2/NEON (4), AVX2 (8) and AVX-512 (16).
-// Included by isa.cpp inside the level's namespace.
+// Vectors of W floats in the compiler's own vector types: one source for every level (build.py), whose flags decide W.
+#pragma once
+#include <cstdint>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define SP_WIDTH 16
+#elif defined(__AVX2__)
+#define SP_WIDTH 8
+#else
+#define SP_WIDTH 4  // SSE2, NEON
+#endif
+
+enum DType : int32_t { kF32 = 0, kBF16 = 1 };
 
 typedef float vf __attribute__((vector_size(SP_WIDTH * 4)));
 typedef int32_t vi __attribute__((vector_size(SP_WIDTH * 4)));
@@ -45,6 +59,22 @@ static inline void store(bf16* p, vf v) { store_raw(p, to_bf16(v)); }
 // v after a round trip through T.
 static inline vf rounded(const float*, vf v) { return v; }
 static inline vf rounded(const bf16*, vf v) { return (vf)(__builtin_convertvector(to_bf16(v), vu) << 16); }
+
+// The first n lanes only, where n may be less than W.
+template <class T>
+static inline vf load_part(const T* p, int64_t n) {
+  if (n >= W) return load(p);
+  T lanes[W] = {};
+  for (int64_t i = 0; i < n; ++i) lanes[i] = p[i];
+  return load(lanes);
+}
+template <class T>
+static inline void store_part(T* p, vf v, int64_t n) {
+  if (n >= W) return store(p, v);
+  T lanes[W];
+  store(lanes, v);
+  for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
+}
 
 // Sum and maximum over the lanes, always in the same tree order.
 static inline float sum(vf v) {

@@ -1,4 +1,8 @@
-// How the loops of a kernel are divided among threads. Included by isa.cpp.
+// How the loops of a kernel are divided among threads.
+#pragma once
+#include <omp.h>
+
+#include <cstdint>
 
 constexpr int kMaxThreads = 256;
 

@@ -1,22 +1,51 @@
 // Causal attention over the paged pool. For each block of kBlock keys: scores = queries x K, softmax within the block, partial output =
-// probabilities x V; the block's partial (output, maximum, sum) is then merged into the running result. Included by isa.cpp.
+// probabilities x V; the block's partial (output, maximum, sum) is then merged into the running result.
 //
 // A few query rows (decode) read K and V straight from their pages; more rows share one packed copy of the block. Both add up the
 // same products in the same order. Sums are fp32; with AVX512_BF16 and a bf16 pool the products take bf16 pairs (probabilities are
 // rounded to bf16), else everything is fp32.
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "plan.h"
+#include "simd.h"
+#include "threads.h"
+
+namespace {
+
+struct AttentionWork {
+  const Segment* segments;
+  const AttentionItem* items;
+  int32_t num_items;
+  int32_t* open_items;           // [n] partial items of each row still to finish
+  const int64_t* partial_begin;  // [n] where the row's partials [block][head] begin, in fp32 words
+  float* partials;
+  char* scratch;  // threads * scratch_bytes, 64-byte aligned
+  int64_t scratch_bytes;
+};
+
+inline int64_t attention_scratch_bytes(int64_t head_dim) {
+  const int64_t words = 2 * kBlock * head_dim                      // packed K and V
+                        + kQueryRows * head_dim                    // queries
+                        + 2 * kQueryRows * kBlock                  // scores, probabilities
+                        + 2 * partial_words(kQueryRows, head_dim)  // running result, partial of one block
+                        + 2 * 4 * kBlock;                          // addresses of K and V rows, of this block and the next
+  return (words * 4 + 4095) / 4096 * 4096;
+}
 
 struct Partial {
   float* out;  // [rows, D], not yet divided by sum
   float* max;  // [rows], of the scores before they are scaled
   float* sum;
 };
-static inline Partial partial_at(float* p, int64_t rows, int64_t dim) { return {p, p + rows * dim, p + rows * dim + rows}; }
+inline Partial partial_at(float* p, int64_t rows, int64_t dim) { return {p, p + rows * dim, p + rows * dim + rows}; }
 
 constexpr int kStripRows = 6, kStripVectors = W == 16 ? 4 : 2;
 
 // out[rows, vectors * W] = a x b in strips of kStripRows x kStripVectors; b(k, n) is a vector.
 template <class Mul, int M, int N, class Columns>
-static inline void strip(const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b, float* out, int64_t out_row) {
+inline void strip(const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b, float* out, int64_t out_row) {
   vf acc[M][N];
   tile<Mul, M, N>(a, a_row, k_words, b, acc);
 #pragma GCC unroll 8
@@ -26,7 +55,7 @@ static inline void strip(const typename Mul::word* a, int64_t a_row, int64_t k_w
 }
 
 template <class Mul, int N, class Columns>
-static inline void strips(int64_t rows, const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b, float* out,
+inline void strips(int64_t rows, const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b, float* out,
                           int64_t out_row) {
   for (; rows >= kStripRows; rows -= kStripRows, a += kStripRows * a_row, out += kStripRows * out_row)
     strip<Mul, kStripRows, N>(a, a_row, k_words, b, out, out_row);
@@ -40,43 +69,43 @@ static inline void strips(int64_t rows, const typename Mul::word* a, int64_t a_r
 }
 
 template <class Mul, class Columns>
-static inline void multiply(int64_t rows, int64_t vectors, const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b,
+inline void multiply(int64_t rows, int64_t vectors, const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b,
                             float* out, int64_t out_row) {
-  for (int64_t first = 0; first < vectors; first += kStripVectors) {
-    const auto columns = [=](int64_t k, int n) { return b(k, first + n); };
-    float* to = out + first * W;
-    switch (vectors - first) {
-      case 1: strips<Mul, 1>(rows, a, a_row, k_words, columns, to, out_row); break;
-#if SP_WIDTH == 16
-      case 2: strips<Mul, 2>(rows, a, a_row, k_words, columns, to, out_row); break;
-      case 3: strips<Mul, 3>(rows, a, a_row, k_words, columns, to, out_row); break;
-#endif
-      default: strips<Mul, kStripVectors>(rows, a, a_row, k_words, columns, to, out_row);
-    }
-  }
+  int64_t n = 0;
+  for (; n + kStripVectors <= vectors; n += kStripVectors)
+    strips<Mul, kStripVectors>(rows, a, a_row, k_words, [=](int64_t k, int i) { return b(k, n + i); }, out + n * W, out_row);
+  for (; n < vectors; ++n) strips<Mul, 1>(rows, a, a_row, k_words, [=](int64_t k, int i) { return b(k, n + i); }, out + n * W, out_row);
 }
+
+// Vectors of a packed block: n_stride words from one to the next, k_stride from one k to the next.
+template <class Mul>
+struct Packed {
+  const typename Mul::word* words;
+  int64_t n_stride, k_stride;
+  inline typename Mul::vec operator()(int64_t k, int64_t n) const { return Mul::load_vec(words + n * n_stride + k * k_stride); }
+};
 
 // n elements to n / per_word words.
 template <class T>
-static inline void pack_words(const T* from, float* to, int64_t n) {
+inline void pack_words(const T* from, float* to, int64_t n) {
   for (int64_t i = 0; i < n; i += W) store(to + i, load(from + i));
 }
-static inline void pack_words(const bf16* from, uint32_t* to, int64_t n) { __builtin_memcpy(to, from, n * sizeof(bf16)); }
+inline void pack_words(const bf16* from, uint32_t* to, int64_t n) { __builtin_memcpy(to, from, n * sizeof(bf16)); }
 
 // W words of one row of K from word k on.
 template <class KV>
-static inline vf key_words(MulF32, const KV* row, int64_t k) {
+inline vf key_words(MulF32, const KV* row, int64_t k) {
   return load(row + k);
 }
 // W words of V, elements n * W .. of the keys that word k stands for.
 template <class KV>
-static inline vf value_words(MulF32, const KV* const* rows, int64_t k, int64_t begin, int64_t n, int64_t) {
+inline vf value_words(MulF32, const KV* const* rows, int64_t k, int64_t begin, int64_t n, int64_t) {
   return load(rows[k] + begin + n * W);
 }
 #ifdef __AVX512BF16__
-static inline vf key_words(MulBF16, const bf16* row, int64_t k) { return load_raw<vf>(row + 2 * k); }
+inline vf key_words(MulBF16, const bf16* row, int64_t k) { return load_raw<vf>(row + 2 * k); }
 
-static inline vf value_words(MulBF16, const bf16* const* rows, int64_t k, int64_t begin, int64_t n, int64_t dim) {
+inline vf value_words(MulBF16, const bf16* const* rows, int64_t k, int64_t begin, int64_t n, int64_t dim) {
   // Interleave 16 elements of two rows. Two neighbouring vectors share their loads where 32 elements are there to load.
   alignas(64) static constexpr uint16_t order[2][32] = {
       {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
@@ -91,7 +120,7 @@ static inline vf value_words(MulBF16, const bf16* const* rows, int64_t k, int64_
 }
 #endif
 
-template <class Mul, class Q, class KV>
+template <class Mul, class KV>
 struct Attention {
   typedef typename Mul::word word;
   static constexpr int P = Mul::per_word;
@@ -144,6 +173,7 @@ struct Attention {
     return rows;
   }
 
+  template <class Q>
   void load_queries(const AttentionItem& item, int64_t head) {
     word* to = queries;
     for (int32_t i = 0; i < item.num_segments; ++i) {
@@ -200,29 +230,30 @@ struct Attention {
     transpose(square);
   }
 
-  struct Ahead {  // what the thread will need next; block null: nothing
-    const Block* block = nullptr;
-    int64_t begin = 0;
+  // Rows of K or V that the thread will need next, brought to its cache a few at a time while it computes: the pool is read in scattered
+  // rows, which the hardware does not foresee, and a burst of requests would fill its queues.
+  struct Prefetch {
+    const KV* const* rows = nullptr;
+    int64_t begin = 0, bytes = 0, next = 0, num_rows = 0, stride = 0;
+
+    void spread_over(int64_t calls) { stride = (num_rows + calls - 1) / calls; }
+    inline void advance() {
+      for (int64_t stop = next + stride < num_rows ? next + stride : num_rows; next < stop; ++next)
+        for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch((const char*)(rows[next] + begin) + byte, 0, 2);
+    }
   };
-  // The pool is read in scattered rows, which the hardware does not foresee.
-  inline void prefetch(const Ahead& ahead, int64_t first_key) {
-    if (!ahead.block || first_key >= ahead.block->num_keys) return;
-    const int64_t bytes = dim * sizeof(KV);
-    for (int64_t j = first_key; j < first_key + W; ++j)
-      for (int64_t byte = 0; byte < bytes; byte += 64) {
-        __builtin_prefetch((const char*)(ahead.block->keys[j] + ahead.begin) + byte, 0, 2);
-        __builtin_prefetch((const char*)(ahead.block->values[j] + ahead.begin) + byte, 0, 2);
-      }
-  }
+  struct Ahead {
+    Prefetch keys, values;
+  };
 
   template <int R>
-  void few_rows_scores(const Block& block, int64_t begin, int64_t num_keys, const Ahead& ahead) {
+  void few_rows_scores(const Block& block, int64_t begin, int64_t num_keys, Prefetch& prefetch) {
     for (int64_t j = 0; j < num_keys; j += W) {
-      prefetch(ahead, j);
       vf acc[R];
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) acc[r] = vf{};
       for (int64_t k = 0; k < dim_words; k += W) {
+        prefetch.advance();
         vf square[W];
         load_square(block.keys + j, begin, k, square);
 #pragma GCC unroll 16
@@ -235,43 +266,43 @@ struct Attention {
     }
   }
 
-  void compute_scores(const Block& block, int64_t begin, int64_t num_keys, int64_t rows, const Ahead& ahead) {
+  void compute_scores(const Block& block, int64_t begin, int64_t num_keys, int64_t rows, Prefetch& prefetch) {
+    prefetch.spread_over((num_keys + W - 1) / W * (dim_words / W));
     switch (rows) {
-      case 1: return few_rows_scores<1>(block, begin, num_keys, ahead);
-      case 2: return few_rows_scores<2>(block, begin, num_keys, ahead);
-      case 3: return few_rows_scores<3>(block, begin, num_keys, ahead);
-      case 4: return few_rows_scores<4>(block, begin, num_keys, ahead);
-      case 5: return few_rows_scores<5>(block, begin, num_keys, ahead);
-      case 6: return few_rows_scores<6>(block, begin, num_keys, ahead);
+      case 1: return few_rows_scores<1>(block, begin, num_keys, prefetch);
+      case 2: return few_rows_scores<2>(block, begin, num_keys, prefetch);
+      case 3: return few_rows_scores<3>(block, begin, num_keys, prefetch);
+      case 4: return few_rows_scores<4>(block, begin, num_keys, prefetch);
+      case 5: return few_rows_scores<5>(block, begin, num_keys, prefetch);
+      case 6: return few_rows_scores<6>(block, begin, num_keys, prefetch);
     }
     for (int64_t j = 0; j < num_keys; j += W) {  // packed_keys[j / W][dim_words][W]
-      prefetch(ahead, j);
       for (int64_t k = 0; k < dim_words; k += W) {
+        prefetch.advance();
         vf square[W];
         load_square(block.keys + j, begin, k, square);
 #pragma GCC unroll 16
         for (int i = 0; i < W; ++i) store_raw(packed_keys + j * dim_words + (k + i) * W, square[i]);
       }
     }
-    const word* panels = packed_keys;
-    const int64_t panel = dim_words * W;
-    multiply<Mul>(rows, (num_keys + W - 1) / W, queries, dim_words, dim_words,
-                  [=](int64_t k, int64_t n) { return Mul::load_vec(panels + n * panel + k * W); }, scores, kBlock);
+    multiply<Mul>(rows, (num_keys + W - 1) / W, queries, dim_words, dim_words, Packed<Mul>{packed_keys, dim_words * W, W}, scores, kBlock);
   }
 
-  void compute_output(const Block& block, int64_t begin, int64_t num_keys, int64_t rows, float* out) {
+  void compute_output(const Block& block, int64_t begin, int64_t num_keys, int64_t rows, Prefetch& prefetch, float* out) {
     const int64_t k_words = (num_keys + P - 1) / P, vectors = dim / W, d = dim;
     const KV* const* values = block.values;
+    prefetch.spread_over(k_words);
     if (rows <= kStripRows) {
-      multiply<Mul>(rows, vectors, probs, kBlock / P, k_words,
-                    [=](int64_t k, int64_t n) { return Mul::as_vec(value_words(Mul(), values, k, begin, n, d)); }, out, dim);
+      auto columns = [=, &prefetch](int64_t k, int64_t n) {
+        if (n == 0) prefetch.advance();
+        return Mul::as_vec(value_words(Mul(), values, k, begin, n, d));
+      };
+      multiply<Mul>(rows, vectors, probs, kBlock / P, k_words, columns, out, dim);
       return;
     }
-    for (int64_t k = 0; k < k_words; ++k)  // packed_values[k_words][D]
+    for (int64_t k = 0; k < k_words; ++k, prefetch.advance())  // packed_values[k_words][D]
       for (int64_t n = 0; n < vectors; ++n) store_raw(packed_values + k * dim + n * W, value_words(Mul(), values, k, begin, n, d));
-    const word* packed = packed_values;
-    multiply<Mul>(rows, vectors, probs, kBlock / P, k_words,
-                  [=](int64_t k, int64_t n) { return Mul::load_vec(packed + k * d + n * W); }, out, dim);
+    multiply<Mul>(rows, vectors, probs, kBlock / P, k_words, Packed<Mul>{packed_values, W, dim}, out, dim);
   }
 
   // Scores of one query row to probabilities relative to the row's maximum over its first `visible` keys; zero from there on.
@@ -304,9 +335,9 @@ struct Attention {
     row_sum = sum(total);
   }
 
-  void compute_block(const AttentionItem& item, const Block& block, int64_t head, int64_t num_keys, int64_t rows, const Ahead& ahead,
+  void compute_block(const AttentionItem& item, const Block& block, int64_t head, int64_t num_keys, int64_t rows, Ahead& ahead,
                      const Partial& to) {
-    compute_scores(block, head * dim, num_keys, rows, ahead);
+    compute_scores(block, head * dim, num_keys, rows, ahead.keys);
     int64_t r = 0;
     for (int32_t i = 0; i < item.num_segments; ++i) {
       const Segment& s = work.segments[item.segment0 + i];
@@ -317,7 +348,7 @@ struct Attention {
           softmax_row(scores + r * kBlock, probs + r * (kBlock / P), visible, num_keys, to.max[r], to.sum[r]);
       }
     }
-    compute_output(block, head * dim, num_keys, rows, to.out);
+    compute_output(block, head * dim, num_keys, rows, ahead.values, to.out);
   }
 
   // Not inlined: every user must execute the very same instructions.
@@ -341,7 +372,8 @@ struct Attention {
     for (int64_t i = 0; i < rows * dim; i += W) store(s.out + i, vf{});
   }
 
-  void finish(const Segment& segment, int64_t head, const Partial& s) {
+  template <class Q>
+  void write_output(const Segment& segment, int64_t head, const Partial& s) {
     Q* out = (Q*)call.out + ((call.cu_q[segment.row] + segment.token) * call.num_heads + head * group) * dim;
     for (int64_t t = 0, r = 0; t < segment.tokens; ++t)
       for (int64_t g = 0; g < group; ++g, ++r) {
@@ -349,6 +381,10 @@ struct Attention {
         Q* to = out + (t * call.num_heads + g) * dim;
         for (int64_t i = 0; i < dim; i += W) store(to + i, load(s.out + r * dim + i) * factor);
       }
+  }
+
+  void finish(const Segment& segment, int64_t head, const Partial& s) {
+    call.q_dtype == kBF16 ? write_output<bf16>(segment, head, s) : write_output<float>(segment, head, s);
   }
 
   Partial kept_partial(int32_t row, int64_t block, int64_t head) {
@@ -394,7 +430,9 @@ struct Attention {
     } else {
       return {};
     }
-    return {&find(work.segments[item->segment0].row, block, keep), head * dim};
+    const Block& next = find(work.segments[item->segment0].row, block, keep);
+    const int64_t bytes = dim * sizeof(KV);
+    return {{next.keys, head * dim, bytes, 0, next.num_keys, 0}, {next.values, head * dim, bytes, 0, next.num_keys, 0}};
   }
 
   void run(int32_t index) {
@@ -403,12 +441,16 @@ struct Attention {
     const int64_t rows = query_rows(item), end = position(first) + first.tokens;  // keys that the item's last token sees
     const Partial state = partial_at(state_words, rows, dim), part = partial_at(partial_of_block, rows, dim);
     for (int64_t head = item.head0; head < item.head1; ++head) {
-      load_queries(item, head);
+      if constexpr (P == 2)
+        load_queries<bf16>(item, head);
+      else
+        call.q_dtype == kBF16 ? load_queries<bf16>(item, head) : load_queries<float>(item, head);
       if (!item.partial) start(state, rows);
       for (int32_t b = item.block0; b < item.block1; ++b) {
         const Block& block = find(first.row, b, nullptr);
         const int64_t left = end - (int64_t)b * kBlock;
-        compute_block(item, block, head, left < kBlock ? left : kBlock, rows, look_ahead(index, head, b, &block), part);
+        Ahead ahead = look_ahead(index, head, b, &block);
+        compute_block(item, block, head, left < kBlock ? left : kBlock, rows, ahead, part);
         if (item.partial)
           keep(item, b, head, part);
         else
@@ -424,24 +466,63 @@ struct Attention {
   }
 };
 
-template <class Mul, class Q, class KV>
-static void attention_t(const AttentionCall& call, const AttentionWork& work) {
-  for_units(work.num_items, call.threads, [&](int thread) { return Attention<Mul, Q, KV>(call, work, work.scratch + thread * work.scratch_bytes); },
-            [](Attention<Mul, Q, KV>& attention, int64_t item) { attention.run(item); });
+template <class Mul, class KV>
+void attention(const AttentionCall& call, const AttentionWork& work) {
+  auto make = [&](int thread) { return Attention<Mul, KV>(call, work, work.scratch + thread * work.scratch_bytes); };
+  for_units(work.num_items, call.threads, make, [](Attention<Mul, KV>& attention, int64_t item) { attention.run(item); });
 }
 
-static void attention(const AttentionCall& call, const AttentionWork& work) {
-  if (call.q_dtype == kBF16 && call.kv_dtype == kBF16) {
-#ifdef __AVX512BF16__
-    attention_t<MulBF16, bf16, bf16>(call, work);
-#else
-    attention_t<MulF32, bf16, bf16>(call, work);
-#endif
-  } else if (call.q_dtype == kBF16) {
-    attention_t<MulF32, bf16, float>(call, work);
-  } else if (call.kv_dtype == kBF16) {
-    attention_t<MulF32, float, bf16>(call, work);
-  } else {
-    attention_t<MulF32, float, float>(call, work);
+// Grows, never shrinks; one per calling thread.
+class Buffer {
+ public:
+  char* at_least(int64_t bytes) {
+    if (bytes > size_) {
+      size_ = (bytes + 4095) / 4096 * 4096;
+      memory_.reset(static_cast<char*>(std::aligned_alloc(4096, size_)));
+    }
+    return memory_.get();
   }
+
+ private:
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  std::unique_ptr<char, Free> memory_;
+  int64_t size_ = 0;
+};
+
+}  // namespace
+
+extern "C" {
+
+void* setpoint_plan_create() { return new AttentionPlan; }
+
+void setpoint_plan_free(void* plan) { delete static_cast<AttentionPlan*>(plan); }
+
+// Reads everything of `call` but q, out and the caches.
+void setpoint_plan_build(void* plan, const AttentionCall* call, int32_t num_rows) {
+  static_cast<AttentionPlan*>(plan)->build(*call, num_rows);
 }
+
+void setpoint_attention(const void* plan_pointer, const AttentionCall* call_pointer) {
+  const AttentionPlan& plan = *static_cast<const AttentionPlan*>(plan_pointer);
+  const AttentionCall& call = *call_pointer;
+  thread_local std::vector<int32_t> open_items;
+  thread_local Buffer scratch, partials;
+  open_items = plan.open_items;
+  const int64_t per_thread = attention_scratch_bytes(call.head_dim);
+  const AttentionWork work{plan.segments.data(),
+                           plan.items.data(),
+                           static_cast<int32_t>(plan.items.size()),
+                           open_items.data(),
+                           plan.partial_begin.data(),
+                           reinterpret_cast<float*>(partials.at_least(plan.num_partial_words * 4)),
+                           scratch.at_least(per_thread * call.threads),
+                           per_thread};
+#ifdef __AVX512BF16__
+  if (call.q_dtype == kBF16 && call.kv_dtype == kBF16) return attention<MulBF16, bf16>(call, work);
+#endif
+  call.kv_dtype == kBF16 ? attention<MulF32, bf16>(call, work) : attention<MulF32, float>(call, work);
+}
+
+}  // extern "C"

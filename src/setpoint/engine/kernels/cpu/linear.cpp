@@ -1,8 +1,24 @@
-// y = x Wᵀ + bias on weights in panels (kernels.h). Included by isa.cpp.
-//
+// y = x Wᵀ + bias on weights in panels.//
 // Each output is one sum in the order of K, whatever the number of rows, columns or threads: a row's result does not depend on the
 // batch it is in. Up to kTileRows rows of x meet a panel while it streams through once, so one row costs reading the weights, and
 // many rows run at the rate of the multipliers.
+#include "simd.h"
+#include "threads.h"
+
+// Weights of a linear layer: panels of kPanel output columns, [ceil(N / kPanel)][K words][kPanel] 4-byte words, a word being one fp32
+// or two bf16 neighbours in K; columns past N are zero.
+constexpr int kPanel = 32;
+
+struct LinearCall {
+  const void* x;  // [M, K] contiguous
+  const void* weight;
+  const void* bias;  // [N] in x's type, or null
+  void* out;         // [M, N] contiguous, in x's type
+  int64_t rows, columns, k_words;
+  int32_t dtype, threads;
+};
+
+namespace {
 
 #if SP_WIDTH == 16
 constexpr int kTileRows = 12, kTileVectors = 2;  // 24 of 32 registers hold sums
@@ -16,7 +32,7 @@ constexpr int kUnitRows = 4 * kTileRows;
 constexpr int kRowsToPrefetch = 6;
 
 template <bool kAhead, class Mul, class T, int M>
-static void linear_tile(const LinearCall& call, int64_t row, int64_t panel) {
+void linear_tile(const LinearCall& call, int64_t row, int64_t panel) {
   typedef typename Mul::word word;
   const word* x = (const word*)call.x + row * call.k_words;
   for (int64_t n = 0; n < kPanel; n += kTileVectors * W) {
@@ -43,7 +59,7 @@ static void linear_tile(const LinearCall& call, int64_t row, int64_t panel) {
 }
 
 template <class Mul, class T>
-static void linear_rows(const LinearCall& call, int64_t row, int64_t rows, int64_t panel, bool prefetch_next) {
+void linear_rows(const LinearCall& call, int64_t row, int64_t rows, int64_t panel, bool prefetch_next) {
   switch (rows) {
     case 1: return linear_tile<false, Mul, T, 1>(call, row, panel);
     case 2: return linear_tile<false, Mul, T, 2>(call, row, panel);
@@ -63,7 +79,7 @@ static void linear_rows(const LinearCall& call, int64_t row, int64_t rows, int64
 }
 
 template <class Mul, class T>
-static void linear_t(const LinearCall& call) {
+void linear(const LinearCall& call) {
   const int64_t panels = (call.columns + kPanel - 1) / kPanel, blocks = (call.rows + kUnitRows - 1) / kUnitRows;
   auto no_state = [](int) { return 0; };
   for_units(panels * blocks, call.threads, no_state, [&](int, int64_t unit) {
@@ -79,4 +95,8 @@ static void linear_t(const LinearCall& call) {
   });
 }
 
-static void linear(const LinearCall& call) { call.dtype == kBF16 ? linear_t<MulBF16, bf16>(call) : linear_t<MulF32, float>(call); }
+}  // namespace
+
+extern "C" void setpoint_linear(const LinearCall* call) {
+  call->dtype == kBF16 ? linear<MulBF16, bf16>(*call) : linear<MulF32, float>(*call);
+}

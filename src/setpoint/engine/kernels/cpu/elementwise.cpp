@@ -1,23 +1,24 @@
-// RMSNorm (with residual), rotary embedding with the store into the KV cache, SiLU-mul. Included by isa.cpp.
-// Columns need not be a multiple of the vector width; head_dim / 2 must be (api.cpp refuses others) or falls to a scalar tail.
+// RMSNorm (with residual), rotary embedding with the store into the KV cache, SiLU-mul. Arithmetic in fp32, rounded once.
+#include "simd.h"
+#include "threads.h"
+
+struct RopeCall {
+  void* q;  // [T, H, D], rotated in place; token strides in elements
+  const void* k;
+  const void* v;
+  const float* cos_sin;  // [max positions, D]
+  const int64_t* positions;
+  void* k_cache;
+  void* v_cache;
+  const int64_t* kv_index;
+  int64_t tokens, num_heads, num_kv_heads, head_dim, q_stride, k_stride, v_stride;
+  int32_t dtype, kv_dtype, threads;
+};
+
+namespace {
 
 template <class T>
-static inline vf load_part(const T* p, int64_t n) {
-  if (n >= W) return load(p);
-  T lanes[W] = {};
-  for (int64_t i = 0; i < n; ++i) lanes[i] = p[i];
-  return load(lanes);
-}
-template <class T>
-static inline void store_part(T* p, vf v, int64_t n) {
-  if (n >= W) return store(p, v);
-  T lanes[W];
-  store(lanes, v);
-  for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
-}
-
-template <class T>
-static void rms_norm_t(const T* x, T* residual, const T* weight, T* out, int64_t rows, int64_t cols, float eps, int threads) {
+void rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t rows, int64_t cols, float eps, int threads) {
   for_rows(rows, cols, threads, [=](int64_t row) {
     const T* source = x + row * cols;
     T* target = out + row * cols;
@@ -43,7 +44,7 @@ static void rms_norm_t(const T* x, T* residual, const T* weight, T* out, int64_t
 }
 
 template <class T>
-static void silu_mul_t(const T* gate_up, T* out, int64_t rows, int64_t cols, int threads) {
+void silu_mul(const T* gate_up, T* out, int64_t rows, int64_t cols, int threads) {
   for_rows(rows, 4 * cols, threads, [=](int64_t row) {
     const T* gate = gate_up + row * 2 * cols;
     const T* up = gate + cols;
@@ -56,7 +57,7 @@ static void silu_mul_t(const T* gate_up, T* out, int64_t rows, int64_t cols, int
 }
 
 template <class T, class S>
-static inline void rotate(const T* x, S* target, const float* cos, const float* sin, int64_t half) {
+inline void rotate(const T* x, S* target, const float* cos, const float* sin, int64_t half) {
   for (int64_t i = 0; i < half; i += W) {
     const int64_t n = half - i;
     const vf a = load_part(x + i, n), b = load_part(x + half + i, n), c = load_part(cos + i, n), s = load_part(sin + i, n);
@@ -67,7 +68,7 @@ static inline void rotate(const T* x, S* target, const float* cos, const float* 
 }
 
 template <class T, class S>
-static void rope_and_store_t(const RopeCall& call) {
+void rope_and_store(const RopeCall& call) {
   const int64_t dim = call.head_dim, half = dim / 2, kv_row = call.num_kv_heads * dim;
   for_rows(call.tokens, (call.num_heads + 2 * call.num_kv_heads) * dim, call.threads, [=, &call](int64_t t) {
     const float* cos = call.cos_sin + call.positions[t] * dim;
@@ -82,24 +83,31 @@ static void rope_and_store_t(const RopeCall& call) {
   });
 }
 
-static void rms_norm(const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t cols, float eps, int32_t dtype,
-                     int32_t threads) {
+}  // namespace
+
+extern "C" {
+
+// residual may be null; else residual += x first, and that sum is normalised. out may be x.
+void setpoint_rms_norm(const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t cols, float eps, int32_t dtype,
+                       int32_t threads) {
   if (dtype == kBF16)
-    rms_norm_t((const bf16*)x, (bf16*)residual, (const bf16*)weight, (bf16*)out, rows, cols, eps, threads);
+    rms_norm((const bf16*)x, (bf16*)residual, (const bf16*)weight, (bf16*)out, rows, cols, eps, threads);
   else
-    rms_norm_t((const float*)x, (float*)residual, (const float*)weight, (float*)out, rows, cols, eps, threads);
+    rms_norm((const float*)x, (float*)residual, (const float*)weight, (float*)out, rows, cols, eps, threads);
 }
 
-static void silu_mul(const void* gate_up, void* out, int64_t rows, int64_t cols, int32_t dtype, int32_t threads) {
+void setpoint_silu_mul(const void* gate_up, void* out, int64_t rows, int64_t cols, int32_t dtype, int32_t threads) {
   if (dtype == kBF16)
-    silu_mul_t((const bf16*)gate_up, (bf16*)out, rows, cols, threads);
+    silu_mul((const bf16*)gate_up, (bf16*)out, rows, cols, threads);
   else
-    silu_mul_t((const float*)gate_up, (float*)out, rows, cols, threads);
+    silu_mul((const float*)gate_up, (float*)out, rows, cols, threads);
 }
 
-static void rope_and_store(const RopeCall& call) {
-  if (call.dtype == kBF16)
-    call.kv_dtype == kBF16 ? rope_and_store_t<bf16, bf16>(call) : rope_and_store_t<bf16, float>(call);
+void setpoint_rope_and_store(const RopeCall* call) {
+  if (call->dtype == kBF16)
+    call->kv_dtype == kBF16 ? rope_and_store<bf16, bf16>(*call) : rope_and_store<bf16, float>(*call);
   else
-    call.kv_dtype == kBF16 ? rope_and_store_t<float, bf16>(call) : rope_and_store_t<float, float>(call);
+    call->kv_dtype == kBF16 ? rope_and_store<float, bf16>(*call) : rope_and_store<float, float>(*call);
 }
+
+}  // extern "C"
