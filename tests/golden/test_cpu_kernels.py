@@ -19,6 +19,7 @@ from setpoint.engine.kernels.cpu import build, library
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.kernels.ref import RefOps
+from setpoint.engine.quant import cpu as cpu_linear
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -39,9 +40,11 @@ class Case:
     head_dim: int
     page_size: int
     rows: tuple[Row, ...]
+    prefix: int = 0
+    """Leading tokens (whole pages) that every longer row has in common with the others."""
 
     def __str__(self) -> str:
-        return f"h{self.heads}/{self.kv_heads}-d{self.head_dim}-p{self.page_size}-n{len(self.rows)}"
+        return f"h{self.heads}/{self.kv_heads}-d{self.head_dim}-p{self.page_size}-n{len(self.rows)}-s{self.prefix}"
 
 
 def random_rows(seed: int, num_rows: int, longest: int) -> tuple[Row, ...]:
@@ -65,6 +68,9 @@ CASES = [
     Case(8, 1, 128, 16, random_rows(5, 4, 500)),
     Case(3, 1, 48, 4, (Row(1, 1500), Row(3, 1400))),
     Case(2, 2, 112, 16, (Row(200, 1500),)),
+    # Shared prefixes: inside a block, ending in one, with rows that are shorter, and more query rows than one item takes.
+    Case(9, 3, 64, 1, (*(Row(1, 300 + i) for i in range(40)), Row(12, 400), Row(5, 60), Row(100, 500)), prefix=290),
+    Case(4, 2, 32, 64, (Row(1, 700), Row(3, 650), Row(1, 400), Row(9, 1000)), prefix=384),
 ]
 
 
@@ -120,6 +126,9 @@ def make_problem(case: Case, dtype: torch.dtype, kv_dtype: torch.dtype | None = 
     slots = torch.randperm(len(case.rows) + 2)[: len(case.rows)].int()
     for row, (begin, length) in enumerate(zip(np.cumsum(pages) - pages, pages, strict=True)):
         table[slots[row], :length] = order[begin : begin + length].int()
+        shared = case.prefix // case.page_size
+        if kv_lens[row] > case.prefix:
+            table[slots[row], :shared] = order[:shared].int()
     cache_shape = (int(pages.sum()) + 1, case.page_size, case.kv_heads, case.head_dim)
     k_cache, v_cache = (torch.randn(cache_shape).to(kv_dtype or dtype) for _ in range(2))
     k_cache[0] = v_cache[0] = torch.nan  # the dummy page must not be read
@@ -134,22 +143,25 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
     return ((result.double() - reference).norm(dim=-1) / reference.norm(dim=-1)).max().item()
 
 
-@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_attention_matches_reference(case: Case, level: str):
+def test_attention_matches_reference(case: Case):
     for dtype, kv_dtype in ((FP32, FP32), (BF16, BF16), (FP32, BF16), (BF16, FP32)):
         problem = make_problem(case, dtype, kv_dtype)
+        reference = problem.reference()
         # fp32: 2e-6. bf16: the output's own rounding (2^-9) and, with AVX512_BF16, that of the probabilities.
         bound = 2e-6 if dtype == FP32 else 6e-3
-        assert relative_error(problem.run(level), problem.reference()) < bound
+        for level in LEVELS:
+            assert relative_error(problem.run(level), reference) < bound, f"{level}, {dtype} with {kv_dtype} in the cache"
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-def test_a_row_alone_equals_the_row_in_a_batch(dtype: torch.dtype, level: str):
-    problem = make_problem(Case(9, 3, 64, 1, (*random_rows(7, 20, 500), Row(1, 1500), Row(300, 900))), dtype)
+@pytest.mark.parametrize("prefix", [0, 300])
+def test_a_row_alone_equals_the_row_in_a_batch(prefix: int, dtype: torch.dtype, level: str):
+    rows = (*random_rows(7, 16, 500), Row(1, 1300), Row(1, 310), Row(300, 700))
+    problem = make_problem(Case(9, 3, 64, 1, rows, prefix), dtype)
     together = problem.run(level)
-    for row in range(len(problem.batch.kv_lens_host)):
+    for row in range(len(rows)):
         begin, end = problem.batch.cu_q_host[row], problem.batch.cu_q_host[row + 1]
         assert torch.equal(problem.only(row).run(level), together[begin:end])
 
@@ -178,7 +190,7 @@ def threads():
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_number_of_threads_changes_nothing(dtype: torch.dtype, threads):
-    problem = make_problem(Case(9, 3, 64, 4, (*random_rows(8, 9, 600), Row(1, 1500))), dtype)
+    problem = make_problem(Case(9, 3, 64, 4, (*random_rows(8, 9, 600), Row(1, 1500), Row(1, 500)), prefix=256), dtype)
     results = []
     for count in (1, 2, 3):
         threads(count)
@@ -235,6 +247,34 @@ def test_rope_and_store_matches_reference(heads, kv_heads, head_dim, tokens, dty
     assert close(q, expected_q, dtype)
     assert close(k_cache, expected_k_cache, BF16 if BF16 in (dtype, kv_dtype) else FP32)
     assert torch.equal(results[0][2], results[1][2])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize(("columns", "k"), [(96, 64), (70, 36), (1, 2), (33, 576)])
+def test_linear_matches_torch_and_a_row_knows_no_batch(columns, k, dtype, level):
+    torch.manual_seed(columns)
+    weight, bias = torch.randn(columns, k).to(dtype), torch.randn(columns).to(dtype)
+    x = torch.randn(123, k).to(dtype)
+    for b in (None, bias):
+        linear = cpu_linear.create(dtype, level=level).pack(weight, b)
+        result = linear(x)
+        exact = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+        assert torch.allclose(result.double(), exact, rtol=2**-8 if dtype == BF16 else 2e-6, atol=2e-6 * k**0.5)
+        for rows in (*range(1, 27), 48, 49, 122):
+            assert torch.equal(linear(x[-rows:]), result[-rows:])
+    assert linear.num_bytes >= weight.nbytes + bias.nbytes
+
+
+def test_number_of_threads_does_not_change_a_product(threads):
+    weight, x = torch.randn(576, 192), torch.randn(60, 192)
+    linear = cpu_linear.create(FP32).pack(weight, None)
+    results = []
+    for count in (1, 2, 5):
+        threads(count)
+        results.append(linear(x))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 def run_python(code: str, **environment: str) -> str:
