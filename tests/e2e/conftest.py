@@ -38,7 +38,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The tiny model in float64, accounting checked at every step."""
-    arguments = ("--model-path", str(tiny_model), "--dtype", "float64", "--strict-accounting")
+    arguments = ("--model-path", str(tiny_model), "--dtype", "float64", "--max-total-tokens", "20000", "--strict-accounting")
     with running_server(tmp_path_factory.mktemp("server"), *arguments) as server:
         yield server
 

@@ -72,6 +72,7 @@ async def listen(server: uvicorn.Server, sock: socket.socket) -> None:
     """Serve on a bound socket. Raises ConfigError if another program has bound it too and was first to listen."""
     host, port = sock.getsockname()[:2]
     try:
-        await server.serve(sockets=[sock])
+        sock.listen(_BACKLOG)  # uvloop, which does the same, keeps the error to itself
     except OSError as error:
         raise _cannot_listen(host, port, error) from error
+    await server.serve(sockets=[sock])

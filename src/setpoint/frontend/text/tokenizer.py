@@ -54,7 +54,7 @@ class Tokenizer:
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the Rust library raises plain Exception for every kind of malformed file
-            raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+            raise CheckpointError(f"{path} cannot be read as a tokenizer ({error}); fetch it again, or pass --tokenizer-path.") from error
         return cls(tokenizer, special_tokens=_named_special_tokens(read_tokenizer_config(folder)))
 
     @cached_property
