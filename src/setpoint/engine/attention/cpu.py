@@ -38,26 +38,27 @@ class CpuAttention:
             q_dtype=DTYPES[shape.dtype],
             kv_dtype=DTYPES[shape.kv_dtype],
         )
+        self._call_address = ctypes.addressof(self._call)
         self._plan = kernels.plan_create()
         weakref.finalize(self, kernels.plan_free, self._plan)
         self._planned: AttentionBatch | None = None
         """The batch that the plan is for; held, so that its tensors stay where the call points."""
 
     def forward(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        q_stride = q.stride()
+        assert q_stride[1:] == (self._shape.head_dim, 1)
         assert q.dtype == self._shape.dtype
-        assert q.stride(2) == 1
-        assert q.stride(1) == self._shape.head_dim
         assert k_cache.dtype == v_cache.dtype == self._shape.kv_dtype
         if batch is not self._planned:
             self._build_plan(batch)
-        out = q.new_empty(q.shape)
+        out = torch.empty(q.shape, dtype=self._shape.dtype)
         call = self._call
         call.q = q.data_ptr()
-        call.q_stride = q.stride(0)
+        call.q_stride = q_stride[0]
         call.out = out.data_ptr()
         call.k_cache = k_cache.data_ptr()
         call.v_cache = v_cache.data_ptr()
-        self._kernels.attention(self._plan, ctypes.addressof(call))
+        self._kernels.attention(self._plan, self._call_address)
         return out
 
     def _build_plan(self, batch: AttentionBatch) -> None:
@@ -69,7 +70,7 @@ class CpuAttention:
         call.page_table = batch.page_table.data_ptr()
         call.table_stride = batch.page_table.stride(0)
         call.threads = torch.get_num_threads()
-        self._kernels.plan_build(self._plan, ctypes.addressof(call), len(batch.kv_lens_host))
+        self._kernels.plan_build(self._plan, self._call_address, len(batch.kv_lens_host))
         self._planned = batch
 
 

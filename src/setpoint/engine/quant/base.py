@@ -35,10 +35,11 @@ class LinearMethod(Protocol):
 METHODS = {
     "plain": "setpoint.engine.quant.plain:create",
     "packed": "setpoint.engine.quant.packed:create",
+    "cpu": "setpoint.engine.quant.cpu:create",
 }
 """Name -> factory ``create(dtype) -> LinearMethod``; it raises KernelsUnavailable with the reason."""
 
-PREFERENCE = {"cpu": ("packed", "plain"), "cuda": ("plain",)}
+PREFERENCE = {"cpu": ("cpu", "packed", "plain"), "cuda": ("plain",)}
 """Device type -> names, best first; the last one runs everywhere."""
 
 

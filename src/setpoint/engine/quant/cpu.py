@@ -34,19 +34,20 @@ class PanelWeight:
             k_words=self._panels.shape[1],
             dtype=DTYPES[weight.dtype],
         )
+        self._call_address = ctypes.addressof(self._call)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         assert x.dtype == self._dtype
         assert x.shape[1] == self._k
         assert x.is_contiguous()
         rows = len(x)
-        out = x.new_empty((rows, self._columns))
+        out = torch.empty((rows, self._columns), dtype=self._dtype)
         call = self._call
         call.x = x.data_ptr()
         call.out = out.data_ptr()
         call.rows = rows
         call.threads = torch.get_num_threads()
-        self._kernels.linear(ctypes.addressof(call))
+        self._kernels.linear(self._call_address)
         return out
 
 

@@ -1,4 +1,5 @@
-// y = x Wᵀ + bias on weights in panels.//
+// y = x Wᵀ + bias on weights in panels.
+//
 // Each output is one sum in the order of K, whatever the number of rows, columns or threads: a row's result does not depend on the
 // batch it is in. Up to kTileRows rows of x meet a panel while it streams through once, so one row costs reading the weights, and
 // many rows run at the rate of the multipliers.
@@ -25,10 +26,13 @@ constexpr int kTileRows = 12, kTileVectors = 2;  // 24 of 32 registers hold sums
 #else
 constexpr int kTileRows = 6, kTileVectors = 2;  // 12 of 16
 #endif
-// Rows a thread takes at a time: keeps the panel in its L2 while there are enough units for all threads.
+// Rows of a panel that a thread takes at a time.
 constexpr int kUnitRows = 4 * kTileRows;
+// Half an L2 cache of x.
+constexpr int64_t kBatchBytes = 512 * 1024;
 
-// A tile of at least this many rows brings the next panel to L2 while it works. Fewer rows do so little with a panel that the hardware's own prefetching does better.
+// A tile of at least this many rows brings the next panel to L2 while it works. Fewer rows do so little with a panel that the
+// hardware's own prefetching does better.
 constexpr int kRowsToPrefetch = 6;
 
 template <bool kAhead, class Mul, class T, int M>
@@ -78,19 +82,29 @@ void linear_rows(const LinearCall& call, int64_t row, int64_t rows, int64_t pane
   }
 }
 
+// Part i of n even parts of [0, total): 13 rows are 7 + 6, not 12 + 1.
+struct Range {
+  int64_t begin, end;
+  Range(int64_t total, int64_t i, int64_t n) : begin(total * i / n), end(total * (i + 1) / n) {}
+  int64_t size() const { return end - begin; }
+};
+
 template <class Mul, class T>
 void linear(const LinearCall& call) {
-  const int64_t panels = (call.columns + kPanel - 1) / kPanel, blocks = (call.rows + kUnitRows - 1) / kUnitRows;
+  const int64_t panels = (call.columns + kPanel - 1) / kPanel;
+  // Batches of rows that stay in the L2 cache for all panels; in them units of rows, in those tiles.
+  const int64_t fitting = kBatchBytes / (call.k_words * 4) > kUnitRows ? kBatchBytes / (call.k_words * 4) : kUnitRows;
+  const int64_t batches = (call.rows + fitting - 1) / fitting;
+  const int64_t units = ((call.rows + batches - 1) / batches + kUnitRows - 1) / kUnitRows;
   auto no_state = [](int) { return 0; };
-  for_units(panels * blocks, call.threads, no_state, [&](int, int64_t unit) {
-    const int64_t panel = unit / blocks, block = unit % blocks;
-    // Blocks and tiles of even size: 13 rows are 7 + 6, not 12 + 1.
-    const int64_t begin = call.rows * block / blocks, end = call.rows * (block + 1) / blocks;
-    const int64_t tiles = (end - begin + kTileRows - 1) / kTileRows;
+  for_units(batches * panels * units, call.threads, no_state, [&](int, int64_t index) {
+    const int64_t panel = index / units % panels, unit = index % units;
+    const Range batch(call.rows, index / units / panels, batches), rows(batch.size(), unit, units);
+    const int64_t tiles = (rows.size() + kTileRows - 1) / kTileRows;
     for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t first = begin + (end - begin) * t / tiles, last = begin + (end - begin) * (t + 1) / tiles;
-      const bool prefetch_next = t == 0 && block == blocks - 1 && panel + 1 < panels && last - first >= kRowsToPrefetch;
-      linear_rows<Mul, T>(call, first, last - first, panel, prefetch_next);
+      const Range tile(rows.size(), t, tiles);
+      const bool prefetch_next = t == 0 && unit == units - 1 && panel + 1 < panels && tile.size() >= kRowsToPrefetch;
+      linear_rows<Mul, T>(call, batch.begin + rows.begin + tile.begin, tile.size(), panel, prefetch_next);
     }
   });
 }

@@ -20,6 +20,9 @@ class CpuOps:
         self._dtype = dtype
         self._dtype_number = DTYPES[dtype]
         self._kernels = kernels
+        # Calls of one token are a few µs long, so the argument struct is filled in place, not built anew.
+        self._rope = RopeCall(dtype=DTYPES[dtype])
+        self._rope_address = ctypes.addressof(self._rope)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(x)
@@ -61,42 +64,37 @@ class CpuOps:
         kv_index: torch.Tensor,
     ) -> torch.Tensor:
         """Rotates q in place and returns it; k stays as it is."""
-        tokens, num_heads, head_dim = q.shape
-        num_kv_heads = k.shape[1]
+        call = self._rope
+        call.tokens, call.num_heads, head_dim = q.shape
+        call.num_kv_heads = k.shape[1]
+        call.head_dim = head_dim
+        q_stride, k_stride, v_stride = q.stride(), k.stride(), v.stride()
         assert q.dtype == k.dtype == v.dtype == self._dtype
+        assert q_stride[1:] == k_stride[1:] == v_stride[1:] == (head_dim, 1)
         assert cos_sin.dtype == torch.float32
-        assert all(x.stride(2) == 1 and x.stride(1) == head_dim for x in (q, k, v))
         assert k_cache.is_contiguous()
         assert v_cache.is_contiguous()
-        assert k_cache.dtype == v_cache.dtype
-        call = RopeCall(
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            cos_sin.data_ptr(),
-            positions.data_ptr(),
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            kv_index.data_ptr(),
-            tokens,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            q.stride(0),
-            k.stride(0),
-            v.stride(0),
-            self._dtype_number,
-            DTYPES[k_cache.dtype],
-            torch.get_num_threads(),
-        )
-        self._kernels.rope_and_store(ctypes.addressof(call))
+        call.q = q.data_ptr()
+        call.k = k.data_ptr()
+        call.v = v.data_ptr()
+        call.cos_sin = cos_sin.data_ptr()
+        call.positions = positions.data_ptr()
+        call.k_cache = k_cache.data_ptr()
+        call.v_cache = v_cache.data_ptr()
+        call.kv_index = kv_index.data_ptr()
+        call.q_stride = q_stride[0]
+        call.k_stride = k_stride[0]
+        call.v_stride = v_stride[0]
+        call.kv_dtype = DTYPES[k_cache.dtype]
+        call.threads = torch.get_num_threads()
+        self._kernels.rope_and_store(self._rope_address)
         return q
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         assert gate_up.is_contiguous()
         assert gate_up.dtype == self._dtype
         rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
-        out = gate_up.new_empty((rows, columns))
+        out = torch.empty((rows, columns), dtype=self._dtype)
         self._kernels.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, columns, self._dtype_number, torch.get_num_threads())
         return out
 
