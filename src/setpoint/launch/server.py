@@ -54,6 +54,12 @@ DRAIN_S = 5
 CLOSE_S = 5
 """How long connections may then take to close."""
 ENGINE_EXIT_S = 10.0
+OPENMP_SPINS = "10000"
+"""Rounds, some tenths of a millisecond, that an OpenMP thread of the engine spins for its next piece of work before it sleeps.
+
+The default of 300,000 keeps a core busy while the thread that has the work waits for one: with one other busy process on two cores
+a stream decoded ten times slower. Sleeping at once (OMP_WAIT_POLICY=passive) costs a third on an idle machine (docs/notebook.md).
+"""
 LAST_WORDS_S = 0.2
 """How long messages of an engine process that has ended may still be on their way."""
 
@@ -118,9 +124,15 @@ def _spawn_engine() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "setpoint.launch.engine_process"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE)
+        return subprocess.Popen(command, stdin=subprocess.PIPE, env=_engine_environment())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _engine_environment() -> dict[str, str]:
+    """Ours, with OPENMP_SPINS unless the user has said how OpenMP's threads wait."""
+    given = os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
+    return dict(os.environ) if given else {**os.environ, "GOMP_SPINCOUNT": OPENMP_SPINS}
 
 
 def _hand_over(process: subprocess.Popen[bytes], job: EngineJob) -> None:
