@@ -32,7 +32,9 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise CheckpointError(f"The chat template cannot be compiled ({error}); correct it, or pass another with --chat-template.") from error
+            raise CheckpointError(
+                f"The chat template cannot be compiled ({error}); correct it, or pass another with --chat-template."
+            ) from error
         self._special_tokens = dict(special_tokens or {})
 
     def render(
