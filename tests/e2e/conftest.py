@@ -37,9 +37,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The tiny model in float64, accounting checked at every step."""
-    arguments = ("--model-path", str(tiny_model), "--dtype", "float64", "--max-total-tokens", "20000", "--strict-accounting")
-    with running_server(tmp_path_factory.mktemp("server"), *arguments) as server:
+    """The tiny model in float32."""
+    with running_server(tmp_path_factory.mktemp("server"), "--model-path", str(tiny_model), "--dtype", "float32") as server:
         yield server
 
 
