@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import aiohttp
 import psutil
+from machine import busy_cpu_s
 from workloads import Workload
 
 START_TIMEOUT_S = 120.0
@@ -37,8 +38,28 @@ class Sample:
     decode_s: float | None = None
     """Of one stream: first to last token."""
     cpu_s: Mapping[str, float] = field(default_factory=dict)
-    """CPU seconds by process: "client", "frontend", "engine"."""
+    """CPU seconds by process: "client" and "frontend", "engine" or "peer"."""
+    foreign_share: float = 0.0
+    """Part of the machine's CPU time that somebody else used meanwhile: such figures say little."""
     errors: tuple[str, ...] = ()
+
+
+class CpuMeter:
+    """CPU seconds of some processes, and of everybody else, between its making and ``read``."""
+
+    def __init__(self, processes: Mapping[str, psutil.Process]) -> None:
+        self._processes = processes
+        self._busy, self._begin = busy_cpu_s(), time.perf_counter()
+        self._before = self._seconds()
+
+    def _seconds(self) -> dict[str, float]:
+        return {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
+
+    def read(self) -> tuple[dict[str, float], float]:
+        """Seconds by process, and the share of the machine that went to others."""
+        spent = {name: seconds - self._before[name] for name, seconds in self._seconds().items()}
+        foreign = busy_cpu_s() - self._busy - sum(spent.values())
+        return spent, max(foreign, 0.0) / (time.perf_counter() - self._begin) / (os.cpu_count() or 1)
 
 
 class Contender(Protocol):
@@ -79,28 +100,27 @@ class SetpointServer:
         streams = self._stream or workload.num_requests == 1
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)) as session:
-            before, begin = self._cpu_seconds(), time.perf_counter()
+            meter, begin = CpuMeter(self._processes()), time.perf_counter()
             answers = [_complete(session, self._url, prompt, workload.output_tokens, streams) for prompt in workload.prompts(repetition)]
             outcomes = await asyncio.gather(*answers, return_exceptions=True)
             wall = time.perf_counter() - begin
-        cpu = {name: seconds - before[name] for name, seconds in self._cpu_seconds().items()}
+            cpu, foreign = meter.read()
         errors = tuple(f"{type(outcome).__name__}: {outcome}" for outcome in outcomes if isinstance(outcome, BaseException))
         if errors or workload.num_requests > 1:
-            return Sample(wall, cpu_s=cpu, errors=errors)
+            return Sample(wall, cpu_s=cpu, foreign_share=foreign, errors=errors)
         (single,) = outcomes
         assert isinstance(single, _Received)
-        return Sample(wall, single.first_s, single.last_s - single.first_s, cpu)
+        return Sample(wall, single.first_s, single.last_s - single.first_s, cpu, foreign)
 
     def close(self) -> None:
         self._process.terminate()
         self._process.wait()
         self._log.close()
 
-    def _cpu_seconds(self) -> dict[str, float]:
+    def _processes(self) -> dict[str, psutil.Process]:
         frontend = psutil.Process(self._process.pid)
         (engine,) = frontend.children()
-        processes = {"client": psutil.Process(), "frontend": frontend, "engine": engine}
-        return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+        return {"client": psutil.Process(), "frontend": frontend, "engine": engine}
 
 
 @dataclass(slots=True)
@@ -158,12 +178,13 @@ class PeerProcess:
 
     async def run(self, workload: Workload, repetition: int) -> Sample:
         job = {"prompts": workload.prompts(repetition), "num_outputs": workload.output_tokens}
+        meter = CpuMeter({"client": psutil.Process(), "peer": psutil.Process(self._process.pid)})
         answer = await asyncio.to_thread(self._ask, json.dumps(job))
         if answer is None:
             return Sample(0.0, errors=(f"the process ended:\n{Path(self._log.name).read_text()[-2000:]}",))
         if answer["num_generated"] != workload.num_outputs:
             return Sample(0.0, errors=(f"asked for {workload.num_outputs} tokens, got {answer['num_generated']}",))
-        return Sample(answer["wall_s"], answer["ttft_s"], answer["decode_s"])
+        return Sample(answer["wall_s"], answer["ttft_s"], answer["decode_s"], *meter.read())
 
     def close(self) -> None:
         self._process.kill()

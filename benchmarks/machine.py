@@ -1,4 +1,4 @@
-"""What every benchmark prints first: the machine and the commit that its figures belong to."""
+"""The machine and the commit that figures belong to, and whether anybody else is using the machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import psutil
 
 
 def cpu_name() -> str:
@@ -36,3 +38,14 @@ def environment(*packages: str) -> str:
     """Machine, versions of ``packages`` and commit, as one line."""
     named = ", ".join(f"{name} {number}" for name, number in versions(*packages).items())
     return f"{cpu_name()}, {os.cpu_count()} CPUs, {named}, commit {commit()}"
+
+
+def busy_cpu_s() -> float:
+    """CPU seconds that this machine has worked since it started, for anybody."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
+
+
+def is_quiet(within_s: float = 1.0, *, busy_share: float = 0.07) -> bool:
+    """Whether at most ``busy_share`` of the CPUs was in use during the next ``within_s`` seconds."""
+    return psutil.cpu_percent(interval=within_s) <= 100 * busy_share

@@ -106,15 +106,16 @@ class Report:
         return "\n".join(lines)
 
     def cpu_table(self) -> str:
-        """Markdown: CPU seconds per process and repetition (medians), for contenders that know them."""
-        lines = ["| workload | contender | wall s | CPU s: engine | frontend | client |", "|---|---|---|---|---|---|"]
+        """Markdown: CPU seconds per process and the share of the machine that others used; medians over the repetitions."""
+        lines = ["| workload | contender | wall s | CPU s by process | used by others |", "|---|---|---|---|---|"]
         for workload in self._workloads:
             for contender, samples in self._results[workload.name].items():
-                if not all(sample.cpu_s and not sample.errors for sample in samples):
+                if any(sample.errors for sample in samples):
                     continue
                 wall = statistics.median(sample.wall_s for sample in samples)
-                spent = [statistics.median(sample.cpu_s[name] for sample in samples) for name in ("engine", "frontend", "client")]
-                lines.append(f"| {workload.name} | {contender} | {wall:.2f} | " + " | ".join(f"{value:.2f}" for value in spent) + " |")
+                spent = [f"{name} {statistics.median(sample.cpu_s[name] for sample in samples):.2f}" for name in samples[0].cpu_s]
+                foreign = statistics.median(sample.foreign_share for sample in samples)
+                lines.append(f"| {workload.name} | {contender} | {wall:.2f} | {', '.join(spent)} | {foreign:.0%} |")
         return "\n".join(lines)
 
     def judge(self, aims: Sequence[Aim]) -> list[str]:

@@ -7,7 +7,8 @@
 Contenders take turns within each repetition and only one of them works at a time. Prompts are fresh in every repetition (W3's
 prefix is shared within one). Greedy, ignore_eos, so that everybody generates the same number of tokens. A request that fails or
 brings another number of tokens is an error: the contender's figures are not reported and the exit code is 1. A difference inside the
-spread of the repetitions is not called one. JSON goes to benchmarks/results/.
+spread of the repetitions is not called one. On a machine that others use too, --patience waits for quiet moments and repeats what was
+disturbed. JSON goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import itertools
 import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from contenders import Contender, SetpointServer, parse_variant, transformers_peer
-from machine import commit, cpu_name, environment, versions
+from contenders import Contender, Sample, SetpointServer, parse_variant, transformers_peer
+from machine import commit, cpu_name, environment, is_quiet, versions
 from report import DECODE, OUTPUT, WALL, Aim, Report, Results
 from workloads import FULL, QUICK, Workload
 
@@ -35,6 +38,10 @@ OURS, PEER, NO_CACHE = "setpoint", "transformers", "setpoint, no radix cache"
 PACKAGES = ("setpoint", "torch", "transformers", "aiohttp")
 NUM_THREADS = 2
 WARM_UP_TOKENS = 4
+DISTURBED = 0.05
+"""Share of the machine's CPU time used by others from which a sample is repeated, as long as --patience lasts."""
+ATTEMPT = 1000
+"""Attempt k of repetition r takes the prompts of repetition r + k * ATTEMPT."""
 AIMS = (
     Aim("W1", DECODE, OURS, PEER, 2.0),
     Aim("W2", OUTPUT, OURS, PEER, 2.4),
@@ -52,6 +59,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--stream", action="store_true", help="all requests stream (W1 always does)")
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     parser.add_argument("--peer-w3", action="store_true", help="run W3 on transformers too, which takes minutes")
+    parser.add_argument("--patience", type=float, default=0.0, help="seconds per sample to wait for a quiet machine, and to try again")
     parser.add_argument("--quick", action="store_true", help="tiny workloads, one repetition: does everything work?")
     parser.add_argument("--name", default="serving", help="of the result file: benchmarks/results/<date>-<name>.json")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
@@ -93,22 +101,38 @@ async def measure(args: argparse.Namespace, workloads: Sequence[Workload]) -> Re
             contenders.append(peer)
         for workload in workloads:
             present = [contender for contender in contenders if takes_part(contender.name, workload, args)]
-            await measure_workload(workload, present, args.reps, results)
+            await measure_workload(workload, present, args, results)
     return results
 
 
-async def measure_workload(workload: Workload, contenders: Sequence[Contender], reps: int, results: Results) -> None:
+async def measure_workload(workload: Workload, contenders: Sequence[Contender], args: argparse.Namespace, results: Results) -> None:
     """Warm every contender up, then take turns; the order is reversed in every other repetition."""
     warm_up = replace(workload, output_tokens=min(WARM_UP_TOKENS, workload.output_tokens))
     for contender in contenders:
         await contender.run(warm_up, -1)
         results[workload.name][contender.name] = []
-    for repetition in range(reps):
+    for repetition in range(args.reps):
         for contender in contenders if repetition % 2 == 0 else reversed(contenders):
-            sample = await contender.run(workload, repetition)
+            sample = await quiet_sample(contender, workload, repetition, args.patience)
             results[workload.name][contender.name].append(sample)
-            failed = f", {len(sample.errors)} FAILED" if sample.errors else ""
-            print(f"{workload.name} #{repetition} {contender.name}: {sample.wall_s:.2f} s{failed}", file=sys.stderr, flush=True)
+
+
+async def quiet_sample(contender: Contender, workload: Workload, repetition: int, patience_s: float) -> Sample:
+    """A sample that nobody disturbed, or the least disturbed one that came within ``patience_s`` seconds (the first at once if 0)."""
+    deadline, best = time.monotonic() + patience_s, None
+    for attempt in itertools.count():
+        while time.monotonic() < deadline and not await asyncio.to_thread(is_quiet):
+            pass
+        # Another attempt is another repetition: its prompts must be fresh too.
+        sample = await contender.run(workload, repetition + attempt * ATTEMPT)
+        failed = f", {len(sample.errors)} FAILED" if sample.errors else ""
+        others = f", others used {sample.foreign_share:.0%} of the machine" if sample.foreign_share > DISTURBED else ""
+        print(f"{workload.name} #{repetition} {contender.name}: {sample.wall_s:.2f} s{failed}{others}", file=sys.stderr, flush=True)
+        if best is None or sample.foreign_share < best.foreign_share:
+            best = sample
+        if sample.errors or sample.foreign_share <= DISTURBED or time.monotonic() >= deadline:
+            return sample if sample.errors else best
+    raise AssertionError("unreachable")
 
 
 def save(args: argparse.Namespace, workloads: Sequence[Workload], results: Results, judged: Sequence[str], load: float) -> Path:
