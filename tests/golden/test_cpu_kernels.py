@@ -180,6 +180,18 @@ def test_chunks_equal_the_whole_prompt(dtype: torch.dtype, level: str):
             assert torch.equal(chunk.run(level), expected[begin:end])
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_nan_is_not_hidden(dtype: torch.dtype, level: str):
+    """A query with NaN gives NaN, so that the sampler sees it; its neighbours do not."""
+    problem = make_problem(Case(4, 2, 32, 16, (Row(2, 200), Row(1, 200))), dtype)
+    problem.q[1, 0, 3] = torch.nan
+    result = problem.run(level)
+    assert result[1, 0].isnan().all()
+    assert result[0].isfinite().all()
+    assert result[2].isfinite().all()
+
+
 @pytest.fixture
 def threads():
     """Sets torch's number of threads; restored afterwards."""
@@ -306,12 +318,12 @@ def test_a_failing_compiler_is_a_reason(tmp_path):
     assert not list((tmp_path / "cache/setpoint/kernels").iterdir())
 
 
-def test_an_unwritable_cache_is_noted_and_the_kernels_run(tmp_path):
+def test_an_unwritable_cache_is_logged_and_the_kernels_run(tmp_path):
     (tmp_path / "setpoint").write_text("a file where a folder should be")
-    code = "from setpoint.engine.kernels.cpu import library; k = library.load('scalar'); print(k.level, '|', k.note)"
-    name, _, note = run_python(code, XDG_CACHE_HOME=str(tmp_path)).partition(" | ")
-    assert name == "scalar"
-    assert "compiled for this process only" in note
+    code = "import sys; sys.stderr = sys.stdout; from setpoint.engine.kernels.cpu import library; print(library.load('scalar').level)"
+    log, level = run_python(code, XDG_CACHE_HOME=str(tmp_path)).splitlines()
+    assert "compiling the C++ kernels for this process only" in log
+    assert level == "scalar"
 
 
 def test_a_level_can_be_forced_and_an_unknown_one_is_refused():

@@ -321,12 +321,12 @@ struct Attention {
     row_max = max(top);
     vf total = vf{};
     for (j = 0; j + W <= visible; j += W) {
-      const vf e = exp2((load(s + j) - row_max) * log2_scale);
+      const vf e = exp2<P == 2>((load(s + j) - row_max) * log2_scale);
       total = total + e;
       write(j, e);
     }
     if (j < visible) {
-      const vf e = select(lanes < (int32_t)(visible - j), exp2((load(s + j) - row_max) * log2_scale), vf{});
+      const vf e = select(lanes < (int32_t)(visible - j), exp2<P == 2>((load(s + j) - row_max) * log2_scale), vf{});
       total = total + e;
       write(j, e);
       j += W;

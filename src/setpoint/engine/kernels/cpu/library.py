@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 import shutil
 import tempfile
@@ -16,6 +17,8 @@ import torch
 
 from setpoint.engine.kernels.cpu import build
 from setpoint.engine.kernels.ops import KernelsUnavailable
+
+logger = logging.getLogger(__name__)
 
 LEVEL_VARIABLE = "SETPOINT_CPU_ISA"
 """Environment variable that forces a level: scalar, avx2, avx512 or avx512_bf16."""
@@ -69,16 +72,15 @@ _SIGNATURES = {
 
 
 class Kernels:
-    """The entry points at one level. ``note`` says what was unusual about loading them (empty: nothing)."""
+    """The entry points at one level."""
 
-    def __init__(self, path: Path, level: str, note: str) -> None:
+    def __init__(self, path: Path, level: str) -> None:
         library = ctypes.CDLL(str(path))
         for name, arguments in _SIGNATURES.items():
             getattr(library, name).argtypes = arguments
             getattr(library, name).restype = None
         library.setpoint_plan_create.restype = _pointer
         self.level = level
-        self.note = note
         self.plan_create = library.setpoint_plan_create
         self.plan_free = library.setpoint_plan_free
         self.plan_build = library.setpoint_plan_build
@@ -100,15 +102,13 @@ def _load(name: str) -> Kernels:
         level = build.choose_level(name)
         _share_openmp()
         try:
-            return Kernels(build.ensure_built(level), level, "")
+            return Kernels(build.ensure_built(level), level)
         except OSError as error:
-            # The cache cannot be written: compile for this process alone.
+            logger.warning("The kernel cache cannot be used (%s); compiling the C++ kernels for this process only.", error)
             scratch = Path(tempfile.mkdtemp(prefix="setpoint-kernels-"))
             try:
                 build.compile_library(build.find_compiler(), level, scratch / "kernels.so")
-                return Kernels(
-                    scratch / "kernels.so", level, f"compiled for this process only, because the kernel cache cannot be used ({error})"
-                )
+                return Kernels(scratch / "kernels.so", level)
             finally:
                 shutil.rmtree(scratch)  # a loaded library needs its file no more
     except (build.BuildError, OSError) as error:

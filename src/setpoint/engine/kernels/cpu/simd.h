@@ -60,6 +60,12 @@ static inline void store(bf16* p, vf v) { store_raw(p, to_bf16(v)); }
 static inline vf rounded(const float*, vf v) { return v; }
 static inline vf rounded(const bf16*, vf v) { return (vf)(__builtin_convertvector(to_bf16(v), vu) << 16); }
 
+static inline vi lane_index() {
+  vi v;
+  for (int i = 0; i < W; ++i) v[i] = i;
+  return v;
+}
+
 // The first n lanes only, where n may be less than W.
 template <class T>
 static inline vf load_part(const T* p, int64_t n) {
@@ -77,44 +83,51 @@ static inline void store_part(T* p, vf v, int64_t n) {
 }
 
 // Sum and maximum over the lanes, always in the same tree order.
+#if SP_WIDTH == 16
+static inline float sum(vf v) { return _mm512_reduce_add_ps((__m512)v); }
+static inline float max(vf v) { return _mm512_reduce_max_ps((__m512)v); }
+#else
 static inline float sum(vf v) {
-  float lanes[W];
-  store(lanes, v);
-  for (int half = W / 2; half; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  return lanes[0];
+  for (int half = W / 2; half; half /= 2) v = v + __builtin_shuffle(v, lane_index() ^ half);
+  return v[0];
 }
 static inline float max(vf v) {
-  float lanes[W];
-  store(lanes, v);
-  for (int half = W / 2; half; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-  return lanes[0];
+  for (int half = W / 2; half; half /= 2) v = vmax(v, __builtin_shuffle(v, lane_index() ^ half));
+  return v[0];
 }
+#endif
 
-static inline vi lane_index() {
-  vi v;
-  for (int i = 0; i < W; ++i) v[i] = i;
-  return v;
-}
-
-// 2^x, relative error < 2e-7; exactly 0 below -126 and exactly 1 at 0, which is what makes merging an empty block exact.
-// 2^f on [-1/2, 1/2] is the Taylor series of exp(f ln 2) to the 7th power.
+// 2^x: exactly 1 at 0 and exactly 0 at -inf, which is what makes merging an empty block exact; NaN stays NaN. On [-1/2, 1/2] 2^f is the
+// Taylor series of exp(f ln 2): to the 7th power the relative error is below 2e-7, to the 4th (kCoarse) below 5e-5, which is nothing
+// beside a rounding to bf16.
+template <bool kCoarse = false>
 static inline vf exp2(vf x) {
+#if SP_WIDTH == 16
+  const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-200.f), (__m512)x);  // NaN: the second operand
+  const __m512 n = _mm512_roundscale_ps(clamped, 0);
+  const vf f = (vf)_mm512_sub_ps(clamped, n);
+#else
   const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
   const vf clamped = x < -126.f ? splat(-126.f) : (x > 127.f ? splat(127.f) : x);
   const vf shifted = clamped + magic;
   const vf f = clamped - (shifted - magic);
-  vf p = splat(1.5252734e-5f);
-  p = p * f + 1.5403530e-4f;
-  p = p * f + 1.3333558e-3f;
-  p = p * f + 9.6181291e-3f;
+#endif
+  vf p = splat(9.6181291e-3f);
+  if constexpr (!kCoarse) {
+    p = splat(1.5252734e-5f);
+    p = p * f + 1.5403530e-4f;
+    p = p * f + 1.3333558e-3f;
+    p = p * f + 9.6181291e-3f;
+  }
   p = p * f + 5.5504109e-2f;
   p = p * f + 2.4022651e-1f;
   p = p * f + 6.9314718e-1f;
   p = p * f + 1.f;
-  const vf scaled = (vf)((vi)p + (((vi)shifted - (vi)magic) << 23));
-  return x < -126.f ? vf{} : scaled;
+#if SP_WIDTH == 16
+  return (vf)_mm512_scalef_ps((__m512)p, n);
+#else
+  return x < -126.f ? vf{} : (vf)((vi)p + (((vi)shifted - (vi)magic) << 23));
+#endif
 }
 
 // How products are summed: `word` is one 4-byte element of A (or of one lane of B), `vec` a vector of B ready to be multiplied.

@@ -1,0 +1,184 @@
+"""What the C++ kernels cost beside torch's own, for the shapes of SmolLM2-135M (hidden 576, 9 query and 3 key/value heads of 64).
+
+    python benchmarks/kernels.py [--threads N] [--level avx2]
+
+Each figure is the best of many alternating runs, in µs per call. With one thread CPU time is measured, which a busy machine disturbs
+little; with more, wall time. GB/s counts weights or K and V read once; GFLOP/s the useful multiplications and additions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from machine import environment
+
+from setpoint.engine.attention import cpu as cpu_attention
+from setpoint.engine.attention.base import AttentionBackend, AttentionBatch, AttentionShape
+from setpoint.engine.kernels.cpu import library
+from setpoint.engine.kernels.cpu import ops as cpu_ops
+from setpoint.engine.kernels.ref import RefOps
+from setpoint.engine.quant import cpu as panels
+from setpoint.engine.quant import packed
+from setpoint.engine.quant.base import PackedWeight
+
+BF16 = torch.bfloat16
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB = 9, 3, 64, 576, 1536, 49152
+PRODUCTS = {"qkv": (960, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER), "head": (VOCAB, HIDDEN)}
+NUM_LAYERS = 30
+SECONDS_PER_LINE = 2.0
+
+Timer = Callable[[], float]
+Pools = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Attend:
+    """One batch of rows, repeated over ``copies`` pools so that the caches see a model's worth of memory."""
+
+    name: str
+    counts: tuple[int, ...]
+    kv_len: int
+    page_size: int = 1
+    shared: int = 0
+    copies: int = 4
+
+
+BATCHES = (
+    Attend("64 decode rows, 192", (1,) * 64, 192, copies=NUM_LAYERS),
+    Attend("64 decode rows, 192", (1,) * 64, 192, page_size=16, copies=NUM_LAYERS),
+    Attend("64 decode rows, 1056, 1024 shared", (1,) * 64, 1056, shared=1024),
+    Attend("1 decode row, 192", (1,), 192, copies=NUM_LAYERS),
+    Attend("1 decode row, 4096", (1,), 4096, copies=NUM_LAYERS),
+    Attend("prefill 512", (512,), 512),
+    Attend("prefill 4 x 512", (512,) * 4, 512, page_size=16),
+    Attend("chunk of 512 at 2048", (512,), 2048),
+)
+
+
+def best_of(calls: list[Callable[[], object]], clock: Timer) -> list[float]:
+    """Seconds of the fastest run of each call, the calls taking turns."""
+    best = [float("inf")] * len(calls)
+    end = time.perf_counter() + SECONDS_PER_LINE
+    while time.perf_counter() < end or best[0] == float("inf"):
+        for i, call in enumerate(calls):
+            begin = clock()
+            call()
+            best[i] = min(best[i], clock() - begin)
+    return best
+
+
+def products(level: str | None, clock: Timer) -> None:
+    print("\nproducts, bf16                        panels                            oneDNN packed          ratio")
+    ours, theirs = panels.create(BF16, level=level), packed.create(BF16)
+    all_layers = [(name, shape) for name, shape in PRODUCTS.items() for _ in range(1 if name == "head" else NUM_LAYERS)]
+    weights = [torch.randn(shape).to(BF16) for _, shape in all_layers]
+    packs = [(ours.pack(weight, None), theirs.pack(weight, None)) for weight in weights]
+    lines = {name: [packs[i] for i, (other, _) in enumerate(all_layers) if other == name] for name in PRODUCTS} | {"whole model": packs}
+    for name, pairs in lines.items():
+        num_bytes = sum(pair[0].num_bytes for pair in pairs)
+        for rows in (1, 4, 16, 64, 256):
+            inputs = {columns: torch.randn(rows, columns).to(BF16) for columns in (HIDDEN, INNER)}
+            columns = [k for other, (_, k) in all_layers if name in (other, "whole model")]
+
+            calls = [partial(multiply, [pair[which] for pair in pairs], [inputs[k] for k in columns]) for which in (0, 1)]
+            mine, other = (seconds / len(pairs) for seconds in best_of(calls, clock))
+            scale = len(pairs) if name == "whole model" else 1
+            rate = num_bytes / len(pairs) / mine / 1e9
+            print(
+                f"{name:12} rows {rows:4} {mine * scale * 1e6:12.1f} µs {rate:7.1f} GB/s {rate * rows:7.0f} GFLOP/s"
+                f" {other * scale * 1e6:12.1f} µs {other / mine:12.2f}"
+            )
+
+
+def multiply(weights: Sequence[PackedWeight], inputs: Sequence[torch.Tensor]) -> None:
+    for weight, x in zip(weights, inputs, strict=True):
+        weight(x)
+
+
+def attention(level: str | None, clock: Timer) -> None:
+    print("\nattention, bf16, per layer                    µs      GB/s   GFLOP/s   torch SDPA (contiguous, prefill only)")
+    for case in BATCHES:
+        q, pools, batch = problem(case)
+        shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM**-0.5, case.page_size, BF16, BF16, torch.device("cpu"))
+        backend = cpu_attention.create(shape, level=level)
+        calls = [partial(attend_all, backend, q, pools, batch)]
+        count = case.counts[0]
+        if count == case.kv_len:
+            dense_q = torch.randn(len(case.counts), HEADS, count, HEAD_DIM).to(BF16)
+            dense = torch.randn(len(case.counts), KV_HEADS, count, HEAD_DIM).to(BF16)
+            calls.append(partial(sdpa, dense_q, dense, case.copies))
+        mine, *other = (seconds / case.copies for seconds in best_of(calls, clock))
+        seen = len(case.counts) * (count * (case.kv_len - count) + count * (count + 1) / 2)
+        num_bytes = len(case.counts) * case.kv_len * KV_HEADS * HEAD_DIM * 2 * 2
+        label = f"{case.name}, pages of {case.page_size}"
+        line = f"{label:42} {mine * 1e6:7.0f} {num_bytes / mine / 1e9:9.1f} {seen * HEADS * HEAD_DIM * 4 / mine / 1e9:9.0f}"
+        print(line + "".join(f" {seconds * 1e6:12.0f}  ratio {seconds / mine:.2f}" for seconds in other))
+
+
+def attend_all(backend: AttentionBackend, q: torch.Tensor, pools: Pools, batch: AttentionBatch) -> None:
+    for k_cache, v_cache in pools:
+        backend.forward(q, k_cache, v_cache, batch)
+
+
+def sdpa(q: torch.Tensor, kv: torch.Tensor, times: int) -> None:
+    for _ in range(times):
+        torch.nn.functional.scaled_dot_product_attention(q, kv, kv, is_causal=True, enable_gqa=True)
+
+
+def problem(case: Attend) -> tuple[torch.Tensor, Pools, AttentionBatch]:
+    num_rows, shared = len(case.counts), case.shared // case.page_size
+    own = -(-case.kv_len // case.page_size) - shared
+    pages = (torch.randperm(shared + num_rows * own) + 1).int()
+    table = torch.cat((pages[:shared].expand(num_rows, -1), pages[shared:].view(num_rows, own)), dim=1).contiguous()
+    cache = (len(pages) + 1, case.page_size, KV_HEADS, HEAD_DIM)
+    pools = [(torch.randn(cache).to(BF16), torch.randn(cache).to(BF16)) for _ in range(case.copies)]
+    cu_q = np.concatenate(([0], np.cumsum(case.counts))).astype(np.int32)
+    kv_lens = np.full(num_rows, case.kv_len, np.int32)
+    slots, unused = torch.arange(num_rows, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)
+    batch = AttentionBatch(unused, unused, torch.from_numpy(cu_q), cu_q, torch.from_numpy(kv_lens), kv_lens, slots, table)
+    q = torch.randn(int(cu_q[-1]), HEADS + 2 * KV_HEADS, HEAD_DIM).to(BF16)[:, :HEADS]
+    return q, pools, batch
+
+
+def elementwise(level: str | None, clock: Timer) -> None:
+    print("\nelementwise, bf16                  C++          torch    ratio")
+    cos_sin = torch.randn(2048, HEAD_DIM)
+    cache = torch.zeros(4097, 1, KV_HEADS, HEAD_DIM, dtype=BF16)
+    for rows in (1, 64, 1024):
+        x, residual, gate_up = (torch.randn(rows, columns).to(BF16) for columns in (HIDDEN, HIDDEN, 2 * INNER))
+        weight = torch.ones(HIDDEN, dtype=BF16)
+        qkv = torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM).to(BF16).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+        index = torch.arange(rows)
+        both = (cpu_ops.create(BF16, level=level), RefOps())
+        lines = {
+            "rms_norm": [partial(ops.rms_norm, x, weight, 1e-5) for ops in both],
+            "add_rms_norm": [partial(ops.add_rms_norm, x, residual, weight, 1e-5) for ops in both],
+            "rope_and_store": [partial(ops.rope_and_store, *qkv, cos_sin, index, cache, cache, index) for ops in both],
+            "silu_mul": [partial(ops.silu_mul, gate_up) for ops in both],
+        }
+        for name, calls in lines.items():
+            mine, other = best_of(calls, clock)
+            print(f"{name:15} rows {rows:5} {mine * 1e6:9.1f} µs {other * 1e6:9.1f} µs {other / mine:7.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--level", help="instruction set; default: the best")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    clock = time.thread_time if arguments.threads == 1 else time.perf_counter
+    level = library.load(arguments.level).level
+    print(f"{environment('torch')}, level {level}, {arguments.threads} threads, {clock.__name__}")
+    for part in (products, attention, elementwise):
+        part(arguments.level, clock)
+
+
+if __name__ == "__main__":
+    main()
