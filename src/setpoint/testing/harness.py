@@ -1,4 +1,4 @@
-"""A scheduler with a scripted executor and a hand-driven wire: scheduling rules are tested in milliseconds, step by step."""
+"""A scheduler with a scripted (or a real) executor and a hand-driven wire: scheduling is tested step by step, rules in milliseconds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from setpoint.core.executor import Executor
 from setpoint.core.messages import Finish, Reply, Submit, ToEngine, ToFrontend, Tokens
 from setpoint.core.plan import StepPlan
 from setpoint.core.request import Ids, Request, pack_ids
@@ -83,6 +84,8 @@ class Outcome:
     num_cached: int = 0
     num_retractions: int = 0
     num_events: int = 0
+    top_logprobs: list[list[float]] = field(default_factory=list)
+    """Per output position, if asked for."""
 
 
 class Harness:
@@ -96,8 +99,10 @@ class Harness:
         cache_enabled: bool = True,
         next_token: NextToken | None = None,
         grammar: GrammarFactory | None = None,
+        executor: Executor | None = None,
         **config: Any,
     ) -> None:
+        """``executor`` takes the place of the scripted one; ``config`` are fields of SchedulerConfig."""
         tokens = num_pages * page_size
         settings: dict[str, Any] = {
             "max_running_requests": 8,
@@ -110,7 +115,7 @@ class Harness:
         self.recorder = Recorder()
         self.wire = Wire()
         self.cache = KVCache(num_pages=num_pages, page_size=page_size, enabled=cache_enabled)
-        self.executor = ScriptedExecutor(num_pages=num_pages, page_size=page_size, next_token=next_token or hashed_token(VOCAB))
+        self.executor = executor or ScriptedExecutor(num_pages=num_pages, page_size=page_size, next_token=next_token or hashed_token(VOCAB))
         seeds = itertools.count()
         self.scheduler = Scheduler(
             self.config, self.cache, clock=ManualClock(), draw_seed=lambda: next(seeds), observer=self.recorder, grammar=grammar
@@ -157,6 +162,8 @@ class Harness:
                 outcome.num_cached = event.num_cached
                 outcome.num_retractions = event.num_retractions
                 outcome.num_events += 1
+                if event.output_logprobs is not None:
+                    outcome.top_logprobs += event.output_logprobs.top_values
 
     # ------------------------------------------------------------------ looking inside
 
