@@ -5,7 +5,9 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 // Keys per block. A query's result is the left-to-right merge of one partial result per block of its row's keys, whoever computes
@@ -41,7 +43,34 @@ struct AttentionItem {
 };
 
 // fp32 words of one partial: output, maximum and sum of `rows` query rows.
-static inline int64_t partial_words(int64_t rows, int64_t head_dim) { return (rows * (head_dim + 2) + 15) / 16 * 16; }
+inline int64_t partial_words(int64_t rows, int64_t head_dim) { return (rows * (head_dim + 2) + 15) / 16 * 16; }
+
+struct AttentionWork {
+  const Segment* segments;
+  const AttentionItem* items;
+  int32_t num_items;
+  int32_t* open_items;           // [n] partial items of each row still to finish
+  const int64_t* partial_begin;  // [n] where the row's partials [block][head] begin, in fp32 words
+  float* partials;
+  char* scratch;  // threads * scratch_bytes, 64-byte aligned
+  int64_t scratch_bytes;
+};
+
+inline int64_t attention_scratch_bytes(int64_t head_dim) {
+  const int64_t words = 2 * kBlock * head_dim                      // packed K and V
+                        + kQueryRows * head_dim                    // queries
+                        + 2 * kQueryRows * kBlock                  // scores, probabilities
+                        + 2 * partial_words(kQueryRows, head_dim)  // running result, partial of one block
+                        + 2 * 4 * kBlock;                          // addresses of K and V rows, of this block and the next
+  return (words * 4 + 4095) / 4096 * 4096;
+}
+
+struct Partial {
+  float* out;  // [rows, D], not yet divided by sum
+  float* max;  // [rows], of the scores before they are scaled
+  float* sum;
+};
+inline Partial partial_at(float* p, int64_t rows, int64_t dim) { return {p, p + rows * dim, p + rows * dim + rows}; }
 
 class AttentionPlan {
  public:
@@ -167,4 +196,23 @@ class AttentionPlan {
         num_partial_words += num_blocks(s.row) * heads_ * partial_words(s.tokens * group_, call_->head_dim);
       }
   }
+};
+
+// Memory that grows and never shrinks.
+class Buffer {
+ public:
+  char* at_least(int64_t bytes) {
+    if (bytes > size_) {
+      size_ = (bytes + 4095) / 4096 * 4096;
+      memory_.reset(static_cast<char*>(std::aligned_alloc(4096, size_)));
+    }
+    return memory_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  std::unique_ptr<char, Free> memory_;
+  int64_t size_ = 0;
 };
