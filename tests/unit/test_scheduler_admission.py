@@ -341,3 +341,17 @@ def test_ignore_eos_without_cache_waits_until_the_ends_fit() -> None:
     assert harness.running() == ["a"]
     harness.drain()
     assert not harness.recorder.retractions
+
+
+def test_a_burst_on_an_idle_engine_is_looked_at_again_once_its_first_ones_run() -> None:
+    """Newcomers reserve all they may generate, running ones 70 % of it: the second pass finds room for one more."""
+    harness = Harness(num_pages=40)
+    for number, rid in enumerate("abc"):
+        harness.submit(rid, prompt(4, 10 + number), max_new_tokens=16)
+    harness.turn()
+    assert harness.running() == ["a"]
+    harness.turn()
+    assert harness.running() == ["a", "b"]
+    harness.turn()
+    assert harness.waiting() == ["c"]
+    harness.drain()

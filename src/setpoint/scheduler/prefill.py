@@ -37,7 +37,9 @@ class PrefillPlanner:
         for seq in self._order() if state.chunking is None else ():
             refusal = self._admit(seq, budget, builder, step)
             if refusal is not None:
-                if refusal in (Refusal.NO_MEMORY, Refusal.NO_SLOT) and state.running:
+                # NOTE: not where nothing ran before this pass. Newcomers reserve all they may generate until they run; the next pass
+                # counts them by the ratio and may find room for more (SGLang's flag is lost there with the empty batch it was set on).
+                if refusal in (Refusal.NO_MEMORY, Refusal.NO_SLOT) and step.num_running:
                     state.full = refusal
                 self._refuse(refusal, step)
                 return
