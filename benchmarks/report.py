@@ -94,7 +94,9 @@ class Report:
         for workload in self._workloads:
             for metric in METRICS[workload.name]:
                 ours = self.values(workload, base, metric)
-                for contender in self._results[workload.name]:
+                for contender, samples in self._results[workload.name].items():
+                    if not samples:
+                        continue  # interrupted before its first one
                     values = self.values(workload, contender, metric)
                     head = f"| {workload.name}: {workload.what} | {metric.name}, {metric.unit} | {contender} |"
                     if not values:
@@ -110,7 +112,7 @@ class Report:
         lines = ["| workload | contender | wall s | CPU s by process | used by others |", "|---|---|---|---|---|"]
         for workload in self._workloads:
             for contender, samples in self._results[workload.name].items():
-                if any(sample.errors for sample in samples):
+                if not samples or any(sample.errors for sample in samples):
                     continue
                 wall = statistics.median(sample.wall_s for sample in samples)
                 spent = [f"{name} {statistics.median(sample.cpu_s[name] for sample in samples):.2f}" for name in samples[0].cpu_s]
