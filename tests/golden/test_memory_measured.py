@@ -1,0 +1,117 @@
+"""The memory model against measured bytes: tensors one by one, and the growth of the process's peak while the largest step runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from setpoint.planning.memory import GIB
+from setpoint.testing.tiny_models import write_tiny_llama
+
+MODEL = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 16_384,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+NUM_SLOTS = 256
+
+MEASURE = """
+import json, re, sys
+from pathlib import Path
+import numpy as np
+import torch
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.config.hardware import probe_hardware
+from setpoint.config.options import Options
+from setpoint.config.pool import memory_model
+from setpoint.config.resolve import resolve
+from setpoint.core.sampling import SamplingParams
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.testing.plans import Driver
+
+def status(key):
+    return int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+folder, pool_tokens, num_slots, options = json.loads(sys.argv[1])
+spec = read_spec(Path(folder))
+before = status("VmRSS")
+asked = Options(model_path=folder, max_total_tokens=pool_tokens, max_running_requests=num_slots, **options)
+config = resolve(asked, probe_hardware(), spec)
+settled = config.options
+runner = build_runner(
+    EngineConfig(
+        folder,
+        spec,
+        dtype=settled.dtype,
+        kv_dtype=settled.kv_cache_dtype,
+        page_size=settled.page_size,
+        attention_backend=settled.attention_backend,
+        num_threads=2,
+    )
+)
+model = memory_model(config, spec, attention=runner.report.attention)
+plan = model.plan(probe_hardware().available_bytes + runner.report.weight_bytes, available_after_load=probe_hardware().available_bytes)
+runner.allocate(num_pages=plan.pool_tokens // settled.page_size, max_slots=num_slots, context_len=config.context_len)
+runner.pool.memory.zero_()  # a CPU's pool is claimed as tokens arrive: here, all of it
+def run(prompts, pages_per_slot):
+    driver = Driver(InprocExecutor(runner), settled.page_size, pages_per_slot)
+    driver.generate(prompts, 3, sampling=SamplingParams(temperature=1.0, top_p=0.9, top_k=100, min_p=0.01, frequency_penalty=0.5))
+
+def some_ids(count):
+    return np.random.default_rng(count).integers(3, spec.vocab_size, count).tolist()
+
+num_pages = plan.pool_tokens // settled.page_size
+run({0: some_ids(min(config.step_tokens, config.context_len - 4))}, min(num_pages, config.context_len // settled.page_size))  # the longest row
+run({slot: some_ids(config.step_tokens // num_slots) for slot in range(num_slots)}, num_pages // num_slots)  # the most rows
+print(json.dumps({
+    "weights": [model.weights(), runner.report.weight_bytes],
+    "pool": [plan.kv_bytes, runner.pool.num_bytes],
+    "pool_tokens": plan.pool_tokens,
+    "workspace": plan.workspace_bytes,
+    "all": [model.weights() + plan.kv_bytes + plan.workspace_bytes, status("VmHWM") - before],
+}))
+"""
+
+
+def measured(tmp_path: Path, pool_tokens: int, **options: Any) -> dict[str, Any]:
+    """[planned, measured] bytes of a process that loads a model, fills its pool and runs the largest step."""
+    folder = write_tiny_llama(tmp_path / "model", **MODEL)
+    arguments = json.dumps([str(folder), pool_tokens, NUM_SLOTS, options])
+    # glibc raises this threshold by itself and then keeps some freed blocks, tens of megabytes that differ from run to run.
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(256 << 10)}
+    process = subprocess.run([sys.executable, "-c", MEASURE, arguments], capture_output=True, text=True, timeout=170, env=env)
+    assert process.returncode == 0, process.stderr
+    return dict(json.loads(process.stdout))
+
+
+@pytest.mark.parametrize(
+    ("gib", "options"),
+    [
+        pytest.param(0.5, {"dtype": "bfloat16", "page_size": 16}, id="0.5"),
+        pytest.param(1.0, {"dtype": "float32", "page_size": 1}, id="1-float32"),
+        pytest.param(2.0, {"dtype": "bfloat16", "page_size": 1}, id="2", marks=pytest.mark.full),
+        pytest.param(4.0, {"dtype": "bfloat16", "page_size": 16}, id="4", marks=pytest.mark.full),
+    ],
+)
+def test_what_is_planned_is_what_is_used(tmp_path: Path, gib: float, options: dict[str, Any]) -> None:
+    cell = 2 * 4 * 64 * 8 * (4 if options["dtype"] == "float32" else 2)
+    found = measured(tmp_path, int(gib * GIB) // cell, **options)
+    print(found)
+    assert found["pool_tokens"] == int(gib * GIB) // cell // options["page_size"] * options["page_size"]
+    assert found["pool"][0] == found["pool"][1]
+    assert found["weights"][0] == pytest.approx(found["weights"][1], rel=0.01)
+    assert found["all"][0] == pytest.approx(found["all"][1], rel=0.05)
