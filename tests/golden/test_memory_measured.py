@@ -75,8 +75,9 @@ def some_ids(count):
     return np.random.default_rng(count).integers(3, spec.vocab_size, count).tolist()
 
 num_pages = plan.pool_tokens // settled.page_size
-run({0: some_ids(min(config.step_tokens, config.context_len - 4))}, min(num_pages, config.context_len // settled.page_size))  # the longest row
-run({slot: some_ids(config.step_tokens // num_slots) for slot in range(num_slots)}, num_pages // num_slots)  # the most rows
+longest = min(config.step_tokens, config.context_len - 4)
+run({0: some_ids(longest)}, config.context_len // settled.page_size)
+run({slot: some_ids(config.step_tokens // num_slots) for slot in range(num_slots)}, num_pages // num_slots)
 print(json.dumps({
     "weights": [model.weights(), runner.report.weight_bytes],
     "pool": [plan.kv_bytes, runner.pool.num_bytes],
