@@ -57,8 +57,8 @@ ENGINE_EXIT_S = 10.0
 OPENMP_SPINS = "10000"
 """Rounds, some tenths of a millisecond, that an OpenMP thread of the engine spins for its next piece of work before it sleeps.
 
-The default of 300,000 keeps a core busy while the thread that has the work waits for one: with one other busy process on two cores
-a stream decoded ten times slower. Sleeping at once (OMP_WAIT_POLICY=passive) costs a third on an idle machine (docs/notebook.md).
+The default of 300,000 keeps a core busy while the thread that has the work waits for one: with other busy processes on two cores a stream
+decoded several times slower. Fewer rounds than this do better still under load; what they cost on an idle machine is in docs/notebook.md.
 """
 LAST_WORDS_S = 0.2
 """How long messages of an engine process that has ended may still be on their way."""
