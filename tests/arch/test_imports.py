@@ -47,7 +47,19 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
     "cli": ({""}, None),
     "testing": ({""}, None),
 }
-CONTROL_PLANE = ("core", "planning", "observe", "config", "checkpoint", "ipc", "scheduler", "frontend", "cli", "launch.server")
+CONTROL_PLANE = (
+    "core",
+    "planning",
+    "observe",
+    "config",
+    "checkpoint",
+    "ipc",
+    "scheduler",
+    "frontend",
+    "cli",
+    "launch.server",
+    "launch.engine",
+)
 DETERMINISTIC = ("scheduler", "planning")
 """Clock and randomness are injected here, so that a simulator can own them."""
 

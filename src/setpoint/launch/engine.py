@@ -1,0 +1,268 @@
+"""An engine process and the service that talks to it: what ``serve``, the offline Engine and the batch runner all start from.
+
+Order of start: engine process (imports torch), model on disk, configuration, engine told, tokenizer, engine ready. Order of end:
+engine asked, engine ended, sockets. It knows nothing of HTTP, batches or terminals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from setpoint import __version__
+from setpoint.checkpoint.source import ModelSource, locate
+from setpoint.checkpoint.spec import read_spec
+from setpoint.config.check import model_overrides
+from setpoint.config.environment import EnvSettings, unread_variables
+from setpoint.config.hardware import probe_hardware
+from setpoint.config.options import Options
+from setpoint.config.resolve import ResolvedConfig, resolve
+from setpoint.core.errors import SetpointError
+from setpoint.core.model import ModelSpec
+from setpoint.ipc import Endpoints
+from setpoint.launch.job import EngineJob, encode_job
+
+if TYPE_CHECKING:
+    from setpoint.frontend.ipc.client import EngineClient
+    from setpoint.frontend.service import Service
+    from setpoint.frontend.text.processor import TextProcessor
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+READY_TIMEOUT_S = 600.0
+ENGINE_EXIT_S = 10.0
+OPENMP_SPINS = "10000"
+"""Rounds, some tenths of a millisecond, that an OpenMP thread of the engine spins for its next piece of work before it sleeps.
+
+The default of 300,000 keeps a core busy while the thread that has the work waits for one: with other busy processes on two cores a stream
+decoded several times slower. Fewer rounds than this do better still under load; what they cost on an idle machine is in docs/notebook.md.
+"""
+LAST_WORDS_S = 0.2
+"""How long messages of an engine process that has ended may still be on their way."""
+
+
+class StartupError(SetpointError):
+    """The engine process ended, or never got ready; its own words are in the message."""
+
+
+class Phases:
+    """Where the time from process start to ready went."""
+
+    def __init__(self) -> None:
+        self._last = time.time()
+        self.seconds: dict[str, float] = {"interpreter": max(self._last - _process_started_at(), 0.0)}
+
+    def mark(self, name: str) -> None:
+        now = time.time()
+        self.seconds[name] = now - self._last
+        self._last = now
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items())
+        return f"{sum(self.seconds.values()):.1f} s from process start ({parts})"
+
+
+@dataclass(slots=True, frozen=True)
+class Launched:
+    """An engine process that has been told its job, and what it was told."""
+
+    process: subprocess.Popen[bytes]
+    config: ResolvedConfig
+    spec: ModelSpec
+    source: ModelSource
+    endpoints: Endpoints
+
+
+@contextmanager
+def launched(options: Options, env: EnvSettings, *, given: Set[str], phases: Phases) -> Iterator[Launched]:
+    """Start an engine process for these options; when the block ends, so has the process.
+
+    Raises SetpointError for a model or configuration that cannot be served.
+    """
+    process = _spawn_engine()
+    try:
+        source = locate(options.model_path, revision=options.revision, load_format=options.load_format, log=logger.info)
+        spec = read_spec(source.folder, overrides=model_overrides(options))
+        config = _resolve(options, env, given, spec, source)
+        phases.mark("model and configuration")
+        endpoints, folder = Endpoints.in_private_folder()
+        with folder:
+            _hand_over(process, EngineJob(config, spec, str(source.folder), endpoints))
+            yield Launched(process, config, spec, source, endpoints)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+class EngineSession:
+    """The link to a launched engine, inside a running event loop: an async context manager whose exit ends the engine in order."""
+
+    def __init__(self, engine: Launched, phases: Phases) -> None:
+        from setpoint.frontend.ipc.client import EngineClient
+        from setpoint.frontend.ipc.link import SocketLink
+
+        self.engine = engine
+        self.client: EngineClient = EngineClient(SocketLink(engine.endpoints))
+        self._phases = phases
+
+    async def __aenter__(self) -> EngineSession:
+        self.client.start()
+        self.watcher = asyncio.create_task(_watch(self.engine.process, self.client))
+        """Done when the process has ended; the client knows by then."""
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.client.shutdown()
+        await asyncio.wait([self.watcher], timeout=ENGINE_EXIT_S)
+        self.kill()
+        await self.watcher
+        self.client.close()
+
+    def kill(self) -> None:
+        """End the process at once; the only way while it loads and does not listen."""
+        self.engine.process.kill()
+
+    async def service(self) -> Service:
+        """Wait until the engine can take requests. Raises StartupError if it cannot start, SetpointError for a bad tokenizer."""
+        from setpoint.frontend.text.processor import TextProcessor
+
+        options = self.engine.config.options
+        folder = options.tokenizer_path or self.engine.source.folder
+        text = TextProcessor.from_folder(folder, chat_template=options.chat_template)
+        self._phases.mark("HTTP and tokenizer")
+        if not await self.client.wait_ready(timeout_s=READY_TIMEOUT_S):
+            raise StartupError(self.client.death or f"The engine was not ready after {READY_TIMEOUT_S:g} s.")
+        self._phases.mark("waiting for the engine")
+        return _service(self.engine, self.client, text, self._phases)
+
+
+def _process_started_at() -> float:
+    import psutil
+
+    return float(psutil.Process().create_time())
+
+
+def _spawn_engine() -> subprocess.Popen[bytes]:
+    """The engine with SIGINT and SIGTERM blocked from its first instruction: it ends when this process says so, or ends itself."""
+    command = [sys.executable, "-m", "setpoint.launch.engine_process"]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, env=_engine_environment())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _engine_environment() -> dict[str, str]:
+    """Ours, with OPENMP_SPINS unless the user has said how OpenMP's threads wait."""
+    given = os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
+    return dict(os.environ) if given else {**os.environ, "GOMP_SPINCOUNT": OPENMP_SPINS}
+
+
+def _hand_over(process: subprocess.Popen[bytes], job: EngineJob) -> None:
+    """Tell the engine its job. The pipe stays open: its end tells the engine that this process is gone."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(encode_job(job))
+        process.stdin.flush()
+    except BrokenPipeError:
+        raise StartupError(f"The engine process {_ending(process.wait())}.") from None
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}; its output above says why"
+    name = signal.Signals(-code).name
+    advice = "; if nobody did that, memory ran out: lower --max-total-tokens or --mem-fraction-static" if name == "SIGKILL" else ""
+    return f"was ended by {name}{advice}"
+
+
+def _resolve(options: Options, env: EnvSettings, given: Set[str], spec: ModelSpec, source: ModelSource) -> ResolvedConfig:
+    """Resolve and print every decision: chosen ones with their reason, plain defaults on one line."""
+    if options.model_path is None:
+        options = msgspec.structs.replace(options, model_path=source.name)
+    if options.tokenizer_path is None:
+        options = msgspec.structs.replace(options, tokenizer_path=str(source.folder))
+    config = resolve(options, probe_hardware(), spec, given=given, env=env, drawn_seed=secrets.randbelow(1 << 30))
+    values = {decision.field: decision.value for decision in config.decisions}
+    logger.info("server_args=ServerArgs(%s)", ", ".join(f"{name}={value!r}" for name, value in values.items()))
+    for decision in config.decisions:
+        if decision.why != "default":
+            logger.log(logging.WARNING if decision.warn else logging.INFO, "Decision: %s", decision)
+    plain = ", ".join(f"{decision.field}={decision.value}" for decision in config.decisions if decision.why == "default")
+    logger.info("Decision: default for %s", plain)
+    for name in unread_variables(os.environ):
+        logger.warning("The environment variable %s is set but not used by this version of Setpoint.", name)
+    logger.info("Model: %s (%s)", source.name, source.origin)
+    return config
+
+
+async def _watch(process: subprocess.Popen[bytes], client: EngineClient) -> None:
+    from setpoint.frontend.ipc.client import EngineState
+
+    code = await asyncio.to_thread(process.wait)
+    await asyncio.sleep(LAST_WORDS_S)
+    if client.state is not EngineState.STOPPING:
+        client.engine_died(f"The engine process {_ending(code)}.")
+
+
+def _service(engine: Launched, client: EngineClient, text: TextProcessor, phases: Phases) -> Service:
+    from setpoint.frontend.config import FrontendConfig
+    from setpoint.frontend.service import Service
+
+    config, spec, source = engine.config, engine.spec, engine.source
+    options = config.options
+    shown = msgspec.to_builtins(options) | {name: value for name, value in client.info.items() if name != "phases"}
+    shown["api_key"] = None if options.api_key is None else "********"
+    frontend = FrontendConfig(
+        model_path=options.model_path or source.name,
+        served_model_name=options.served_model_name or source.name,
+        tokenizer_path=options.tokenizer_path or str(source.folder),
+        context_len=config.context_len,
+        max_req_input_len=client.info["max_req_input_len"],
+        vocab_size=spec.vocab_size,
+        api_key=options.api_key,
+        allow_auto_truncate=options.allow_auto_truncate,
+        incremental_streaming_output=options.incremental_streaming_output,
+        enable_cache_report=options.enable_cache_report,
+        stream_include_usage=options.stream_response_default_include_usage,
+        sampling_defaults=_sampling_defaults(options.sampling_defaults, source.folder),
+        log_requests=options.log_requests,
+        log_requests_level=options.log_requests_level,
+        model_info={"model_type": spec.model_type, "architectures": [spec.architecture], "load_format": options.load_format},
+        server_info={
+            **shown,
+            "version": __version__,
+            "startup_time": sum(phases.seconds.values()),
+            "decisions": [asdict(decision) for decision in config.decisions],
+        },
+        health_generates=config.env.health_endpoint_generation,
+        health_timeout_s=config.env.health_check_timeout_s,
+    )
+    return Service(frontend, client, text)
+
+
+def _sampling_defaults(source: str, folder: Path) -> dict[str, float]:
+    """With ``--sampling-defaults model``: what generation_config.json recommends, for the OpenAI routes."""
+    path = folder / "generation_config.json"
+    if source != "model" or not path.is_file():
+        return {}
+    given = json.loads(path.read_text())
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    return {name: given[name] for name in names if given.get(name) is not None}
