@@ -60,6 +60,7 @@ async def _serve(engine: Launched, sock: socket.socket, phases: Phases) -> int:
         await _first(ready, stopped)
         if stop.is_set():
             ready.cancel()
+            await asyncio.wait([ready])
             session.kill()
             return 0
         service, options = ready.result(), engine.config.options
