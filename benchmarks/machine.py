@@ -19,9 +19,15 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """``git describe``; "-dirty" marks changes that no commit has."""
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    """``git describe``; "-dirty" marks changes that no commit has, those of other benchmarks' result files aside."""
+    name = _git("describe", "--always")
+    changes = _git("status", "--porcelain", "--", ":(top)", ":(top,exclude)benchmarks/results")
+    return name + ("-dirty" if changes else "") if name else "unknown"
+
+
+def _git(*arguments: str) -> str:
+    git = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def versions(*packages: str) -> dict[str, str]:

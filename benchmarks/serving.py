@@ -8,7 +8,7 @@ Contenders take turns within each repetition and only one of them works at a tim
 prefix is shared within one). Greedy, ignore_eos, so that everybody generates the same number of tokens. A request that fails or
 brings another number of tokens is an error: the contender's figures are not reported and the exit code is 1. A difference inside the
 spread of the repetitions is not called one. On a machine that others use too, --patience waits for quiet moments and repeats what was
-disturbed. JSON goes to benchmarks/results/.
+disturbed. With --name, JSON goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peer-w3", action="store_true", help="run W3 on transformers too, which takes minutes")
     parser.add_argument("--patience", type=float, default=0.0, help="seconds per sample to wait for a quiet machine, and to try again")
     parser.add_argument("--quick", action="store_true", help="tiny workloads, one repetition: does everything work?")
-    parser.add_argument("--name", default="serving", help="of the result file: benchmarks/results/<date>-<name>.json")
+    parser.add_argument("--name", help="keep the figures in benchmarks/results/<date>-<name>.json; without it they are only printed")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     return parser.parse_args()
 
@@ -174,7 +174,8 @@ def main() -> int:
     report = Report(workloads, results)
     judged = [] if args.quick else report.judge(AIMS)
     print("\n\n".join([report.table(OURS), report.cpu_table(), *judged]))
-    print(f"\nwritten: {save(args, workloads, results, judged, load)}")
+    if args.name is not None:
+        print(f"\nwritten: {save(args, workloads, results, judged, load)}")
     errors = [(w, who, error) for w, by in results.items() for who, samples in by.items() for one in samples for error in one.errors]
     for where, who, error in errors[:10]:
         print(f"FAILED {where} {who}: {error}", file=sys.stderr)

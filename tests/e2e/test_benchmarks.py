@@ -19,7 +19,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_serving_measures_us_and_the_peer(tmp_path: Path) -> None:
-    done = run("serving.py", "--quick", "--results", str(tmp_path), "--variant", "fp32=--dtype float32")
+    done = run("serving.py", "--quick", "--name", "serving", "--results", str(tmp_path), "--variant", "fp32=--dtype float32")
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("*-serving.json")
     record = json.loads(path.read_text())

@@ -47,11 +47,11 @@ logger = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 READY_TIMEOUT_S = 600.0
 ENGINE_EXIT_S = 10.0
-OPENMP_SPINS = "10000"
-"""Rounds, some tenths of a millisecond, that an OpenMP thread of the engine spins for its next piece of work before it sleeps.
+OPENMP_SPINS = "1000"
+"""Rounds, some hundredths of a millisecond, that an OpenMP thread of the engine spins for its next piece of work before it sleeps.
 
 The default of 300,000 keeps a core busy while the thread that has the work waits for one: with other busy processes on two cores a stream
-decoded several times slower. Fewer rounds than this do better still under load; what they cost on an idle machine is in docs/notebook.md.
+decoded many times slower. On an idle machine 1,000 rounds cost nothing that could be measured (docs/notebook.md).
 """
 LAST_WORDS_S = 0.2
 """How long messages of an engine process that has ended may still be on their way."""
