@@ -15,8 +15,8 @@ _USAGE = """usage: setpoint COMMAND [options]
 
 An LLM serving engine that speaks SGLang's and OpenAI's language and tunes itself.
 
-commands:
-  serve       serve a model over HTTP ('setpoint serve --help' lists the options)
+commands ('setpoint COMMAND --help' lists the options):
+{commands}
 
 options:
   --help      show this text
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     command = arguments[0] if arguments else ""
     if command in ("--help", "-h", "help"):
-        print(_USAGE, end="")
+        print(_usage(), end="")
         return 0
     if command in ("--version", "version"):
         print(f"setpoint {__version__}")
@@ -49,15 +49,22 @@ def _run(arguments: list[str]) -> int:
     raise ConfigError(f"unknown command {command!r}; see 'setpoint --help'." if command else "a command is missing; see 'setpoint --help'.")
 
 
+def _usage() -> str:
+    from setpoint.config.commands import COMMANDS
+
+    return _USAGE.format(commands="\n".join(f"  {name:<12}{command.summary}" for name, command in COMMANDS.items()))
+
+
 def _serve(arguments: list[str]) -> int:
-    from setpoint.config.commandline import parse_serve
+    from setpoint.config.commandline import parse
+    from setpoint.config.commands import SERVE
     from setpoint.config.environment import read_environment
 
-    options, given = parse_serve(arguments)
+    line = parse(SERVE, arguments)
     env = read_environment(os.environ)
     from setpoint.launch import serve
 
-    return serve(options, env, given=given)
+    return serve(line.options, env, given=line.given)
 
 
 if __name__ == "__main__":

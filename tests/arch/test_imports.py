@@ -28,6 +28,10 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
         {"core", "config", "observe", "ipc"},
         {"fastapi", "starlette", "pydantic", "uvicorn", "uvloop", "msgspec", "tokenizers", "jinja2", "zmq", "numpy"},
     ),
+    "frontend.openai": (
+        {"core"} | {f"frontend.{name}" for name in ("bodies", "config", "intake", "jobs", "logprobs", "service", "text")},
+        {"msgspec", "numpy"},
+    ),
     "engine": (set(), set()),
     "engine.kernels": ({"core", "config", "planning"}, {"torch", "numpy"}),
     "engine.attention": ({"core", "config", "planning", "engine.kernels"}, {"torch", "numpy"}),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import setpoint
+from setpoint.config.commands import COMMANDS
 from setpoint.config.environment import ENV_FIELDS
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.core.sampling import SamplingParams
@@ -30,7 +31,8 @@ def surface() -> dict[str, Any]:
     routes = {f"{method} {route.path}" for route in app.routes for method in getattr(route, "methods", None) or () if method != "HEAD"}
     return {
         "package": setpoint.__all__,
-        "flags": [f"--{field.name.replace('_', '-')}" for field in OPTION_FIELDS],
+        "flags": [field.flag for field in OPTION_FIELDS],
+        "commands": {name: [field.flag for field in command.own_fields] for name, command in COMMANDS.items()},
         "environment": [field.about.name for field in ENV_FIELDS],
         "routes": sorted(routes),
         "sampling_params": list(SamplingParams.__struct_fields__),

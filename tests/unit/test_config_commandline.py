@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 
 from setpoint.config import sglang_names
-from setpoint.config.commandline import parse_serve
+from setpoint.config.commandline import parse
+from setpoint.config.commands import BATCH, COMMANDS, SERVE, BatchOptions
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.config.sglang_known import KNOWN
 from setpoint.core.errors import ConfigError
+
+
+def parse_serve(argv: list[str]) -> tuple[Options, frozenset[str]]:
+    line = parse(SERVE, argv)
+    return line.options, line.given
 
 
 def test_nothing_given() -> None:
@@ -188,3 +194,48 @@ def test_help_names_every_option_with_default_and_choices(capsys: pytest.Capture
     assert "--schedule-policy {fcfs,lpm}" in text
     assert "(default: 30000)" in text
     assert "Scheduling:" in text
+
+
+def test_a_command_has_options_of_its_own_beside_those_of_the_engine(tmp_path: Path) -> None:
+    line = parse(BATCH, ["in.jsonl", "-o", "out.jsonl", "--keep", "--page-size", "4", "--model", "m"])
+    assert line.own == BatchOptions(input="in.jsonl", output="out.jsonl", keep_order=True)
+    assert line.options == Options(page_size=4, model_path="m", log_level="warning")
+    assert line.given == {"input", "output", "keep_order", "page_size", "model_path"}
+    path = _file(tmp_path, "output: there.jsonl\nkeep_order: true\nlog-level: error\n")
+    line = parse(BATCH, ["in.jsonl", "--config", path])
+    assert line.own == BatchOptions(input="in.jsonl", output="there.jsonl", keep_order=True)
+    assert line.options.log_level == "error"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["i", "--port", "1"], "--port belongs to 'setpoint serve'; 'setpoint batch' has no use for it"),
+        (["i", "--api", "k"], "--api-key belongs to 'setpoint serve'"),
+        (["i", "j"], "unexpected argument 'j'; see 'setpoint batch --help'"),
+        (["i", "--input", "j"], "the input is given twice: 'i' and --input 'j'"),
+        (["--qqqqqq"], r"unknown option --qqqqqq\. See 'setpoint batch --help'"),
+        (["--output"], "expected one argument"),
+        (["--page-size", "0"], "--page-size must be at least 1"),
+    ],
+)
+def test_another_commands_options_are_refused(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(BATCH, argv)
+
+
+def test_serve_knows_no_option_of_another_command() -> None:
+    with pytest.raises(ConfigError, match="unknown option --keep-order"):
+        parse_serve(["--keep-order"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    with pytest.raises(SystemExit):
+        parse(COMMANDS[name], ["--help"])
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: setpoint {name} ")
+    assert all(field.flag in text for field in COMMANDS[name].fields())
+    assert ("--port" in text) == COMMANDS[name].listens
+    assert f"default: {COMMANDS[name].defaults.get('log_level', 'info')})" in text

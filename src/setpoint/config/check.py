@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
+
+import msgspec
 
 from setpoint.config.declare import Field, Option
 from setpoint.config.options import OPTION_FIELDS, Options
@@ -14,10 +17,7 @@ from setpoint.core.errors import ConfigError
 
 def check_options(options: Options) -> None:
     """Raise ConfigError if an option is outside its declared values, or two options contradict each other."""
-    for field in OPTION_FIELDS:
-        value = getattr(options, field.name)
-        if value is not None:
-            _check_value(field, value)
+    check_values(options, OPTION_FIELDS)
     fraction = options.mem_fraction_static
     if fraction is not None and not 0 < fraction < 1:
         raise ConfigError(f"--mem-fraction-static must be between 0 and 1, ends excluded, got {fraction}.")
@@ -31,6 +31,14 @@ def check_options(options: Options) -> None:
     if options.served_model_name is not None and ":" in options.served_model_name:
         raise ConfigError(f"--served-model-name {options.served_model_name!r} must not contain a colon: it separates adapter names.")
     model_overrides(options)
+
+
+def check_values(values: msgspec.Struct, fields: Iterable[Field[Option]]) -> None:
+    """Raise ConfigError if a value is outside what its option declares."""
+    for field in fields:
+        value = getattr(values, field.name)
+        if value is not None:
+            _check_value(field, value)
 
 
 def model_overrides(options: Options) -> dict[str, Any]:

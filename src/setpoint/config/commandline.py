@@ -1,4 +1,4 @@
-"""From a command line, and the YAML file it may name, to :class:`Options`.
+"""From a command line, and the YAML file it may name, to :class:`Options` and the command's own options.
 
 Spellings are brought to the canonical one first (``sglang_names``), for both sources alike; argparse then sees exact names
 only, converts types and prints the help. Choices and bounds are checked by ``check``.
@@ -9,105 +9,133 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
 from setpoint.config import sglang_names
-from setpoint.config.check import check_options
+from setpoint.config.check import check_options, check_values
+from setpoint.config.commands import Command
 from setpoint.config.declare import Field, Option, Scalar
 from setpoint.config.human import parse_human_int
-from setpoint.config.options import OPTION_FIELDS, Options
+from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
 
-_POSITIONAL = "model"
+_POSITIONAL = "argument without a flag"
 
 
-def parse_serve(argv: list[str]) -> tuple[Options, frozenset[str]]:
-    """The options of ``setpoint serve`` and the names of those the user gave.
+@dataclass(slots=True, frozen=True)
+class CommandLine:
+    options: Options
+    own: Any
+    """An instance of ``Command.own``."""
+    given: frozenset[str]
+    """Names of the options the user wrote.
 
-    A spelling that is accepted without effect is among the names too (see ``sglang_names.NOTED``), so that it gets its
-    decision. Raises ConfigError for anything that cannot be honoured; ``--help`` prints and raises SystemExit(0).
+    A spelling that is accepted without effect is among them too (see ``sglang_names.NOTED``), so that it gets its decision.
     """
-    tokens, noted = _canonical_tokens(argv)
-    values = _namespace(tokens)
-    if "config" in values:
-        from_file, noted_in_file = _canonical_tokens(_yaml_tokens(Path(values["config"])))
-        values = {**_namespace(from_file), **values}
-        noted |= noted_in_file
-    options = Options(**values)
-    check_options(options)
-    return options, frozenset(values) | noted
 
 
-def _namespace(tokens: list[str]) -> dict[str, Any]:
-    parsed, rest = _parser().parse_known_args(tokens)
-    if rest:
-        raise ConfigError(f"unexpected argument {rest[0]!r}; see 'setpoint serve --help'.")
-    values = vars(parsed)
-    model = values.pop(_POSITIONAL)
-    if model is not None:
-        if "model_path" in values:
-            raise ConfigError(f"the model is given twice: {model!r} and --model-path {values['model_path']!r}.")
-        values["model_path"] = model
-    return values
+def parse(command: Command, argv: list[str]) -> CommandLine:
+    """The words behind ``setpoint COMMAND``.
+
+    Raises ConfigError for anything that cannot be honoured; ``--help`` prints and raises SystemExit(0).
+    """
+    return _Reader(command).read(argv)
 
 
-def _canonical_tokens(argv: list[str]) -> tuple[list[str], frozenset[str]]:
-    """``argv`` with every option in its canonical spelling, less those accepted without effect, whose names come second."""
-    tokens: list[str] = []
-    noted = set()
-    for position, token in enumerate(argv):
-        if token == "--":
-            tokens += argv[position:]
-            break
-        name, equals, value = token.partition("=")
-        if not name.startswith("--") or " " in name:
-            tokens.append(token)
-            continue
-        flag = sglang_names.canonical(name)
-        if flag in sglang_names.NOTED:
-            noted.add(sglang_names.field_name(flag))
-        else:
-            tokens.append(flag + equals + value)
-    return tokens, frozenset(noted)
+class _Reader:
+    """Reads the lines of one command."""
 
+    def __init__(self, command: Command) -> None:
+        self._command = command
+        self._fields = {field.flag: field for field in command.fields()}
 
-def _yaml_tokens(path: Path) -> list[str]:
-    """The file's keys and values as command-line tokens, so that there is one way to read an option."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}.") from None
-    if content is None:
-        return []
-    if not isinstance(content, dict):
-        raise ConfigError(f"--config {path} must hold 'option: value' lines.")
-    try:
-        return [token for key, value in content.items() for token in _yaml_option(key, value)]
-    except ConfigError as error:
-        raise ConfigError(f"--config {path}: {error}") from None
+    def read(self, argv: list[str]) -> CommandLine:
+        tokens, noted = self._canonical_tokens(argv)
+        values = self._namespace(tokens)
+        if "config" in values:
+            from_file, noted_in_file = self._canonical_tokens(self._yaml_tokens(Path(values["config"])))
+            values = {**self._namespace(from_file), **values}
+            noted |= noted_in_file
+        given = frozenset(values) | noted
+        own = self._command.own(**{field.name: values.pop(field.name) for field in self._command.own_fields if field.name in values})
+        check_values(own, self._command.own_fields)
+        options = Options(**{**self._command.defaults, **values})
+        check_options(options)
+        return CommandLine(options, own, given)
 
+    def _namespace(self, tokens: list[str]) -> dict[str, Any]:
+        parsed, rest = _parser(self._command).parse_known_args(tokens)
+        if rest:
+            raise ConfigError(f"unexpected argument {rest[0]!r}; see 'setpoint {self._command.name} --help'.")
+        values = vars(parsed)
+        argument = values.pop(_POSITIONAL)
+        name = self._command.positional
+        if argument is not None:
+            if name in values:
+                what, flag = name.partition("_")[0], "--" + name.replace("_", "-")
+                raise ConfigError(f"the {what} is given twice: {argument!r} and {flag} {values[name]!r}.")
+            values[name] = argument
+        return values
 
-def _yaml_option(key: object, value: Any) -> list[str]:
-    flag = sglang_names.canonical("--" + str(key).lstrip("-").replace("_", "-"))
-    if flag in ("--config", "--help"):
-        raise ConfigError(f"{key} has no place in a config file.")
-    if value is None:
-        return []
-    field = sglang_names.SUPPORTED.get(flag)
-    if field is None or field.kind is bool:
-        if not isinstance(value, bool):
-            raise ConfigError(f"{key} must be true or false, got {value!r}.")
-        return [flag] if value else []
-    if isinstance(value, dict) and field.about.metavar == "JSON":
-        value = json.dumps(value)
-    if isinstance(value, (bool, list, dict)):
-        raise ConfigError(f"{key} must be a single value, got {value!r}.")
-    return [f"{flag}={value}"]
+    def _canonical_tokens(self, argv: list[str]) -> tuple[list[str], frozenset[str]]:
+        """``argv`` with every option in its canonical spelling, less those accepted without effect, whose names come second."""
+        tokens: list[str] = []
+        noted = set()
+        for position, token in enumerate(argv):
+            if token == "--":
+                tokens += argv[position:]
+                break
+            name, equals, value = token.partition("=")
+            if not name.startswith("--") or " " in name:
+                tokens.append(token)
+                continue
+            flag = self._canonical(name)
+            if flag in sglang_names.NOTED:
+                noted.add(sglang_names.field_name(flag))
+            else:
+                tokens.append(flag + equals + value)
+        return tokens, frozenset(noted)
+
+    def _canonical(self, name: str) -> str:
+        return sglang_names.canonical(name, self._fields.keys(), command=self._command.name)
+
+    def _yaml_tokens(self, path: Path) -> list[str]:
+        """The file's keys and values as command-line tokens, so that there is one way to read an option."""
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"--config {path} cannot be read: {error.strerror}.") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}.") from None
+        if content is None:
+            return []
+        if not isinstance(content, dict):
+            raise ConfigError(f"--config {path} must hold 'option: value' lines.")
+        try:
+            return [token for key, value in content.items() for token in self._yaml_option(key, value)]
+        except ConfigError as error:
+            raise ConfigError(f"--config {path}: {error}") from None
+
+    def _yaml_option(self, key: object, value: Any) -> list[str]:
+        flag = self._canonical("--" + str(key).lstrip("-").replace("_", "-"))
+        if flag in ("--config", "--help"):
+            raise ConfigError(f"{key} has no place in a config file.")
+        if value is None:
+            return []
+        field = self._fields.get(flag)
+        if field is None or field.kind is bool:
+            if not isinstance(value, bool):
+                raise ConfigError(f"{key} must be true or false, got {value!r}.")
+            return [flag] if value else []
+        if isinstance(value, dict) and field.about.metavar == "JSON":
+            value = json.dumps(value)
+        if isinstance(value, (bool, list, dict)):
+            raise ConfigError(f"{key} must be a single value, got {value!r}.")
+        return [f"{flag}={value}"]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -115,28 +143,30 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message.removeprefix("argument ") + ".")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(command: Command) -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="setpoint serve",
-        usage="setpoint serve [MODEL] [options]",
-        description="Serve a model over HTTP, in SGLang's and OpenAI's language.",
+        prog=f"setpoint {command.name}",
+        usage=f"setpoint {command.name} {command.arguments}",
+        description=command.description,
         epilog="Options have SGLang's names and meanings; unambiguous prefixes are accepted (--tp 1). "
         "Whole numbers of tokens may be written 32k (= 32000) or 32Ki (= 32768).",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument(_POSITIONAL, nargs="?", metavar="MODEL", default=None, help="same as --model-path")
+    flag = "--" + command.positional.replace("_", "-")
+    parser.add_argument(_POSITIONAL, nargs="?", metavar=command.arguments.split()[0].strip("[]"), default=None, help=f"same as {flag}")
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for field in OPTION_FIELDS:
+    for field in command.fields():
         about = field.about
         if about.group not in groups:
             groups[about.group] = parser.add_argument_group(about.group)
         others = [alias for alias, flag in sglang_names.ALIASES.items() if flag == field.flag]
-        text = _help(field, others).replace("%", "%%")
+        text = _help(field, command.defaults.get(field.name, field.default), others).replace("%", "%%")
+        flags = [about.short, field.flag] if about.short else [field.flag]
         if field.kind is bool:
-            groups[about.group].add_argument(field.flag, action="store_true", help=text)
+            groups[about.group].add_argument(*flags, action="store_true", help=text)
         else:
-            groups[about.group].add_argument(field.flag, type=_converter(field), metavar=metavar(field), help=text)
+            groups[about.group].add_argument(*flags, type=_converter(field), metavar=metavar(field), help=text)
     return parser
 
 
@@ -151,10 +181,10 @@ def default_text(default: Scalar) -> str:
     return "" if default is None or default is False else str(default)
 
 
-def _help(field: Field[Option], others: list[str]) -> str:
+def _help(field: Field[Option], default: Scalar, others: list[str]) -> str:
     notes = [f"also {', '.join(others)}"] if others else []
-    if default_text(field.default):
-        notes.append(f"default: {field.default}")
+    if default_text(default):
+        notes.append(f"default: {default}")
     return field.about.help + (f" ({'; '.join(notes)})" if notes else "")
 
 

@@ -48,6 +48,10 @@ class Option:
     """May change at a step boundary of a running engine; otherwise needs a restart."""
     secret: bool = False
     """Its value is never printed."""
+    server_only: bool = False
+    """Only where something listens; the other commands refuse it."""
+    short: str = ""
+    """A one-letter spelling, e.g. ``-o``."""
 
 
 @dataclass(slots=True, frozen=True)

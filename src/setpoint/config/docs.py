@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
 from setpoint.config import sglang_names
 from setpoint.config.commandline import default_text, metavar
+from setpoint.config.commands import COMMANDS
 from setpoint.config.declare import Field, Option, Range, Scalar
 from setpoint.config.environment import ENV_FIELDS
 from setpoint.config.options import OPTION_FIELDS
@@ -14,13 +16,16 @@ from setpoint.config.sglang_known import KNOWN
 
 PATH = Path(__file__).parents[3] / "docs" / "flags.md"
 
-_INTRO = """# Options of `setpoint serve`
+_INTRO = """# Options
 
 <!-- Written by `python -m setpoint.config.docs` from src/setpoint/config; change it there. -->
 
 Names, meanings and defaults are SGLang 0.5.23's unless marked *own*. An unambiguous prefix stands for the option (`--tp 1`), whole
 numbers of tokens may be written `32k` (32000) or `32Ki` (32768), and `--config file.yaml` reads options from a file, with the command
 line winning. What is not given is decided at start, and every decision is printed with its reason.
+
+`setpoint serve` takes all options but those under the name of another command. The other commands take theirs, and all of the engine's:
+what is marked *serve only* means nothing to them and is refused.
 
 *Live* options may change at a step boundary of a running engine; the others need a restart. *Tune* is the range worth trying.
 """
@@ -30,8 +35,8 @@ def flags_markdown() -> str:
     """The whole page."""
     parts = [_INTRO]
     for group, fields in groupby(OPTION_FIELDS, key=lambda field: field.about.group):
-        parts.append(f"\n## {group}\n\n| option | default | live | tune | meaning |\n|---|---|---|---|---|\n")
-        parts += [_option_row(field) for field in fields]
+        parts.append(_option_table(group, fields))
+    parts += [_option_table(f"`setpoint {command.name}`", command.own_fields) for command in COMMANDS.values() if command.own_fields]
     parts.append("\n## Environment variables\n\n| variable | default | meaning |\n|---|---|---|\n")
     parts += [f"| `{field.about.name}` | {_code(_env_default(field.default))} | {field.about.help} |\n" for field in ENV_FIELDS]
     parts.append("\n## Other spellings\n\n| written | taken as |\n|---|---|\n")
@@ -45,12 +50,18 @@ def flags_markdown() -> str:
     return "".join(parts)
 
 
+def _option_table(title: str, fields: Iterable[Field[Option]]) -> str:
+    head = f"\n## {title}\n\n| option | default | live | tune | meaning |\n|---|---|---|---|---|\n"
+    return head + "".join(_option_row(field) for field in fields)
+
+
 def _option_row(field: Field[Option]) -> str:
     about = field.about
     value = "" if field.kind is bool else " " + metavar(field).replace("{", "").replace("}", "").replace(",", "\\|")
-    own = "" if field.flag in KNOWN else "*own* "
+    marks = ("" if field.flag in KNOWN else "*own* ") + ("*serve only* " if about.server_only else "")
     live = "yes" if about.live else ""
-    return f"| `{field.flag}{value}` | {_code(default_text(field.default))} | {live} | {_range(about.tunable)} | {own}{about.help} |\n"
+    flag = f"{about.short}, {field.flag}" if about.short else field.flag
+    return f"| `{flag}{value}` | {_code(default_text(field.default))} | {live} | {_range(about.tunable)} | {marks}{about.help} |\n"
 
 
 def _range(tunable: Range | tuple[Scalar, ...] | None) -> str:

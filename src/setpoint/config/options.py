@@ -1,4 +1,4 @@
-"""Every command-line option of ``setpoint serve``, declared once: name, type, default, help, choices, bounds, tuning range.
+"""Every option of a server and its engine, declared once: name, type, default, help, choices, bounds, tuning range.
 
 Names, meanings and defaults are SGLang 0.5.23's. The parser, ``docs/flags.md``, ``/server_info`` and the checks are generated
 from here. It does not know what "auto" becomes: that is ``resolve``.
@@ -69,12 +69,21 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
     # -- Server
-    host: Annotated[str, Option(SERVER, "Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Option(SERVER, "Port to listen on.", low=1, high=65535)] = 30000
+    host: Annotated[str, Option(SERVER, "Address to listen on.", server_only=True)] = "127.0.0.1"
+    port: Annotated[int, Option(SERVER, "Port to listen on.", low=1, high=65535, server_only=True)] = 30000
     api_key: Annotated[
-        str | None, Option(SERVER, "Require 'Authorization: Bearer KEY'; every client is served if not given.", metavar="KEY", secret=True)
+        str | None,
+        Option(
+            SERVER,
+            "Require 'Authorization: Bearer KEY'; every client is served if not given.",
+            metavar="KEY",
+            secret=True,
+            server_only=True,
+        ),
     ] = None
-    skip_server_warmup: Annotated[bool, Option(SERVER, "Do not send a warm-up request before the server reports ready.")] = False
+    skip_server_warmup: Annotated[
+        bool, Option(SERVER, "Do not send a warm-up request before the server reports ready.", server_only=True)
+    ] = False
     watchdog_timeout: Annotated[
         float, Option(SERVER, "Seconds a forward pass may take before the server is considered stuck and ends.", metavar="SECONDS", low=1)
     ] = 300.0
@@ -87,10 +96,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         int, Option(SERVING, "Tokens between two pieces of a streamed answer.", low=1, tunable=Range(1, 64, log=True), live=True)
     ] = 1
     incremental_streaming_output: Annotated[
-        bool, Option(SERVING, "Native streams carry the new text only; otherwise each piece repeats the text so far.")
+        bool,
+        Option(SERVING, "Native streams carry the new text only; otherwise each piece repeats the text so far.", server_only=True),
     ] = False
     stream_response_default_include_usage: Annotated[
-        bool, Option(SERVING, "OpenAI streams end with a usage chunk unless the request says otherwise.")
+        bool, Option(SERVING, "OpenAI streams end with a usage chunk unless the request says otherwise.", server_only=True)
     ] = False
     enable_cache_report: Annotated[
         bool, Option(SERVING, "Report cached prompt tokens in usage.prompt_tokens_details of OpenAI answers.")
@@ -136,7 +146,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     max_queued_requests: Annotated[
-        int | None, Option(SCHEDULE, "Most requests waiting; further ones are answered 503. No limit if not given.", low=0, live=True)
+        int | None,
+        Option(
+            SCHEDULE, "Most requests waiting; further ones are answered 503. No limit if not given.", low=0, live=True, server_only=True
+        ),
     ] = None
     chunked_prefill_size: Annotated[
         int | None,
@@ -215,7 +228,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     # -- Logs
     log_level: Annotated[str, Option(LOGS, "Least severity that is logged.", choices=LOG_LEVELS, live=True)] = "info"
     log_level_http: Annotated[
-        str | None, Option(LOGS, "The same for the HTTP server; --log-level if not given.", choices=LOG_LEVELS, live=True)
+        str | None,
+        Option(LOGS, "The same for the HTTP server; --log-level if not given.", choices=LOG_LEVELS, live=True, server_only=True),
     ] = None
     log_requests: Annotated[bool, Option(LOGS, "Log every request when it arrives and when it is done.", live=True)] = False
     log_requests_level: Annotated[

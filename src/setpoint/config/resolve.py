@@ -106,7 +106,7 @@ def resolve(
 ) -> ResolvedConfig:
     """Settle every option.
 
-    given: names of the options the user wrote (``parse_serve``). drawn_seed: the seed if none is given, drawn by the caller so
+    given: names of the options the user wrote (``commandline.parse``). drawn_seed: the seed if none is given, drawn by the caller so
     that this stays a pure function. Raises ConfigError for what cannot be honoured.
     """
     check_options(options)

@@ -30,6 +30,7 @@ NOTED = {
 """Accepted without effect, with the words of the decision that says so."""
 
 SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
+"""Options of a server and its engine, by canonical spelling. A command may have more of its own (see ``commands``)."""
 
 KNOWN_VALUES = {
     "schedule_policy": ("random", "dfs-weight", "lof", "priority", "routing-key", "hrrn", "shortest-prefill-first"),
@@ -50,23 +51,25 @@ KNOWN_VALUES = {
 
 _PARALLEL_SIZES = ("tp_size", "dp_size", "pp_size", "ep_size")
 _SGLANG = {*KNOWN, *ALIASES, "--help"}
-_SPELLINGS = sorted({*_SGLANG, *SUPPORTED, *NOTED})
 
 
-def canonical(spelling: str) -> str:
-    """The option meant by ``spelling``: its flag in :data:`SUPPORTED`, a key of :data:`NOTED`, or ``--help``.
+def canonical(spelling: str, supported: Set[str] = SUPPORTED.keys(), *, command: str = "serve") -> str:
+    """The option meant by ``spelling``: a flag in ``supported`` (those of ``command``), a key of :data:`NOTED`, or ``--help``.
 
     Accepts aliases and unambiguous prefixes, as SGLang's parser does; a prefix of one of its options is never taken for one
-    that only Setpoint has. Raises ConfigError for an option that SGLang knows and this version does not support, for an
-    ambiguous prefix, and for an unknown option (naming the nearest ones).
+    that only Setpoint has. Raises ConfigError for an option that SGLang knows and this version does not support, for one that
+    belongs to another command, for an ambiguous prefix, and for an unknown option (naming the nearest ones).
     """
-    meant = {_target(spelling)} if spelling in _SPELLINGS else _completions(spelling)
+    spellings = {*_SGLANG, *supported, *NOTED}
+    meant = {_target(spelling)} if spelling in spellings else _completions(spelling, spellings)
     if len(meant) > 1:
         raise ConfigError(f"{spelling} is ambiguous: it could mean {_listed(sorted(meant))}.")
     if not meant:
-        raise ConfigError(f"unknown option {spelling}.{_suggestion(spelling)}")
+        raise ConfigError(f"unknown option {spelling}.{_suggestion(spelling, spellings, command)}")
     (flag,) = meant
-    if flag not in SUPPORTED and flag not in NOTED and flag != "--help":
+    if flag in SUPPORTED and flag not in supported:
+        raise ConfigError(f"{flag} belongs to 'setpoint serve'; 'setpoint {command}' has no use for it.")
+    if flag not in supported and flag not in NOTED and flag != "--help":
         written = "" if flag == spelling else f" (written {spelling})"
         raise ConfigError(f"{flag}{written} is an option of SGLang that is not supported by this version of Setpoint yet.")
     return flag
@@ -86,8 +89,8 @@ def field_name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def _completions(prefix: str) -> set[str]:
-    complete = [name for name in _SPELLINGS if name.startswith(prefix)]
+def _completions(prefix: str, spellings: Set[str]) -> set[str]:
+    complete = [name for name in spellings if name.startswith(prefix)]
     return {_target(name) for name in complete if name in _SGLANG} or {_target(name) for name in complete}
 
 
@@ -95,9 +98,9 @@ def _target(spelling: str) -> str:
     return ALIASES.get(spelling, spelling)
 
 
-def _suggestion(spelling: str) -> str:
-    close = difflib.get_close_matches(spelling, _SPELLINGS, n=3, cutoff=0.6)
-    return f" Did you mean {_listed(close, 'or')}?" if close else " See 'setpoint serve --help'."
+def _suggestion(spelling: str, spellings: Set[str], command: str) -> str:
+    close = difflib.get_close_matches(spelling, sorted(spellings), n=3, cutoff=0.6)
+    return f" Did you mean {_listed(close, 'or')}?" if close else f" See 'setpoint {command} --help'."
 
 
 def _listed(names: list[str], word: str = "and") -> str:

@@ -11,7 +11,8 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from setpoint.frontend.http.bodies import parse, read_object
+from setpoint.frontend.bodies import parse
+from setpoint.frontend.http.bodies import read_object
 from setpoint.frontend.http.errors import json_response, nested_error
 from setpoint.frontend.ipc.client import EngineState
 from setpoint.frontend.service import Service

@@ -9,15 +9,14 @@ from setpoint.frontend.http.admin import AdminRoutes
 from setpoint.frontend.http.auth import ApiKeyMiddleware
 from setpoint.frontend.http.errors import add_error_handlers
 from setpoint.frontend.http.native import NativeRoutes
-from setpoint.frontend.http.openai.chat import ChatRoute
-from setpoint.frontend.http.openai.completions import CompletionRoute
+from setpoint.frontend.http.openai import OpenAIRoutes
 from setpoint.frontend.service import Service
 
 
 def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="Setpoint")
     app.state.service = service
-    for routes in (NativeRoutes, AdminRoutes, ChatRoute, CompletionRoute):
+    for routes in (NativeRoutes, AdminRoutes, OpenAIRoutes):
         routes(service).install(app)
     add_error_handlers(app)
     if service.config.api_key is not None:

@@ -1,4 +1,4 @@
-"""The JSON shapes of errors (FACTS §5.7) and the handlers that produce them.
+"""Errors as HTTP responses (FACTS §5.7), and the handlers that produce them.
 
 Two shapes for refusals: flat ``{"object":"error","message",…}`` on the OpenAI routes, for HTTP-level errors and for bodies
 that do not validate; ``{"error":{"message"}}`` on the native routes.
@@ -16,17 +16,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
+from setpoint.frontend.bodies import InvalidBodyError, as_request_error, flat_error
 from setpoint.frontend.jobs import ClientGoneError
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for "nobody is there to read this"."""
-
-
-class InvalidBodyError(RequestError):
-    """A body that is not JSON, or not of the route's type. 400 in the flat shape on every route."""
-
-    def __init__(self, message: str, *, status_code: int = 400) -> None:
-        super().__init__(message, status_code=status_code, err_type=HTTPStatus(status_code).phrase)
 
 
 class UnknownSamplingKeyError(RequestError):
@@ -35,17 +29,6 @@ class UnknownSamplingKeyError(RequestError):
 
 def json_response(content: Any, *, status_code: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status_code=status_code, media_type="application/json")
-
-
-def flat_error(message: str, *, code: int, err_type: str = "", param: str | None = None) -> dict[str, Any]:
-    return {"object": "error", "message": message, "type": err_type or HTTPStatus(code).name, "param": param, "code": code}
-
-
-def as_request_error(error: SetpointError) -> RequestError:
-    """The engine's death, seen as the refusal of one request."""
-    if isinstance(error, RequestError):
-        return error
-    return RequestError(str(error), status_code=503, err_type="SERVICE_UNAVAILABLE")
 
 
 def openai_stream_error(error: SetpointError) -> dict[str, Any]:

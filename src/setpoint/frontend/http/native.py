@@ -12,12 +12,13 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from setpoint.core import request as core
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import NOT_YET, SamplingParams
-from setpoint.frontend.http.bodies import parse, read_object, read_openai_object
-from setpoint.frontend.http.errors import InvalidBodyError, UnknownSamplingKeyError, json_response, native_stream_error
-from setpoint.frontend.http.logprobs import NativeLogprobs
+from setpoint.frontend.bodies import as_id_lists, parse
+from setpoint.frontend.http.bodies import read_object, read_openai_object
+from setpoint.frontend.http.errors import UnknownSamplingKeyError, json_response, native_stream_error
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
 from setpoint.frontend.intake import MAX_SEQUENCES, Options, new_rid
 from setpoint.frontend.jobs import Job, Piece, SequenceOutput
+from setpoint.frontend.logprobs import NativeLogprobs
 from setpoint.frontend.service import Service
 
 UNSUPPORTED = (
@@ -203,19 +204,6 @@ class NativeRoutes:
         if piece is not None:
             return {"text": piece.text, "output_ids": piece.ids, "meta_info": meta}
         return {"text": output.text, "output_ids": output.output_ids, "meta_info": meta}
-
-
-def as_id_lists(value: list[Any], name: str) -> tuple[list[list[int]], bool]:
-    """Token ids as a client may send them: one list, or a list of lists (then True). Raises on anything else."""
-    if not value:
-        raise RequestError(f"{name} must not be empty.")
-    is_batch = isinstance(value[0], list)
-    if is_batch and len(value) > MAX_SEQUENCES:
-        raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
-    try:
-        return (msgspec.convert(value, list[list[int]]), True) if is_batch else ([msgspec.convert(value, list[int])], False)
-    except msgspec.ValidationError as error:
-        raise InvalidBodyError(f"{name}: {error}.") from None
 
 
 def _finish_reason(output: SequenceOutput) -> dict[str, Any]:

@@ -1,50 +1,35 @@
-"""POST /v1/chat/completions (FACTS §5.6)."""
+"""Chat completions: ``/v1/chat/completions`` (FACTS §5.6) from body to reply, without HTTP."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
-
 from setpoint.core import request as core
-from setpoint.frontend.http.bodies import parse, read_openai_object
-from setpoint.frontend.http.errors import json_response, openai_stream_error
-from setpoint.frontend.http.logprobs import chat_logprobs
-from setpoint.frontend.http.openai.protocol import UNSUPPORTED, ChatBody, flatten_messages
-from setpoint.frontend.http.openai.replies import Reply, finish_fields
-from setpoint.frontend.http.sse import EventStream, cancelled_with_client
+from setpoint.frontend.bodies import parse
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
+from setpoint.frontend.logprobs import chat_logprobs
+from setpoint.frontend.openai.protocol import UNSUPPORTED, ChatBody, flatten_messages
+from setpoint.frontend.openai.replies import Exchange, Reply, finish_fields
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.tokenizer import Tokenizer
 
-ROUTE = "/v1/chat/completions"
 
+class ChatApi:
+    route = "/v1/chat/completions"
 
-class ChatRoute:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def install(self, app: FastAPI) -> None:
-        router = APIRouter(tags=["openai"])
-        router.add_api_route(ROUTE, self.create, methods=["POST"], response_model=None)
-        app.include_router(router)
-
-    async def create(self, request: Request) -> Response:
-        raw = await read_openai_object(request)
-        body = parse(raw, ChatBody, route=ROUTE, unsupported=UNSUPPORTED)
+    async def open(self, raw: dict[str, Any]) -> Exchange:
+        """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
+        body = parse(raw, ChatBody, route=self.route, unsupported=UNSUPPORTED)
         body.check()
         rid = body.rid or new_rid()
         job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
-        config = self._service.config
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        reply = Reply(rid, body, kind=kind, config=config)
-        tokenizer = self._service.text.tokenizer
-        if body.stream:
-            return EventStream(job, reply.stream(job, ChatChunks(tokenizer)), openai_stream_error)
-        with job, cancelled_with_client(job, request.receive):
-            outputs = await job.wait()
-        return json_response(reply.complete(outputs, [_choice(tokenizer, output) for output in outputs]))
+        reply = Reply(rid, body, kind=kind, config=self._service.config)
+        return Exchange(job, reply, ChatChoices(self._service.text.tokenizer), is_stream=bool(body.stream))
 
     async def _requests(self, body: ChatBody, rid: str) -> list[core.Request]:
         sampling = body.sampling(self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens)
@@ -64,11 +49,19 @@ class ChatRoute:
         return self._service.text.render_chat(messages, variables=variables) + started
 
 
-class ChatChunks:
-    """Choices of a chat stream: the role first, then deltas, the finish reason in one of its own."""
+class ChatChoices:
+    """Choices of a chat, whole or as a stream: the role first, then deltas, the finish reason in one of its own."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+
+    def whole(self, output: SequenceOutput) -> dict[str, Any]:
+        return {
+            "index": output.index,
+            "message": {"role": "assistant", "content": output.text, "reasoning_content": None},
+            "logprobs": chat_logprobs(self._tokenizer, output.logprobs) if output.request.return_logprob else None,
+            **finish_fields(output),
+        }
 
     def opening(self, output: SequenceOutput) -> dict[str, Any]:
         return _chunk_choice(output, {"role": "assistant", "content": "", "reasoning_content": None})
@@ -85,12 +78,3 @@ class ChatChunks:
 
 def _chunk_choice(output: SequenceOutput, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"index": output.index, "delta": delta, "logprobs": logprobs, "finish_reason": None, "matched_stop": None}
-
-
-def _choice(tokenizer: Tokenizer, output: SequenceOutput) -> dict[str, Any]:
-    return {
-        "index": output.index,
-        "message": {"role": "assistant", "content": output.text, "reasoning_content": None},
-        "logprobs": chat_logprobs(tokenizer, output.logprobs) if output.request.return_logprob else None,
-        **finish_fields(output),
-    }

@@ -1,6 +1,6 @@
-"""What the two OpenAI completion routes share in their answers: usage, finish reasons, the envelope of a stream.
+"""From a job's outputs to OpenAI's replies, whole or in chunks: envelope, usage, finish reasons.
 
-Works on SequenceOutputs and plain dicts.
+Works on SequenceOutputs and plain dicts; the choices themselves are each API's own.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, Protocol
 
 from setpoint.frontend.config import FrontendConfig
-from setpoint.frontend.http.openai.protocol import CommonBody
-from setpoint.frontend.http.sse import event
 from setpoint.frontend.jobs import Job, Piece, SequenceOutput
+from setpoint.frontend.openai.protocol import CommonBody
 
 
-class ChunkMaker(Protocol):
-    """A route's own part of a stream: the choices that pieces of text become."""
+class ChoiceMaker(Protocol):
+    """An API's own part of its replies: the choices that sequences, or pieces of their text, become."""
+
+    def whole(self, output: SequenceOutput) -> dict[str, Any]:
+        """The choice of a sequence that has ended."""
 
     def opening(self, output: SequenceOutput) -> dict[str, Any] | None:
         """A choice sent before the first piece of a sequence."""
@@ -36,11 +38,12 @@ class Reply:
         self._body = body
         self._config = config
 
-    def complete(self, outputs: Sequence[SequenceOutput], choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def complete(self, outputs: Sequence[SequenceOutput], maker: ChoiceMaker) -> dict[str, Any]:
+        choices = [maker.whole(output) for output in outputs]
         metadata = {"weight_version": self._config.weight_version}
         return {**self._head, "choices": choices, "usage": self.usage(outputs), "metadata": metadata}
 
-    async def stream(self, job: Job, maker: ChunkMaker) -> AsyncGenerator[bytes, None]:
+    async def stream(self, job: Job, maker: ChoiceMaker) -> AsyncGenerator[dict[str, Any], None]:
         opened: set[int] = set()
         async for pieces in job.pieces():
             for piece in pieces:
@@ -54,10 +57,10 @@ class Reply:
                     choices.append(maker.closing(output))
                 for choice in choices:
                     if choice is not None:
-                        yield event(self._chunk([choice], [output] if self._body.continuous_usage else None))
+                        yield self._chunk([choice], [output] if self._body.continuous_usage else None)
         options = self._body.stream_options
         if options.include_usage if options is not None else self._config.stream_include_usage:
-            yield event(self._chunk([], job.outputs))
+            yield self._chunk([], job.outputs)
 
     def usage(self, outputs: Iterable[SequenceOutput]) -> dict[str, Any]:
         """Token counts; the n samples of a prompt share its tokens, which count once."""
@@ -77,6 +80,25 @@ class Reply:
 
     def _chunk(self, choices: list[dict[str, Any]], usage_of: Sequence[SequenceOutput] | None) -> dict[str, Any]:
         return {**self._head, "choices": choices, "usage": None if usage_of is None else self.usage(usage_of)}
+
+
+class Exchange:
+    """One request between its checked body and its reply. Enter ``job`` to submit it, then ask for one of the two forms of reply."""
+
+    def __init__(self, job: Job, reply: Reply, maker: ChoiceMaker, *, is_stream: bool) -> None:
+        self.job = job
+        self.is_stream = is_stream
+        """Whether the body asked for chunks; a caller may have only one of the two to offer."""
+        self._reply = reply
+        self._maker = maker
+
+    async def complete(self) -> dict[str, Any]:
+        """Run to the end. Raises like ``Job.pieces``."""
+        return self._reply.complete(await self.job.wait(), self._maker)
+
+    def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The stream's objects. Raises like ``Job.pieces``."""
+        return self._reply.stream(self.job, self._maker)
 
 
 def finish_fields(output: SequenceOutput) -> dict[str, Any]:

@@ -1,52 +1,36 @@
-"""POST /v1/completions (FACTS §5.6)."""
+"""Text completions: ``/v1/completions`` (FACTS §5.6) from body to reply, without HTTP."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
-
 from setpoint.core import request as core
 from setpoint.core.errors import RequestError
-from setpoint.frontend.http.bodies import parse, read_openai_object
-from setpoint.frontend.http.errors import InvalidBodyError, json_response, openai_stream_error
-from setpoint.frontend.http.logprobs import CompletionLogprobs, join
-from setpoint.frontend.http.native import as_id_lists
-from setpoint.frontend.http.openai.protocol import UNSUPPORTED, CompletionBody
-from setpoint.frontend.http.openai.replies import Reply, finish_fields
-from setpoint.frontend.http.sse import EventStream, cancelled_with_client
+from setpoint.frontend.bodies import InvalidBodyError, as_id_lists, parse
 from setpoint.frontend.intake import MAX_SEQUENCES, new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
+from setpoint.frontend.logprobs import CompletionLogprobs, join
+from setpoint.frontend.openai.protocol import UNSUPPORTED, CompletionBody
+from setpoint.frontend.openai.replies import Exchange, Reply, finish_fields
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.tokenizer import Tokenizer
 
-ROUTE = "/v1/completions"
 
+class CompletionApi:
+    route = "/v1/completions"
 
-class CompletionRoute:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def install(self, app: FastAPI) -> None:
-        router = APIRouter(tags=["openai"])
-        router.add_api_route(ROUTE, self.create, methods=["POST"], response_model=None)
-        app.include_router(router)
-
-    async def create(self, request: Request) -> Response:
-        raw = await read_openai_object(request)
-        body = parse(raw, CompletionBody, route=ROUTE, unsupported=UNSUPPORTED)
+    async def open(self, raw: dict[str, Any]) -> Exchange:
+        """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
+        body = parse(raw, CompletionBody, route=self.route, unsupported=UNSUPPORTED)
         body.check()
         rid = body.rid or new_rid()
         job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
-        config = self._service.config
-        reply = Reply(rid, body, kind="text_completion", config=config)
-        tokenizer = self._service.text.tokenizer
-        maker = CompletionChoices(tokenizer, echo=bool(body.echo))
-        if body.stream:
-            return EventStream(job, reply.stream(job, maker), openai_stream_error)
-        with job, cancelled_with_client(job, request.receive):
-            outputs = await job.wait()
-        return json_response(reply.complete(outputs, [maker.whole(output) for output in outputs]))
+        reply = Reply(rid, body, kind="text_completion", config=self._service.config)
+        maker = CompletionChoices(self._service.text.tokenizer, echo=bool(body.echo))
+        return Exchange(job, reply, maker, is_stream=bool(body.stream))
 
     async def _requests(self, body: CompletionBody, rid: str) -> list[core.Request]:
         sampling = body.sampling(self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens)

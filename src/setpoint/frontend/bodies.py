@@ -1,0 +1,95 @@
+"""Request bodies: JSON to checked msgspec structs, with 400 (not 422) for anything else, and the JSON shapes of refusals (FACTS §5.7).
+
+Keys that a route does not know are ignored as SGLang does, but not in silence: each is logged once. Keys it knows and
+cannot honour are refused by name unless they ask for nothing. It knows nothing of HTTP frameworks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import msgspec
+
+from setpoint.core.errors import RequestError, SetpointError
+from setpoint.frontend.intake import MAX_SEQUENCES
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 64 << 20
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_MAX_LOGGED_KEYS = 256
+_logged_keys: set[tuple[str, str]] = set()
+
+
+class InvalidBodyError(RequestError):
+    """A body that is not JSON, or not of the route's type. 400 in the flat shape on every route."""
+
+    def __init__(self, message: str, *, status_code: int = 400) -> None:
+        super().__init__(message, status_code=status_code, err_type=HTTPStatus(status_code).phrase)
+
+
+def decode_object(data: bytes | bytearray) -> dict[str, Any]:
+    """A JSON object. Raises InvalidBodyError for anything else."""
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidBodyError(f"The body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidBodyError(f"The body must be a JSON object, not {type(value).__name__}.")
+    return value
+
+
+def parse(body: dict[str, Any], kind: type[T], *, route: str, unsupported: Iterable[str] = ()) -> T:
+    """The body as ``kind``. Raises RequestError (400) for an unsupported key with a meaning, InvalidBodyError for wrong types."""
+    for key in unsupported:
+        if asks_for_something(body.get(key)):
+            raise RequestError(f"{key} is not supported by this server yet.")
+    try:
+        parsed = msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidBodyError(f"{error}.") from None
+    for key in body.keys() - set(kind.__struct_fields__) - set(unsupported):
+        _log_ignored(route, key)
+    return parsed
+
+
+def asks_for_something(value: Any) -> bool:
+    """False for null, false, "" and empty containers, and for lists of only such values (one per prompt of a batch)."""
+    if isinstance(value, list):
+        return any(asks_for_something(item) for item in value)
+    return value not in (None, False, "", {})
+
+
+def as_id_lists(value: list[Any], name: str) -> tuple[list[list[int]], bool]:
+    """Token ids as a client may send them: one list, or a list of lists (then True). Raises on anything else."""
+    if not value:
+        raise RequestError(f"{name} must not be empty.")
+    is_batch = isinstance(value[0], list)
+    if is_batch and len(value) > MAX_SEQUENCES:
+        raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
+    try:
+        return (msgspec.convert(value, list[list[int]]), True) if is_batch else ([msgspec.convert(value, list[int])], False)
+    except msgspec.ValidationError as error:
+        raise InvalidBodyError(f"{name}: {error}.") from None
+
+
+def flat_error(message: str, *, code: int, err_type: str = "", param: str | None = None) -> dict[str, Any]:
+    return {"object": "error", "message": message, "type": err_type or HTTPStatus(code).name, "param": param, "code": code}
+
+
+def as_request_error(error: SetpointError) -> RequestError:
+    """The engine's death, seen as the refusal of one request."""
+    if isinstance(error, RequestError):
+        return error
+    return RequestError(str(error), status_code=503, err_type="SERVICE_UNAVAILABLE")
+
+
+def _log_ignored(route: str, key: str) -> None:
+    if (route, key) not in _logged_keys and len(_logged_keys) < _MAX_LOGGED_KEYS:
+        _logged_keys.add((route, key))
+        logger.warning("Ignored the unknown key %.64r of %s (logged once per key).", key, route)

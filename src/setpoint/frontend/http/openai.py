@@ -1,0 +1,44 @@
+"""The OpenAI routes: HTTP around ``frontend.openai``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from setpoint.frontend.http.bodies import read_openai_object
+from setpoint.frontend.http.errors import json_response, openai_stream_error
+from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
+from setpoint.frontend.openai.apis import Api, openai_apis
+from setpoint.frontend.service import Service
+
+
+class OpenAIRoutes:
+    def __init__(self, service: Service) -> None:
+        self._apis = openai_apis(service)
+
+    def install(self, app: FastAPI) -> None:
+        router = APIRouter(tags=["openai"])
+        for route, api in self._apis.items():
+            router.add_api_route(route, _handler(api), methods=["POST"], response_model=None)
+        app.include_router(router)
+
+
+def _handler(api: Api) -> Callable[[Request], Awaitable[Response]]:
+    async def create(request: Request) -> Response:
+        exchange = await api.open(await read_openai_object(request))
+        if exchange.is_stream:
+            return EventStream(exchange.job, _events(exchange.chunks()), openai_stream_error)
+        with exchange.job, cancelled_with_client(exchange.job, request.receive):
+            reply = await exchange.complete()
+        return json_response(reply)
+
+    return create
+
+
+async def _events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield event(chunk)

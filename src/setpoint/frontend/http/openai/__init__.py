@@ -1,1 +1,0 @@
-"""The OpenAI routes: chat and text completions."""

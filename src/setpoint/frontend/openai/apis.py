@@ -1,0 +1,25 @@
+"""The table of OpenAI's APIs that a service answers, by route."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from setpoint.frontend.openai.chat import ChatApi
+from setpoint.frontend.openai.completions import CompletionApi
+from setpoint.frontend.openai.replies import Exchange
+from setpoint.frontend.service import Service
+
+
+class Api(Protocol):
+    """One of them. ``open`` checks a body and raises RequestError (400) for one that cannot be honoured; nothing runs yet then."""
+
+    @property
+    def route(self) -> str: ...
+
+    async def open(self, raw: dict[str, Any]) -> Exchange: ...
+
+
+def openai_apis(service: Service) -> dict[str, Api]:
+    """Route -> API."""
+    apis: list[Api] = [ChatApi(service), CompletionApi(service)]
+    return {api.route: api for api in apis}
