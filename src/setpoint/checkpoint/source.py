@@ -107,7 +107,7 @@ def _from_hub(hub_id: str, revision: str | None, load_format: str, *, local_only
             hub_id,
             revision=revision,
             allow_patterns=patterns,
-            ignore_patterns=["*/*"],  # only the top folder: some hold the same weights in other formats below it
+            ignore_patterns=["*/*.safetensors", "*/*.jinja"],  # some hold the same weights in other formats below the top folder
             etag_timeout=HUB_TIMEOUT_S,
             local_files_only=local_only,
         )

@@ -56,6 +56,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
         num_parameters=_count_stored(tensors, tie) or _count_planned(spec, config, tie),
         eos_token_ids=_eos_ids(folder, reader),
         bos_token_id=next(iter(reader.ids("bos_token_id")), None),
+        pooling=None,
         config=config,
         **spec,
     )
@@ -153,12 +154,17 @@ def _count_planned(spec: dict[str, int], config: dict[str, Any], tie: bool) -> i
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object.")
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Whatever JSON the file holds. Raises CheckpointError."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
     except ValueError as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object.")
-    return value

@@ -64,6 +64,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     json_model_override_args: Annotated[
         str, Option(MODEL, "JSON object whose keys replace those of the model's config.json.", metavar="JSON")
     ] = "{}"
+    is_embedding: Annotated[bool, Option(MODEL, "Serve embeddings of a decoder model instead of text: /v1/embeddings and /encode.")] = False
     chat_template: Annotated[
         str | None, Option(MODEL, "A .jinja or .json file with the chat template; the model's own if not given.", metavar="FILE")
     ] = None

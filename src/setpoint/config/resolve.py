@@ -127,6 +127,9 @@ def resolve(
     book.fill("log_level_http", options.log_level, "as --log-level")
     depth, why = _overlap_depth(options, device)
     notes = [Decision("overlap_depth", depth, why)]
+    if model.pooling is not None:
+        notes.append(Decision("embedding_pooling", model.pooling.kind, model.pooling.why))
+        notes.append(Decision("embedding_normalize", model.pooling.normalize, model.pooling.why))
     notes += [Decision(name, True, words) for name, words in sglang_names.noted(given)]
     return ResolvedConfig(
         options=msgspec.structs.replace(options, **book.values),

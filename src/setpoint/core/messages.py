@@ -49,6 +49,8 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     output_logprobs: LogprobBlock | None = None
     prompt_logprobs: LogprobBlock | None = None
     """Sent once, with the first output."""
+    embedding: bytes = b""
+    """Of a pooled request, with its end: [hidden size] little-endian float32, not normalised."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

@@ -5,6 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from setpoint.core.request import PoolingKind
+
+
+@dataclass(slots=True, frozen=True)
+class Pooling:
+    """How a model's hidden states become embeddings; written once by ``checkpoint``."""
+
+    kind: PoolingKind
+    normalize: bool
+    """Scale every vector to length 1."""
+    size: int
+    """Numbers in a vector."""
+    lengths: tuple[int, ...] | None
+    """Lengths to which a vector may be cut (a matryoshka model): () = any, None = none."""
+    why: str
+    """Where this was found, for the decisions."""
+
 
 @dataclass(slots=True, frozen=True)
 class ModelSpec:
@@ -29,6 +46,8 @@ class ModelSpec:
     """Distinct parameters, tied ones counted once."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    pooling: Pooling | None = None
+    """Set when the model is served for embeddings."""
     config: dict[str, Any] = field(default_factory=dict)
     """config.json as read, for the engine's model declaration."""
 

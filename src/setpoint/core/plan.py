@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from setpoint.core.request import Ids
+from setpoint.core.request import Ids, PoolingKind
 from setpoint.core.sampling import SamplingParams
 
 OWN_LENGTH = -1
@@ -47,6 +47,9 @@ class Admit:
     """First prompt position whose logprob is wanted (>= 1 in effect: position 0 has none); -1 = none."""
     top_logprobs_num: int = 0
     token_ids_logprob: tuple[int, ...] = ()
+    pooling: PoolingKind | None = None
+    """Set: the step that computes the last of ``ids`` brings back the sequence's embedding. For "mean" every one of ``ids`` must be
+    computed by rows of this admission."""
 
 
 @dataclass(slots=True, frozen=True)

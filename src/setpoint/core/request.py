@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -12,6 +13,9 @@ from setpoint.core.sampling import SamplingParams
 
 Ids = npt.NDArray[np.int32]
 """Token ids or page numbers, little-endian int32, one dimension."""
+
+PoolingKind = Literal["last", "mean"]
+"""Which hidden states of a prompt become its embedding: the last token's, or the mean over all tokens."""
 
 
 def pack_ids(ids: Iterable[int] | Ids) -> bytes:
@@ -26,7 +30,7 @@ def unpack_ids(data: bytes) -> Ids:
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sequence to generate (``n > 1`` becomes n requests in the frontend). SGLang: TokenizedGenerateReqInput."""
+    """One sequence to generate or embed (``n > 1`` becomes n requests in the frontend). SGLang: TokenizedGenerateReqInput."""
 
     rid: str
     prompt_ids: bytes
@@ -45,6 +49,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     namespace: str = ""
     """Cache namespace (SGLang: extra_key + cache_salt); different namespaces never share a prefix."""
     priority: int | None = None
+    pooling: PoolingKind | None = None
+    """Set: an embedding is wanted and no text. ``sampling.max_new_tokens`` is 0 then, and the step that computes the last
+    prompt token ends the request."""
 
     def prompt(self) -> Ids:
         return unpack_ids(self.prompt_ids)

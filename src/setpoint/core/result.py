@@ -40,6 +40,8 @@ class StepResult:
     """seq_id -> one position (the sampled token), for sequences admitted with return_logprob."""
     prompt_logprobs: Mapping[int, PositionLogprobs] = field(default_factory=dict)
     """seq_id -> the prompt positions that this step's chunk made known (position p needs the logits of p - 1)."""
+    embeddings: Mapping[int, Floats] = field(default_factory=dict)
+    """seq_id -> [hidden size], not normalised, for pooled sequences whose last prompt token this step computed."""
     forward_s: float = 0.0
     """Seconds the device was busy with the forward pass."""
     sample_s: float = 0.0

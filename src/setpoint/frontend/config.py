@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from setpoint.core.model import Pooling
+
 
 @dataclass(slots=True, frozen=True)
 class FrontendConfig:
@@ -17,6 +19,8 @@ class FrontendConfig:
     """``Ready.info["max_req_input_len"]``: prompts of this many tokens or more do not fit the pool."""
     vocab_size: int
     """Of the model (which may pad the tokenizer's): prompt ids must be below it."""
+    pooling: Pooling | None = None
+    """Set: the server embeds and does not generate."""
     api_key: str | None = None
     allow_auto_truncate: bool = False
     incremental_streaming_output: bool = False

@@ -80,6 +80,8 @@ class Intake:
         With n > 1 the rids are the given one with a suffix, so that aborting the given rid reaches them all, and a given
         seed is counted up, so that the samples differ.
         """
+        if self._config.pooling is not None:
+            raise RequestError("This server embeds (--is-embedding) and does not generate; use /v1/embeddings or /encode.")
         self._check_options(options, sampling)
         prompt, sampling = self._fit(prompt, sampling)
         if options.logprob_start_len >= len(prompt):
@@ -104,6 +106,21 @@ class Intake:
                 )
             )
         return requests
+
+    def embedding_request(self, prompt: Ids, options: Options | None = None, *, rid: str | None = None) -> Request:
+        """The request for one prompt's embedding. Raises RequestError (400), also where the server generates."""
+        pooling, options = self._config.pooling, options or Options()
+        if pooling is None:
+            raise RequestError("This server generates text; start it with --is-embedding to get embeddings.")
+        prompt, sampling = self._fit(prompt, SamplingParams(max_new_tokens=0))
+        return Request(
+            rid=rid or new_rid(),
+            prompt_ids=pack_ids(prompt),
+            sampling=sampling,
+            namespace=options.namespace,
+            priority=options.priority,
+            pooling=pooling.kind,
+        )
 
     def _check_options(self, options: Options, sampling: SamplingParams) -> None:
         sampling.check_vocabulary(self._config.vocab_size)

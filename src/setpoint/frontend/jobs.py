@@ -43,6 +43,8 @@ class SequenceOutput:
         self.logprobs: list[LogprobBlock] = []
         """Blocks that cover ``output_ids`` in order, if asked for."""
         self.prompt_logprobs: LogprobBlock | None = None
+        self.embedding = b""
+        """Of a pooled request, as TokenEvent has it."""
         self.created_at = time.perf_counter()
         self.first_token_at: float | None = None
         self.finished_at: float | None = None
@@ -71,6 +73,7 @@ class SequenceOutput:
         self.num_cached = event.num_cached
         self.num_retractions = event.num_retractions
         self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
+        self.embedding = event.embedding
         self.output_ids += event.ids[:num_kept]
         block = event.output_logprobs
         if block is not None and dropped:

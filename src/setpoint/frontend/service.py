@@ -68,8 +68,10 @@ class Service:
         """Submit a one-token request; any message of the engine after that is a sign of life."""
         if self.engine.state is not EngineState.READY:
             return False
-        sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
-        probe = Request(rid=f"HEALTH_CHECK_{new_rid()}", prompt_ids=pack_ids([0]), sampling=sampling)
+        pooling = self.config.pooling
+        sampling = SamplingParams(max_new_tokens=1 if pooling is None else 0, temperature=0.0)
+        kind = None if pooling is None else pooling.kind
+        probe = Request(rid=f"HEALTH_CHECK_{new_rid()}", prompt_ids=pack_ids([0]), sampling=sampling, pooling=kind)
         mailbox = Mailbox()
         try:
             self.engine.submit(probe, mailbox)
@@ -83,7 +85,11 @@ class Service:
     async def warm_up(self, *, timeout_s: float = 600.0) -> None:
         """One real request before the world is told that the server is ready. Raises EngineDeadError or RequestError."""
         prompt = await self.intake.encode("The capital city of France is")
-        requests = self.intake.requests(prompt, SamplingParams(max_new_tokens=8, temperature=0.0), Options(), rid=f"WARM_UP_{new_rid()}")
+        rid, sampling = f"WARM_UP_{new_rid()}", SamplingParams(max_new_tokens=8, temperature=0.0)
+        if self.config.pooling is None:
+            requests = self.intake.requests(prompt, sampling, Options(), rid=rid)
+        else:
+            requests = [self.intake.embedding_request(prompt, rid=rid)]
         with Job(self.engine, self.text.tokenizer, requests, on_finish=lambda output: None) as job:
             try:
                 await asyncio.wait_for(job.wait(), timeout_s)

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from setpoint import __version__
+from setpoint.checkpoint.pooling import read_pooling
 from setpoint.checkpoint.source import ModelSource, locate
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.check import model_overrides
@@ -99,6 +100,8 @@ def launched(options: Options, env: EnvSettings, *, given: Set[str], phases: Pha
     try:
         source = locate(options.model_path, revision=options.revision, load_format=options.load_format, log=logger.info)
         spec = read_spec(source.folder, overrides=model_overrides(options))
+        if options.is_embedding:
+            spec = replace(spec, pooling=read_pooling(source.folder, spec))
         config = _resolve(options, env, given, spec, source)
         phases.mark("model and configuration")
         endpoints, folder = Endpoints.in_private_folder()
@@ -231,6 +234,7 @@ def _service(engine: Launched, client: EngineClient, text: TextProcessor, phases
     shown = msgspec.to_builtins(options) | {name: value for name, value in client.info.items() if name != "phases"}
     shown["api_key"] = None if options.api_key is None else "********"
     frontend = FrontendConfig(
+        pooling=spec.pooling,
         model_path=options.model_path or source.name,
         served_model_name=options.served_model_name or source.name,
         tokenizer_path=options.tokenizer_path or str(source.folder),

@@ -9,6 +9,9 @@ from setpoint.scheduler.sequence import Sequence
 NON_STREAM_INTERVAL = 50
 """Tokens between emissions of a request that does not stream (SGLANG_FORCE_STREAM_INTERVAL's default)."""
 
+NOT_FINITE = Finish("abort", message="NaN happened", status_code=500, err_type="InternalServerError")
+"""The model computed numbers that mean nothing."""
+
 
 def finish_after(seq: Sequence, token: int) -> Finish | None:
     """Whether the token just committed ends the sequence, and why; in SGLang's order (FACTS §2.8).
@@ -16,7 +19,7 @@ def finish_after(seq: Sequence, token: int) -> Finish | None:
     Stop strings are the frontend's. A negative token reports logits that were not finite.
     """
     if token < 0:
-        return Finish("abort", message="NaN happened", status_code=500, err_type="InternalServerError")
+        return NOT_FINITE
     if token in seq.stop_ids:
         return Finish("stop", matched=token)
     if seq.remaining <= 0:
@@ -53,6 +56,7 @@ def token_event(seq: Sequence) -> TokenEvent:
         num_retractions=seq.num_retractions,
         output_logprobs=_joined(seq.output_logprobs),
         prompt_logprobs=_joined(seq.prompt_logprobs),
+        embedding=seq.embedding,
     )
     seq.output_logprobs = []
     seq.prompt_logprobs = []

@@ -156,7 +156,10 @@ class PrefillPlanner:
 
 
 def _match_limit(seq: Sequence, num_ids: int) -> int:
-    """The last token is always computed, for its logits; so is every prompt position whose logprob is wanted."""
+    """The last token is always computed, for its logits or hidden state; so is every prompt position whose logprob is wanted, and the
+    whole prompt for a mean over it."""
+    if seq.request.pooling == "mean":
+        return 0
     if _wants_prompt_logprobs(seq):
         return min(num_ids - 1, seq.request.logprob_start_len)
     return num_ids - 1
@@ -181,4 +184,5 @@ def _admission(seq: Sequence) -> Admit:
         logprob_start=request.logprob_start_len + 1 if _wants_prompt_logprobs(seq) else -1,
         top_logprobs_num=request.top_logprobs_num,
         token_ids_logprob=request.token_ids_logprob,
+        pooling=request.pooling,
     )

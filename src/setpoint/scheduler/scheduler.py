@@ -26,7 +26,7 @@ from setpoint.scheduler.arrival import new_sequence
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.decode import DecodePlanner
-from setpoint.scheduler.emit import finish_after, is_due, logprob_block, token_event
+from setpoint.scheduler.emit import NOT_FINITE, finish_after, is_due, logprob_block, token_event
 from setpoint.scheduler.grammar import GrammarFactory
 from setpoint.scheduler.observer import Observer
 from setpoint.scheduler.prefill import PrefillPlanner
@@ -194,13 +194,23 @@ class Scheduler:
             if seq.seq_id in result.output_logprobs:
                 seq.output_logprobs.append(logprob_block(result.output_logprobs[seq.seq_id]))
         if token is None:
-            # max_new_tokens = 0: the prompt was all there was to compute.
-            return Finish("length", length=0) if not seq.prefilling and seq.remaining <= 0 else None
+            return self._end_of_prompt(seq, result)
         if token >= 0:
             seq.outputs.append(token)
             if seq.grammar is not None:
                 seq.grammar.accept(token)
         return finish_after(seq, token)
+
+    def _end_of_prompt(self, seq: Sequence, result: StepResult) -> Finish | None:
+        """max_new_tokens = 0: with the last chunk's result there is nothing left to compute."""
+        if seq.prefilling or seq.inflight_steps or seq.remaining > 0:
+            return None
+        if seq.request.pooling is not None:
+            vector = result.embeddings[seq.seq_id]
+            if not np.isfinite(vector).all():
+                return NOT_FINITE
+            seq.embedding = vector.astype("<f4", copy=False).tobytes()
+        return Finish("length", length=0)
 
     def _stats(self, step: StepDraft, result: StepResult, num_sampled: int) -> StepStats:
         return StepStats(

@@ -61,6 +61,8 @@ class Sequence:
     output_logprobs: list[LogprobBlock] = field(default_factory=list)
     """Not yet emitted."""
     prompt_logprobs: list[LogprobBlock] = field(default_factory=list)
+    embedding: bytes = b""
+    """Of a pooled request: float32, set by its last step."""
     finish: Finish | None = None
 
     @property

@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from setpoint.core.messages import (
     Abort,
     Call,
@@ -26,6 +28,8 @@ from setpoint.core.messages import (
     encode,
 )
 from setpoint.core.request import Request
+
+EMBEDDING_SIZE = 4
 
 Script = Callable[[Request], Sequence[int]]
 
@@ -130,7 +134,12 @@ class FakeEngine:
             num_cached=self.num_cached,
             output_logprobs=_block(request, ids) if request.return_logprob else None,
             prompt_logprobs=_prompt_block(request) if first == 0 else None,
+            embedding=self._embedding(request) if finish is not None and request.pooling is not None else b"",
         )
+
+    def _embedding(self, request: Request) -> bytes:
+        """The first EMBEDDING_SIZE ids of the prompt, repeated."""
+        return np.resize(request.prompt(), EMBEDDING_SIZE).astype("<f4").tobytes()
 
     def _limit(self, request: Request) -> int:
         room = self.context_len - len(request.prompt())

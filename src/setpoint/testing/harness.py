@@ -84,6 +84,7 @@ class Outcome:
     num_cached: int = 0
     num_retractions: int = 0
     num_events: int = 0
+    embedding: bytes = b""
     top_logprobs: list[list[float]] = field(default_factory=list)
     """Per output position, if asked for."""
 
@@ -162,6 +163,7 @@ class Harness:
                 outcome.num_cached = event.num_cached
                 outcome.num_retractions = event.num_retractions
                 outcome.num_events += 1
+                outcome.embedding = event.embedding
                 if event.output_logprobs is not None:
                     outcome.top_logprobs += event.output_logprobs.top_values
 

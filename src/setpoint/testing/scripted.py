@@ -13,7 +13,7 @@ import numpy as np
 
 from setpoint.core.plan import OWN_LENGTH, Admit, StepPlan, TokenMasks
 from setpoint.core.request import Ids
-from setpoint.core.result import StepResult
+from setpoint.core.result import Floats, StepResult
 
 NextToken = Callable[[Ids], int]
 """History (prompt and outputs so far) -> next token."""
@@ -40,7 +40,8 @@ def reference(prompt: Ids, num_new: int, next_token: NextToken, stop_ids: frozen
 class ScriptedStep:
     """A submitted plan: the forward pass is done, sampling waits for ``finish``, the ids for ``result``."""
 
-    def __init__(self, executor: ScriptedExecutor, plan: StepPlan, histories: list[tuple[int, Ids]]) -> None:
+    def __init__(self, executor: ScriptedExecutor, plan: StepPlan, histories: list[tuple[int, Ids]], embeddings: dict[int, Floats]) -> None:
+        self._embeddings = embeddings
         self._executor = executor
         self._plan = plan
         self._histories = histories
@@ -63,7 +64,7 @@ class ScriptedStep:
     def result(self) -> StepResult:
         assert self._tokens is not None, "result() before finish()"
         rows = self._plan.rows
-        return StepResult(self._plan.step_id, rows.seq_ids[rows.samples], np.array(self._tokens, np.int32))
+        return StepResult(self._plan.step_id, rows.seq_ids[rows.samples], np.array(self._tokens, np.int32), embeddings=self._embeddings)
 
 
 class ScriptedExecutor:
@@ -76,6 +77,8 @@ class ScriptedExecutor:
         self._store = np.full((num_pages + 1) * page_size, EMPTY, np.int64)
         self._ids: dict[int, list[int]] = {}
         self._table: dict[int, dict[int, int]] = {}
+        self._pooled: dict[int, tuple[Admit, list[int]]] = {}
+        """Slot -> its pooled admission, and the tokens that rows of it have computed."""
 
     def submit(self, plan: StepPlan) -> ScriptedStep:
         self.plans.append(plan)
@@ -96,13 +99,16 @@ class ScriptedExecutor:
             assert len(where) == len(set(where))
             self._store[where] = self._ids[slot][start:end]
         histories = []
-        for (slot, _, end), samples in zip(spans, rows.samples.tolist(), strict=True):
+        embeddings = {}
+        for (slot, start, end), samples in zip(spans, rows.samples.tolist(), strict=True):
             history = self._store[self._where(slot, 0, end)].astype(np.int32)
             assert EMPTY not in history, f"slot {slot} reads a position that nothing wrote"
+            if slot in self._pooled:
+                embeddings.update(self._pool(slot, start, end, history))
             if samples:
                 assert end == len(self._ids[slot]), "a row samples before its last known token"
                 histories.append((slot, history))
-        return ScriptedStep(self, plan, histories)
+        return ScriptedStep(self, plan, histories, embeddings)
 
     def shutdown(self) -> None:
         """Nothing to free."""
@@ -113,6 +119,18 @@ class ScriptedExecutor:
     def _admit(self, admit: Admit) -> None:
         self._ids[admit.slot] = admit.ids.tolist()
         self._table[admit.slot] = {}
+        self._pooled.pop(admit.slot, None)
+        if admit.pooling is not None:
+            self._pooled[admit.slot] = admit, []
+
+    def _pool(self, slot: int, start: int, end: int, history: Ids) -> dict[int, Floats]:
+        """The "embedding": (length, next token) of the history, or for a mean of the tokens that were computed."""
+        admit, computed = self._pooled[slot]
+        computed += history[start:].tolist()
+        if end < len(admit.ids):
+            return {}
+        seen = history if admit.pooling == "last" else np.array(computed, np.int32)
+        return {admit.seq_id: np.array([len(seen), self.next_token(seen)], np.float32)}
 
     def _span(self, slot: int, start: int, count: int) -> tuple[int, int, int]:
         if start == OWN_LENGTH:

@@ -44,6 +44,8 @@ class InprocStep:
         self.sampled_ids = None if sampled is None else _to_host(sampled.ids.int())
         self.output = None if sampled is None or sampled.logprobs is None else sampled.logprobs.map(_to_host)
         self.prompt = {row: logprobs.map(_to_host) for row, logprobs in self.forward.prompt_logprobs.items()}
+        pooled = self.forward.pooled
+        self.embeddings = None if pooled is None else _to_host(pooled.vectors)
         self.sample_done = self.mark()
 
     def result(self) -> StepResult:
@@ -56,6 +58,7 @@ class InprocStep:
             token_ids=np.zeros(0, np.int32) if self.sampled_ids is None else self.sampled_ids.numpy(),
             output_logprobs=self._output_logprobs(plan),
             prompt_logprobs={int(plan.rows.seq_ids[row]): self._cut(row, logprobs, slice(None)) for row, logprobs in self.prompt.items()},
+            embeddings={} if self.embeddings is None else dict(zip(self.forward.pooled.seq_ids, self.embeddings.numpy(), strict=True)),
             forward_s=_seconds(self.begin, self.forward_done),
             sample_s=_seconds(self.sample_begin, self.sample_done),
         )

@@ -18,6 +18,7 @@ from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.runner.batch import ForwardBatch, build_batch
 from setpoint.engine.runner.kv_pool import KVPool
+from setpoint.engine.runner.pooling import Pooled, Pooler
 from setpoint.engine.runner.rows import SlotTable
 from setpoint.engine.sampling.logprobs import Logprobs, prompt_logprobs
 from setpoint.engine.sampling.sampler import Sampled, joined, masks_of, sample
@@ -50,6 +51,7 @@ class Forward:
     """[S, V]; None when no row samples, or when they are so many that ``sample`` computes them block by block."""
     prompt_logprobs: dict[int, Logprobs]
     """By row index."""
+    pooled: Pooled | None = None
 
 
 class ModelRunner:
@@ -82,6 +84,7 @@ class ModelRunner:
         """Claim the KV pool and the slot table. OutOfMemoryError if there is no room."""
         self.pool = KVPool(self.spec, num_pages=num_pages, page_size=self.page_size, dtype=self.kv_dtype, device=self.device)
         self.slots = SlotTable(context_len=context_len, page_size=self.page_size, max_slots=max_slots, device=self.device)
+        self.pooler = Pooler()
         wide = torch.promote_types(self.dtype, torch.float32)
         self.cos_sin = self.model.rotary.table(context_len, wide, self.device)
 
@@ -89,6 +92,8 @@ class ModelRunner:
     def forward(self, plan: StepPlan) -> Forward:
         self.slots.release(plan.releases)
         self.slots.admit(plan.admits)
+        self.pooler.release(plan.releases)
+        self.pooler.admit(plan.admits)
         self.slots.map_pages(plan.pages)
         if not len(plan.rows):
             return Forward(plan, None, None, None, {})
@@ -98,7 +103,8 @@ class ModelRunner:
         num_sampling = len(batch.sample_slots)
         last = hidden[batch.sample_index] if num_sampling else None
         logits = self.model.logits(last) if 0 < num_sampling <= LOGITS_ROWS else None
-        return Forward(plan, batch, last, logits, self._prompt_logprobs(plan, batch, hidden))
+        pooled = self.pooler.pool(plan.rows, batch, hidden, self.slots.columns)
+        return Forward(plan, batch, last, logits, self._prompt_logprobs(plan, batch, hidden), pooled)
 
     @torch.inference_mode()
     def sample(self, forward: Forward, masks: TokenMasks | None) -> Sampled | None:

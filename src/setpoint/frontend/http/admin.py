@@ -72,7 +72,7 @@ class AdminRoutes:
             "model_path": config.model_path,
             "served_model_name": config.served_model_name,
             "tokenizer_path": config.tokenizer_path,
-            "is_generation": True,
+            "is_generation": config.pooling is None,
             "preferred_sampling_params": None,
             "weight_version": config.weight_version,
             "load_format": "auto",
