@@ -17,6 +17,7 @@ import numpy as np
 from machine import environment
 
 from setpoint.core.request import Ids
+from setpoint.scheduler.cache.evict import POLICIES
 from setpoint.scheduler.cache.manager import KVCache
 
 PROMPT_TOKENS = 32_768
@@ -52,14 +53,19 @@ def measure_times(page_size: int) -> dict[str, float]:
         "match": _median_us(lambda i: cache.match(prompts[i]).release()),
         "match + split": _median_us(lambda i: cache.match(branches[i]).release()),
         "pages of a handle": _median_us(lambda i: handles[i].pages()),
-        "alloc 1 page, evicting": _median_alloc_us(page_size, num_free=0),
         "alloc 1 page": _median_alloc_us(page_size, num_free=ROUNDS),
+        **{f"alloc 1 page, evicting, {policy}": _median_alloc_us(page_size, num_free=0, policy=policy) for policy in POLICIES},
     }
 
 
-def _median_alloc_us(page_size: int, *, num_free: int) -> float:
+def _median_alloc_us(page_size: int, *, num_free: int, policy: str = "lru") -> float:
     """One page per call, as decoding asks for it, from a pool that 4,096 one-page leaves fill but for ``num_free`` pages."""
-    cache = KVCache(num_pages=4096 + num_free, page_size=page_size)
+    cache = KVCache(
+        num_pages=4096 + num_free,
+        page_size=page_size,
+        eviction_policy=policy,
+        eviction_parameters={"threshold": 2 * page_size, "next_prompt_estimate": 0} if policy == "tlru" else {},
+    )
     for number in range(4096):
         with cache.match(np.zeros(0, np.int32)) as handle:
             cache.extend(handle, np.full(page_size, number, np.int32), _alloc(cache, 1))

@@ -205,7 +205,7 @@ def test_every_sampling_field_reaches_the_engine(serve: Serve) -> None:
             11,
             ("zz",),
         )
-        assert (request.priority, request.namespace, request.rid) == (3, "ks", "mine")
+        assert (request.priority, request.namespace, request.rid) == (3, "1:ks", "mine")
 
     serve(scenario, says("ok"))
 

@@ -171,7 +171,11 @@ def test_information(serve: Serve) -> None:
             assert info["model_type"] == "llama"
         for path in ("/server_info", "/get_server_info"):
             info = (await server.http.get(path)).json()
-            assert (info["page_size"], info["max_req_input_len"], info["internal_states"]) == (16, 256, [{"num_running": 0}])
+            assert (info["page_size"], info["max_req_input_len"], info["internal_states"]) == (
+                16,
+                256,
+                [{"num_queued": 0, "num_running": 0}],
+            )
         assert (await server.http.get("/")).status_code == 200
 
     serve(scenario, model_info={"model_type": "llama"}, server_info={"page_size": 16})

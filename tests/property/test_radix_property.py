@@ -1,6 +1,7 @@
 """The KV cache against a model that is a dict, over more than 100,000 random steps with a tiny vocabulary.
 
-The model knows for every cached prefix its page and how many handles hold it. A fake KV store knows for every page the whole
+The model knows for every cached prefix its page and how many handles hold it, and what the eviction policies go by; who is evicted in
+which order is searched for among all stretches. A fake KV store knows for every page the whole
 prefix (namespace included) it was computed for, as real KV does, so that a page that is reused under someone's feet shows.
 """
 
@@ -33,13 +34,42 @@ class Seq:
     handle: PrefixHandle
     table: list[int]
     private: list[int] = field(default_factory=list)  # what extend returned
+    priority: int = 0
+
+
+@dataclass
+class Facts:
+    """What the model remembers of a prefix while it is cached, beside its page."""
+
+    hits: int = 0
+    priority: int = -100
+    longest: int = 0
+
+
+TLRU = {"threshold": 7, "next_prompt_estimate": 2}
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A stretch of the real tree: its first and last prefix, and where it is. What it is worth is the model's to say."""
+
+    path: tuple[int, ...]
+    """Tokens above it."""
+    prefixes: tuple[Prefix, ...]
 
 
 class World:
-    def __init__(self, rng: random.Random, page_size: int, vocabulary: int, enabled: bool = True) -> None:
-        self.rng, self.page_size, self.vocabulary, self.enabled = rng, page_size, vocabulary, enabled
+    def __init__(self, rng: random.Random, page_size: int, vocabulary: int, enabled: bool = True, policy: str = "lru") -> None:
+        self.rng, self.page_size, self.vocabulary, self.enabled, self.policy = rng, page_size, vocabulary, enabled, policy
         self.num_pages = rng.choice((1, 3, 8, 20, 20, 32))
-        self.cache = KVCache(num_pages=self.num_pages, page_size=page_size, enabled=enabled)
+        self.cache = KVCache(
+            num_pages=self.num_pages,
+            page_size=page_size,
+            enabled=enabled,
+            eviction_policy=policy,
+            eviction_parameters=TLRU if policy == "tlru" else {},
+        )
+        self.facts: dict[Prefix, Facts] = {}
         self.cached: dict[Prefix, int] = {}
         self.used: dict[Prefix, int] = {}
         self.store: list[Prefix | None] = [None] * (self.num_pages + 1)
@@ -73,6 +103,42 @@ class World:
     def use(self, path: list[Prefix]) -> None:
         self.tick += 1
         self.used.update(dict.fromkeys(path, self.tick))
+
+    def edges(self) -> dict[Edge, list[Edge]]:
+        """How the real tree is cut into stretches, each with those below it. Its scores and keys are not looked at."""
+        below: dict[Edge, list[Edge]] = {}
+        todo = [(child, label[0], (), None) for label, child in self.cache._tree._root.children.items()]
+        while todo:
+            node, namespace, path, above = todo.pop()
+            tokens = (*path, *np.frombuffer(node.key, np.int32).tolist())
+            ends = range(len(path) + self.page_size, len(tokens) + 1, self.page_size)
+            edge = Edge(path, tuple((namespace, tokens[:end]) for end in ends))
+            below[edge] = []
+            if above is not None:
+                below[above].append(edge)
+            todo += [(child, namespace, tokens, edge) for child in node.children.values()]
+        return below
+
+    def expected_evictions(self, num_pages: int) -> set[Prefix]:
+        """By brute force: among all unlocked leaves the one with the least key goes, until ``num_pages`` are had."""
+        below, cover = self.edges(), self.cover()
+        gone: set[Prefix] = set()
+        while len(gone) < num_pages:
+            leaves = [edge for edge, children in below.items() if not children and not cover[edge.prefixes[-1]]]
+            victim = min(leaves, key=self.eviction_key)
+            gone.update(victim.prefixes)
+            del below[victim]
+            for children in below.values():
+                if victim in children:
+                    children.remove(victim)
+        return gone
+
+    def eviction_key(self, edge: Edge) -> tuple[int, int]:
+        """The policies again, in one place and without their mechanics. A stretch's prefixes share all facts."""
+        facts = self.facts[edge.prefixes[-1]]
+        needed = max(0, facts.longest + TLRU["next_prompt_estimate"] - TLRU["threshold"])
+        first = {"lfu": facts.hits, "slru": int(facts.hits >= 2), "priority": facts.priority, "tlru": int(len(edge.path) < needed)}
+        return first.get(self.policy, 0), self.used[edge.prefixes[-1]]
 
     def tree(self) -> dict[Prefix, tuple[int, int]]:
         """What the real tree holds: prefix -> (page, lock count)."""
@@ -114,7 +180,13 @@ class World:
         table = handle.pages().tolist()
         assert table == [self.cached[prefix] for prefix in path]
         self.use(path)
-        self.seqs.append(Seq(namespace, ids, handle, table))
+        seq = Seq(namespace, ids, handle, table, priority=self.rng.randint(-2, 2))
+        self.seqs.append(seq)
+        if self.rng.random() < 0.8:  # else looked only, or came back
+            self.cache.count_hit(handle, priority=seq.priority)
+            for prefix in path:
+                self.facts[prefix].hits += 1
+                self.facts[prefix].priority = max(self.facts[prefix].priority, seq.priority)
         return None
 
     def grow(self) -> None:
@@ -136,6 +208,8 @@ class World:
 
     def alloc(self, num: int) -> np.ndarray | None:
         stats, cover, before = self.cache.pool_stats(), self.cover(), dict(self.cached)
+        short = num - stats.free // self.page_size
+        expected = self.expected_evictions(short) if short * self.page_size <= stats.evictable else set()
         pages = self.cache.alloc(num)
         now = self.tree()
         removed = [prefix for prefix in before if prefix not in now]
@@ -146,19 +220,19 @@ class World:
         assert len(pages) == num
         assert not removed or num * self.page_size > stats.free, "evicted without need"
         assert not any(cover[prefix] for prefix in removed), "evicted a locked prefix"
+        assert set(removed) == expected, "evicted others than the policy's first"
+        self.counts["evictions"] += bool(removed)
         for prefix in removed:
-            del self.cached[prefix]
-        if removed:
-            self.counts["evictions"] += 1
-            inner = {(namespace, tokens[: -self.page_size]) for namespace, tokens in self.cached}
-            leaves = [self.used[prefix] for prefix in self.cached if prefix not in inner and not cover[prefix]]
-            assert max(self.used[prefix] for prefix in removed) <= min(leaves, default=self.tick), "not the least recently used"
+            self.forget(prefix)
         for page in pages.tolist():
             assert 1 <= page <= self.num_pages
             assert page not in self.held
             self.held.add(page)
             self.store[page] = None
         return pages
+
+    def forget(self, prefix: Prefix) -> None:
+        del self.cached[prefix], self.facts[prefix]
 
     def free(self, pages: list[int]) -> None:
         self.held -= set(pages)
@@ -180,9 +254,10 @@ class World:
                 expected.append(page)
             else:
                 self.cached[prefix] = page
+                self.facts[prefix] = Facts()
                 self.held.remove(page)
         table = np.array(seq.table[:num], np.int32)
-        returned = self.cache.extend(seq.handle, np.array(seq.ids[: num * self.page_size], np.int32), table)
+        returned = self.cache.extend(seq.handle, np.array(seq.ids[: num * self.page_size], np.int32), table, priority=seq.priority)
         table[:] = 0  # the caller's arrays stay the caller's
         assert returned.tolist() == expected
         assert seq.handle.num_tokens == num * self.page_size
@@ -190,6 +265,9 @@ class World:
         self.counts["duplicates"] += len(expected)
         if self.enabled:
             self.use(path)
+            for prefix in path:
+                facts = self.facts[prefix]
+                facts.priority, facts.longest = max(facts.priority, seq.priority), max(facts.longest, num * self.page_size)
         return None
 
     def finish(self) -> None:
@@ -235,7 +313,7 @@ class World:
         gone = [prefix for prefix in self.cached if not cover[prefix]]
         assert self.cache.flush() == len(gone) * self.page_size
         for prefix in gone:
-            del self.cached[prefix]
+            self.forget(prefix)
 
     STEPS = (
         (start, 20),
@@ -276,15 +354,17 @@ class World:
                 assert self.store[page] == expected, "a page in use was rewritten"
 
 
-def run(page_size: int, vocabulary: int, num_worlds: int, enabled: bool = True) -> Counter[str]:
+def run(page_size: int, vocabulary: int, num_worlds: int, *, enabled: bool = True, policy: str = "lru") -> Counter[str]:
     counts: Counter[str] = Counter()
     for number in range(num_worlds):
-        world = World(random.Random(f"{page_size} {vocabulary} {number}"), page_size, vocabulary, enabled)
+        world = World(random.Random(f"{page_size} {vocabulary} {number}"), page_size, vocabulary, enabled, policy)
         for index in range(STEPS_PER_WORLD):
             try:
                 world.step()
             except AssertionError as error:
-                error.add_note(f"world {number} of page size {page_size}, vocabulary {vocabulary}, enabled {enabled}, step {index}")
+                error.add_note(
+                    f"world {number} of page size {page_size}, vocabulary {vocabulary}, enabled {enabled}, {policy}, step {index}"
+                )
                 raise
         counts += world.counts
     return counts
@@ -296,6 +376,12 @@ def test_cache_agrees_with_the_model(page_size: int, vocabulary: int) -> None:
     counts = run(page_size, vocabulary, NUM_WORLDS)
     # The run is worth something only if it went where the bugs are.
     assert min(counts["evictions"], counts["duplicates"], counts["flush"]) > 20, counts
+
+
+@pytest.mark.parametrize("page_size", [1, 2])
+@pytest.mark.parametrize("policy", ["lfu", "slru", "priority", "tlru"])
+def test_every_eviction_policy_agrees_with_brute_force(policy: str, page_size: int) -> None:
+    assert run(page_size, 2, NUM_WORLDS // 3, policy=policy)["evictions"] > 50
 
 
 def test_disabled_cache_keeps_one_rule_for_its_callers() -> None:

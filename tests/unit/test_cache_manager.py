@@ -9,8 +9,9 @@ import pytest
 
 from setpoint.core.request import Ids
 from setpoint.core.stats import PoolStats
-from setpoint.scheduler.cache.evict import EVICTION_KEYS
+from setpoint.scheduler.cache.evict import Lru
 from setpoint.scheduler.cache.manager import KVCache
+from setpoint.scheduler.cache.node import Node
 
 
 def ids(*tokens: int) -> Ids:
@@ -224,13 +225,13 @@ def test_impossible_settings_are_refused(wrong: dict[str, object]) -> None:
 
 
 def test_evicting_a_page_per_step_does_not_visit_the_whole_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, key = [0], EVICTION_KEYS["lru"]
+    calls, key = [0], Lru.key
 
-    def counting(node: object) -> object:
+    def counting(policy: Lru, node: Node) -> object:
         calls[0] += 1
-        return key(node)
+        return key(policy, node)
 
-    monkeypatch.setitem(EVICTION_KEYS, "lru", counting)
+    monkeypatch.setattr(Lru, "key", counting)
     cache = KVCache(num_pages=2000, page_size=1)
     for number in range(2000):
         insert(cache, ids(number))

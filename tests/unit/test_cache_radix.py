@@ -230,7 +230,7 @@ def test_a_deep_tree_needs_no_recursion() -> None:
     [
         (lambda node: setattr(node, "lock_ref", -1), "negative lock count"),
         (lambda node: setattr(node.parent, "lock_ref", 0), "fewer locks than its children"),
-        (lambda node: setattr(node, "last_access", 10**6), "later than its parent"),
+        (lambda node: setattr(node, "rank", 10**6), "later than its parent"),
         (lambda node: setattr(node, "key", node.key[:-1]), "not whole pages"),
         (lambda node: setattr(node, "pages", node.pages[:4]), "another number of pages"),
         (lambda node: setattr(node, "label", b"12345678"), "not its parent's child"),

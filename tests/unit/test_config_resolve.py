@@ -188,6 +188,15 @@ def test_a_wish_that_cannot_be_met_is_a_warning() -> None:
     assert {decision.field for decision in config.decisions if decision.warn} == {"schedule_policy", "enable_mixed_chunk"}
 
 
+def test_an_eviction_policy_that_does_nothing_is_a_warning() -> None:
+    useless = Options(radix_eviction_policy="lfu", disable_radix_cache=True)
+    assert reason(decide(useless), "radix_eviction_policy").warn
+    for threshold, warn in ((1024, True), (1025, False)):
+        parameters = f'{{"threshold": {threshold}, "next_prompt_estimate": 1024}}'
+        config = decide(Options(radix_eviction_policy="tlru", radix_eviction_policy_config=parameters))
+        assert reason(config, "radix_eviction_policy").warn is warn
+
+
 def test_mem_fraction() -> None:
     assert decide().mem_fraction_static == 0.8
     assert decide(hardware=GPU).mem_fraction_static == round((80 * 1024 - 512 - 1.5 * 8192 - 128) / (80 * 1024), 3)

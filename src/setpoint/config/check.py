@@ -31,6 +31,7 @@ def check_options(options: Options) -> None:
     if options.served_model_name is not None and ":" in options.served_model_name:
         raise ConfigError(f"--served-model-name {options.served_model_name!r} must not contain a colon: it separates adapter names.")
     model_overrides(options)
+    eviction_parameters(options)
 
 
 def check_values(values: msgspec.Struct, fields: Iterable[Field[Option]]) -> None:
@@ -43,13 +44,43 @@ def check_values(values: msgspec.Struct, fields: Iterable[Field[Option]]) -> Non
 
 def model_overrides(options: Options) -> dict[str, Any]:
     """``--json-model-override-args`` as a dict. Raises ConfigError if it is not a JSON object."""
+    return _json_object("--json-model-override-args", options.json_model_override_args, example='{"rope_theta": 10000}')
+
+
+EVICTION_PARAMETERS: dict[str, dict[str, int]] = {
+    "slru": {"protected_threshold": 1},
+    "tlru": {"threshold": 0, "next_prompt_estimate": 0},
+}
+"""Policy -> its parameters in ``--radix-eviction-policy-config`` and the least value of each."""
+
+
+def eviction_parameters(options: Options) -> dict[str, int]:
+    """``--radix-eviction-policy-config`` as keyword arguments of the policy. Raises ConfigError for what the policy does not take."""
+    policy, flag = options.radix_eviction_policy, "--radix-eviction-policy-config"
+    given = _json_object(flag, options.radix_eviction_policy_config, example='{"protected_threshold": 2}')
+    known = EVICTION_PARAMETERS.get(policy, {})
+    for name, value in given.items():
+        if name not in known:
+            takes = f"takes {', '.join(known)}" if known else "has no parameters"
+            raise ConfigError(f"{flag}: --radix-eviction-policy {policy} {takes}; got {name!r}.")
+        if type(value) is not int or value < known[name]:
+            raise ConfigError(f"{flag}: {name} must be a whole number of at least {known[name]}, got {json.dumps(value)}.")
+    if policy == "tlru" and given.keys() != known.keys():
+        raise ConfigError(
+            f"--radix-eviction-policy tlru needs {flag} with the prompt tokens that may be recomputed per turn and those that a turn adds, "
+            'e.g. \'{"threshold": 4096, "next_prompt_estimate": 1024}\'.'
+        )
+    return given
+
+
+def _json_object(flag: str, text: str, *, example: str) -> dict[str, Any]:
     try:
-        overrides = json.loads(options.json_model_override_args)
+        found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"--json-model-override-args is not valid JSON: {error}.") from None
-    if not isinstance(overrides, dict):
-        raise ConfigError("--json-model-override-args must be a JSON object, e.g. '{\"rope_theta\": 10000}'.")
-    return overrides
+        raise ConfigError(f"{flag} is not valid JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{flag} must be a JSON object, e.g. '{example}'.")
+    return found
 
 
 def _check_value(field: Field[Option], value: Any) -> None:

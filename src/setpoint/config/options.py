@@ -203,8 +203,25 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     page_size: Annotated[int, Option(MEMORY, "Tokens in a page of the KV pool.", low=1, tunable=(1, 16, 32, 64))] = 1
     disable_radix_cache: Annotated[bool, Option(MEMORY, "Neither match nor keep prefixes of finished requests.")] = False
     radix_eviction_policy: Annotated[
-        str, Option(MEMORY, "What the prefix cache drops first: the least recently used.", choices=("lru",))
+        str,
+        Option(
+            MEMORY,
+            "What the prefix cache drops first: the least recently used (lru); the least often hit (lfu); what was hit less than twice "
+            "(slru); what low-priority requests left (priority); tails of conversations whose next prefill stays within a budget without "
+            "them (tlru). Among equals the least recently used.",
+            choices=("lru", "lfu", "slru", "priority", "tlru"),
+            tunable=("lru", "lfu", "slru"),
+        ),
     ] = "lru"
+    radix_eviction_policy_config: Annotated[
+        str,
+        Option(
+            MEMORY,
+            "JSON object with the policy's parameters: slru protected_threshold (hits, 2); tlru threshold (prompt tokens that may be "
+            "recomputed per turn) and next_prompt_estimate (tokens a turn adds).",
+            metavar="JSON",
+        ),
+    ] = "{}"
 
     # -- Execution
     device: Annotated[

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from setpoint.config import sglang_names
-from setpoint.config.check import check_options
+from setpoint.config.check import check_options, eviction_parameters
 from setpoint.config.declare import Scalar
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import Hardware
@@ -269,6 +269,16 @@ def _scheduling(book: _Book, chunk: int) -> None:
         book.put("schedule_policy", "fcfs", "lpm sorts by cached prefixes, and --disable-radix-cache keeps none", warn=True)
     if options.enable_mixed_chunk and chunk <= 0:
         book.put("enable_mixed_chunk", False, "there are no chunks to mix with: --chunked-prefill-size turns them off", warn=True)
+    _eviction(book)
+
+
+def _eviction(book: _Book) -> None:
+    policy, parameters = book.options.radix_eviction_policy, eviction_parameters(book.options)
+    if policy != "lru" and book.options.disable_radix_cache:
+        book.put("radix_eviction_policy", policy, "given, without effect: --disable-radix-cache keeps nothing to evict", warn=True)
+    elif policy == "tlru" and parameters["threshold"] <= parameters["next_prompt_estimate"]:
+        why = "given, but acts as lru: the next prompt alone is expected to use up the threshold, so no cached token is spare"
+        book.put("radix_eviction_policy", policy, why, warn=True)
 
 
 def _overlap_depth(options: Options, device: str) -> tuple[int, str]:

@@ -34,7 +34,6 @@ SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
 
 KNOWN_VALUES = {
     "schedule_policy": ("random", "dfs-weight", "lof", "priority", "routing-key", "hrrn", "shortest-prefill-first"),
-    "radix_eviction_policy": ("lfu", "slru", "priority", "tlru"),
     "kv_cache_dtype": ("fp8_e5m2", "fp8_e4m3", "mxfp8", "nvfp4", "fp4_mx_block16"),
     "device": ("xpu", "npu", "hpu", "mps", "musa"),
     "load_format": (

@@ -47,7 +47,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     token_ids_logprob: tuple[int, ...] = ()
     """Token ids whose logprob is wanted at every reported position."""
     namespace: str = ""
-    """Cache namespace (SGLang: extra_key + cache_salt); different namespaces never share a prefix."""
+    """Cache namespace (from SGLang's extra_key and cache_salt); different namespaces never share a prefix."""
     priority: int | None = None
     pooling: PoolingKind | None = None
     """Set: an embedding is wanted and no text. ``sampling.max_new_tokens`` is 0 then, and the step that computes the last

@@ -44,6 +44,16 @@ def new_rid() -> str:
     return uuid.uuid4().hex
 
 
+def namespace(extra_key: str | None, cache_salt: str | None) -> str:
+    """The cache namespace of a request, "" without either; two different pairs never make the same one.
+
+    Only joined ("ab" + "c", "a" + "bc") one client could pose as another, and learn from timings what that one's prompts are.
+    """
+    if not extra_key and not cache_salt:
+        return ""
+    return f"{len(extra_key or '')}:{extra_key or ''}{cache_salt or ''}"
+
+
 class Intake:
     def __init__(self, config: FrontendConfig, text: TextProcessor) -> None:
         self._config = config

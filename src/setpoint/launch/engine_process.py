@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from setpoint.config.check import eviction_parameters
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import probe_hardware
 from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
@@ -94,6 +95,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
         page_size=config.options.page_size,
         enabled=not config.options.disable_radix_cache,
         eviction_policy=config.options.radix_eviction_policy,
+        eviction_parameters=eviction_parameters(config.options),
     )
     rng = random.Random(config.random_seed)
     scheduler = Scheduler(

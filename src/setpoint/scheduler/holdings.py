@@ -29,6 +29,8 @@ class Holdings:
     def attach(self, seq: Sequence, handle: PrefixHandle, builder: PlanBuilder) -> None:
         """The sequence (already in its slot) takes over a matched, locked prefix."""
         pages = handle.pages()
+        if seq.num_retractions == 0:  # coming back is no hit
+            self._cache.count_hit(handle, priority=_priority(seq) + 1)
         seq.handle = handle
         seq.pages.frombytes(pages.tobytes())
         seq.num_scheduled = handle.num_tokens
@@ -45,13 +47,20 @@ class Holdings:
         return True
 
     def publish(self, seq: Sequence, ids: Ids) -> None:
-        """Make the whole pages of ``ids`` (a prefix of the sequence, KV planned or computed) matchable by others."""
+        """Make the whole pages of ``ids`` (a prefix of the sequence, KV planned or computed) matchable by others.
+
+        The prompt ranks one above the output: other requests are likelier to begin with it (FACTS §3).
+        """
+        self._extend(seq, ids[: len(seq.prompt)], _priority(seq) + 1)
+        self._extend(seq, ids, _priority(seq))
+
+    def _extend(self, seq: Sequence, ids: Ids, priority: int) -> None:
         assert seq.handle is not None
         num_pages = len(ids) // self._page
         if num_pages * self._page <= seq.handle.num_tokens:
             return
         pages = np.frombuffer(seq.pages, dtype=np.int32)[:num_pages].copy()
-        duplicates = self._cache.extend(seq.handle, ids[: num_pages * self._page], pages)
+        duplicates = self._cache.extend(seq.handle, ids[: num_pages * self._page], pages, priority=priority)
         if len(duplicates):
             seq.duplicates.append(duplicates)
 
@@ -79,3 +88,7 @@ class Holdings:
         if seq.handle is None:
             return 0
         return len(seq.pages) - seq.handle.num_tokens // self._page + sum(len(pages) for pages in seq.duplicates)
+
+
+def _priority(seq: Sequence) -> int:
+    return seq.request.priority or 0

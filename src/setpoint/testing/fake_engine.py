@@ -92,7 +92,7 @@ class FakeEngine:
                 self.running.pop(rid, None)
             case Call(call_id, name, _):
                 ok = name != "flush_cache" or not self.running
-                reply = Reply(call_id, ok, {"num_running": len(self.running)})
+                reply = Reply(call_id, ok, {"num_queued": 0, "num_running": len(self.running)})
                 asyncio.get_running_loop().call_soon(self.emit, reply)
             case Shutdown():
                 self.is_shut_down = True

@@ -98,6 +98,7 @@ class Harness:
         num_pages: int = 64,
         page_size: int = 1,
         cache_enabled: bool = True,
+        eviction_policy: str = "lru",
         next_token: NextToken | None = None,
         grammar: GrammarFactory | None = None,
         executor: Executor | None = None,
@@ -115,7 +116,7 @@ class Harness:
         self.config = SchedulerConfig(**(settings | config))
         self.recorder = Recorder()
         self.wire = Wire()
-        self.cache = KVCache(num_pages=num_pages, page_size=page_size, enabled=cache_enabled)
+        self.cache = KVCache(num_pages=num_pages, page_size=page_size, enabled=cache_enabled, eviction_policy=eviction_policy)
         self.executor = executor or ScriptedExecutor(num_pages=num_pages, page_size=page_size, next_token=next_token or hashed_token(VOCAB))
         seeds = itertools.count()
         self.scheduler = Scheduler(

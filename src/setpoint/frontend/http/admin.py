@@ -18,6 +18,7 @@ from setpoint.frontend.ipc.client import EngineState
 from setpoint.frontend.service import Service
 
 _MAX_FLUSH_WAIT_S = 600.0
+_FLUSH_POLL_S = 0.05
 
 
 class AbortBody(msgspec.Struct):
@@ -92,19 +93,25 @@ class AdminRoutes:
         return json_response({**info, "internal_states": [state.value]})
 
     async def flush_cache(self, timeout: float = 0.0) -> Response:
-        """Ask until the engine is idle enough to flush, for at most ``timeout`` seconds."""
+        """Wait until the engine is idle, for at most ``timeout`` seconds, and ask it to flush: an engine that cannot says so in the log."""
         if self._flushing:
             return PlainTextResponse("Another flush_cache is already in progress.\n", status_code=400)
         self._flushing = True
         try:
             deadline = time.monotonic() + min(timeout, _MAX_FLUSH_WAIT_S)
+            while time.monotonic() < deadline and await self._busy():
+                await asyncio.sleep(_FLUSH_POLL_S)
             while not (reply := await self._engine.call("flush_cache")).ok and time.monotonic() < deadline:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(_FLUSH_POLL_S)
         finally:
             self._flushing = False
         if reply.ok:
             return PlainTextResponse("Cache flushed.\n")
         return PlainTextResponse("Cache not flushed: there are pending requests.\n", status_code=400)
+
+    async def _busy(self) -> bool:
+        state = (await self._engine.call("state")).value
+        return bool(state["num_queued"] or state["num_running"])
 
     async def abort_request(self, request: Request) -> Response:
         body = parse(await read_object(request), AbortBody, route="/abort_request")

@@ -16,7 +16,7 @@ from setpoint.frontend.bodies import as_id_lists, parse
 from setpoint.frontend.http.bodies import read_object, read_openai_object
 from setpoint.frontend.http.errors import UnknownSamplingKeyError, json_response, native_stream_error
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
-from setpoint.frontend.intake import MAX_SEQUENCES, Options, new_rid
+from setpoint.frontend.intake import MAX_SEQUENCES, Options, namespace, new_rid
 from setpoint.frontend.jobs import Job, Piece, SequenceOutput
 from setpoint.frontend.logprobs import NativeLogprobs
 from setpoint.frontend.service import Service
@@ -134,7 +134,7 @@ class NativeRoutes:
                 logprob_start_len=-1 if start is None or not wants else start,
                 top_logprobs_num=(tops[index] or 0) if wants else 0,
                 token_ids_logprob=tuple(picked[index]) if wants else (),
-                namespace=(body.extra_key or "") + (body.cache_salt or ""),
+                namespace=namespace(body.extra_key, body.cache_salt),
                 priority=body.priority,
             )
             requests += self._service.intake.requests(prompt, sampling, options, rid=rids[index])

@@ -12,7 +12,7 @@ import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.intake import Options
+from setpoint.frontend.intake import Options, namespace
 
 UNSUPPORTED = (
     *("regex", "ebnf", "json_schema", "stop_regex", "structural_tag", "logits_processors", "custom_logit_processor", "lora_path"),
@@ -106,7 +106,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
             return_logprob=top_logprobs_num is not None,
             logprob_start_len=logprob_start_len,
             top_logprobs_num=top_logprobs_num or 0,
-            namespace=(self.extra_key or "") + (self.cache_salt or ""),
+            namespace=namespace(self.extra_key, self.cache_salt),
             priority=self.priority,
         )
 

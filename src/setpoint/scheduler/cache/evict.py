@@ -1,4 +1,4 @@
-"""In which order cached stretches are given up: one key function per policy and a lazy heap over the unlocked leaves.
+"""In which order cached stretches are given up: one policy object per name, and a lazy heap over the unlocked leaves.
 
 Works on the fields of a node; does not know the tree, the pages or who asks for memory.
 """
@@ -7,55 +7,165 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from typing import Any
 
-from setpoint.scheduler.cache.node import Node
+from setpoint.scheduler.cache.node import EvictionKey, Node, Rank
 
-EvictionKey = int | tuple[int, ...]
 
-EVICTION_KEYS: dict[str, Callable[[Node], EvictionKey]] = {
-    "lru": lambda node: node.last_access,
-}
-"""Policy name -> key of a node; the smallest key goes first.
+class Lru:
+    """The least recently used first. A rank, what a node keeps for its policy, is here the tick of its last use.
 
-Contract: while a node lives its key never decreases (the queue's entries may then be old without changing the order), and it ends in
-``last_access``, which no two leaves share (so that keys never tie and the order is deterministic).
-"""
+    The base of the others. Contract: the smallest key goes first; use never decreases a key, only a split may
+    (``EvictionQueue.push``); and a key ends in the last use, which no two leaves share, so that keys never tie and the order is
+    deterministic.
+    """
+
+    def fresh(self, tick: int) -> Rank:
+        """The rank of a new stretch."""
+        return tick
+
+    def use(self, rank: Rank, tick: int) -> Rank:
+        """The stretch was matched, extended over or touched."""
+        return tick
+
+    def hit(self, rank: Rank, priority: int) -> Rank:
+        """A request of this priority was admitted over the stretch."""
+        return rank
+
+    def grow(self, rank: Rank, priority: int, end: int) -> Rank:
+        """A request of this priority cached tokens up to position ``end`` through the stretch, or made it."""
+        return rank
+
+    def last_use(self, rank: Rank) -> int:
+        tick: int = rank
+        return tick
+
+    def key(self, node: Node) -> EvictionKey:
+        return node.rank
+
+
+class Scored(Lru):
+    """The lowest score first, then the least recently used: a rank is (score, tick of the last use)."""
+
+    fresh_score = 0
+
+    def fresh(self, tick: int) -> Rank:
+        return self.fresh_score, tick
+
+    def use(self, rank: Rank, tick: int) -> Rank:
+        return rank[0], tick
+
+    def last_use(self, rank: Rank) -> int:
+        tick: int = rank[1]
+        return tick
+
+
+class Lfu(Scored):
+    """The fewest hits first. Score: hits."""
+
+    def hit(self, rank: Rank, priority: int) -> Rank:
+        return rank[0] + 1, rank[1]
+
+
+class Slru(Lfu):
+    """What was hit fewer than ``protected_threshold`` times first, so that a scan of one-time prompts spares what is in use."""
+
+    def __init__(self, *, protected_threshold: int = 2) -> None:
+        self._threshold = protected_threshold
+
+    def key(self, node: Node) -> EvictionKey:
+        return int(node.rank[0] >= self._threshold), node.rank[1]
+
+
+class Priority(Scored):
+    """The lowest priority first. Score: the highest priority among the requests that cached or hit the stretch."""
+
+    fresh_score = -(1 << 64)
+    """Below every priority: what a new stretch grows to is its request's."""
+
+    def hit(self, rank: Rank, priority: int) -> Rank:
+        return max(rank[0], priority), rank[1]
+
+    def grow(self, rank: Rank, priority: int, end: int) -> Rank:
+        return max(rank[0], priority), rank[1]
+
+
+class Tlru(Scored):
+    """Tail-optimised LRU: first what the next prefill may recompute within its budget (arXiv 2510.15152, decision 0006).
+
+    Of a conversation of L tokens whose next prompt adds ``next_prompt_estimate``, only the first
+    max(0, L + next_prompt_estimate - threshold) must stay cached for a prefill of at most ``threshold`` tokens. Score: L, the longest
+    sequence that was cached through the stretch.
+    """
+
+    def __init__(self, *, threshold: int, next_prompt_estimate: int) -> None:
+        self._spare = threshold - next_prompt_estimate
+
+    def grow(self, rank: Rank, priority: int, end: int) -> Rank:
+        return max(rank[0], end), rank[1]
+
+    def key(self, node: Node) -> EvictionKey:
+        length, tick = node.rank
+        return int(node.start < max(0, length - self._spare)), tick
+
+
+POLICIES: dict[str, Callable[..., Lru]] = {"lru": Lru, "lfu": Lfu, "slru": Slru, "priority": Priority, "tlru": Tlru}
+
+
+def eviction_policy(name: str, **parameters: Any) -> Lru:
+    """The named policy. Raises ValueError for an unknown one; parameters are checked where the user gave them."""
+    if name not in POLICIES:
+        raise ValueError(f"Unknown eviction policy {name!r}; known: {', '.join(POLICIES)}.")
+    return POLICIES[name](**parameters)
 
 
 class EvictionQueue:
     """The unlocked leaves, cheapest to lose first.
 
-    Contract: at most one entry per node, so the heap is never larger than the tree. A node that is locked, grows children or is
-    touched leaves its entry behind; ``pop`` drops or renews such entries when they reach the top, so each costs O(log n) once.
+    Contract: at most one valid entry per node, the one whose key is ``node.queued``. A node that is locked, grows children or is
+    touched leaves its entry behind; ``pop`` drops or renews such entries when they reach the top, so each costs O(log n) once. A key
+    that fell makes a new entry and the old one void; the heap is rebuilt when more than half of it is void, so it is never larger
+    than twice the tree.
     """
 
-    __slots__ = ("_heap", "_key")
+    __slots__ = ("_heap", "_key", "_num_void")
 
-    def __init__(self, policy: str) -> None:
-        """Raises ValueError for an unknown policy."""
-        if policy not in EVICTION_KEYS:
-            raise ValueError(f"Unknown eviction policy {policy!r}; known: {', '.join(EVICTION_KEYS)}.")
-        self._key = EVICTION_KEYS[policy]
+    def __init__(self, policy: Lru) -> None:
+        self._key = policy.key
         self._heap: list[tuple[EvictionKey, Node]] = []
+        self._num_void = 0
 
     def push(self, node: Node) -> None:
-        """Tell of a node that became an unlocked leaf."""
+        """Tell of a node that became an unlocked leaf, or of an unlocked leaf whose key may have fallen."""
         assert node.is_evictable
-        if not node.queued:
-            node.queued = True
-            heapq.heappush(self._heap, (self._key(node), node))
+        key = self._key(node)
+        if node.queued is not None:
+            if node.queued <= key:
+                return
+            self._num_void += 1
+        node.queued = key
+        heapq.heappush(self._heap, (key, node))
+        if 2 * self._num_void > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[1].queued == entry[0]]
+            heapq.heapify(self._heap)
+            self._num_void = 0
 
     def pop(self) -> Node | None:
         """Remove and return the unlocked leaf to give up first; None if there is none."""
         heap = self._heap
         while heap:
             key, node = heap[0]
+            if key != node.queued:
+                heapq.heappop(heap)
+                self._num_void -= 1
+                continue
             current = self._key(node)
             if node.is_evictable and key != current:
+                node.queued = current
                 heapq.heapreplace(heap, (current, node))
                 continue
             heapq.heappop(heap)
-            node.queued = False
+            node.queued = None
             if node.is_evictable:
                 return node
         return None

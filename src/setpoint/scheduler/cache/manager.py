@@ -9,10 +9,13 @@ Works on token ids and page numbers. It does not know sequences, steps or KV dat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from setpoint.core.request import Ids
 from setpoint.core.stats import PoolStats
+from setpoint.scheduler.cache.evict import eviction_policy as policy_of
 from setpoint.scheduler.cache.pages import PagePool
 from setpoint.scheduler.cache.radix import PrefixHandle, RadixTree
 
@@ -24,16 +27,25 @@ class KVCache:
     Namespaces never share a prefix.
     """
 
-    def __init__(self, *, num_pages: int, page_size: int, enabled: bool = True, eviction_policy: str = "lru") -> None:
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        enabled: bool = True,
+        eviction_policy: str = "lru",
+        eviction_parameters: Mapping[str, int] | None = None,
+    ) -> None:
         """``enabled=False`` caches nothing: match finds nothing and extend hands every page back to the caller.
 
-        Raises ValueError for a pool without pages, a page size below 1 or an unknown policy.
+        eviction_parameters: keyword arguments of the policy. Raises ValueError for a pool without pages, a page size below 1 or an
+        unknown policy.
         """
         self.page_size = page_size
         self.total_tokens = num_pages * page_size
         self.enabled = enabled
-        self._eviction_policy = eviction_policy
-        self._tree = RadixTree(page_size, eviction_policy)
+        self._policy = policy_of(eviction_policy, **(eviction_parameters or {}))
+        self._tree = RadixTree(page_size, self._policy)
         self._pool = PagePool(num_pages)
 
     @property
@@ -64,6 +76,13 @@ class KVCache:
         """
         return self._tree.match(ids, namespace)
 
+    def count_hit(self, handle: PrefixHandle, *, priority: int = 0) -> None:
+        """A request of this priority was admitted over the handle's prefix: eviction policies that count it do so now.
+
+        Not part of ``match``, because an admission that is refused matches again at every step.
+        """
+        self._tree.count_hit(handle, priority)
+
     def touch(self, ids: Ids, namespace: str = "") -> None:
         """Make the cached prefix of ``ids`` the most recently used one. Takes no lock, splits nothing."""
         self._tree.touch(ids, namespace)
@@ -84,11 +103,12 @@ class KVCache:
         """Give back pages that the caller holds. Asserts that none of them is free already."""
         self._pool.free(pages)
 
-    def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids) -> Ids:
+    def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids, *, priority: int = 0) -> Ids:
         """Cache ``ids`` and move the handle's lock down to cover all of them; returns the pages the caller must free itself.
 
         ids: whole pages, beginning with the handle's prefix. pages: their page numbers, one per page of ids; below
-        ``handle.num_tokens`` they are not looked at, beyond it the caller holds them.
+        ``handle.num_tokens`` they are not looked at, beyond it the caller holds them. priority: what the stretch is worth at least,
+        and with it everything above (eviction policy "priority").
 
         Contract:
 
@@ -109,7 +129,7 @@ class KVCache:
         if not self.enabled:
             handle.move(handle.node, len(ids))
             return own.copy()
-        known = self._tree.extend(handle, ids[start:], own)
+        known = self._tree.extend(handle, ids[start:], own, priority)
         return own[: known // self.page_size].copy()
 
     def release(self, handle: PrefixHandle) -> None:
@@ -124,7 +144,7 @@ class KVCache:
 
     def reset(self) -> None:
         """Start over, empty: the repair of a pool whose accounting is broken. No caller may hold a page or a handle."""
-        self._tree = RadixTree(self.page_size, self._eviction_policy)
+        self._tree = RadixTree(self.page_size, self._policy)
         self._pool = PagePool(self._pool.num_pages)
 
     def check(self) -> list[str]:

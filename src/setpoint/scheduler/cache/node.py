@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 TOKEN_BYTES = 4
 """Token ids are little-endian int32 (core.request.pack_ids)."""
@@ -14,6 +15,10 @@ PageLabel = int | bytes
 
 Label = PageLabel | tuple[str, PageLabel]
 """What a parent finds a child by: the child's first page; below the root together with the namespace."""
+
+Rank = Any
+EvictionKey = Any
+"""Both ints or tuples of ints; those of one policy are all of a kind, so that they compare (``evict``)."""
 
 _NO_CHILDREN: Mapping[Label, Node] = MappingProxyType({})
 
@@ -33,18 +38,27 @@ class Node:
     """Packed token ids, a positive multiple of the page size (empty in the root)."""
     pages: bytes
     """Packed page numbers, one int32 per page of ``key``."""
-    last_access: int
-    """The tree's tick when this stretch was last matched, extended over or touched; never above the parent's."""
+    rank: Rank
+    """What the eviction policy keeps of this stretch; both parts of a split inherit it. Its last use is never above the parent's."""
     lock_ref: int = 0
     """Handles whose path ends here or below."""
-    queued: bool = False
-    """Whether the eviction queue has an entry for this node; written by the queue."""
+    queued: EvictionKey | None = None
+    """The key of this node's valid entry in the eviction queue; written by the queue."""
     children: Mapping[Label, Node] = field(default_factory=lambda: _NO_CHILDREN)
     """Written by adopt and drop. Leaves, which are most nodes, share one empty mapping: a dict costs 80 bytes."""
 
     @property
     def num_tokens(self) -> int:
         return len(self.key) // TOKEN_BYTES
+
+    @property
+    def start(self) -> int:
+        """Tokens above this stretch: where it begins. O(depth)."""
+        above, num_tokens = self.parent, 0
+        while above is not None:
+            num_tokens += above.num_tokens
+            above = above.parent
+        return num_tokens
 
     @property
     def is_evictable(self) -> bool:

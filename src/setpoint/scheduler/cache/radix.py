@@ -12,7 +12,7 @@ from types import TracebackType
 import numpy as np
 
 from setpoint.core.request import Ids, pack_ids, unpack_ids
-from setpoint.scheduler.cache.evict import EvictionQueue
+from setpoint.scheduler.cache.evict import EvictionQueue, Lru
 from setpoint.scheduler.cache.node import TOKEN_BYTES, Label, Node, PageLabel
 
 
@@ -66,19 +66,20 @@ class RadixTree:
     """Cached prefixes per namespace; namespaces never share.
 
     Invariants: a node's lock count is the number of handles that end at or below it, so an unlocked node has nothing locked below;
-    a node's last access is at least its children's; every unlocked leaf is in the eviction queue. No operation recurses.
+    a node's last use is at least its children's; every unlocked leaf is in the eviction queue. No operation recurses.
     """
 
-    def __init__(self, page_size: int, eviction_policy: str = "lru") -> None:
-        """Raises ValueError for a page size below 1 or an unknown policy."""
+    def __init__(self, page_size: int, policy: Lru | None = None) -> None:
+        """``policy``: of eviction, lru if not given. Raises ValueError for a page size below 1."""
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}.")
         self.page_size = page_size
         self.evictable_tokens = 0
         self.locked_tokens = 0
         self._stride = page_size * TOKEN_BYTES
-        self._root = Node(parent=None, label=b"", key=b"", pages=b"", last_access=0)
-        self._leaves = EvictionQueue(eviction_policy)
+        self._policy = policy or Lru()
+        self._root = Node(parent=None, label=b"", key=b"", pages=b"", rank=self._policy.fresh(0))
+        self._leaves = EvictionQueue(self._policy)
         self._tick = 0
 
     def match_len(self, ids: Ids, namespace: str) -> int:
@@ -99,10 +100,17 @@ class RadixTree:
         """Refresh the recency of the longest cached prefix of ``ids`` (of a whole edge if the prefix ends inside it)."""
         self._refresh(self._descend(self._root, self._whole_pages(ids), namespace)[0])
 
-    def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids) -> int:
+    def count_hit(self, handle: PrefixHandle, priority: int) -> None:
+        """A request of this priority was admitted over the handle's path."""
+        node = handle.node
+        while node.parent is not None:
+            node.rank = self._policy.hit(node.rank, priority)
+            node = node.parent
+
+    def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids, priority: int = 0) -> int:
         """Append ``ids`` (whole pages) to the handle's path and move its lock and length down to their end.
 
-        ``pages`` holds one page per page of ids. Returns how many of the tokens the tree
+        ``pages`` holds one page per page of ids, ``priority`` is the request's. Returns how many of the tokens the tree
         already had; the pages of the others are the tree's from now on.
         """
         data, page_data, top = pack_ids(ids), pack_ids(pages), handle.node
@@ -115,6 +123,9 @@ class RadixTree:
         self._refresh(node)
         self._lock(node, top)
         handle.move(node, handle.num_tokens + len(ids))
+        while node.parent is not None:
+            node.rank = self._policy.grow(node.rank, priority, handle.num_tokens)
+            node = node.parent
         return matched // TOKEN_BYTES
 
     def unlock(self, node: Node) -> None:
@@ -183,16 +194,19 @@ class RadixTree:
         assert parent is not None
         cut = len(node.key) - rest
         page_cut = cut // self.page_size
-        upper = Node(parent, node.label, node.key[:cut], node.pages[:page_cut], node.last_access, node.lock_ref)
+        upper = Node(parent, node.label, node.key[:cut], node.pages[:page_cut], node.rank, node.lock_ref)
         parent.adopt(upper)
         node.label = self._page_label(node.key[cut : cut + self._stride])
         node.key, node.pages = node.key[cut:], node.pages[page_cut:]
         upper.adopt(node)
+        if node.is_evictable:
+            self._leaves.push(node)  # it begins later than before, which may lower its key
         return upper
 
     def _attach(self, parent: Node, key: bytes, pages: bytes, namespace: str) -> Node:
         """A new leaf, which the caller locks (it is not in the eviction queue)."""
-        node = Node(parent, self._label(parent, key[: self._stride], namespace), key, pages, self._tick)
+        label = self._label(parent, key[: self._stride], namespace)
+        node = Node(parent, label, key, pages, self._policy.fresh(self._tick))
         parent.adopt(node)
         self.evictable_tokens += node.num_tokens
         return node
@@ -201,7 +215,7 @@ class RadixTree:
         self._tick += 1
         node: Node | None = end
         while node is not None:
-            node.last_access = self._tick
+            node.rank = self._policy.use(node.rank, self._tick)
             node = node.parent
 
     def _lock(self, node: Node, top: Node) -> None:
@@ -241,8 +255,9 @@ class RadixTree:
             "has a label that is not its first page": page_label != self._page_label(node.key[: self._stride]),
             "has a negative lock count": node.lock_ref < 0,
             "has fewer locks than its children together": node.lock_ref < sum(child.lock_ref for child in children),
-            "was used later than its parent": node.last_access > parent.last_access,
-            "can be evicted but is not queued": node.is_evictable and not node.queued,
+            "was used later than its parent": self._policy.last_use(node.rank) > self._policy.last_use(parent.rank),
+            "can be evicted but is not queued": node.is_evictable and node.queued is None,
+            "is queued behind its place": node.is_evictable and node.queued is not None and node.queued > self._policy.key(node),
         }
         return [fault for fault, holds in faults.items() if holds]
 
