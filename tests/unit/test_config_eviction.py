@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from setpoint.config.check import eviction_parameters
-from setpoint.config.commandline import parse_serve
+from setpoint.config.commandline import parse
+from setpoint.config.commands import SERVE
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.core.errors import ConfigError
 from setpoint.scheduler.cache.evict import POLICIES
@@ -18,7 +19,7 @@ TLRU = '{"threshold": 4096, "next_prompt_estimate": 1024}'
 
 
 def parameters(policy: str, *config: str) -> dict[str, int]:
-    return eviction_parameters(parse_serve(["--radix-eviction-policy", policy, *config])[0])
+    return eviction_parameters(parse(SERVE, ["--radix-eviction-policy", policy, *config]).options)
 
 
 def test_choices_are_the_policies() -> None:
@@ -65,4 +66,4 @@ def test_bad_config_is_one_clear_error(policy: str, config: str, words: str) -> 
 def test_a_yaml_file_may_hold_the_object_itself(tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
     file.write_text("radix-eviction-policy: slru\nradix-eviction-policy-config: {protected_threshold: 4}\n")
-    assert eviction_parameters(parse_serve(["--config", str(file)])[0]) == {"protected_threshold": 4}
+    assert eviction_parameters(parse(SERVE, ["--config", str(file)]).options) == {"protected_threshold": 4}
