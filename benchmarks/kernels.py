@@ -19,7 +19,7 @@ import torch
 from machine import environment
 
 from setpoint.engine.attention import cpu as cpu_attention
-from setpoint.engine.attention.base import AttentionBackend, AttentionBatch, AttentionShape
+from setpoint.engine.attention.base import AttentionBackend, AttentionBatch, AttentionShape, AttentionVariant
 from setpoint.engine.kernels.cpu import library
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ref import RefOps
@@ -47,6 +47,8 @@ class Attend:
     page_size: int = 1
     shared: int = 0
     copies: int = 4
+    softcap: float | None = None
+    window: int | None = None
 
 
 BATCHES = (
@@ -58,6 +60,9 @@ BATCHES = (
     Attend("prefill 512", (512,), 512),
     Attend("prefill 4 x 512", (512,) * 4, 512, page_size=16),
     Attend("chunk of 512 at 2048", (512,), 2048),
+    Attend("the same with a window of 512", (512,), 2048, window=512),
+    Attend("the same with a soft cap", (512,), 2048, softcap=50.0),
+    Attend("1 decode row, 4096, window of 512", (1,), 4096, copies=NUM_LAYERS, window=512),
 )
 
 
@@ -105,25 +110,27 @@ def attention(level: str | None, clock: Timer) -> None:
     print("\nattention, bf16, per layer                    µs      GB/s   GFLOP/s   torch SDPA (contiguous, prefill only)")
     for case in BATCHES:
         q, pools, batch = problem(case)
-        shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM**-0.5, case.page_size, BF16, BF16, torch.device("cpu"))
+        shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, case.page_size, BF16, BF16, torch.device("cpu"))
         backend = cpu_attention.create(shape, level=level)
-        calls = [partial(attend_all, backend, q, pools, batch)]
+        variant = AttentionVariant(HEAD_DIM**-0.5, case.softcap, case.window)
+        calls = [partial(attend_all, backend, q, pools, batch, variant)]
         count = case.counts[0]
         if count == case.kv_len:
             dense_q = torch.randn(len(case.counts), HEADS, count, HEAD_DIM).to(BF16)
             dense = torch.randn(len(case.counts), KV_HEADS, count, HEAD_DIM).to(BF16)
             calls.append(partial(sdpa, dense_q, dense, case.copies))
         mine, *other = (seconds / case.copies for seconds in best_of(calls, clock))
-        seen = len(case.counts) * (count * (case.kv_len - count) + count * (count + 1) / 2)
-        num_bytes = len(case.counts) * case.kv_len * KV_HEADS * HEAD_DIM * 2 * 2
+        seen = len(case.counts) * np.minimum(np.arange(case.kv_len - count, case.kv_len) + 1, case.window or case.kv_len).sum()
+        keys = min(case.kv_len, count + (case.window or case.kv_len) - 1)
+        num_bytes = len(case.counts) * keys * KV_HEADS * HEAD_DIM * 2 * 2
         label = f"{case.name}, pages of {case.page_size}"
         line = f"{label:42} {mine * 1e6:7.0f} {num_bytes / mine / 1e9:9.1f} {seen * HEADS * HEAD_DIM * 4 / mine / 1e9:9.0f}"
         print(line + "".join(f" {seconds * 1e6:12.0f}  ratio {seconds / mine:.2f}" for seconds in other))
 
 
-def attend_all(backend: AttentionBackend, q: torch.Tensor, pools: Pools, batch: AttentionBatch) -> None:
+def attend_all(backend: AttentionBackend, q: torch.Tensor, pools: Pools, batch: AttentionBatch, variant: AttentionVariant) -> None:
     for k_cache, v_cache in pools:
-        backend.forward(q, k_cache, v_cache, batch)
+        backend.forward(q, k_cache, v_cache, batch, variant)
 
 
 def sdpa(q: torch.Tensor, kv: torch.Tensor, times: int) -> None:

@@ -7,11 +7,19 @@ import pytest
 import torch
 
 from setpoint.engine.attention import torch_ref
-from setpoint.engine.attention.base import AttentionBatch, AttentionShape
+from setpoint.engine.attention.base import AttentionBatch, AttentionShape, AttentionVariant
 
 HEADS, HEAD_DIM, CONTEXT = 4, 8, 64
 ROWS = [(0, 1), (0, 17), (9, 1), (30, 1), (16, 16), (5, 30)]
 """(start, count) of each row; row i sits in slot 2 i."""
+VARIANTS = {
+    "plain": AttentionVariant(0.3),
+    "softcap": AttentionVariant(0.8, softcap=1.5),
+    "window1": AttentionVariant(0.3, window=1),
+    "window8": AttentionVariant(0.3, window=8),
+    "window31": AttentionVariant(0.3, window=31),
+    "both": AttentionVariant(0.5, softcap=2.0, window=5),
+}
 
 
 def paged(page_size: int, kv_heads: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionBatch]:
@@ -47,22 +55,27 @@ def paged(page_size: int, kv_heads: int, dtype: torch.dtype) -> tuple[torch.Tens
 
 
 def backend(page_size: int, kv_heads: int, dtype: torch.dtype) -> torch_ref.TorchRefAttention:
-    return torch_ref.create(AttentionShape(HEADS, kv_heads, HEAD_DIM, 0.3, page_size, dtype, dtype, torch.device("cpu")))
+    return torch_ref.create(AttentionShape(HEADS, kv_heads, HEAD_DIM, page_size, dtype, dtype, torch.device("cpu")))
 
 
-def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch, page_size: int) -> torch.Tensor:
+def dense(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch, page_size: int, variant: AttentionVariant
+) -> torch.Tensor:
     """One token and head at a time, in float64."""
     out = torch.empty(q.shape, dtype=torch.float64)
     group = HEADS // k.shape[2]
     for row, (start, count) in enumerate(ROWS):
         for at in range(count):
             token = int(batch.cu_q_host[row]) + at
-            places = [(int(batch.page_table[2 * row, p // page_size]), p % page_size) for p in range(start + at + 1)]
+            seen = [p for p in range(start + at + 1) if variant.window is None or p > start + at - variant.window]
+            places = [(int(batch.page_table[2 * row, p // page_size]), p % page_size) for p in seen]
             for head in range(HEADS):
                 keys = torch.stack([k[page, offset, head // group].double() for page, offset in places])
                 values = torch.stack([v[page, offset, head // group].double() for page, offset in places])
-                weights = torch.softmax(keys @ q[token, head].double() * 0.3, dim=0)
-                out[token, head] = weights @ values
+                scores = keys @ q[token, head].double() * variant.scale
+                if variant.softcap is not None:
+                    scores = torch.tanh(scores / variant.softcap) * variant.softcap
+                out[token, head] = torch.softmax(scores, dim=0) @ values
     return out
 
 
@@ -71,20 +84,54 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBat
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_equals_dense_attention(page_size: int, kv_heads: int, dtype: torch.dtype, atol: float) -> None:
     q, k, v, batch = paged(page_size, kv_heads, dtype)
-    out = backend(page_size, kv_heads, dtype).forward(q, k, v, batch)
+    out = backend(page_size, kv_heads, dtype).forward(q, k, v, batch, VARIANTS["plain"])
     assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), dense(q, k, v, batch, page_size), rtol=0, atol=atol)
+    torch.testing.assert_close(out.double(), dense(q, k, v, batch, page_size, VARIANTS["plain"]), rtol=0, atol=atol)
 
 
-def test_long_rows_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", VARIANTS)
+def test_windows_and_soft_caps_equal_dense_attention(name: str) -> None:
     q, k, v, batch = paged(4, 2, torch.float64)
-    whole = backend(4, 2, torch.float64).forward(q, k, v, batch)
+    out = backend(4, 2, torch.float64).forward(q, k, v, batch, VARIANTS[name])
+    torch.testing.assert_close(out, dense(q, k, v, batch, 4, VARIANTS[name]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [1, 3, 8])
+def test_a_window_is_transformers_window(window: int) -> None:
+    """Which positions a token sees, against the mask that transformers builds for ``sliding_window``."""
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    sees = sliding_window_causal_mask_function(window)
+    count = 12
+    mask = torch.tensor([[bool(sees(0, 0, torch.tensor(q), torch.tensor(k))) for k in range(count)] for q in range(count)])
+    values = torch.eye(count, dtype=torch.float64).view(1, count, 1, count)
+    shape = AttentionShape(1, 1, count, count, torch.float64, torch.float64, torch.device("cpu"))
+    batch = AttentionBatch(
+        positions=torch.arange(count),
+        kv_index=torch.arange(count),
+        cu_q=torch.tensor([0, count], dtype=torch.int32),
+        cu_q_host=np.array([0, count], np.int32),
+        kv_lens=torch.tensor([count], dtype=torch.int32),
+        kv_lens_host=np.array([count], np.int32),
+        slots=torch.zeros(1, dtype=torch.int32),
+        page_table=torch.zeros(1, 1, dtype=torch.int32),
+    )
+    # Equal keys: every position that is seen has the same weight, and the values tell which it is.
+    q, keys = torch.zeros(count, 1, count, dtype=torch.float64), torch.zeros_like(values)
+    weights = torch_ref.create(shape).forward(q, keys, values, batch, AttentionVariant(1.0, window=window))
+    assert torch.equal(weights[:, 0] > 0, mask)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_long_rows_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    q, k, v, batch = paged(4, 2, torch.float64)
+    whole = backend(4, 2, torch.float64).forward(q, k, v, batch, VARIANTS[name])
     monkeypatch.setattr(torch_ref, "MAX_SCORES", 3 * HEADS * 35)
-    torch.testing.assert_close(backend(4, 2, torch.float64).forward(q, k, v, batch), whole, rtol=0, atol=1e-14)
+    torch.testing.assert_close(backend(4, 2, torch.float64).forward(q, k, v, batch, VARIANTS[name]), whole, rtol=0, atol=1e-14)
 
 
 def test_query_rows_may_be_strided() -> None:
     q, k, v, batch = paged(4, 2, torch.float64)
     wide = torch.cat((q, torch.full_like(q, torch.nan)), dim=1)
-    out = backend(4, 2, torch.float64).forward(wide[:, :HEADS], k, v, batch)
-    assert torch.equal(out, backend(4, 2, torch.float64).forward(q, k, v, batch))
+    out = backend(4, 2, torch.float64).forward(wide[:, :HEADS], k, v, batch, VARIANTS["both"])
+    assert torch.equal(out, backend(4, 2, torch.float64).forward(q, k, v, batch, VARIANTS["both"]))

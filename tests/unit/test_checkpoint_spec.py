@@ -93,6 +93,23 @@ def test_context_length_under_rope_scaling(folder: Path, rope: dict[str, Any], l
     assert read_spec(folder).context_len == length
 
 
+def test_families_whose_configs_mean_something_else(folder: Path) -> None:
+    rope = {"rope_type": "linear", "factor": 8.0}
+    write(folder, model_type="gemma3_text", tie_word_embeddings=None, rope_scaling=rope)
+    spec = read_spec(folder)
+    assert (spec.tie_embeddings, spec.context_len, spec.num_rotaries) == (True, 128, 2)
+    write(folder, model_type="gemma2", tie_word_embeddings=None)
+    spec = read_spec(folder)
+    assert (spec.tie_embeddings, spec.num_rotaries) == (True, 1)
+    write(folder, model_type="gemma2", tie_word_embeddings=False)
+    assert not read_spec(folder).tie_embeddings
+
+
+def test_a_model_that_takes_more_than_text_is_named(folder: Path) -> None:
+    write(folder, architectures=["Gemma3ForConditionalGeneration"], model_type="gemma3", text_config={"hidden_size": 64}, hidden_size=None)
+    assert "Gemma3ForConditionalGeneration, which takes more than text" in refusal(folder)
+
+
 def test_overrides_replace_keys(folder: Path) -> None:
     spec = read_spec(folder, overrides={"max_position_embeddings": 64, "num_hidden_layers": 1})
     assert (spec.context_len, spec.num_layers) == (64, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,6 +23,25 @@ ROPES_THAT_STRETCH = ("linear", "dynamic", "yarn")
 """Rope types whose factor multiplies max_position_embeddings, unless the original length is given (FACTS: context_len)."""
 
 
+@dataclass(slots=True, frozen=True)
+class Family:
+    """Where a family's config means something else than most."""
+
+    tied: bool = False
+    """tie_word_embeddings if absent."""
+    stretched: bool = False
+    """max_position_embeddings counts the positions that a rope scaling has added."""
+    num_rotaries: int = 1
+    """Rotation tables: one per rotary base."""
+
+
+FAMILIES = {
+    "gemma2": Family(tied=True),
+    "gemma3_text": Family(tied=True, stretched=True, num_rotaries=2),
+}
+"""By model_type (transformers' Gemma2Config, Gemma3TextConfig)."""
+
+
 def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> ModelSpec:
     """The model in ``folder``; ``overrides`` replaces top-level keys of its config (``--json-model-override-args``).
 
@@ -29,13 +49,16 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
     """
     config = _read_json(folder / CONFIG_NAME) | (overrides or {})
     reader = _Reader(folder / CONFIG_NAME, config)
+    if "text_config" in config:
+        reader.fail("text_config", f"is a part of {reader.architecture()}, which takes more than text; only text models are supported")
+    family = FAMILIES.get(str(config.get("model_type", "")), Family())
     hidden, num_heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
     num_kv_heads = reader.positive("num_key_value_heads", num_heads)
     head_dim = reader.positive("head_dim", hidden // num_heads)
     if num_heads % num_kv_heads or head_dim % 2:
         reader.fail("num_key_value_heads", f"{num_heads} heads of size {head_dim} cannot share {num_kv_heads} key-value heads")
     tensors = list(safetensors_file.read_headers(folder))
-    tie = config.get("tie_word_embeddings", False)
+    tie = config.get("tie_word_embeddings", family.tied)
     if not isinstance(tie, bool):
         reader.fail("tie_word_embeddings", f"must be true or false, not {tie!r}")
     spec = {
@@ -50,11 +73,12 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
     return ModelSpec(
         architecture=reader.architecture(),
         model_type=str(config.get("model_type", "")),
-        context_len=_context_len(reader),
+        context_len=_context_len(reader, family),
         tie_embeddings=tie,
         dtype=reader.dtype(tensors),
         num_parameters=_count_stored(tensors, tie) or _count_planned(spec, config, tie),
         eos_token_ids=_eos_ids(folder, reader),
+        num_rotaries=family.num_rotaries,
         bos_token_id=next(iter(reader.ids("bos_token_id")), None),
         pooling=None,
         config=config,
@@ -115,13 +139,13 @@ class _Reader:
         return named
 
 
-def _context_len(reader: _Reader) -> int:
+def _context_len(reader: _Reader, family: Family) -> int:
     length = reader.positive("max_position_embeddings")
     rope = reader.config.get("rope_scaling") or reader.config.get("rope_parameters") or {}  # the second is transformers 5's
     if not isinstance(rope, dict):
         reader.fail("rope_scaling", f"must be an object, not {rope!r}")
     kind = rope.get("rope_type") or rope.get("type")
-    if kind not in ROPES_THAT_STRETCH or "original_max_position_embeddings" in rope:
+    if family.stretched or kind not in ROPES_THAT_STRETCH or "original_max_position_embeddings" in rope:
         return length
     factor = rope.get("factor")
     if not isinstance(factor, int | float) or not factor >= 1:

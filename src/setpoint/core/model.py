@@ -44,6 +44,8 @@ class ModelSpec:
     """The checkpoint's own dtype: "bfloat16", "float16", "float32", "float64"."""
     num_parameters: int
     """Distinct parameters, tied ones counted once."""
+    num_rotaries: int = 1
+    """Rotation tables the engine keeps, each a row of head_dim numbers per position."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     pooling: Pooling | None = None

@@ -143,7 +143,7 @@ class MemoryModel:
         if self.device == "cpu":
             touched = 4 * (pool_tokens + pool_tokens // self.page_size) + 2 * 4 * KIB * num_slots
             tables = min(tables, touched)
-        total = tables + 4 * self.context_len * self.spec.head_dim  # and the rotary table
+        total = tables + 4 * self.spec.num_rotaries * self.context_len * self.spec.head_dim  # and the rotation tables
         if self.reference_attention:
             total += reference_attention_bytes(
                 self.spec, num_tokens=self.step_tokens, context_len=self.context_len, dtype_bytes=self.dtype_bytes

@@ -25,8 +25,6 @@ class AttentionShape:
     num_kv_heads: int
     """num_heads is a multiple of it; query head h reads key/value head h // (num_heads // num_kv_heads)."""
     head_dim: int
-    scale: float
-    """Factor on q·k before the softmax."""
     page_size: int
     dtype: torch.dtype
     """Of q and of the output."""
@@ -35,11 +33,30 @@ class AttentionShape:
 
 
 @dataclass(slots=True, frozen=True)
+class AttentionVariant:
+    """What one layer may do differently from another; a constant of the layer, given with every call.
+
+    The weights of a query are softmax(cap(scale · q·k)) over the positions it sees, cap(s) = softcap · tanh(s / softcap).
+    """
+
+    scale: float
+    softcap: float | None = None
+    """None: scores are not capped."""
+    window: int | None = None
+    """Positions that a token sees, its own included: the one at position p sees max(0, p - window + 1)..p. None: 0..p."""
+
+    def __post_init__(self) -> None:
+        assert self.softcap is None or self.softcap > 0
+        assert self.window is None or self.window > 0
+
+
+@dataclass(slots=True, frozen=True)
 class AttentionBatch:
     """The n rows (T tokens) of one forward pass, written by the runner before it. Row i owns tokens [cu_q[i], cu_q[i+1]).
 
-    A row's tokens stand at consecutive positions ending at ``kv_lens[i] - 1``; the token at position p sees positions 0..p of
-    its own row: page ``page_table[slots[i], p // page_size]``, offset ``p % page_size``.
+    A row's tokens stand at consecutive positions ending at ``kv_lens[i] - 1``; the token at position p sees positions of its
+    own row up to p (how far back: ``AttentionVariant``). Position x is on page ``page_table[slots[i], x // page_size]`` at offset
+    ``x % page_size``.
     """
 
     positions: torch.Tensor
@@ -69,7 +86,9 @@ class Capabilities:
 class AttentionBackend(Protocol):
     capabilities: Capabilities
 
-    def forward(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+    def forward(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, variant: AttentionVariant
+    ) -> torch.Tensor:
         """Causal attention within each row.
 
         q [T, H, D] (token rows may be strided) and one layer's caches [num_pages + 1, page_size, Hkv, D] (contiguous)

@@ -11,7 +11,7 @@ import weakref
 
 import torch
 
-from setpoint.engine.attention.base import AttentionBatch, AttentionShape, Capabilities
+from setpoint.engine.attention.base import AttentionBatch, AttentionShape, AttentionVariant, Capabilities
 from setpoint.engine.kernels.cpu.library import DTYPES, AttentionCall, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
@@ -34,7 +34,6 @@ class CpuAttention:
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             page_size=shape.page_size,
-            scale=shape.scale,
             q_dtype=DTYPES[shape.dtype],
             kv_dtype=DTYPES[shape.kv_dtype],
         )
@@ -44,7 +43,9 @@ class CpuAttention:
         self._planned: AttentionBatch | None = None
         """The batch that the plan is for; held, so that its tensors stay where the call points."""
 
-    def forward(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+    def forward(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, variant: AttentionVariant
+    ) -> torch.Tensor:
         q_stride = q.stride()
         assert q_stride[1:] == (self._shape.head_dim, 1)
         assert q.dtype == self._shape.dtype
@@ -58,6 +59,9 @@ class CpuAttention:
         call.out = out.data_ptr()
         call.k_cache = k_cache.data_ptr()
         call.v_cache = v_cache.data_ptr()
+        call.scale = variant.scale
+        call.softcap = variant.softcap or 0.0
+        call.window = variant.window or 0
         self._kernels.attention(self._plan, self._call_address)
         return out
 

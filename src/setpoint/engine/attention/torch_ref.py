@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from setpoint.engine.attention.base import AttentionBatch, AttentionShape, Capabilities
+from setpoint.engine.attention.base import AttentionBatch, AttentionShape, AttentionVariant, Capabilities
 
 MAX_SCORES = 1 << 24
 """Scores (heads × queries × keys) held at once; longer rows are computed in blocks of queries."""
@@ -20,10 +20,11 @@ class TorchRefAttention:
     capabilities = Capabilities()
 
     def __init__(self, shape: AttentionShape) -> None:
-        self.shape = shape
         self.wide = torch.promote_types(shape.dtype, torch.float32)
 
-    def forward(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+    def forward(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, variant: AttentionVariant
+    ) -> torch.Tensor:
         page_size = k_cache.shape[1]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         bounds = batch.cu_q_host.tolist()
@@ -35,23 +36,29 @@ class TorchRefAttention:
             for first in range(begin, end, block):
                 last = min(first + block, end)
                 # Token t of the row stands at position kv_len - (end - t): the row's tokens are its last ones.
-                out[first:last] = self._row(q[first:last], keys, values, kv_len - (end - first))
+                out[first:last] = self._row(q[first:last], keys, values, kv_len - (end - first), variant)
         return out
 
-    def _row(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
+    def _row(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, variant: AttentionVariant) -> torch.Tensor:
         """q [c, H, D] at positions start..start+c-1 over keys, values [kv, Hkv, D] -> [c, H, D]."""
         num_queries, num_heads, head_dim = q.shape
         num_kv_heads = keys.shape[1]
-        visible = start + num_queries
-        keys, values = keys[:visible], values[:visible]
+        end = start + num_queries
+        begin = 0 if variant.window is None else max(0, start - variant.window + 1)
+        keys, values = keys[begin:end], values[begin:end]
         # [Hkv, group · c, D]: the query heads of a group share one key head.
         grouped = q.to(self.wide).view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)
-        scores = torch.matmul(grouped, keys.permute(1, 2, 0)) * self.shape.scale
-        scores = scores.view(num_kv_heads, -1, num_queries, visible)
+        scores = torch.matmul(grouped, keys.permute(1, 2, 0)) * variant.scale
+        if variant.softcap is not None:
+            scores = scores.div_(variant.softcap).tanh_().mul_(variant.softcap)
+        scores = scores.view(num_kv_heads, -1, num_queries, end - begin)
         if num_queries > 1:
-            later = torch.ones(num_queries, visible, dtype=torch.bool, device=q.device).triu(start + 1)
-            scores.masked_fill_(later, -torch.inf)
-        weights = torch.softmax(scores, dim=-1).view(num_kv_heads, -1, visible)
+            distance = torch.arange(start, end, device=q.device)[:, None] - torch.arange(begin, end, device=q.device)
+            hidden = distance < 0
+            if variant.window is not None:
+                hidden |= distance >= variant.window
+            scores.masked_fill_(hidden, -torch.inf)
+        weights = torch.softmax(scores, dim=-1).view(num_kv_heads, -1, end - begin)
         out = torch.matmul(weights, values.permute(1, 0, 2))
         return out.view(num_kv_heads, -1, num_queries, head_dim).permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim).to(q.dtype)
 

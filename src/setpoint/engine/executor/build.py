@@ -53,7 +53,6 @@ def build_runner(config: EngineConfig) -> ModelRunner:
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        scale=spec.head_dim**-0.5,
         page_size=config.page_size,
         dtype=dtype,
         kv_dtype=kv_dtype,

@@ -23,11 +23,13 @@ class KernelsUnavailable(Exception):
 class Ops(Protocol):
     """Contract: inputs stay unchanged unless stated; outputs may reuse buffers named as overwritten."""
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x [T, C], weight [C] -> x / sqrt(mean(x²) + eps) · weight, [T, C] in x's dtype."""
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+        """x [T, C], weight [C] -> x / sqrt(mean(x²) + eps) · (weight + offset), [T, C] in x's dtype."""
         ...
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """-> (rms_norm(x + residual), x + residual). The sum is rounded to the dtype before it is normalised.
 
         x and residual may be overwritten.
@@ -56,4 +58,8 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [T, 2 F] -> silu(gate) · up, [T, F], with gate the first F columns."""
+        ...
+
+    def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """As ``silu_mul``, with the tanh approximation of GELU: g / 2 · (1 + tanh(√(2 / π) · (g + 0.044715 g³)))."""
         ...

@@ -13,14 +13,16 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 class RefOps:
     """Implements ``kernels.ops.Ops``."""
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
         wide = x.to(_wide(x.dtype))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
-        return (wide * scale).mul_(weight).to(x.dtype)
+        return (wide * scale).mul_(weight.to(wide.dtype) + offset).to(x.dtype)
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         residual = x + residual
-        return self.rms_norm(residual, weight, eps), residual
+        return self.rms_norm(residual, weight, eps, offset), residual
 
     def rope_and_store(
         self,
@@ -42,6 +44,10 @@ class RefOps:
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.to(_wide(gate_up.dtype)).chunk(2, dim=-1)
         return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+
+    def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.to(_wide(gate_up.dtype)).chunk(2, dim=-1)
+        return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

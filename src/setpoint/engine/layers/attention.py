@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import torch
 
+from setpoint.engine.attention.base import AttentionVariant
 from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.context import ForwardContext
 
 
 class PagedAttention(Layer):
-    """qkv [T, (H + 2 Hkv) D], heads of q, then k, then v -> [T, H D]. ``layer`` picks the layer's cache."""
+    """qkv [T, (H + 2 Hkv) D], heads of q, then k, then v -> [T, H D]. ``layer`` picks the layer's cache.
 
-    def __init__(self, layer: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    scale: 1 / sqrt(head_dim) unless given; softcap, window: ``AttentionVariant``.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: int | None = None,
+    ) -> None:
         super().__init__()
         self.layer = layer
+        self.variant = AttentionVariant(head_dim**-0.5 if scale is None else scale, softcap, window)
         self.head_dim = head_dim
         self.heads = [num_heads, num_kv_heads, num_kv_heads]
 
@@ -22,4 +37,4 @@ class PagedAttention(Layer):
         k_cache, v_cache = ctx.kv[self.layer]
         batch = ctx.batch
         q = ctx.ops.rope_and_store(q, k, v, ctx.cos_sin, batch.positions, k_cache, v_cache, batch.kv_index)
-        return ctx.attention.forward(q, k_cache, v_cache, batch).flatten(1)
+        return ctx.attention.forward(q, k_cache, v_cache, batch, self.variant).flatten(1)

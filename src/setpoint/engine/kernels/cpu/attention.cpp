@@ -28,7 +28,9 @@ struct Attention {
   const AttentionCall& call;
   const AttentionWork& work;
   const int64_t dim, group, dim_words;
-  const float log2_scale;
+  const int64_t window;
+  const float tanh_scale;  // scores are tanh(tanh_scale * q.k) with a soft cap, q.k without
+  const float log2_scale;  // probabilities are 2^(log2_scale * (score - maximum))
   // Scratch of this thread.
   word *packed_keys, *packed_values, *queries, *probs;
   float *scores, *state_words, *partial_of_block;
@@ -36,7 +38,8 @@ struct Attention {
 
   Attention(const AttentionCall& c, const AttentionWork& w, char* scratch)
       : call(c), work(w), dim(c.head_dim), group(c.num_heads / c.num_kv_heads), dim_words((dim + P * W - 1) / (P * W) * W),
-        log2_scale(c.scale * 1.44269504f) {
+        window(c.window ? c.window : INT64_MAX), tanh_scale(c.softcap ? c.scale / c.softcap : 0.f),
+        log2_scale((c.softcap ? c.softcap : c.scale) * 1.44269504f) {
     auto take = [&scratch](int64_t bytes) {
       char* p = scratch;
       scratch += bytes;
@@ -59,6 +62,20 @@ struct Attention {
 
   // Position of a segment's first token in its row.
   int64_t position(const Segment& s) const { return call.kv_lens[s.row] - row_tokens(s.row) + s.token; }
+
+  // The first key that the token at a position sees.
+  int64_t first_key(int64_t position) const { return position < window ? 0 : position - window + 1; }
+
+  // The first block of an item that any of its tokens sees; block1 or beyond when they see none.
+  int32_t first_block(const AttentionItem& item) const {
+    int64_t key = INT64_MAX;
+    for (int32_t i = 0; i < item.num_segments; ++i) {
+      const int64_t first = first_key(position(work.segments[item.segment0 + i]));
+      key = first < key ? first : key;
+    }
+    const int32_t block = (int32_t)(key / kBlock);
+    return block < item.block0 ? item.block0 : block;
+  }
 
   int64_t query_rows(const AttentionItem& item) const {
     int64_t rows = 0;
@@ -198,31 +215,32 @@ struct Attention {
     multiply<Mul>(rows, vectors, probs, kBlock / P, k_words, Packed<Mul>{packed_values, W, dim}, out, dim);
   }
 
-  // Scores of one query row to probabilities relative to the row's maximum over its first `visible` keys; zero from there on.
-  void softmax_row(const float* s, word* p, int64_t visible, int64_t num_keys, float& row_max, float& row_sum) {
+  // Scores of one query row to probabilities relative to the row's maximum over the keys [begin, end) that it sees; zero elsewhere.
+  void softmax_row(float* s, word* p, int64_t begin, int64_t end, int64_t num_keys, float& row_max, float& row_sum) {
     const vi lanes = lane_index();
+    const int64_t first = begin / W * W;
+    auto visible = [=](int64_t j, vf v, vf otherwise) {
+      if (begin <= j && j + W <= end) return v;
+      return select((lanes >= (int32_t)(begin - j)) & (lanes < (int32_t)(end - j)), v, otherwise);
+    };
     auto write = [p](int64_t j, vf v) {
       if constexpr (P == 1)
         store(p + j, v);
       else
         store((bf16*)p + j, v);
     };
+    if (tanh_scale)
+      for (int64_t j = first; j < end; j += W) store(s + j, tanh(load(s + j) * tanh_scale));
     vf top = splat(-__builtin_inff());
-    int64_t j = 0;
-    for (; j + W <= visible; j += W) top = vmax(top, load(s + j));
-    if (j < visible) top = vmax(top, select(lanes < (int32_t)(visible - j), load(s + j), top));
+    for (int64_t j = first; j < end; j += W) top = vmax(top, visible(j, load(s + j), top));
     row_max = max(top);
     vf total = vf{};
-    for (j = 0; j + W <= visible; j += W) {
-      const vf e = exp2<P == 2>((load(s + j) - row_max) * log2_scale);
+    int64_t j = 0;
+    for (; j < first; j += W) write(j, vf{});
+    for (; j < end; j += W) {
+      const vf e = visible(j, exp2<P == 2>((load(s + j) - row_max) * log2_scale), vf{});
       total = total + e;
       write(j, e);
-    }
-    if (j < visible) {
-      const vf e = select(lanes < (int32_t)(visible - j), exp2<P == 2>((load(s + j) - row_max) * log2_scale), vf{});
-      total = total + e;
-      write(j, e);
-      j += W;
     }
     for (; j < num_keys; j += W) write(j, vf{});
     row_sum = sum(total);
@@ -235,10 +253,11 @@ struct Attention {
     for (int32_t i = 0; i < item.num_segments; ++i) {
       const Segment& s = work.segments[item.segment0 + i];
       for (int64_t t = 0; t < s.tokens; ++t) {
-        int64_t visible = position(s) + t - (int64_t)block.block * kBlock + 1;
-        visible = visible < 0 ? 0 : (visible > num_keys ? num_keys : visible);
+        const int64_t at = position(s) + t, block_key = (int64_t)block.block * kBlock;
+        auto inside = [=](int64_t key) { return key < block_key ? 0 : (key - block_key > num_keys ? num_keys : key - block_key); };
+        const int64_t begin = inside(first_key(at)), end = inside(at + 1);
         for (int64_t g = 0; g < group; ++g, ++r)
-          softmax_row(scores + r * kBlock, probs + r * (kBlock / P), visible, num_keys, to.max[r], to.sum[r]);
+          softmax_row(scores + r * kBlock, probs + r * (kBlock / P), begin, end, num_keys, to.max[r], to.sum[r]);
       }
     }
     compute_output(block, head * dim, num_keys, rows, ahead.values, to.out);
@@ -247,7 +266,7 @@ struct Attention {
   // Not inlined: every user must execute the very same instructions.
   __attribute__((noinline)) void merge(const Partial& to, const Partial& part, int64_t rows) {
     for (int64_t r = 0; r < rows; ++r) {
-      if (part.sum[r] == 0.f) continue;  // the block is after the query
+      if (part.sum[r] == 0.f) continue;  // the query sees nothing of the block
       const float top = to.max[r] > part.max[r] ? to.max[r] : part.max[r];
       const float keep = exp2(splat((to.max[r] - top) * log2_scale))[0], add = exp2(splat((part.max[r] - top) * log2_scale))[0];
       to.max[r] = top;
@@ -301,10 +320,11 @@ struct Attention {
 
   void merge_kept(const Segment& s) {
     const int64_t rows = s.tokens * group, num_blocks = (call.kv_lens[s.row] + kBlock - 1) / kBlock;
+    const int64_t first = first_key(position(s)) / kBlock;  // the ones before were skipped
     const Partial state = partial_at(state_words, rows, dim);
     for (int64_t head = 0; head < call.num_kv_heads; ++head) {
       start(state, rows);
-      for (int64_t block = 0; block < num_blocks; ++block) merge(state, kept_partial(s.row, block, head), rows);
+      for (int64_t block = first; block < num_blocks; ++block) merge(state, kept_partial(s.row, block, head), rows);
       finish(s, head, state);
     }
   }
@@ -314,12 +334,13 @@ struct Attention {
     if (block + 1 < item->block1) {
       ++block;
     } else if (head + 1 < item->head1) {
-      block = item->block0;
+      block = first_block(*item);
       ++head;
     } else if (index + 1 < work.num_items) {
       ++item;
-      block = item->block0;
+      block = first_block(*item);
       head = item->head0;
+      if (block >= item->block1) return {};
     } else {
       return {};
     }
@@ -328,7 +349,7 @@ struct Attention {
     return {{next.keys, head * dim, bytes, 0, next.num_keys, 0}, {next.values, head * dim, bytes, 0, next.num_keys, 0}};
   }
 
-  void run(int32_t index) {
+  void compute_item(int32_t index, int32_t block0) {
     const AttentionItem& item = work.items[index];
     const Segment& first = work.segments[item.segment0];
     const int64_t rows = query_rows(item), end = position(first) + first.tokens;  // keys that the item's last token sees
@@ -339,7 +360,7 @@ struct Attention {
       else
         call.q_dtype == kBF16 ? load_queries<bf16>(item, head) : load_queries<float>(item, head);
       if (!item.partial) start(state, rows);
-      for (int32_t b = item.block0; b < item.block1; ++b) {
+      for (int32_t b = block0; b < item.block1; ++b) {
         const Block& block = find(first.row, b, nullptr);
         const int64_t left = end - (int64_t)b * kBlock;
         Ahead ahead = look_ahead(index, head, b, &block);
@@ -351,6 +372,12 @@ struct Attention {
       }
       if (!item.partial) finish(first, head, state);
     }
+  }
+
+  void run(int32_t index) {
+    const AttentionItem& item = work.items[index];
+    const int32_t block0 = first_block(item);
+    if (block0 < item.block1) compute_item(index, block0);
     if (!item.partial) return;
     for (int32_t i = 0; i < item.num_segments; ++i) {
       const Segment& s = work.segments[item.segment0 + i];
@@ -373,7 +400,7 @@ void* setpoint_plan_create() { return new AttentionPlan; }
 
 void setpoint_plan_free(void* plan) { delete static_cast<AttentionPlan*>(plan); }
 
-// Reads everything of `call` but q, out and the caches.
+// Reads everything of `call` but q, out, the caches and what differs between layers (scale, softcap, window).
 void setpoint_plan_build(void* plan, const AttentionCall* call, int32_t num_rows) {
   static_cast<AttentionPlan*>(plan)->build(*call, num_rows);
 }

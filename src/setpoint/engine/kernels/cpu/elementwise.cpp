@@ -1,4 +1,4 @@
-// RMSNorm (with residual), rotary embedding with the store into the KV cache, SiLU-mul. Arithmetic in fp32, rounded once.
+// RMSNorm (with residual), rotary embedding with the store into the KV cache, gated activations. Arithmetic in fp32, rounded once.
 #include "simd.h"
 #include "threads.h"
 
@@ -18,7 +18,7 @@ struct RopeCall {
 namespace {
 
 template <class T>
-void rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t rows, int64_t cols, float eps, int threads) {
+void rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t rows, int64_t cols, float eps, float offset, int threads) {
   for_rows(rows, cols, threads, [=](int64_t row) {
     const T* source = x + row * cols;
     T* target = out + row * cols;
@@ -39,21 +39,37 @@ void rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t rows, in
     }
     const vf factor = splat(1.f / __builtin_sqrtf(sum(squares) / (float)cols + eps));
     for (int64_t c = 0; c < cols; c += W)
-      store_part(target + c, load_part(source + c, cols - c) * factor * load_part(weight + c, cols - c), cols - c);
+      store_part(target + c, load_part(source + c, cols - c) * factor * (load_part(weight + c, cols - c) + offset), cols - c);
   });
 }
 
-template <class T>
-void silu_mul(const T* gate_up, T* out, int64_t rows, int64_t cols, int threads) {
+struct Silu {
+  static inline vf of(vf g) { return g / (exp2(g * -1.44269504f) + 1.f); }
+};
+
+// x / 2 (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+struct GeluTanh {
+  static inline vf of(vf g) { return g / (exp2((g * g * 0.044715f + 1.f) * g * -2.30220820f) + 1.f); }
+};
+
+template <class Activation, class T>
+void gated(const T* gate_up, T* out, int64_t rows, int64_t cols, int threads) {
   for_rows(rows, 4 * cols, threads, [=](int64_t row) {
     const T* gate = gate_up + row * 2 * cols;
     const T* up = gate + cols;
     for (int64_t c = 0; c < cols; c += W) {
-      const vf g = load_part(gate + c, cols - c);
-      const vf silu = g / (exp2(g * -1.44269504f) + 1.f);
-      store_part(out + row * cols + c, silu * load_part(up + c, cols - c), cols - c);
+      const vf activated = Activation::of(load_part(gate + c, cols - c));
+      store_part(out + row * cols + c, activated * load_part(up + c, cols - c), cols - c);
     }
   });
+}
+
+template <class Activation>
+void gated(const void* gate_up, void* out, int64_t rows, int64_t cols, int32_t dtype, int threads) {
+  if (dtype == kBF16)
+    gated<Activation>((const bf16*)gate_up, (bf16*)out, rows, cols, threads);
+  else
+    gated<Activation>((const float*)gate_up, (float*)out, rows, cols, threads);
 }
 
 template <class T, class S>
@@ -88,19 +104,20 @@ void rope_and_store(const RopeCall& call) {
 extern "C" {
 
 // residual may be null; else residual += x first, and that sum is normalised. out may be x.
-void setpoint_rms_norm(const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t cols, float eps, int32_t dtype,
-                       int32_t threads) {
+void setpoint_rms_norm(const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t cols, float eps, float offset,
+                       int32_t dtype, int32_t threads) {
   if (dtype == kBF16)
-    rms_norm((const bf16*)x, (bf16*)residual, (const bf16*)weight, (bf16*)out, rows, cols, eps, threads);
+    rms_norm((const bf16*)x, (bf16*)residual, (const bf16*)weight, (bf16*)out, rows, cols, eps, offset, threads);
   else
-    rms_norm((const float*)x, (float*)residual, (const float*)weight, (float*)out, rows, cols, eps, threads);
+    rms_norm((const float*)x, (float*)residual, (const float*)weight, (float*)out, rows, cols, eps, offset, threads);
 }
 
 void setpoint_silu_mul(const void* gate_up, void* out, int64_t rows, int64_t cols, int32_t dtype, int32_t threads) {
-  if (dtype == kBF16)
-    silu_mul((const bf16*)gate_up, (bf16*)out, rows, cols, threads);
-  else
-    silu_mul((const float*)gate_up, (float*)out, rows, cols, threads);
+  gated<Silu>(gate_up, out, rows, cols, dtype, threads);
+}
+
+void setpoint_gelu_tanh_mul(const void* gate_up, void* out, int64_t rows, int64_t cols, int32_t dtype, int32_t threads) {
+  gated<GeluTanh>(gate_up, out, rows, cols, dtype, threads);
 }
 
 void setpoint_rope_and_store(const RopeCall* call) {

@@ -34,8 +34,9 @@ class AttentionCall(ctypes.Structure):
 
     _fields_ = [
         *((name, _pointer) for name in ("q", "out", "k_cache", "v_cache", "cu_q", "kv_lens", "slots", "page_table")),
-        *((name, _i64) for name in ("q_stride", "table_stride", "num_heads", "num_kv_heads", "head_dim", "page_size")),
+        *((name, _i64) for name in ("q_stride", "table_stride", "num_heads", "num_kv_heads", "head_dim", "page_size", "window")),
         ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
         *((name, _i32) for name in ("q_dtype", "kv_dtype", "threads")),
     ]
 
@@ -64,10 +65,11 @@ _SIGNATURES = {
     "setpoint_plan_free": (_pointer,),
     "setpoint_plan_build": (_pointer, _pointer, _i32),
     "setpoint_attention": (_pointer, _pointer),
-    "setpoint_rms_norm": (_pointer, _pointer, _pointer, _pointer, _i64, _i64, ctypes.c_float, _i32, _i32),
+    "setpoint_rms_norm": (_pointer, _pointer, _pointer, _pointer, _i64, _i64, ctypes.c_float, ctypes.c_float, _i32, _i32),
     "setpoint_rope_and_store": (_pointer,),
     "setpoint_linear": (_pointer,),
     "setpoint_silu_mul": (_pointer, _pointer, _i64, _i64, _i32, _i32),
+    "setpoint_gelu_tanh_mul": (_pointer, _pointer, _i64, _i64, _i32, _i32),
 }
 
 
@@ -89,6 +91,7 @@ class Kernels:
         self.rope_and_store = library.setpoint_rope_and_store
         self.linear = library.setpoint_linear
         self.silu_mul = library.setpoint_silu_mul
+        self.gelu_tanh_mul = library.setpoint_gelu_tanh_mul
 
 
 def load(level: str | None = None) -> Kernels:

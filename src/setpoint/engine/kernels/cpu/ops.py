@@ -6,6 +6,7 @@ Activations in bf16 or fp32; float64 is left to the reference.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 
@@ -24,19 +25,21 @@ class CpuOps:
         self._rope = RopeCall(dtype=DTYPES[dtype])
         self._rope_address = ctypes.addressof(self._rope)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
         out = torch.empty_like(x)
-        self._norm(x, None, weight, out, eps)
+        self._norm(x, None, weight, out, eps, offset)
         return out
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         assert residual.shape == x.shape
         assert residual.dtype == self._dtype
         assert residual.is_contiguous()
-        self._norm(x, residual.data_ptr(), weight, x, eps)
+        self._norm(x, residual.data_ptr(), weight, x, eps, offset)
         return x, residual
 
-    def _norm(self, x: torch.Tensor, residual: int | None, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
+    def _norm(self, x: torch.Tensor, residual: int | None, weight: torch.Tensor, out: torch.Tensor, eps: float, offset: float) -> None:
         assert x.is_contiguous()
         assert x.dtype == weight.dtype == self._dtype
         rows, columns = x.shape
@@ -48,6 +51,7 @@ class CpuOps:
             rows,
             columns,
             eps,
+            offset,
             self._dtype_number,
             torch.get_num_threads(),
         )
@@ -91,11 +95,17 @@ class CpuOps:
         return q
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._gated(self._kernels.silu_mul, gate_up)
+
+    def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._gated(self._kernels.gelu_tanh_mul, gate_up)
+
+    def _gated(self, kernel: Callable[..., None], gate_up: torch.Tensor) -> torch.Tensor:
         assert gate_up.is_contiguous()
         assert gate_up.dtype == self._dtype
         rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((rows, columns), dtype=self._dtype)
-        self._kernels.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, columns, self._dtype_number, torch.get_num_threads())
+        kernel(gate_up.data_ptr(), out.data_ptr(), rows, columns, self._dtype_number, torch.get_num_threads())
         return out
 
 

@@ -1,4 +1,5 @@
-// What attention is called with, and how the call of one step is cut into items: once per step, used by every layer.
+// What attention is called with, and how the call of one step is cut into items: once per step, used by every layer, as if no layer had
+// a window. A layer that has one skips the blocks before it.
 //
 // Cutting never changes a result (kBlock), so it may look at the whole batch: long rows are spread over threads, and rows that have the
 // same pages at their beginning (a shared prefix) are computed against those together, each block packed once.
@@ -26,7 +27,9 @@ struct AttentionCall {
   const int32_t* slots;
   const int32_t* page_table;  // [num_slots, table_stride]
   int64_t q_stride, table_stride, num_heads, num_kv_heads, head_dim, page_size;
+  int64_t window;  // positions that a token sees, its own included; 0: all up to its own
   float scale;
+  float softcap;  // 0: none
   int32_t q_dtype, kv_dtype, threads;
 };
 
@@ -67,7 +70,7 @@ inline int64_t attention_scratch_bytes(int64_t head_dim) {
 
 struct Partial {
   float* out;  // [rows, D], not yet divided by sum
-  float* max;  // [rows], of the scores before they are scaled
+  float* max;  // [rows], of the scores before the last factor on them (Attention::log2_scale)
   float* sum;
 };
 inline Partial partial_at(float* p, int64_t rows, int64_t dim) { return {p, p + rows * dim, p + rows * dim + rows}; }

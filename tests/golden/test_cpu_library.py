@@ -1,0 +1,80 @@
+"""How the C++ kernels are built, chosen and loaded, and what happens where they cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from setpoint.engine.kernels.cpu import build, library
+from setpoint.engine.kernels.ops import KernelsUnavailable
+
+
+def run_python(code: str, **environment: str) -> str:
+    """What a fresh interpreter prints: loading the library is once per process."""
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+CHOOSE = """
+import torch
+from setpoint.engine.kernels.registry import choose_ops
+choice = choose_ops(torch.device('cpu'), torch.bfloat16)
+print(choice.name, '|', choice.fallback)
+"""
+
+
+def test_without_a_compiler_the_reference_runs_and_says_why():
+    output = run_python(CHOOSE, CXX="no-such-compiler")
+    assert output.strip() == "ref | cpu: no C++ compiler: 'no-such-compiler' is not on the PATH"
+
+
+def test_a_failing_compiler_is_a_reason(tmp_path):
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && echo odd 1.0 && exit\necho "x.cpp:1: error: odd machine"; exit 1\n')
+    compiler.chmod(0o755)
+    output = run_python(CHOOSE, CXX=str(compiler), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert output.startswith("ref | cpu: ")
+    assert "error: odd machine" in output
+    assert not list((tmp_path / "cache/setpoint/kernels").iterdir())
+
+
+def test_an_unwritable_cache_is_logged_and_the_kernels_run(tmp_path):
+    (tmp_path / "setpoint").write_text("a file where a folder should be")
+    code = "import sys; sys.stderr = sys.stdout; from setpoint.engine.kernels.cpu import library; print(library.load('scalar').level)"
+    log, level = run_python(code, XDG_CACHE_HOME=str(tmp_path)).splitlines()
+    assert "compiling the C++ kernels for this process only" in log
+    assert level == "scalar"
+
+
+def test_a_level_can_be_forced_and_an_unknown_one_is_refused():
+    code = "from setpoint.engine.kernels.cpu import library; print(library.load().level)"
+    assert run_python(code, SETPOINT_CPU_ISA="scalar").strip() == "scalar"
+    with pytest.raises(KernelsUnavailable, match="cannot run the level 'sse9'"):
+        library.load("sse9")
+
+
+def test_one_openmp_runtime_and_torch_free_build():
+    code = (
+        "import torch; from setpoint.engine.kernels.cpu import library; library.load()\n"
+        "print(len({l.split()[-1] for l in open('/proc/self/maps') if 'omp' in l.rsplit('/', 1)[-1]}))"
+    )
+    assert run_python(code).strip() == "1"
+    assert run_python("import sys; from setpoint.engine.kernels.cpu import build; print('torch' in sys.modules)").strip() == "False"
+
+
+def test_the_cached_library_is_found_by_its_sources(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler = build.find_compiler()
+    before = build.library_path(compiler, "scalar")
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
+    assert build.library_path(compiler, "scalar") != before
+    assert before.parent == tmp_path / "setpoint" / "kernels"
+
+
+def test_another_architecture_declines_with_a_reason(monkeypatch):
+    monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")
+    with pytest.raises(build.BuildError, match="this is linux on riscv64"):
+        build.choose_level()
