@@ -7,6 +7,7 @@ import numpy as np
 from setpoint.core.errors import RequestError
 from setpoint.core.model import Pooling
 from setpoint.core.result import Floats
+from setpoint.frontend.jobs import SequenceOutput
 
 
 def check_dimensions(dimensions: int | None, pooling: Pooling | None) -> None:
@@ -21,6 +22,15 @@ def check_dimensions(dimensions: int | None, pooling: Pooling | None) -> None:
     if not 1 <= dimensions <= pooling.size or (pooling.lengths and dimensions not in pooling.lengths):
         allowed = ", ".join(map(str, pooling.lengths)) if pooling.lengths else f"1 to {pooling.size}"
         raise RequestError(f"dimensions must be one of {allowed}; got {dimensions}.")
+
+
+def vector_of(output: SequenceOutput, pooling: Pooling | None, dimensions: int | None = None) -> Floats:
+    """A finished pooled request's vector. Raises RequestError (400) if the request was aborted."""
+    assert pooling is not None, "Intake.embedding_request() refuses it"
+    if not output.embedding:
+        message = None if output.finish is None else output.finish.message
+        raise RequestError(message or "The request was aborted.")
+    return finished_vector(output.embedding, pooling, dimensions)
 
 
 def finished_vector(embedding: bytes, pooling: Pooling, dimensions: int | None = None) -> Floats:

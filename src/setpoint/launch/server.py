@@ -117,6 +117,10 @@ def _invite(config: ResolvedConfig) -> None:
     host = "127.0.0.1" if config.options.host in ("0.0.0.0", "::") else config.options.host
     url = f"http://{host}:{config.options.port}"
     key = "" if config.options.api_key is None else " -H 'Authorization: Bearer '$API_KEY"
+    if config.options.is_embedding:
+        body = '{"input": ["The capital of France is Paris.", "Paris lies on the Seine."]}'
+        print(f"\nTry it:\n\n  curl {url}/v1/embeddings -H 'Content-Type: application/json'{key} \\\n    -d '{body}'\n", flush=True)
+        return
     print(
         f"""
 Try it:

@@ -134,11 +134,13 @@ class FakeEngine:
             num_cached=self.num_cached,
             output_logprobs=_block(request, ids) if request.return_logprob else None,
             prompt_logprobs=_prompt_block(request) if first == 0 else None,
-            embedding=self._embedding(request) if finish is not None and request.pooling is not None else b"",
+            embedding=self._embedding(request) if finish is not None and finish.type == "length" else b"",
         )
 
     def _embedding(self, request: Request) -> bytes:
         """The first EMBEDDING_SIZE ids of the prompt, repeated."""
+        if request.pooling is None:
+            return b""
         return np.resize(request.prompt(), EMBEDDING_SIZE).astype("<f4").tobytes()
 
     def _limit(self, request: Request) -> int:

@@ -1,4 +1,4 @@
-"""SGLang's own routes: ``/generate``, and tokenization (FACTS §5.3–5.5)."""
+"""SGLang's own routes: ``/generate``, ``/encode``, and tokenization (FACTS §5.1, §5.3–5.5)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from setpoint.core import request as core
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import NOT_YET, SamplingParams
 from setpoint.frontend.bodies import as_id_lists, parse
+from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.http.bodies import read_object, read_openai_object
 from setpoint.frontend.http.errors import UnknownSamplingKeyError, json_response, native_stream_error
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
@@ -45,6 +46,19 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     no_logs: bool = False
 
 
+class EncodeBody(msgspec.Struct, kw_only=True):
+    text: str | list[str] | None = None
+    input_ids: list[Any] | None = None
+    dimensions: int | None = None
+    rid: str | list[str] | None = None
+    priority: int | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    no_logs: bool = False
+    sampling_params: Any = None
+    """SGLang's clients send it; nothing is sampled."""
+
+
 class TokenizeBody(msgspec.Struct):
     prompt: str | list[str]
     add_special_tokens: bool = True
@@ -74,6 +88,7 @@ class NativeRoutes:
     def install(self, app: FastAPI) -> None:
         router = APIRouter(tags=["native"])
         router.add_api_route("/generate", self.generate, methods=["POST", "PUT"], response_model=None)
+        router.add_api_route("/encode", self.encode, methods=["POST", "PUT"], response_model=None)
         router.add_api_route("/tokenize", self.tokenize, methods=["POST"], response_model=None)
         router.add_api_route("/detokenize", self.detokenize, methods=["POST"], response_model=None)
         router.add_api_route("/v1/tokenize", self.tokenize, methods=["POST"], response_model=None)
@@ -91,6 +106,21 @@ class NativeRoutes:
             outputs = await job.wait()
         results = [self._result(output, form) for output in outputs]
         return json_response(results if form.is_batch else results[0])
+
+    async def encode(self, request: Request) -> Response:
+        raw = await read_object(request)
+        body = parse(raw, EncodeBody, route="/encode", unsupported=UNSUPPORTED)
+        check_dimensions(body.dimensions, self._config.pooling)
+        prompts, is_batch = await self._prompts(body.text, body.input_ids)
+        options = Options(namespace=(body.extra_key or "") + (body.cache_salt or ""), priority=body.priority)
+        rids = self._rids(body.rid, len(prompts), is_batch)
+        make = self._service.intake.embedding_request
+        requests = [make(prompt, options, rid=rid) for prompt, rid in zip(prompts, rids, strict=True)]
+        with self._service.job(requests, received=raw, no_logs=body.no_logs) as job, cancelled_with_client(job, request.receive):
+            outputs = await job.wait()
+        vectors = [vector_of(output, self._config.pooling, body.dimensions) for output in outputs]
+        results = [{"embedding": vector.tolist(), "meta_info": self._meta(output)} for vector, output in zip(vectors, outputs, strict=True)]
+        return json_response(results if is_batch else results[0])
 
     async def tokenize(self, request: Request) -> Response:
         body = parse(await self._read(request), TokenizeBody, route="/tokenize")
@@ -114,7 +144,7 @@ class NativeRoutes:
         return await (read_openai_object(request) if request.url.path.startswith("/v1/") else read_object(request))
 
     async def _requests(self, body: GenerateBody) -> tuple[list[core.Request], _Form]:
-        prompts, is_batch = await self._prompts(body)
+        prompts, is_batch = await self._prompts(body.text, body.input_ids)
         count = len(prompts)
         samplings = [_parse_sampling(raw) for raw in _spread(body.sampling_params, count, "sampling_params")]
         if sum(sampling.n for sampling in samplings) > MAX_SEQUENCES:
@@ -141,18 +171,18 @@ class NativeRoutes:
         form = _Form(is_batch or len(requests) > 1, body.return_text_in_logprobs)
         return requests, form
 
-    async def _prompts(self, body: GenerateBody) -> tuple[list[core.Ids], bool]:
-        if (body.text is None) == (body.input_ids is None):
+    async def _prompts(self, text: str | list[str] | None, input_ids: list[Any] | None) -> tuple[list[core.Ids], bool]:
+        if (text is None) == (input_ids is None):
             raise RequestError("Give exactly one of text and input_ids.")
-        if body.input_ids is not None:
-            lists, is_batch = as_id_lists(body.input_ids, "input_ids")
+        if input_ids is not None:
+            lists, is_batch = as_id_lists(input_ids, "input_ids")
             return [self._service.intake.prompt_ids(ids, name="input_ids") for ids in lists], is_batch
-        texts = [body.text] if isinstance(body.text, str) else body.text or []
+        texts = [text] if isinstance(text, str) else text or []
         if not texts:
             raise RequestError("text must not be an empty list.")
         if len(texts) > MAX_SEQUENCES:
             raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
-        return [await self._service.intake.encode(text) for text in texts], not isinstance(body.text, str)
+        return [await self._service.intake.encode(one) for one in texts], not isinstance(text, str)
 
     def _rids(self, rid: str | list[str] | None, count: int, is_batch: bool) -> list[str]:
         if rid is None:
@@ -181,6 +211,18 @@ class NativeRoutes:
 
     def _result(self, output: SequenceOutput, form: _Form, *, piece: Piece | None = None) -> dict[str, Any]:
         """One sequence's answer so far; with ``piece`` only what that adds."""
+        meta = self._meta(output)
+        if output.request.return_logprob:
+            logprobs = NativeLogprobs(self._service.text.tokenizer, with_text=form.return_text_in_logprobs)
+            blocks = output.logprobs if piece is None else [piece.logprobs] if piece.logprobs is not None else []
+            meta.update(logprobs.of_outputs(output.request, blocks))
+            if output.request.logprob_start_len >= 0:
+                meta.update(logprobs.of_prompt(output.request, output.prompt_logprobs))
+        if piece is not None:
+            return {"text": piece.text, "output_ids": piece.ids, "meta_info": meta}
+        return {"text": output.text, "output_ids": output.output_ids, "meta_info": meta}
+
+    def _meta(self, output: SequenceOutput) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "id": output.rid,
             "finish_reason": None if output.finish is None else _finish_reason(output),
@@ -195,15 +237,7 @@ class NativeRoutes:
         }
         if output.finish is not None:
             meta["e2e_latency"] = output.e2e_s
-        if output.request.return_logprob:
-            logprobs = NativeLogprobs(self._service.text.tokenizer, with_text=form.return_text_in_logprobs)
-            blocks = output.logprobs if piece is None else [piece.logprobs] if piece.logprobs is not None else []
-            meta.update(logprobs.of_outputs(output.request, blocks))
-            if output.request.logprob_start_len >= 0:
-                meta.update(logprobs.of_prompt(output.request, output.prompt_logprobs))
-        if piece is not None:
-            return {"text": piece.text, "output_ids": piece.ids, "meta_info": meta}
-        return {"text": output.text, "output_ids": output.output_ids, "meta_info": meta}
+        return meta
 
 
 def _finish_reason(output: SequenceOutput) -> dict[str, Any]:

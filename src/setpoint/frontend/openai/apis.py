@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from setpoint.frontend.openai.chat import ChatApi
 from setpoint.frontend.openai.completions import CompletionApi
+from setpoint.frontend.openai.embeddings import EmbeddingApi
 from setpoint.frontend.openai.replies import Exchange
 from setpoint.frontend.service import Service
 
@@ -21,5 +22,5 @@ class Api(Protocol):
 
 def openai_apis(service: Service) -> dict[str, Api]:
     """Route -> API."""
-    apis: list[Api] = [ChatApi(service), CompletionApi(service)]
+    apis: list[Api] = [ChatApi(service), CompletionApi(service), EmbeddingApi(service)]
     return {api.route: api for api in apis}

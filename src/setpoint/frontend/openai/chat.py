@@ -10,7 +10,7 @@ from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.logprobs import chat_logprobs
 from setpoint.frontend.openai.protocol import UNSUPPORTED, ChatBody, flatten_messages
-from setpoint.frontend.openai.replies import Exchange, Reply, finish_fields
+from setpoint.frontend.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.tokenizer import Tokenizer
 
@@ -21,7 +21,7 @@ class ChatApi:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def open(self, raw: dict[str, Any]) -> Exchange:
+    async def open(self, raw: dict[str, Any]) -> TextExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
         body = parse(raw, ChatBody, route=self.route, unsupported=UNSUPPORTED)
         body.check()
@@ -29,7 +29,7 @@ class ChatApi:
         job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         reply = Reply(rid, body, kind=kind, config=self._service.config)
-        return Exchange(job, reply, ChatChoices(self._service.text.tokenizer), is_stream=bool(body.stream))
+        return TextExchange(job, reply, ChatChoices(self._service.text.tokenizer), is_stream=bool(body.stream))
 
     async def _requests(self, body: ChatBody, rid: str) -> list[core.Request]:
         sampling = body.sampling(self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens)

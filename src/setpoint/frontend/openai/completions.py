@@ -6,12 +6,13 @@ from typing import Any
 
 from setpoint.core import request as core
 from setpoint.core.errors import RequestError
-from setpoint.frontend.bodies import InvalidBodyError, as_id_lists, parse
+from setpoint.frontend.bodies import parse
 from setpoint.frontend.intake import MAX_SEQUENCES, new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.logprobs import CompletionLogprobs, join
+from setpoint.frontend.openai.prompts import read_prompts
 from setpoint.frontend.openai.protocol import UNSUPPORTED, CompletionBody
-from setpoint.frontend.openai.replies import Exchange, Reply, finish_fields
+from setpoint.frontend.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.tokenizer import Tokenizer
 
@@ -22,7 +23,7 @@ class CompletionApi:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def open(self, raw: dict[str, Any]) -> Exchange:
+    async def open(self, raw: dict[str, Any]) -> TextExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
         body = parse(raw, CompletionBody, route=self.route, unsupported=UNSUPPORTED)
         body.check()
@@ -30,11 +31,11 @@ class CompletionApi:
         job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
         reply = Reply(rid, body, kind="text_completion", config=self._service.config)
         maker = CompletionChoices(self._service.text.tokenizer, echo=bool(body.echo))
-        return Exchange(job, reply, maker, is_stream=bool(body.stream))
+        return TextExchange(job, reply, maker, is_stream=bool(body.stream))
 
     async def _requests(self, body: CompletionBody, rid: str) -> list[core.Request]:
         sampling = body.sampling(self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens)
-        prompts = await self._prompts(body.prompt)
+        prompts = await read_prompts(body.prompt, self._service.intake, name="prompt")
         if len(prompts) * sampling.n > MAX_SEQUENCES:
             raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
         start = 0 if body.echo and body.logprobs is not None else -1
@@ -42,20 +43,6 @@ class CompletionApi:
         rids = [rid] if len(prompts) == 1 else [f"{rid}_{index}" for index in range(len(prompts))]
         make = self._service.intake.requests
         return [item for prompt, own in zip(prompts, rids, strict=True) for item in make(prompt, sampling, options, rid=own)]
-
-    async def _prompts(self, prompt: str | list[Any]) -> list[core.Ids]:
-        """A string, several, token ids, or several lists of token ids."""
-        intake = self._service.intake
-        texts = [prompt] if isinstance(prompt, str) else prompt
-        if not texts:
-            raise RequestError("prompt must not be empty.")
-        if isinstance(texts[0], str):
-            if not all(isinstance(text, str) for text in texts):
-                raise InvalidBodyError("prompt must hold strings or token ids, not both.")
-            if len(texts) > MAX_SEQUENCES:
-                raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
-            return [await intake.encode(text) for text in texts]
-        return [intake.prompt_ids(ids, name="prompt") for ids in as_id_lists(texts, "prompt")[0]]
 
 
 class CompletionChoices:

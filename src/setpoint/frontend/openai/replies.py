@@ -82,22 +82,35 @@ class Reply:
         return {**self._head, "choices": choices, "usage": None if usage_of is None else self.usage(usage_of)}
 
 
-class Exchange:
+class Exchange(Protocol):
     """One request between its checked body and its reply. Enter ``job`` to submit it, then ask for one of the two forms of reply."""
+
+    job: Job
+    is_stream: bool
+    """Whether the body asked for chunks; a caller may have only one of the two to offer."""
+
+    async def complete(self) -> dict[str, Any]:
+        """Run to the end. Raises like ``Job.pieces``."""
+        ...
+
+    def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The stream's objects. Raises like ``Job.pieces``."""
+        ...
+
+
+class TextExchange:
+    """Implements ``Exchange`` for what generates text."""
 
     def __init__(self, job: Job, reply: Reply, maker: ChoiceMaker, *, is_stream: bool) -> None:
         self.job = job
         self.is_stream = is_stream
-        """Whether the body asked for chunks; a caller may have only one of the two to offer."""
         self._reply = reply
         self._maker = maker
 
     async def complete(self) -> dict[str, Any]:
-        """Run to the end. Raises like ``Job.pieces``."""
         return self._reply.complete(await self.job.wait(), self._maker)
 
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The stream's objects. Raises like ``Job.pieces``."""
         return self._reply.stream(self.job, self._maker)
 
 

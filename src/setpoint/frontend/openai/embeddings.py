@@ -1,0 +1,94 @@
+"""Embeddings: ``/v1/embeddings`` (FACTS §5.6) from body to reply, without HTTP."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator
+from typing import Any, Literal
+
+import msgspec
+
+from setpoint.core import request as core
+from setpoint.core.errors import RequestError
+from setpoint.frontend.bodies import parse
+from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.embedding import check_dimensions, vector_of
+from setpoint.frontend.intake import Options, new_rid
+from setpoint.frontend.jobs import Job, SequenceOutput
+from setpoint.frontend.openai.prompts import read_prompts
+from setpoint.frontend.service import Service
+
+UNSUPPORTED = ("lora_path", "routed_dp_rank", "return_hidden_states", "stream")
+
+
+class EmbeddingBody(msgspec.Struct, kw_only=True):
+    input: str | list[Any]
+    model: str = "default"
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    rid: str | None = None
+    priority: int | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    """An end user's name for the provider's abuse detection; means nothing here, as in SGLang."""
+
+    def check(self) -> None:
+        """Raise RequestError (400) for what this server cannot honour."""
+        if ":" in self.model:
+            raise RequestError(f"model {self.model!r} names a LoRA adapter, which is not supported by this server yet.")
+        if self.rid == "":
+            raise RequestError("A rid must not be empty.")
+
+
+class EmbeddingApi:
+    route = "/v1/embeddings"
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def open(self, raw: dict[str, Any]) -> EmbeddingExchange:
+        """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
+        body = parse(raw, EmbeddingBody, route=self.route, unsupported=UNSUPPORTED)
+        body.check()
+        check_dimensions(body.dimensions, self._service.config.pooling)
+        job = self._service.job(await self._requests(body), received=raw, openai=True)
+        return EmbeddingExchange(job, body, self._service.config)
+
+    async def _requests(self, body: EmbeddingBody) -> list[core.Request]:
+        intake, rid = self._service.intake, body.rid or new_rid()
+        prompts = await read_prompts(body.input, intake, name="input")
+        options = Options(namespace=(body.extra_key or "") + (body.cache_salt or ""), priority=body.priority)
+        rids = [rid] if len(prompts) == 1 else [f"{rid}_{index}" for index in range(len(prompts))]
+        return [intake.embedding_request(prompt, options, rid=own) for prompt, own in zip(prompts, rids, strict=True)]
+
+
+class EmbeddingExchange:
+    """Implements ``replies.Exchange``."""
+
+    is_stream = False
+
+    def __init__(self, job: Job, body: EmbeddingBody, config: FrontendConfig) -> None:
+        self.job = job
+        self._body = body
+        self._config = config
+
+    async def complete(self) -> dict[str, Any]:
+        outputs = await self.job.wait()
+        num_prompt = sum(output.num_prompt for output in outputs)
+        usage: dict[str, Any] = {"prompt_tokens": num_prompt, "total_tokens": num_prompt}
+        if self._config.enable_cache_report:
+            usage["prompt_tokens_details"] = {"cached_tokens": sum(output.num_cached for output in outputs)}
+        data = [{"object": "embedding", "index": output.index, "embedding": self._shown(output)} for output in outputs]
+        return {"object": "list", "data": data, "model": self._body.model, "usage": usage}
+
+    def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        raise AssertionError("a vector comes whole")
+
+    def _shown(self, output: SequenceOutput) -> str | list[float]:
+        """base64 is of the little-endian float32 numbers: the openai client asks for it and decodes it by itself."""
+        vector = vector_of(output, self._config.pooling, self._body.dimensions)
+        if self._body.encoding_format == "base64":
+            return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
+        numbers: list[float] = vector.tolist()
+        return numbers
