@@ -29,7 +29,7 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
         {"fastapi", "starlette", "pydantic", "uvicorn", "uvloop", "msgspec", "tokenizers", "jinja2", "zmq", "numpy"},
     ),
     "frontend.openai": (
-        {"core"} | {f"frontend.{name}" for name in ("bodies", "config", "intake", "jobs", "logprobs", "service", "text")},
+        {"core"} | {f"frontend.{name}" for name in ("bodies", "config", "embedding", "intake", "jobs", "logprobs", "service", "text")},
         {"msgspec", "numpy"},
     ),
     "engine": (set(), set()),
