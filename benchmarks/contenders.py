@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +37,8 @@ class Sample:
     """Of one stream: request sent to first chunk received."""
     decode_s: float | None = None
     """Of one stream: first to last token."""
+    cached_tokens: int | None = None
+    """Prompt tokens that came from the prefix cache, of all requests; None if the server does not report them."""
     cpu_s: Mapping[str, float] = field(default_factory=dict)
     """CPU seconds by process: "client" and "frontend", "engine" or "peer"."""
     foreign_share: float = 0.0
@@ -106,11 +108,13 @@ class SetpointServer:
             wall = time.perf_counter() - begin
             cpu, foreign = meter.read()
         errors = tuple(f"{type(outcome).__name__}: {outcome}" for outcome in outcomes if isinstance(outcome, BaseException))
+        received = [outcome for outcome in outcomes if isinstance(outcome, _Received)]
+        cached = [one.cached_tokens for one in received if one.cached_tokens is not None]
+        sample = Sample(wall, cached_tokens=sum(cached) if cached else None, cpu_s=cpu, foreign_share=foreign, errors=errors)
         if errors or workload.num_requests > 1:
-            return Sample(wall, cpu_s=cpu, foreign_share=foreign, errors=errors)
-        (single,) = outcomes
-        assert isinstance(single, _Received)
-        return Sample(wall, single.first_s, single.last_s - single.first_s, cpu, foreign)
+            return sample
+        (single,) = received
+        return replace(sample, ttft_s=single.first_s, decode_s=single.last_s - single.first_s)
 
     def close(self) -> None:
         self._process.terminate()
@@ -125,10 +129,12 @@ class SetpointServer:
 
 @dataclass(slots=True)
 class _Received:
-    """When chunks came, in seconds after the request."""
+    """When chunks came, in seconds after the request, and what the usage tells."""
 
     first_s: float
     last_s: float
+    cached_tokens: int | None
+    """With --enable-cache-report."""
 
 
 async def _complete(session: aiohttp.ClientSession, url: str, prompt: list[int], num_outputs: int, stream: bool) -> _Received:
@@ -138,7 +144,7 @@ async def _complete(session: aiohttp.ClientSession, url: str, prompt: list[int],
         body["stream_options"] = {"include_usage": True}
     begin = time.perf_counter()
     first = last = 0.0
-    usage: dict[str, int] | None = None
+    usage: dict[str, Any] | None = None
     async with session.post(f"{url}/v1/completions", json=body) as response:
         if response.status != 200:
             raise RuntimeError(f"status {response.status}: {(await response.text())[:200]}")
@@ -158,7 +164,8 @@ async def _complete(session: aiohttp.ClientSession, url: str, prompt: list[int],
                     first = first or last
     if usage is None or usage["completion_tokens"] != num_outputs:
         raise RuntimeError(f"asked for {num_outputs} tokens, got {usage}")
-    return _Received(first, last)
+    details = usage.get("prompt_tokens_details")
+    return _Received(first, last, None if details is None else details["cached_tokens"])
 
 
 class PeerProcess:
@@ -184,7 +191,7 @@ class PeerProcess:
             return Sample(0.0, errors=(f"the process ended:\n{Path(self._log.name).read_text()[-2000:]}",))
         if answer["num_generated"] != workload.num_outputs:
             return Sample(0.0, errors=(f"asked for {workload.num_outputs} tokens, got {answer['num_generated']}",))
-        return Sample(answer["wall_s"], answer["ttft_s"], answer["decode_s"], *meter.read())
+        return Sample(answer["wall_s"], answer["ttft_s"], answer["decode_s"], None, *meter.read())
 
     def close(self) -> None:
         self._process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,13 +27,18 @@ def _decode_rate(workload: Workload, sample: Sample) -> float | None:
     return None if not sample.decode_s else (workload.output_tokens - 1) / sample.decode_s
 
 
+def _hit_share(workload: Workload, sample: Sample) -> float | None:
+    return None if sample.cached_tokens is None else 100 * sample.cached_tokens / workload.input_tokens
+
+
 TTFT = Metric("TTFT", "ms", False, _ttft_ms)
 DECODE = Metric("decode", "tok/s", True, _decode_rate)
 WALL = Metric("wall", "s", False, lambda workload, sample: sample.wall_s)
 OUTPUT = Metric("output", "tok/s", True, lambda workload, sample: workload.num_outputs / sample.wall_s)
 PREFILL = Metric("prefill", "tok/s", True, lambda workload, sample: workload.input_tokens / sample.wall_s)
+HITS = Metric("prefix hits", "% of prompt tokens", True, _hit_share)
 
-METRICS = {"W1": (TTFT, DECODE), "W2": (WALL, OUTPUT), "W3": (WALL, OUTPUT), "W4": (WALL, PREFILL)}
+METRICS = {"W1": (TTFT, DECODE), "W2": (WALL, OUTPUT), "W3": (WALL, OUTPUT), "W4": (WALL, PREFILL), "P1": (WALL, OUTPUT, HITS)}
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,9 +62,10 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """How many times as good ours is, by the medians."""
+        """How many times as good ours is, by the medians; infinitely if the other is nothing."""
         ours, theirs = statistics.median(self.ours), statistics.median(self.theirs)
-        return ours / theirs if self.higher_is_better else theirs / ours
+        better, worse = (ours, theirs) if self.higher_is_better else (theirs, ours)
+        return better / worse if worse else math.inf
 
     @property
     def in_the_noise(self) -> bool:

@@ -139,7 +139,7 @@ def save(args: argparse.Namespace, workloads: Sequence[Workload], results: Resul
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     record = {
         "date": date,
-        "command": ["python", "benchmarks/serving.py", *sys.argv[1:]],
+        "command": ["python", *sys.argv],
         "machine": {"cpu": cpu_name(), "cpus": os.cpu_count(), "load_average_before": load},
         "commit": commit(),
         "versions": versions(*PACKAGES),

@@ -1,4 +1,4 @@
-"""What the serving benchmark asks for: four workloads of random token ids, the same for everybody who is measured.
+"""What the benchmarks over HTTP ask for: workloads of random token ids, the same for everybody who is measured.
 
 Prompts are a function of (workload, repetition): fresh in every repetition, so that no prefix cache helps across them.
 """
@@ -22,12 +22,15 @@ class Workload:
     shared_tokens: int
     own_tokens: int
     output_tokens: int
+    num_groups: int = 1
+    """Requests that share a prefix make a group, all of one size; several groups arrive mixed at random."""
 
     def prompts(self, repetition: int) -> list[list[int]]:
         """One prompt per request. Repetition -1 is for warming up."""
         rng = np.random.default_rng([ord(letter) for letter in self.name] + [repetition + 1])
-        shared = rng.integers(*VOCAB, self.shared_tokens).tolist()
-        return [shared + rng.integers(*VOCAB, self.own_tokens).tolist() for _ in range(self.num_requests)]
+        shared = [rng.integers(*VOCAB, self.shared_tokens).tolist() for _ in range(self.num_groups)]
+        prompts = [shared[index % self.num_groups] + rng.integers(*VOCAB, self.own_tokens).tolist() for index in range(self.num_requests)]
+        return prompts if self.num_groups == 1 else [prompts[index] for index in rng.permutation(self.num_requests)]
 
     @property
     def input_tokens(self) -> int:
@@ -51,3 +54,6 @@ QUICK: Sequence[Workload] = (
     Workload("W3", "8 × (64 shared + 8 own in, 4 out)", 8, 64, 8, 4),
     Workload("W4", "2 × (64 in, 1 out)", 2, 0, 64, 1),
 )
+
+GROUPS = Workload("P1", "64 × (256 shared by 8 + 16 own in, 16 out)", 64, 256, 16, 16, num_groups=8)
+QUICK_GROUPS = Workload("P1", "8 × (32 shared by 2 + 8 own in, 4 out)", 8, 32, 8, 4, num_groups=4)

@@ -40,6 +40,16 @@ def test_a_failed_request_is_no_throughput(tmp_path: Path) -> None:
     assert "| W1: one stream, 16 in, 8 out | decode, tok/s | setpoint | failed |" not in done.stdout
 
 
+def test_policies_reports_prefix_hits(tmp_path: Path) -> None:
+    done = run("policies.py", "--quick", "--results", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*-policies.json")
+    samples = json.loads(path.read_text())["samples"]["P1"]
+    assert set(samples) == {"fcfs", "lpm"}
+    assert samples["lpm"][0]["cached_tokens"] >= 4 * 32, "each group computes its prefix once"
+    assert "| prefix hits, % of prompt tokens | lpm |" in done.stdout
+
+
 def test_scheduler_prints_its_table() -> None:
     done = run("scheduler.py", "--steps", "10")
     assert done.returncode == 0, done.stderr
