@@ -285,10 +285,13 @@ def test_norms_and_activation_match_reference(dtype: torch.dtype, level: str):
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("kv_dtype", [FP32, BF16], ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "tokens"), [(9, 3, 64, 5), (4, 4, 20, 1), (2, 1, 128, 300)])
-def test_rope_and_store_matches_reference(heads, kv_heads, head_dim, tokens, dtype, kv_dtype, level):
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "rotary_dim", "tokens"),
+    [(9, 3, 64, 64, 5), (4, 4, 20, 20, 1), (2, 1, 128, 128, 300), (6, 2, 128, 96, 7), (3, 1, 20, 6, 40)],
+)
+def test_rope_and_store_matches_reference(heads, kv_heads, head_dim, rotary_dim, tokens, dtype, kv_dtype, level):
     torch.manual_seed(head_dim)
-    angles = torch.rand(1000, head_dim // 2) * 6.3
+    angles = torch.rand(1000, rotary_dim // 2) * 6.3
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
     positions, kv_index = torch.randint(0, 1000, (tokens,)), torch.randperm(16 * 40)[:tokens]
     merged = torch.randn(tokens, heads + 2 * kv_heads, head_dim).to(dtype)
@@ -299,6 +302,7 @@ def test_rope_and_store_matches_reference(heads, kv_heads, head_dim, tokens, dty
         results.append((ops.rope_and_store(q, k, v, cos_sin, positions, k_cache, v_cache, kv_index), k_cache, v_cache))
     (q, k_cache, _), (expected_q, expected_k_cache, _) = results
     assert close(q, expected_q, dtype)
+    assert torch.equal(q[..., rotary_dim:], merged[:, :heads, rotary_dim:])
     assert close(k_cache, expected_k_cache, BF16 if BF16 in (dtype, kv_dtype) else FP32)
     assert torch.equal(results[0][2], results[1][2])
 

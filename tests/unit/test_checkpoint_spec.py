@@ -84,7 +84,9 @@ def test_transformers_5_spellings(folder: Path) -> None:
         ({"rope_type": "dynamic", "factor": 1.5}, 192),
         ({"rope_type": "yarn", "factor": 4.0}, 512),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),  # as Qwen's model cards say
         ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}, 128),
+        ({"type": "longrope", "original_max_position_embeddings": 32}, 128),
         ({"rope_type": "default"}, 128),
     ],
 )
@@ -165,6 +167,9 @@ def test_an_index_names_the_files(folder: Path) -> None:
         ({"eos_token_id": ["x"]}, "'eos_token_id' must be a token id"),
         ({"rope_scaling": "linear"}, "'rope_scaling' must be an object"),
         ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
+        ({"rope_scaling": {"type": ["linear"]}}, "must name its type, not ['linear']"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": "4k"}}, "of '4k'; it must be"),
+        ({"architectures": ["OddForConditionalGeneration"], "hidden_size": None}, "OddForConditionalGeneration does not look like"),
         ({"tie_word_embeddings": "yes"}, "'tie_word_embeddings' must be true or false"),
     ],
 )

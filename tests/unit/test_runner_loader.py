@@ -114,9 +114,22 @@ def test_missing_shard_and_missing_files(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "'yarn' is not supported; supported: default, linear, llama3"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "'spiral' is not supported; supported: default, linear, dynamic, yarn"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}, "'mrope' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "'llama3' lacks 'low_freq_factor'"),
-        ({"hidden_act": "gelu"}, "'gelu' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8}}, "'longrope' lacks 'long_factor'"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "'short_factor' must be a list of 8 positive numbers"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "2"}}, "'yarn' in config.json: 'factor' must be a positive number, not '2'"),
+        ({"rope_theta": -1}, "'rope_theta' must be a positive number, not -1"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between kinds of layers are not supported"),
+        ({"partial_rotary_factor": 0.7}, "must leave an even part of 16 dimensions, not 11"),
+        ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor' = 0.5 in config.json is not supported"),
+        ({"hidden_act": "gelu"}, "LlamaForCausalLM with 'hidden_act' = 'gelu' in config.json is not supported: .* silu"),
+        ({"attention_bias": "yes"}, "'attention_bias' = 'yes' .* it must be true or false"),
+        ({"rms_norm_eps": 0}, "'rms_norm_eps' = 0 .* it must be a number above zero"),
+        ({"sliding_window": 64}, "'sliding_window' = 64 in config.json is not supported"),
+        ({"num_local_experts": 8}, "'num_local_experts' = 8"),
+        ({"quantization_config": {"quant_method": "awq"}}, "'quantization_config' = {'quant_method': 'awq'}"),
     ],
 )
 def test_unsupported_config(folder: Path, change: dict[str, object], message: str) -> None:
@@ -125,9 +138,41 @@ def test_unsupported_config(folder: Path, change: dict[str, object], message: st
         build(folder, replace(spec, config=spec.config | change))
 
 
-def test_unsupported_architecture_names_the_supported_ones(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match="'MambaForCausalLM' is not supported; supported: LlamaForCausalLM"):
-        build(folder, replace(read_spec(folder), architecture="MambaForCausalLM"))
+@pytest.mark.parametrize(
+    ("architecture", "why"),
+    [
+        ("MambaForCausalLM", ""),
+        ("LlamaForSequenceClassification", " (it classifies texts)"),
+        ("Qwen2VLForConditionalGeneration", " (it reads more than text, or has an encoder)"),
+        ("Qwen3MoeForCausalLM", " (it is a mixture of experts)"),
+    ],
+)
+def test_unsupported_architecture_names_the_supported_ones(folder: Path, architecture: str, why: str) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(f"'{architecture}' is not supported{why}; supported: LlamaForCausalLM, ")):
+        build(folder, replace(read_spec(folder), architecture=architecture))
+
+
+def test_neutral_values_of_keys_that_nobody_reads_are_fine(folder: Path) -> None:
+    spec = read_spec(folder)
+    neutral = {"sliding_window": None, "num_experts": 0, "logit_scale": 1, "is_causal": True, "layer_types": None}
+    build(folder, replace(spec, config=spec.config | neutral))
+
+
+def test_stacked_tensors_load_like_their_parts(folder: Path) -> None:
+    x = torch.randn(3, 48)
+    apart = [layer.self_attn.qkv_proj(x) for layer in build(folder).model.model.layers]
+
+    def stack(tensors: Tensors) -> None:
+        for layer in range(2):
+            rows = [tensors.pop(f"model.layers.{layer}.self_attn.{name}_proj.weight") for name in "qkv"]
+            tensors[f"model.layers.{layer}.self_attn.qkv_proj.weight"] = np.concatenate(rows)
+
+    edit(folder, stack)
+    together = [layer.self_attn.qkv_proj(x) for layer in build(folder).model.model.layers]
+    assert all(torch.equal(one, other) for one, other in zip(apart, together, strict=True))
+    edit(folder, put("model.layers.0.self_attn.k_proj.weight", 32, 48))
+    with pytest.raises(CheckpointError, match=r"k_proj.weight' in .* belongs to no part"):
+        build(folder)
 
 
 @pytest.mark.parametrize("option", [{"load_format": "pickle"}, {"dtype": "int8"}, {"attention_backend": "flash"}])

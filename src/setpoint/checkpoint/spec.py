@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,26 +21,35 @@ CONFIG_NAME = "config.json"
 GENERATION_NAME = "generation_config.json"
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 ROPES_THAT_STRETCH = ("linear", "dynamic", "yarn")
-"""Rope types whose factor multiplies max_position_embeddings, unless the original length is given (FACTS: context_len)."""
+"""Rope types whose factor multiplies the original length; what max_position_embeddings says may be more."""
 
 
 @dataclass(slots=True, frozen=True)
 class Family:
-    """Where a family's config means something else than most."""
+    """What a family's configs leave to the code, and where they mean something else than most."""
 
-    tied: bool = False
-    """tie_word_embeddings if absent."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that transformers' configuration class supplies if they are absent, where its value is not the usual one."""
     stretched: bool = False
     """max_position_embeddings counts the positions that a rope scaling has added."""
     num_rotaries: int = 1
     """Rotation tables: one per rotary base."""
+    qkv_bias: bool = False
+    """A bias on q, k and v that no key tells of."""
+    head_norms: bool = False
+    """A norm over each head of q and of k."""
+    num_norms: int = 2
+    """Norms over the hidden size in a layer."""
 
 
 FAMILIES = {
-    "gemma2": Family(tied=True),
-    "gemma3_text": Family(tied=True, stretched=True, num_rotaries=2),
+    "gemma2": Family(defaults={"tie_word_embeddings": True}, num_norms=4),
+    "gemma3_text": Family(defaults={"tie_word_embeddings": True}, stretched=True, num_rotaries=2, head_norms=True, num_norms=4),
+    "phi3": Family(defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
+    "qwen2": Family(qkv_bias=True),
+    "qwen3": Family(defaults={"head_dim": 128}, head_norms=True),
 }
-"""By model_type (transformers' Gemma2Config, Gemma3TextConfig)."""
+"""By model_type (transformers' Gemma2Config, Gemma3TextConfig, Phi3Config, Qwen2Config, Qwen3Config)."""
 
 
 def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> ModelSpec:
@@ -48,17 +58,19 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
     Raises CheckpointError naming the key and the file for anything missing or invalid.
     """
     config = _read_json(folder / CONFIG_NAME) | (overrides or {})
-    reader = _Reader(folder / CONFIG_NAME, config)
-    if "text_config" in config:
-        reader.fail("text_config", f"is a part of {reader.architecture()}, which takes more than text; only text models are supported")
     family = FAMILIES.get(str(config.get("model_type", "")), Family())
+    config = {**family.defaults, **config}
+    reader = _Reader(folder / CONFIG_NAME, config)
+    architecture = reader.architecture()
+    if "text_config" in config:
+        reader.fail("text_config", f"is a part of {architecture}, which takes more than text; only text models are supported")
     hidden, num_heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
     num_kv_heads = reader.positive("num_key_value_heads", num_heads)
     head_dim = reader.positive("head_dim", hidden // num_heads)
     if num_heads % num_kv_heads or head_dim % 2:
         reader.fail("num_key_value_heads", f"{num_heads} heads of size {head_dim} cannot share {num_kv_heads} key-value heads")
     tensors = list(safetensors_file.read_headers(folder))
-    tie = config.get("tie_word_embeddings", family.tied)
+    tie = config.get("tie_word_embeddings", False)
     if not isinstance(tie, bool):
         reader.fail("tie_word_embeddings", f"must be true or false, not {tie!r}")
     spec = {
@@ -71,12 +83,12 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
         "vocab_size": reader.positive("vocab_size"),
     }
     return ModelSpec(
-        architecture=reader.architecture(),
+        architecture=architecture,
         model_type=str(config.get("model_type", "")),
         context_len=_context_len(reader, family),
         tie_embeddings=tie,
         dtype=reader.dtype(tensors),
-        num_parameters=_count_stored(tensors, tie) or _count_planned(spec, config, tie),
+        num_parameters=_count_stored(tensors, tie) or _count_planned(spec, config, tie, family),
         eos_token_ids=_eos_ids(folder, reader),
         num_rotaries=family.num_rotaries,
         bos_token_id=next(iter(reader.ids("bos_token_id")), None),
@@ -106,7 +118,7 @@ class _Reader:
         if value is None:
             value = default
         if value is None:
-            self.fail(key, "is missing; this does not look like the config of a decoder model")
+            self.fail(key, f"is missing; {self.architecture()} does not look like a decoder of text")
         if type(value) is not int or value < 1:
             self.fail(key, f"must be a positive integer, not {value!r}")
         return value
@@ -145,12 +157,16 @@ def _context_len(reader: _Reader, family: Family) -> int:
     if not isinstance(rope, dict):
         reader.fail("rope_scaling", f"must be an object, not {rope!r}")
     kind = rope.get("rope_type") or rope.get("type")
-    if family.stretched or kind not in ROPES_THAT_STRETCH or "original_max_position_embeddings" in rope:
+    if kind is not None and not isinstance(kind, str):
+        reader.fail("rope_scaling", f"must name its type, not {kind!r}")
+    if family.stretched or kind not in ROPES_THAT_STRETCH:
         return length
-    factor = rope.get("factor")
-    if not isinstance(factor, int | float) or not factor >= 1:
+    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings", length)
+    if not isinstance(factor, int | float) or not 1 <= factor < float("inf"):
         reader.fail("rope_scaling", f"of type {kind} needs a factor of at least 1, not {factor!r}")
-    return int(length * factor)
+    if type(original) is not int or original < 1:
+        reader.fail("rope_scaling", f"has an original_max_position_embeddings of {original!r}; it must be a positive integer")
+    return max(length, int(original * factor))
 
 
 def _eos_ids(folder: Path, reader: _Reader) -> tuple[int, ...]:
@@ -165,13 +181,17 @@ def _count_stored(tensors: list[safetensors_file.TensorInfo], tie: bool) -> int:
     return sum(tensor.num_elements for tensor in tensors if not (tie and tensor.name == "lm_head.weight"))
 
 
-def _count_planned(spec: dict[str, int], config: dict[str, Any], tie: bool) -> int:
-    """Parameters of a Llama-shaped decoder from its dimensions: for a folder without weights (``--load-format dummy``)."""
+def _count_planned(spec: dict[str, int], config: dict[str, Any], tie: bool, family: Family) -> int:
+    """Parameters of a pre-norm decoder from its dimensions: for a folder without weights (``--load-format dummy``)."""
     hidden, inner, head_dim = spec["hidden_size"], spec["intermediate_size"], spec["head_dim"]
     q_rows, qkv_rows = spec["num_heads"] * head_dim, (spec["num_heads"] + 2 * spec["num_kv_heads"]) * head_dim
-    layer = hidden * (qkv_rows + q_rows) + 3 * hidden * inner + 2 * hidden
+    layer = hidden * (qkv_rows + q_rows) + 3 * hidden * inner + family.num_norms * hidden
     if config.get("attention_bias"):
         layer += qkv_rows + hidden
+    if family.qkv_bias:
+        layer += qkv_rows
+    if family.head_norms:
+        layer += 2 * head_dim
     if config.get("mlp_bias"):
         layer += 2 * inner + hidden
     return spec["num_layers"] * layer + spec["vocab_size"] * hidden * (1 if tie else 2) + hidden

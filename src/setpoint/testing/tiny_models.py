@@ -47,11 +47,12 @@ def write_tiny_llama(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     rng = np.random.default_rng(seed)
-    save_file({name: _draw(rng, name, shape) for name, shape in _shapes(config).items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file({name: draw(rng, name, shape) for name, shape in _shapes(config).items()}, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+def draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Random content for the checkpoint tensor ``name``."""
     if len(shape) == 1:
         return rng.normal(1.0 if "norm" in name else 0.0, 0.1, shape).astype(np.float32)
     return rng.normal(0.0, 1.0 if "embed" in name else 1.5 / math.sqrt(shape[1]), shape).astype(np.float32)

@@ -49,10 +49,10 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Rotate q and k, write the rotated k and v to the cache, return the rotated q [T, H, D].
 
-        q [T, H, D], k and v [T, Hkv, D]; q and k may be overwritten. cos_sin [max positions, D] (fp32; float64 for a
-        float64 model): first D/2 columns cos, last D/2 sin. The rotation pairs dimension i with i + D/2 (Hugging Face's
-        layout). positions [T] int64; kv_index [T] int64 = page · page_size + offset; caches [num_pages + 1, page_size, Hkv, D],
-        whose dtype may differ from q's.
+        q [T, H, D], k and v [T, Hkv, D]; q and k may be overwritten. cos_sin [max positions, R] (fp32; float64 for a
+        float64 model), R <= D even: first R/2 columns cos, last R/2 sin. The rotation pairs dimension i with i + R/2 (Hugging
+        Face's layout); dimensions from R on stay. positions [T] int64; kv_index [T] int64 = page · page_size + offset; caches
+        [num_pages + 1, page_size, Hkv, D], whose dtype may differ from q's.
         """
         ...
 

@@ -51,9 +51,10 @@ class RefOps:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, D]; cos, sin [T, 1, D/2]: (a, b) -> (a cos - b sin, b cos + a sin), a and b the halves of D."""
-    first, second = x.to(cos.dtype).chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    """x [T, heads, D]; cos, sin [T, 1, R/2]: (a, b) -> (a cos - b sin, b cos + a sin), a and b the halves of the first R of D."""
+    half = cos.shape[-1]
+    first, second, rest = x.to(cos.dtype).split((half, half, x.shape[-1] - 2 * half), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
 
 
 def create(dtype: torch.dtype) -> RefOps:

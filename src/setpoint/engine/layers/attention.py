@@ -10,30 +10,19 @@ from setpoint.engine.layers.context import ForwardContext
 
 
 class PagedAttention(Layer):
-    """qkv [T, (H + 2 Hkv) D], heads of q, then k, then v -> [T, H D]. ``layer`` picks the layer's cache.
+    """q [T, H, D], k and v [T, Hkv, D] (token rows may be strided) -> [T, H D]. ``layer`` picks the layer's cache.
 
     scale: 1 / sqrt(head_dim) unless given; softcap, window: ``AttentionVariant``.
     """
 
     def __init__(
-        self,
-        layer: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        *,
-        scale: float | None = None,
-        softcap: float | None = None,
-        window: int | None = None,
+        self, layer: int, head_dim: int, *, scale: float | None = None, softcap: float | None = None, window: int | None = None
     ) -> None:
         super().__init__()
         self.layer = layer
         self.variant = AttentionVariant(head_dim**-0.5 if scale is None else scale, softcap, window)
-        self.head_dim = head_dim
-        self.heads = [num_heads, num_kv_heads, num_kv_heads]
 
-    def forward(self, qkv: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        q, k, v = qkv.view(len(qkv), -1, self.head_dim).split(self.heads, dim=1)
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         k_cache, v_cache = ctx.kv[self.layer]
         batch = ctx.batch
         q = ctx.ops.rope_and_store(q, k, v, ctx.cos_sin, batch.positions, k_cache, v_cache, batch.kv_index)

@@ -18,6 +18,6 @@ class ForwardContext:
     attention: AttentionBackend
     batch: AttentionBatch
     cos_sin: torch.Tensor
-    """[context_len, D]: the rotation table (layers.rotary)."""
+    """[context_len, R]: the rotation table, R <= D rotated dimensions (layers.rotary)."""
     kv: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     """Per layer the K and the V cache, [num_pages + 1, page_size, Hkv, D]."""

@@ -1,68 +1,171 @@
 """Rotary position embedding: frequencies from a config, and the table of cosines and sines the kernels read.
 
 Frequencies and angles are computed in fp32 as the reference implementation (transformers) does, so that long positions agree.
+
+A cached key keeps the rotation it was stored with, whoever reads it later. So one table serves every position of every sequence
+as long as the engine runs: a variant whose frequencies depend on the sequence's length takes the configured context length
+instead (docs/decisions/0008).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from setpoint.core.errors import CheckpointError
 
 DEFAULT_THETA = 10000.0
+ALIASES = {"su": "longrope"}
+"""Names that older configs use."""
 
 
 @dataclass(slots=True, frozen=True)
 class RotaryEmbedding:
-    """``inv_freq`` [D / 2] fp32 on the CPU: radians per position of each pair of dimensions."""
+    """What a config says about rotations, checked."""
 
-    inv_freq: torch.Tensor
+    kind: str
+    """A key of SCALINGS."""
+    dim: int
+    """Rotated dimensions of a head, its first ones; even."""
+    theta: float
+    max_positions: int
+    """max_position_embeddings."""
+    original: int
+    """Positions before the context was stretched."""
+    section: Mapping[str, Any]
+    """The config's rope_parameters or rope_scaling."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RotaryEmbedding:
         """Read rope_theta and rope_scaling (older configs) or rope_parameters (newer ones). CheckpointError if unsupported."""
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
+        section = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        kind = section.get("rope_type", section.get("type", "default"))
+        kind = ALIASES.get(kind, kind)
         if kind not in SCALINGS:
             raise CheckpointError(f"Rope scaling {kind!r} is not supported; supported: {', '.join(SCALINGS)}.")
-        if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-            raise CheckpointError("A partial_rotary_factor other than 1 is not supported.")
-        theta = float(rope.get("rope_theta", config.get("rope_theta", DEFAULT_THETA)))
-        inv_freq = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim)
-        try:
-            return cls(SCALINGS[kind](inv_freq, rope))
-        except KeyError as missing:
-            raise CheckpointError(f"Rope scaling {kind!r} lacks {missing} in config.json.") from None
+        if any(isinstance(value, Mapping) for value in section.values()):
+            raise CheckpointError("Rope parameters that differ between kinds of layers are not supported for this architecture.")
+        section = {**{key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}, **section}
+        max_positions = config["max_position_embeddings"]
+        # Phi-3 keeps the original length beside the section; transformers lets that one win.
+        original = config.get("original_max_position_embeddings") or section.get("original_max_position_embeddings") or max_positions
+        rotary = cls(kind, 0, 0.0, max_positions, original, section)
+        dim = int(head_dim * rotary.number("partial_rotary_factor", 1.0))
+        if dim % 2 or not 0 < dim <= head_dim:
+            rotary.fail(f"'partial_rotary_factor' must leave an even part of {head_dim} dimensions, not {dim}")
+        rotary = cls(kind, dim, rotary.number("rope_theta", DEFAULT_THETA), max_positions, original, section)
+        for context_len in (original, original + 1):  # finds what is missing now, not after the weights are loaded
+            rotary.frequencies(context_len)
+        return rotary
 
-    def table(self, num_positions: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """-> [num_positions, D]: cos in the first D / 2 columns, sin in the rest."""
-        positions = torch.arange(num_positions, dtype=torch.float32, device="cpu")
-        angles = torch.outer(positions, self.inv_freq)
-        return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device, dtype)
+    def frequencies(self, context_len: int) -> tuple[torch.Tensor, float]:
+        """-> radians per position of each pair of dimensions, [dim / 2] fp32, and the factor on every cosine and sine."""
+        return SCALINGS[self.kind](self, context_len)
+
+    def table(self, context_len: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """-> [context_len, dim]: cos in the first dim / 2 columns, sin in the rest."""
+        inv_freq, factor = self.frequencies(context_len)
+        angles = torch.outer(torch.arange(context_len, dtype=torch.float32, device="cpu"), inv_freq)
+        return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=-1).to(device, dtype)
+
+    def positions_per_radian(self, theta: float) -> torch.Tensor:
+        """theta ** (2 i / dim), i = 0 .. dim / 2 - 1, fp32 on the CPU."""
+        return theta ** (torch.arange(0, self.dim, 2, dtype=torch.int64, device="cpu").float() / self.dim)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number of the section; null counts as absent."""
+        value = self.section.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise CheckpointError(f"Rope scaling {self.kind!r} lacks {key!r} in config.json.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            self.fail(f"{key!r} must be a positive number, not {value!r}")
+        return float(value)
+
+    def fail(self, problem: str) -> NoReturn:
+        raise CheckpointError(f"Rope scaling {self.kind!r} in config.json: {problem}.")
 
 
-def _default(inv_freq: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
-    return inv_freq
+def _default(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
+    return 1.0 / rope.positions_per_radian(rope.theta), 1.0
 
 
-def _linear(inv_freq: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
+def _linear(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
     """Positions squeezed by ``factor``."""
-    return inv_freq / rope["factor"]
+    return 1.0 / rope.positions_per_radian(rope.theta) / rope.number("factor"), 1.0
 
 
-def _banded(inv_freq: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
+def _dynamic(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
+    """NTK-aware: a larger base, chosen so that the slowest pair turns no further over ``context_len`` than it did in training."""
+    factor, exponent = rope.number("factor"), rope.dim / (rope.dim - 2)
+    stretch = factor * max(context_len, rope.max_positions) / rope.max_positions - (factor - 1)
+    return 1.0 / rope.positions_per_radian(rope.theta * stretch**exponent), 1.0
+
+
+def _banded(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
     """Llama 3.1: wavelengths longer than the original context / low_freq_factor are stretched by ``factor``, those shorter than
     the original context / high_freq_factor stay, the ones between are blended linearly in 1 / wavelength."""
-    factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
-    context = rope["original_max_position_embeddings"]
+    factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if not low < high:
+        rope.fail("'low_freq_factor' must be below 'high_freq_factor'")
+    inv_freq = 1.0 / rope.positions_per_radian(rope.theta)
     wavelength = 2 * math.pi / inv_freq
-    keep = ((context / wavelength - low) / (high - low)).clamp(0, 1)
-    return (1 - keep) * inv_freq / factor + keep * inv_freq
+    keep = ((rope.original / wavelength - low) / (high - low)).clamp(0, 1)
+    return (1 - keep) * inv_freq / factor + keep * inv_freq, 1.0
 
 
-SCALINGS = {"default": _default, "linear": _linear, "llama3": _banded}
+def _yarn(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
+    """YaRN (arXiv 2309.00071): pairs that turn more than beta_fast times over the original context stay, those under beta_slow
+    turns are stretched by ``factor``, a linear ramp over the pairs between; attention is sharpened by the factor returned."""
+    factor = rope.number("factor")
+
+    def pair_that_turns(times: float) -> float:
+        return rope.dim * math.log(rope.original / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    first, last = pair_that_turns(rope.number("beta_fast", 32.0)), pair_that_turns(rope.number("beta_slow", 1.0))
+    if rope.section.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rope.dim - 1)
+    width = last - first or 0.001
+    keep = 1 - ((torch.arange(rope.dim // 2, dtype=torch.float32, device="cpu") - first) / width).clamp(0, 1)
+    spans = rope.positions_per_radian(rope.theta)
+    inv_freq = 1.0 / (factor * spans) * (1 - keep) + 1.0 / spans * keep
+    if rope.section.get("attention_factor") is not None:
+        return inv_freq, rope.number("attention_factor")
+
+    def sharpened(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if rope.section.get("mscale") and rope.section.get("mscale_all_dim"):
+        return inv_freq, sharpened(rope.number("mscale")) / sharpened(rope.number("mscale_all_dim"))
+    return inv_freq, sharpened(1.0)
+
+
+def _longrope(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
+    """LongRoPE (arXiv 2402.13753): a stretch for every pair, one list for contexts up to the original length, one beyond."""
+    key = "short_factor" if context_len <= rope.original else "long_factor"
+    factors = rope.section.get(key)
+    if factors is None:
+        raise CheckpointError(f"Rope scaling {rope.kind!r} lacks {key!r} in config.json.")
+    is_numbers = isinstance(factors, list) and all(isinstance(number, int | float) and number > 0 for number in factors)
+    if not is_numbers or len(factors) != rope.dim // 2:
+        rope.fail(f"{key!r} must be a list of {rope.dim // 2} positive numbers")
+    inv_freq = 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * rope.positions_per_radian(rope.theta))
+    stretch = rope.number("factor", rope.max_positions / rope.original)
+    inferred = math.sqrt(1 + math.log(stretch) / math.log(rope.original)) if stretch > 1 else 1.0
+    return inv_freq, rope.number("attention_factor", inferred)
+
+
+SCALINGS: dict[str, Callable[[RotaryEmbedding, int], tuple[torch.Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _banded,
+    "longrope": _longrope,
+}
+"""Rope type -> its frequencies and attention factor for a context length."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,14 +49,11 @@ def load_weights(
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(f"Unknown load format {load_format!r}; there are: auto, safetensors, dummy.")
-    plan = {name: list(_parts(module, name)) for name, module in model.named_modules()}
     with ExitStack() as stack:
-        source: _Dummy | _Checkpoint
-        if load_format == "dummy":
-            source = _Dummy(seed)
-        else:
+        source = _Dummy(seed) if load_format == "dummy" else _Checkpoint(Path(folder), stack)
+        plan = {name: list(_parts(module, name, source.files)) for name, module in model.named_modules()}
+        if isinstance(source, _Checkpoint):
             tied = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, TiedHead)]
-            source = _Checkpoint(Path(folder), stack)
             source.check({part.name: part.shape for parts in plan.values() for _, found in parts for part in found}, optional=tied)
         try:
             return sum(_fill(module, plan[name], source, dtype, device, method) for name, module in model.named_modules())
@@ -66,13 +63,14 @@ def load_weights(
             raise
 
 
-def _parts(module: nn.Module, path: str) -> Iterator[tuple[str, list[Part]]]:
-    """Per own parameter of a module: its name and the checkpoint tensors stacked in it."""
+def _parts(module: nn.Module, path: str, stored: Container[str]) -> Iterator[tuple[str, list[Part]]]:
+    """Per own parameter of a module: its name and the checkpoint tensors stacked in it. A checkpoint may store the stack as one."""
     stacked: Mapping[str, int] = getattr(module, "parts", {})
     parent = path.rpartition(".")[0]
     for name, parameter in module.named_parameters(recurse=False):
-        if not stacked:
-            yield name, [Part(f"{path}.{name}", 0, tuple(parameter.shape))]
+        whole = f"{path}.{name}"
+        if not stacked or whole in stored:
+            yield name, [Part(whole, 0, tuple(parameter.shape))]
             continue
         begin, parts = 0, []
         for sibling, size in stacked.items():
@@ -102,6 +100,9 @@ def _fill(
 
 class _Dummy:
     """Weights for tests of speed and plumbing: norms one, biases zero, the rest small and random."""
+
+    files = ()
+    """No tensor is stored."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

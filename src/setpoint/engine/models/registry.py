@@ -1,4 +1,4 @@
-"""Which architecture of a config.json is built by which class."""
+"""Which architecture of a config.json is built by which declaration."""
 
 from __future__ import annotations
 
@@ -8,16 +8,37 @@ from torch import nn
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.kernels.registry import resolve
+from setpoint.engine.models.config import ConfigReader
 
 MODELS = {
-    "LlamaForCausalLM": "setpoint.engine.models.llama:Llama",
+    "LlamaForCausalLM": "setpoint.engine.models.llama:llama",
+    "Phi3ForCausalLM": "setpoint.engine.models.phi3:phi3",
+    "Qwen2ForCausalLM": "setpoint.engine.models.qwen:qwen2",
+    "Qwen3ForCausalLM": "setpoint.engine.models.qwen:qwen3",
 }
-"""Architecture -> class with ``__init__(spec)``, ``rotary``, ``forward(input_ids, ctx) -> hidden`` and ``logits(hidden)``."""
+"""Architecture -> ``build(spec, config)``, giving a module with ``rotary``, ``forward(input_ids, ctx) -> hidden`` and
+``logits(hidden)``."""
+
+
+NEARLY = {
+    "ForSequenceClassification": "it classifies texts",
+    "ForTokenClassification": "it classifies tokens",
+    "ForQuestionAnswering": "it marks spans of a text",
+    "ForRewardModel": "it scores texts",
+    "ForConditionalGeneration": "it reads more than text, or has an encoder",
+    "MoeForCausalLM": "it is a mixture of experts",
+    "MoEForCausalLM": "it is a mixture of experts",
+}
+"""Endings of architectures that look like supported ones, and what they do that no declaration here does."""
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
-    """The model on the meta device: shapes without memory. CheckpointError for an architecture not in the table."""
+    """The model on the meta device: shapes without memory. CheckpointError for an architecture or a config that none computes."""
     if spec.architecture not in MODELS:
-        raise CheckpointError(f"Architecture {spec.architecture!r} is not supported; supported: {', '.join(sorted(MODELS))}.")
+        why = next((f" ({what})" for ending, what in NEARLY.items() if spec.architecture.endswith(ending)), "")
+        raise CheckpointError(f"Architecture {spec.architecture!r} is not supported{why}; supported: {', '.join(sorted(MODELS))}.")
+    config = ConfigReader(spec.architecture, spec.config)
     with torch.device("meta"):
-        return resolve(MODELS[spec.architecture])(spec)
+        model = resolve(MODELS[spec.architecture])(spec, config)
+    config.refuse_unread()
+    return model

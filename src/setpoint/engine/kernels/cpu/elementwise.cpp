@@ -6,12 +6,12 @@ struct RopeCall {
   void* q;  // [T, H, D], rotated in place; token strides in elements
   const void* k;
   const void* v;
-  const float* cos_sin;  // [max positions, D]
+  const float* cos_sin;  // [max positions, rotary_dim]
   const int64_t* positions;
   void* k_cache;
   void* v_cache;
   const int64_t* kv_index;
-  int64_t tokens, num_heads, num_kv_heads, head_dim, q_stride, k_stride, v_stride;
+  int64_t tokens, num_heads, num_kv_heads, head_dim, rotary_dim, q_stride, k_stride, v_stride;
   int32_t dtype, kv_dtype, threads;
 };
 
@@ -73,7 +73,7 @@ void gated(const void* gate_up, void* out, int64_t rows, int64_t cols, int32_t d
 }
 
 template <class T, class S>
-inline void rotate(const T* x, S* target, const float* cos, const float* sin, int64_t half) {
+inline void rotate(const T* x, S* target, const float* cos, const float* sin, int64_t half, int64_t dim) {
   for (int64_t i = 0; i < half; i += W) {
     const int64_t n = half - i;
     const vf a = load_part(x + i, n), b = load_part(x + half + i, n), c = load_part(cos + i, n), s = load_part(sin + i, n);
@@ -81,18 +81,19 @@ inline void rotate(const T* x, S* target, const float* cos, const float* sin, in
     store_part(target + i, rounded(x, a * c - b * s), n);
     store_part(target + half + i, rounded(x, b * c + a * s), n);
   }
+  for (int64_t i = 2 * half; i < dim; i += W) store_part(target + i, load_part(x + i, dim - i), dim - i);
 }
 
 template <class T, class S>
 void rope_and_store(const RopeCall& call) {
-  const int64_t dim = call.head_dim, half = dim / 2, kv_row = call.num_kv_heads * dim;
+  const int64_t dim = call.head_dim, half = call.rotary_dim / 2, kv_row = call.num_kv_heads * dim;
   for_rows(call.tokens, (call.num_heads + 2 * call.num_kv_heads) * dim, call.threads, [=, &call](int64_t t) {
-    const float* cos = call.cos_sin + call.positions[t] * dim;
+    const float* cos = call.cos_sin + call.positions[t] * call.rotary_dim;
     T* q = (T*)call.q + t * call.q_stride;
-    for (int64_t h = 0; h < call.num_heads; ++h) rotate(q + h * dim, q + h * dim, cos, cos + half, half);
+    for (int64_t h = 0; h < call.num_heads; ++h) rotate(q + h * dim, q + h * dim, cos, cos + half, half, dim);
     const T* k = (const T*)call.k + t * call.k_stride;
     S* k_row = (S*)call.k_cache + call.kv_index[t] * kv_row;
-    for (int64_t h = 0; h < call.num_kv_heads; ++h) rotate(k + h * dim, k_row + h * dim, cos, cos + half, half);
+    for (int64_t h = 0; h < call.num_kv_heads; ++h) rotate(k + h * dim, k_row + h * dim, cos, cos + half, half, dim);
     const T* v = (const T*)call.v + t * call.v_stride;
     S* v_row = (S*)call.v_cache + call.kv_index[t] * kv_row;
     for (int64_t i = 0; i < kv_row; i += W) store_part(v_row + i, load_part(v + i, kv_row - i), kv_row - i);

@@ -46,7 +46,8 @@ class RopeCall(ctypes.Structure):
 
     _fields_ = [
         *((name, _pointer) for name in ("q", "k", "v", "cos_sin", "positions", "k_cache", "v_cache", "kv_index")),
-        *((name, _i64) for name in ("tokens", "num_heads", "num_kv_heads", "head_dim", "q_stride", "k_stride", "v_stride")),
+        *((name, _i64) for name in ("tokens", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
+        *((name, _i64) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, _i32) for name in ("dtype", "kv_dtype", "threads")),
     ]
 

@@ -72,6 +72,7 @@ class CpuOps:
         call.tokens, call.num_heads, head_dim = q.shape
         call.num_kv_heads = k.shape[1]
         call.head_dim = head_dim
+        call.rotary_dim = cos_sin.shape[1]
         q_stride, k_stride, v_stride = q.stride(), k.stride(), v.stride()
         assert q.dtype == k.dtype == v.dtype == self._dtype
         assert q_stride[1:] == k_stride[1:] == v_stride[1:] == (head_dim, 1)

@@ -1,0 +1,113 @@
+"""A model's config.json as its declaration reads it: typed, and with nothing that changes the computation left unread.
+
+Knows keys and their values; knows no architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from setpoint.core.errors import CheckpointError
+
+GATED = {"silu": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}
+"""config.json's activation -> the operation of ``kernels.ops.Ops`` that a gated MLP calls."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "lm_head_bias": (False,),
+    "sliding_window": (),
+    "use_sliding_window": (False,),
+    "layer_types": (),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "query_pre_attn_scalar": (),
+    "rope_local_base_freq": (),
+    "attention_multiplier": (1.0,),
+    "embedding_multiplier": (1.0,),
+    "residual_multiplier": (1.0,),
+    "logits_scaling": (1.0,),
+    "logit_scale": (1.0,),
+    "clip_qkv": (),
+    "partial_rotary_factor": (1.0,),
+    "qk_layernorm": (False,),
+    "use_qk_norm": (False,),
+    "use_mrope": (False,),
+    "is_causal": (True,),
+    "use_bidirectional_attention": (False,),
+    "dual_chunk_attention_config": (),
+    "num_experts": (0,),
+    "num_local_experts": (0, 1),
+    "n_routed_experts": (0,),
+    "quantization_config": (),
+}
+"""Keys that change what is computed, with the values that do not; null and an absent key never do. A declaration that reads a key
+answers for it; of the others any other value is refused."""
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+"""What ``layer_types`` calls layers with and without a window."""
+SHOWN = 60
+"""Characters of a refused value in the message."""
+
+
+class ConfigReader:
+    """Typed access that remembers what was read. Errors name the architecture, the key and the value."""
+
+    def __init__(self, architecture: str, config: Mapping[str, Any]) -> None:
+        self._architecture = architecture
+        self._config = config
+        self._read: set[str] = set()
+
+    def refuse(self, key: str, why: str = "") -> NoReturn:
+        shown = repr(self._config.get(key))
+        shown = shown if len(shown) <= SHOWN else shown[:SHOWN] + "…"
+        raise CheckpointError(f"{self._architecture} with {key!r} = {shown} in config.json is not supported{why and f': {why}'}.")
+
+    def flag(self, key: str) -> bool:
+        """true or false; false if absent."""
+        value = self._get(key, False)
+        if not isinstance(value, bool):
+            self.refuse(key, "it must be true or false")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A number above zero."""
+        value = self._get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            self.refuse(key, "it must be a number above zero")
+        return float(value)
+
+    def count(self, key: str, default: int, *, low: int = 0) -> int:
+        """An integer of at least ``low``."""
+        value = self._get(key, default)
+        if type(value) is not int or value < low:
+            self.refuse(key, f"it must be an integer of at least {low}")
+        return value
+
+    def windows(self, num_layers: int, is_sliding: Callable[[int], bool]) -> list[int | None]:
+        """Per layer the tokens it sees, None = all: sliding_window on the layers that layer_types or else ``is_sliding`` picks."""
+        window = self._get("sliding_window", None) and self.count("sliding_window", 0, low=1)
+        kinds = self._get("layer_types", [SLIDING if is_sliding(layer) else FULL for layer in range(num_layers)])
+        if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in (SLIDING, FULL) for kind in kinds):
+            self.refuse("layer_types", f"it must name {num_layers} layers, each {SLIDING} or {FULL}")
+        return [window if kind == SLIDING else None for kind in kinds]
+
+    def gated(self, key: str = "hidden_act") -> str:
+        """The operation of a gated MLP with this activation."""
+        value = self._get(key, "silu")
+        if value not in GATED:
+            self.refuse(key, f"supported activations: {', '.join(GATED)}")
+        return GATED[value]
+
+    def refuse_unread(self) -> None:
+        """CheckpointError if a key of NEUTRAL that nobody read has a value that matters."""
+        for key, neutral in NEUTRAL.items():
+            value = self._config.get(key)
+            if key not in self._read and value is not None and value not in neutral:
+                self.refuse(key)
+
+    def _get(self, key: str, default: Any) -> Any:
+        self._read.add(key)
+        value = self._config.get(key)
+        return default if value is None else value

@@ -1,0 +1,137 @@
+"""What model declarations are made of: attention block, gated MLP, pre-norm layer, decoder, causal language model.
+
+A declaration picks parts and their options and hands them to each other; a family whose layer has another shape writes its own
+from the same parts. The module tree carries the checkpoint's names, so that the weight map is the tree itself plus the stacked
+projections (``Linear.parts``). C: hidden size, T: tokens of the step, H heads of size D.
+
+Contract: a layer is called as ``layer(x, residual, ctx) -> (x, residual)``, both [T, C]; residual is None at the first one. The
+branch output x and the residual stream stay apart, so that each addition is fused with the next norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from setpoint.core.model import ModelSpec
+from setpoint.engine.kernels.ops import Ops
+from setpoint.engine.layers.attention import PagedAttention
+from setpoint.engine.layers.base import Layer
+from setpoint.engine.layers.context import ForwardContext
+from setpoint.engine.layers.embedding import Embedding
+from setpoint.engine.layers.linear import Linear, TiedHead
+from setpoint.engine.layers.norm import RMSNorm
+from setpoint.engine.layers.rotary import RotaryEmbedding
+
+
+class SelfAttention(Layer):
+    """x [T, C] -> [T, C]. ``head_norm`` makes, from D, the norm over each head of q and of k before the rotation; None = none."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        attend: PagedAttention,
+        *,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        head_norm: Callable[[int], Layer] | None = None,
+    ) -> None:
+        super().__init__()
+        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.head_dim = spec.head_dim
+        self.heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
+        self.qkv_proj = Linear(spec.hidden_size, {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, bias=qkv_bias)
+        self.q_norm = None if head_norm is None else head_norm(spec.head_dim)
+        self.k_norm = None if head_norm is None else head_norm(spec.head_dim)
+        self.attend = attend
+        self.o_proj = Linear(q_size, spec.hidden_size, bias=out_bias)
+
+    def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        q, k, v = self.qkv_proj(x).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
+        if self.q_norm is not None:
+            q, k = _norm_heads(q, self.q_norm, ctx.ops), _norm_heads(k, self.k_norm, ctx.ops)
+        return self.o_proj(self.attend(q, k, v, ctx))
+
+
+def _norm_heads(heads: torch.Tensor, norm: Layer, ops: Ops) -> torch.Tensor:
+    """heads [T, H, D], token rows strided -> the same shape, contiguous: kernels normalise rows that lie side by side."""
+    return norm(heads.reshape(-1, heads.shape[-1]), None, ops)[0].view(heads.shape)
+
+
+class GatedMLP(Layer):
+    """x [T, C] -> down(activation(gate(x)) · up(x)). ``gated`` names the operation of ``Ops`` (``ConfigReader.activation``)."""
+
+    def __init__(self, spec: ModelSpec, gated: str, *, bias: bool = False) -> None:
+        super().__init__()
+        size = spec.intermediate_size
+        self.gated = gated
+        self.gate_up_proj = Linear(spec.hidden_size, {"gate_proj": size, "up_proj": size}, bias=bias)
+        self.down_proj = Linear(size, spec.hidden_size, bias=bias)
+
+    def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        return self.down_proj(getattr(ctx.ops, self.gated)(self.gate_up_proj(x)))
+
+
+class PreNormLayer(Layer):
+    """A norm before each of the two branches, nothing behind them."""
+
+    def __init__(self, spec: ModelSpec, eps: float, attention: Layer, mlp: Layer) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(spec.hidden_size, eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(spec.hidden_size, eps)
+        self.mlp = mlp
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.input_layernorm(x, residual, ctx.ops)
+        x = self.self_attn(x, ctx)
+        x, residual = self.post_attention_layernorm(x, residual, ctx.ops)
+        return self.mlp(x, ctx), residual
+
+
+class Decoder(Layer):
+    """ids [T] -> the last hidden states [T, C], normalised."""
+
+    def __init__(self, embed_tokens: Layer, layers: Iterable[Layer], norm: Layer) -> None:
+        super().__init__()
+        self.embed_tokens = embed_tokens
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+
+    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        x, residual = self.embed_tokens(input_ids), None
+        for layer in self.layers:
+            x, residual = layer(x, residual, ctx)
+        return self.norm(x, residual, ctx.ops)[0]
+
+
+class CausalLM(Layer):
+    """A decoder and its head: what the runner runs."""
+
+    def __init__(self, rotary: RotaryEmbedding, model: Decoder, lm_head: Layer) -> None:
+        super().__init__()
+        self.rotary = rotary
+        self.model = model
+        self.lm_head = lm_head
+
+    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """input_ids [T] -> the last hidden states [T, C], normalised."""
+        return self.model(input_ids, ctx)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [S, C] -> [S, V]."""
+        return self.lm_head(hidden)
+
+
+def causal_lm(spec: ModelSpec, eps: float, layers: Iterable[Layer]) -> CausalLM:
+    """The usual frame around ``layers``: plain embedding, RMSNorm, a head of its own or the embedding's."""
+    embed_tokens = Embedding(spec.vocab_size, spec.hidden_size)
+    model = Decoder(embed_tokens, layers, RMSNorm(spec.hidden_size, eps))
+    return CausalLM(RotaryEmbedding.from_config(spec.config, spec.head_dim), model, head(spec, embed_tokens))
+
+
+def head(spec: ModelSpec, embed_tokens: Embedding) -> Layer:
+    """The embedding's weight again if the checkpoint ties them, else a matrix of its own."""
+    return TiedHead(embed_tokens) if spec.tie_embeddings else Linear(spec.hidden_size, spec.vocab_size)

@@ -1,0 +1,20 @@
+"""Phi-3, Phi-3.5 and Phi-4, the dense ones: Llama's arithmetic, stored with stacked projections."""
+
+from __future__ import annotations
+
+from setpoint.core.model import ModelSpec
+from setpoint.engine.layers.attention import PagedAttention
+from setpoint.engine.models.config import ConfigReader
+from setpoint.engine.models.decoder import CausalLM, GatedMLP, PreNormLayer, SelfAttention, causal_lm
+
+
+def phi3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
+    eps, gated = config.number("rms_norm_eps", 1e-5), config.gated()
+    config.number("partial_rotary_factor", 1.0)  # the rotation's, which reads it again
+    windows = config.windows(spec.num_layers, lambda layer: True)
+
+    def layer(index: int) -> PreNormLayer:
+        attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=windows[index]))
+        return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
+
+    return causal_lm(spec, eps, map(layer, range(spec.num_layers)))

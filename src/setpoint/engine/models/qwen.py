@@ -1,0 +1,39 @@
+"""Qwen2 and 2.5 (a bias on q, k and v) and Qwen3 (a norm over each head of q and k)."""
+
+from __future__ import annotations
+
+from setpoint.core.model import ModelSpec
+from setpoint.engine.layers.attention import PagedAttention
+from setpoint.engine.layers.norm import RMSNorm
+from setpoint.engine.models.config import ConfigReader
+from setpoint.engine.models.decoder import CausalLM, GatedMLP, PreNormLayer, SelfAttention, causal_lm
+
+
+def qwen2(spec: ModelSpec, config: ConfigReader) -> CausalLM:
+    eps, gated = config.number("rms_norm_eps", 1e-6), config.gated()
+    windows = _windows(spec, config)
+
+    def layer(index: int) -> PreNormLayer:
+        attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=windows[index]), qkv_bias=True)
+        return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
+
+    return causal_lm(spec, eps, map(layer, range(spec.num_layers)))
+
+
+def qwen3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
+    eps, gated = config.number("rms_norm_eps", 1e-6), config.gated()
+    bias, windows = config.flag("attention_bias"), _windows(spec, config)
+
+    def layer(index: int) -> PreNormLayer:
+        attend = PagedAttention(index, spec.head_dim, window=windows[index])
+        attention = SelfAttention(spec, attend, qkv_bias=bias, out_bias=bias, head_norm=lambda size: RMSNorm(size, eps))
+        return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
+
+    return causal_lm(spec, eps, map(layer, range(spec.num_layers)))
+
+
+def _windows(spec: ModelSpec, config: ConfigReader) -> list[int | None]:
+    """Most configs carry a window and say that it is not used."""
+    first = config.count("max_window_layers", 28)
+    windows = config.windows(spec.num_layers, lambda layer: layer >= first)
+    return windows if config.flag("use_sliding_window") else [None] * spec.num_layers

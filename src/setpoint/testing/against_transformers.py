@@ -1,0 +1,177 @@
+"""Measures a model folder against transformers: logits and greedy ids through scheduler, cache and runner, parameters, chat template.
+
+transformers judges our outputs: one forward pass of it over prompt and outputs gives what it would have said at every position.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.core.errors import RequestError
+from setpoint.core.plan import StepPlan
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
+from setpoint.frontend.text.template import ChatTemplate
+from setpoint.testing.byte_tokenizer import make_byte_tokenizer
+from setpoint.testing.chat_templates import CHATS
+from setpoint.testing.harness import Harness
+from setpoint.testing.neartie import NEAR_TIE
+from setpoint.testing.tiny_models import draw
+
+PAGE, CHUNK = 4, 24
+"""Prompts are cut within pages and across them."""
+SPECIALS = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+REFUSED = "(refused)"
+
+
+def write_tiny(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
+    """A random model of any architecture transformers knows, with the tensors it would save. -> folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    rng = np.random.default_rng(seed)
+    tensors = {name: draw(rng, name, tuple(tensor.shape)) for name, tensor in model.state_dict().items() if name not in tied}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@dataclass(slots=True)
+class Recording:
+    """An executor that keeps the logits of every sampled token."""
+
+    inner: InprocExecutor
+    logits: dict[int, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
+    """Sequence id -> [V] per output."""
+    prompts: dict[int, list[int]] = field(default_factory=dict)
+
+    def submit(self, plan: StepPlan) -> InprocStep:
+        step = self.inner.submit(plan)
+        for admit in plan.admits:
+            self.prompts[admit.seq_id] = admit.ids[: admit.num_prompt].tolist()
+        if step.forward.logits is not None:
+            # Sampling may work in place.
+            for seq_id, row in zip(plan.rows.seq_ids[plan.rows.samples].tolist(), step.forward.logits.clone(), strict=True):
+                self.logits[seq_id].append(row)
+        return step
+
+    def shutdown(self) -> None:
+        self.inner.shutdown()
+
+
+@dataclass(slots=True)
+class Agreement:
+    """How near we are to transformers, over every position that sampled."""
+
+    max_error: float = 0.0
+    """Largest difference of a logit."""
+    spread: float = 0.0
+    """Standard deviation of transformers' logits."""
+    num_prompts: int = 0
+    num_tokens: int = 0
+    num_cached: int = 0
+    """Prompt tokens that came from the cache."""
+    near_ties: int = 0
+    """Tokens that are not transformers' choice, by less than NEAR_TIE of a logit."""
+    wrong: int = 0
+    """Tokens that are not transformers' choice by more."""
+    parameters: tuple[int, int, int] = (0, 0, 0)
+    """As counted in the files, as planned without files, and by transformers."""
+
+    @property
+    def relative(self) -> float:
+        return self.max_error / self.spread
+
+    def add(self, ours: torch.Tensor, theirs: torch.Tensor, ids: Sequence[int]) -> None:
+        """One sequence: logits [n, V] of both, and the n ids we chose."""
+        self.max_error = max(self.max_error, float((ours - theirs).abs().max()))
+        self.spread = max(self.spread, float(theirs.std()))
+        behind = theirs.max(-1).values - theirs[torch.arange(len(ids)), list(ids)]
+        self.near_ties += int(((behind > 0) & (behind < NEAR_TIE)).sum())
+        self.wrong += int((behind >= NEAR_TIE).sum())
+        self.num_prompts += 1
+        self.num_tokens += len(ids)
+
+
+def measure(
+    folder: Path, *, context_len: int, prompt_lengths: Sequence[int], num_new: int, attention: str = "auto", num_threads: int = 1
+) -> Agreement:
+    """Random prompts in fp32, chunked side by side, twice: the second time out of the cache."""
+    spec = read_spec(folder)
+    config = EngineConfig(
+        str(folder), spec, dtype="float32", kv_dtype="float32", page_size=PAGE, attention_backend=attention, num_threads=num_threads
+    )
+    runner = build_runner(config)
+    num_pages = 2 * sum(-(-(length + num_new) // PAGE) for length in prompt_lengths)
+    runner.allocate(num_pages=num_pages, max_slots=len(prompt_lengths), context_len=context_len)
+    recording = Recording(InprocExecutor(runner))
+    harness = Harness(
+        num_pages=num_pages,
+        page_size=PAGE,
+        executor=recording,
+        vocab_size=spec.vocab_size,
+        chunked_prefill_size=CHUNK,
+        max_running_requests=len(prompt_lengths),
+    )
+    rng = np.random.default_rng(7)
+    prompts = [rng.integers(0, spec.vocab_size, length).tolist() for length in prompt_lengths]
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    agreement = Agreement(parameters=_parameters(folder, reference))
+    for turn in ("cold", "warm"):
+        for index, prompt in enumerate(prompts):
+            harness.submit(f"{turn} {index}", prompt, max_new_tokens=num_new, temperature=0.0)
+        harness.drain()
+    agreement.num_cached = sum(outcome.num_cached for outcome in harness.outcomes.values())
+    for seq_id, rows in recording.logits.items():
+        prompt, ids = recording.prompts[seq_id], [int(row.argmax()) for row in rows]
+        with torch.inference_mode():
+            theirs = reference(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+        agreement.add(torch.stack(rows), theirs, ids)
+    said = sorted(tuple(outcome.ids) for outcome in harness.outcomes.values())
+    assert said == sorted(tuple(int(row.argmax()) for row in rows) for rows in recording.logits.values())
+    return agreement
+
+
+def _parameters(folder: Path, reference: Any) -> tuple[int, int, int]:
+    bare = folder / "without weights"
+    bare.mkdir(exist_ok=True)
+    (bare / "config.json").write_text((folder / "config.json").read_text())
+    return read_spec(folder).num_parameters, read_spec(bare).num_parameters, reference.num_parameters()
+
+
+def template_differences(template: str, *, tokenizer: Any = None) -> list[str]:
+    """Conversations that we render otherwise than transformers, as "ours is not theirs"; empty = none.
+
+    ``tokenizer`` is transformers' own for the model; without one the special tokens are the byte tokenizer's.
+    """
+    tokenizer = tokenizer or PreTrainedTokenizerFast(tokenizer_object=make_byte_tokenizer(), **SPECIALS)
+    specials = {name: token for name in SPECIALS if (token := getattr(tokenizer, name)) is not None}
+    ours, found = ChatTemplate(template, special_tokens=specials), []
+    for messages, variables in CHATS:
+        for prompt in (True, False):
+            try:
+                text = ours.render(messages, add_generation_prompt=prompt, variables=variables)
+            except RequestError:
+                text = REFUSED
+            try:
+                theirs = tokenizer.apply_chat_template(
+                    messages, chat_template=template, tokenize=False, add_generation_prompt=prompt, **variables
+                )
+            except jinja2.TemplateError:
+                theirs = REFUSED
+            if text != theirs:
+                found.append(f"{text!r} is not {theirs!r}")
+    return found

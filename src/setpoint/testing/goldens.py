@@ -1,0 +1,110 @@
+"""The table of golden models: every supported architecture and variant, as the config.json of a tiny random model.
+
+Data alone; ``testing.against_transformers`` measures an entry. Tests and ``benchmarks/goldens.py`` read this one table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from setpoint.testing.byte_tokenizer import VOCAB_SIZE
+
+CONTEXT = 256
+
+
+@dataclass(slots=True, frozen=True)
+class Golden:
+    """A tiny model and how it is asked."""
+
+    name: str
+    config: dict[str, Any]
+    """config.json, as a checkpoint of this kind has it."""
+    template: str
+    """Its family's chat template, a key of ``chat_templates.TEMPLATES``."""
+    context_len: int = CONTEXT
+    prompt_lengths: tuple[int, ...] = (1, 23, 37, 90)
+
+
+def _config(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": CONTEXT,
+    }
+    shared = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "float32"}
+    no_ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    return {"architectures": [architecture], "model_type": model_type, **sizes, **shared, **no_ids, **keys}
+
+
+def _llama(name: str, *, context_len: int = CONTEXT, **keys: Any) -> Golden:
+    return Golden(f"llama: {name}", _config("LlamaForCausalLM", "llama", **keys), "chatml", context_len=context_len)
+
+
+def _qwen2(name: str, **keys: Any) -> Golden:
+    windows = {"use_sliding_window": False, "sliding_window": 128, "max_window_layers": 1}
+    return Golden(f"qwen2: {name}", _config("Qwen2ForCausalLM", "qwen2", **{**windows, **keys}), "qwen2")
+
+
+def _qwen3(name: str, **keys: Any) -> Golden:
+    own = {"head_dim": 32, "attention_bias": False, "use_sliding_window": False, "sliding_window": None, "max_window_layers": 2}
+    return Golden(f"qwen3: {name}", _config("Qwen3ForCausalLM", "qwen3", **{**own, **keys}), "qwen3")
+
+
+def _phi3(name: str, *, context_len: int = CONTEXT, lengths: tuple[int, ...] = (1, 23, 37, 90), **keys: Any) -> Golden:
+    own = {"attention_bias": False, "original_max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "sliding_window": None}
+    config = _config("Phi3ForCausalLM", "phi3", **{**own, **keys})
+    return Golden(f"phi3: {name}", config, "phi3", context_len=context_len, prompt_lengths=lengths)
+
+
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def _longrope(pairs: int) -> dict[str, Any]:
+    return {
+        "type": "longrope",
+        "short_factor": [1.0 + 0.05 * pair for pair in range(pairs)],
+        "long_factor": [1.0 + 1.5 * pair for pair in range(pairs)],
+    }
+
+
+BEYOND = (33, 40, 70, 90)
+"""Prompts past an original length of 32: transformers takes the long list for a sequence from there on."""
+
+GOLDENS = (
+    _llama("two queries per key"),
+    _llama("four queries per key, odd head size", num_key_value_heads=1, head_dim=12),
+    _llama("one query per key, tied", num_key_value_heads=4, tie_word_embeddings=True),
+    _llama("biases", attention_bias=True, mlp_bias=True),
+    _llama("linear rope", rope_scaling={"rope_type": "linear", "factor": 4.0}),
+    _llama("linear rope, older key", rope_scaling={"type": "linear", "factor": 2.0}),
+    _llama("dynamic rope, within the trained length", rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+    _llama("yarn rope", rope_scaling={**YARN, "beta_fast": 8.0}, max_position_embeddings=64),
+    _llama("llama3 rope", rope_scaling=LLAMA3, rope_theta=500000.0),
+    _llama("rope_parameters as transformers 5 writes them", rope_parameters={**LLAMA3, "rope_theta": 1000.0}),
+    _qwen2("2.5, untied", rope_theta=1e6),
+    _qwen2("2.5, tied", rope_theta=1e6, tie_word_embeddings=True),
+    _qwen2("2.5, windows on the later layers", use_sliding_window=True, sliding_window=20),
+    _qwen2("2.5, yarn rope", rope_theta=1e6, rope_scaling=YARN, max_position_embeddings=64),
+    _qwen3("tied", rope_theta=1e6, tie_word_embeddings=True),
+    _qwen3("untied, biases", attention_bias=True),
+    _qwen3("windows by layer type", use_sliding_window=True, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
+    _qwen3("yarn rope", rope_scaling={**YARN, "rope_type": "yarn"}, max_position_embeddings=64),
+    _phi3("mini 4k, window", num_key_value_heads=4, sliding_window=16),
+    _phi3("4, no window", num_key_value_heads=1),
+    _phi3("mini 128k, long list", original_max_position_embeddings=32, rope_scaling=_longrope(8), lengths=BEYOND),
+    _phi3("mini 128k, short list", original_max_position_embeddings=128, rope_scaling=_longrope(8), context_len=128),
+    _phi3(
+        "4 mini: tied, partial rotation, long list",
+        original_max_position_embeddings=32,
+        rope_scaling=_longrope(6),
+        partial_rotary_factor=0.75,
+        tie_word_embeddings=True,
+        lengths=BEYOND,
+    ),
+)

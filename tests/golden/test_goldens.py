@@ -1,0 +1,43 @@
+"""Every model of the golden table against transformers: logits, greedy ids through chunks and a warm cache, parameters, template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from setpoint.testing.against_transformers import measure, template_differences, write_tiny
+from setpoint.testing.chat_templates import TEMPLATES
+from setpoint.testing.goldens import GOLDENS, Golden
+
+TOLERANCE = 1e-4
+"""Of a logit, in fp32; logits spread by 1.5 to 8."""
+
+
+def check(folder: Path, golden: Golden, *, seed: int = 0, num_new: int = 8, attention: str = "auto") -> None:
+    write_tiny(folder, golden.config, seed=seed)
+    found = measure(folder, context_len=golden.context_len, prompt_lengths=golden.prompt_lengths, num_new=num_new, attention=attention)
+    assert found.max_error < TOLERANCE
+    assert (found.wrong, found.near_ties) == (0, 0)
+    assert found.num_tokens == 2 * num_new * len(golden.prompt_lengths)
+    assert found.num_cached > sum(golden.prompt_lengths) // 2
+    stored, planned, theirs = found.parameters
+    assert stored == planned == theirs
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_tiny_model(tmp_path: Path, golden: Golden) -> None:
+    check(tmp_path, golden)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+@pytest.mark.parametrize("attention", ["auto", "torch_ref"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_tiny_model_at_length(tmp_path: Path, golden: Golden, attention: str, seed: int) -> None:
+    check(tmp_path, golden, seed=seed, num_new=36, attention=attention)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_chat_template(name: str) -> None:
+    assert not template_differences(TEMPLATES[name])
