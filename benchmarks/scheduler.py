@@ -1,6 +1,6 @@
 """What a step of the scheduler costs, without any model: 256 running and 2,000 waiting requests with prompts of 32k tokens.
 
-    python benchmarks/scheduler.py [--steps 400] [--profile]
+    python benchmarks/scheduler.py [--steps 400] [--policies fcfs,priority] [--page-sizes 1,16,64] [--profile]
 
 Aims: schedule() + update() <= 1.5 ms at 256 decode rows under fcfs; a 32k-token prompt matched or inserted in <= 1 ms; <= 24 bytes of
 Python-side structures per cached token at page size 1 with edges of 32 tokens (the last two as benchmarks/cache.py measures them).
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import cache as cache_costs
+import msgspec
 import numpy as np
 from machine import environment
 
@@ -26,10 +27,10 @@ from setpoint.core.plan import StepPlan
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.result import StepResult
 from setpoint.core.sampling import SamplingParams
-from setpoint.core.stats import PoolStats, Retraction, StepStats
+from setpoint.core.stats import PoolStats, Preemption, Retraction, StepStats
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.scheduler.config import SchedulerConfig
-from setpoint.scheduler.policy import LPM_QUEUE_LIMIT
+from setpoint.scheduler.config import PriorityConfig, SchedulerConfig
+from setpoint.scheduler.policy import POLICIES, QUEUE_LIMIT
 from setpoint.scheduler.scheduler import Scheduler
 
 NUM_RUNNING = 256
@@ -39,6 +40,9 @@ OUTPUT_TOKENS = 1_024
 PAGE_SIZES = (1, 16, 64)
 ADMISSIONS = 30
 VOCAB = 128_000
+
+PRIORITY = "priority"
+"""fcfs with priority scheduling: newcomers are more urgent than all who run, and preempt one of them each."""
 
 AIM_STEP_MS = 1.5
 AIM_PROMPT_MS = 1.0
@@ -56,6 +60,10 @@ class Silent:
     def on_step(self, stats: StepStats) -> None: ...
 
     def on_retraction(self, retraction: Retraction) -> None: ...
+
+    def on_preemption(self, preemption: Preemption) -> None: ...
+
+    def on_dropped(self, rid: str, why: str) -> None: ...
 
     def on_clip(self, rid: str, wanted: int, granted: int) -> None: ...
 
@@ -100,11 +108,14 @@ class Bench:
             max_req_len=2 * PROMPT_TOKENS,
             max_req_input_len=2 * PROMPT_TOKENS,
             vocab_size=VOCAB,
-            policy=policy,
+            policy="fcfs" if policy == PRIORITY else policy,
+            priority=PriorityConfig(default=0) if policy == PRIORITY else None,
             chunked_prefill_size=None,
             max_prefill_tokens=PROMPT_TOKENS,
         )
         self._scheduler = Scheduler(config, self._cache, clock=WallClock(), draw_seed=lambda: 0, observer=Silent())
+        self._preempts = policy == PRIORITY
+        self._urgency = 0
         self._requests = _requests()
         self._num_waiting = num_waiting
         gc.collect()
@@ -123,19 +134,22 @@ class Bench:
         return times
 
     def admit(self, num_steps: int) -> Times:
-        """Steps that admit one prompt: each time a running request has ended, and a new one has come."""
+        """Steps that admit one prompt: each time a running request has ended or is preempted, and a new one has come."""
         times, running = Times(), self._scheduler.state.running
-        for _ in range(num_steps):
-            self._scheduler.abort(next(iter(running.values())).rid)
+        for number in range(num_steps):
+            if self._preempts:
+                self._urgency += 100
+            else:
+                self._scheduler.abort(next(iter(running.values())).rid)
             self._submit()
-            assert len(self._scheduler.state.queue) == self._num_waiting + 1
+            assert len(self._scheduler.state.queue) == self._num_waiting + 1 + number * self._preempts
             plan = self._turn(times)
             assert len(plan.admits) == 1
             assert len(plan.rows) == 1
         return times
 
     def _submit(self) -> None:
-        event = self._scheduler.add(next(self._requests))
+        event = self._scheduler.add(msgspec.structs.replace(next(self._requests), priority=self._urgency or None))
         assert event is None, event
 
     def _turn(self, times: Times) -> StepPlan:
@@ -161,20 +175,31 @@ def _requests() -> Iterator[Request]:
         yield Request(rid=f"request-{number:06}", prompt_ids=pack_ids(prompt), sampling=sampling, stream=True)
 
 
-def report_steps(num_steps: int) -> bool:
+def scenarios(policies: list[str]) -> list[tuple[str, int]]:
+    """(policy, waiting requests): those that act as fcfs above a queue length are measured just below it too."""
+    found = []
+    for name in policies:
+        found.append((name, NUM_WAITING))
+        limit = POLICIES[name].queue_limit if name in POLICIES else None
+        found += [(name, limit - 1)] if limit is not None else []
+    return found
+
+
+def report_steps(num_steps: int, policies: list[str], page_sizes: list[int]) -> bool:
     """Print the table; whether the aim for a step is met at every page size."""
     heads = ["schedule", "p99", "update", "p99", "both", "p99", "per row"]
     print(f"{f'µs, median and p99; {NUM_RUNNING} running':<46} | " + " | ".join(f"{head:>9}" for head in heads))
     met = True
-    for policy, num_waiting in (("fcfs", NUM_WAITING), ("lpm", NUM_WAITING), ("lpm", LPM_QUEUE_LIMIT - 1)):
-        for page_size in PAGE_SIZES:
+    for policy, num_waiting in scenarios(policies):
+        for page_size in page_sizes:
             bench = Bench(policy=policy, page_size=page_size, num_waiting=num_waiting)
             name = f"{policy}, {num_waiting} waiting, page size {page_size}"
             decode = bench.decode(num_steps)
             print(f"{name + ': decode':<46} | {decode.row(num_rows=NUM_RUNNING)}", flush=True)
             print(f"{name + ': admit one':<46} | {bench.admit(ADMISSIONS).row(num_rows=1)}", flush=True)
             met &= policy != "fcfs" or decode.step_ms <= AIM_STEP_MS
-    print(f"(lpm with more than {LPM_QUEUE_LIMIT} waiting acts as fcfs, so it is also measured just below that.)")
+    print(f"(lpm and hrrn with more than {QUEUE_LIMIT} waiting act as fcfs, so they are also measured just below that;")
+    print(" priority admits by preempting a running request, and keeps its queue one longer for it.)")
     return met
 
 
@@ -200,13 +225,15 @@ def profile(num_steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=400, help=f"decode steps per scenario, below {OUTPUT_TOKENS}")
+    parser.add_argument("--policies", default=",".join([*POLICIES, PRIORITY]), help="comma-separated")
+    parser.add_argument("--page-sizes", default=",".join(map(str, PAGE_SIZES)), help="comma-separated")
     parser.add_argument("--profile", action="store_true", help="cProfile of the decode steps instead of the tables")
     args = parser.parse_args()
     print(environment("numpy") + "\n")
     if args.profile:
         profile(args.steps)
         return
-    step = report_steps(args.steps)
+    step = report_steps(args.steps, args.policies.split(","), [int(size) for size in args.page_sizes.split(",")])
     print()
     prompt, memory = report_cache()
     print()

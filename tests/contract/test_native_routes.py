@@ -53,6 +53,18 @@ def test_one_text(serve: Serve) -> None:
     serve(scenario, says("ok", num_cached=2))
 
 
+def test_priority_and_routing_key_reach_the_engine(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        await server.generate(text=["a", "b"], priority=-7, routing_key="r")
+        assert [(request.priority, request.routing_key) for request in server.engine.submitted] == [(-7, "r")] * 2
+        await server.generate(text="c")
+        assert (server.engine.submitted[2].priority, server.engine.submitted[2].routing_key) == (None, "")
+        response = await server.http.post("/generate", json={"text": "a", "routing_key": 5})
+        assert response.status_code == 400
+
+    serve(scenario, says("ok"))
+
+
 def test_length_and_put(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         response = await server.http.put("/generate", json={"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}})

@@ -190,6 +190,7 @@ def test_every_sampling_field_reaches_the_engine(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         extra = {"top_k": 5, "min_p": 0.1, "min_tokens": 1, "repetition_penalty": 1.1, "stop_token_ids": [9], "ignore_eos": True}
         extra |= {"no_stop_trim": True, "skip_special_tokens": False, "priority": 3, "extra_key": "k", "cache_salt": "s", "rid": "mine"}
+        extra |= {"routing_key": "r"}
         await server.openai.chat.completions.create(
             model="m", messages=HI, max_completion_tokens=4, temperature=0.3, top_p=0.8, frequency_penalty=0.1, presence_penalty=0.2,
             logit_bias={"5": 1.5}, seed=11, stop="zz", extra_body=extra,
@@ -205,7 +206,7 @@ def test_every_sampling_field_reaches_the_engine(serve: Serve) -> None:
             11,
             ("zz",),
         )
-        assert (request.priority, request.namespace, request.rid) == (3, "1:ks", "mine")
+        assert (request.priority, request.namespace, request.rid, request.routing_key) == (3, "1:ks", "mine", "r")
 
     serve(scenario, says("ok"))
 

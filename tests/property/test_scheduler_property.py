@@ -6,10 +6,13 @@ The scripted executor answers from its page store, so a wrong page anywhere give
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from setpoint.core.messages import Abort, Stop
+from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, RatioConfig
+from setpoint.scheduler.policy import POLICIES
 from setpoint.testing.harness import VOCAB, Harness, ids_of
 from setpoint.testing.scripted import hashed_token, reference
 
@@ -29,7 +32,6 @@ def random_harness(rng: random.Random) -> Harness:
         replan_inflight=depth < 2 or rng.random() < 0.5,
         eos_token_ids=EOS,
         max_running_requests=rng.choice([1, 2, 5, 16]),
-        policy=rng.choice(["fcfs", "lpm"]),
         chunked_prefill_size=rng.choice([None, page_size, 2 * page_size, 32]),
         max_prefill_tokens=rng.choice([page_size, 64, 16384]),
         prefill_max_requests=rng.choice([None, None, 1, 3]),
@@ -38,7 +40,43 @@ def random_harness(rng: random.Random) -> Harness:
         in_batch_check=4,
         in_batch_deprioritize=4,
         test_retract_interval=rng.choice([0, 0, 1, 3, 7]),
+        seed=rng.randrange(100),
+        ratio=RatioConfig(conservativeness=rng.choice([1.0, 1.0, 0.05])),
+        **random_queue_rules(rng),
     )
+
+
+def random_queue_rules(rng: random.Random) -> dict[str, Any]:
+    """Any policy, priorities where they are allowed, and all that holds prefill back or ends a request early."""
+    policy = rng.choice([*POLICIES, "fcfs", "fcfs", "lof"])
+    priority = PriorityConfig(
+        default=rng.choice([None, 0, 5]),
+        low_first=rng.random() < 0.5,
+        preempt=rng.random() < 0.9,
+        threshold=rng.choice([0, 0, 3, 10]),
+        retract_first=rng.random() < 0.5,
+    )
+    return {
+        "policy": policy,
+        "priority": priority if policy in ("fcfs", "lof") and rng.random() < 0.9 else None,
+        "refuse_priority": rng.random() < 0.1,
+        "max_queued_requests": rng.choice([*[None] * 5, 3]),
+        "cadence": CadenceConfig(
+            prefill_decode_interval=rng.choice([0, 0, 1, 4]),
+            min_decoding=rng.choice([0, 2]),
+            continuous_decode_steps=rng.choice([1, 1, 3]),
+        ),
+        "delay": DelayConfig(
+            enabled=rng.random() < 0.3,
+            low_usage=rng.choice([None, 0.3]),
+            queue_ratio=rng.choice([None, 0.5]),
+            min_free_slots=rng.choice([None, None, 2]),
+            max_passes=rng.choice([1, 5, 30]),
+            max_delay_s=rng.choice([0.01, 5.0]),
+        ),
+        "waiting_timeout_s": rng.choice([*[None] * 5, 0.1]),
+        "running_timeout_s": rng.choice([*[None] * 5, 0.1]),
+    }
 
 
 def run_trace(seed: int) -> tuple[Harness, int]:
@@ -65,6 +103,8 @@ def run_trace(seed: int) -> tuple[Harness, int]:
             ignore_eos=ignore_eos,
             stream=rng.random() < 0.7,
             namespace=rng.choice(["", "a"]),
+            priority=rng.choice([None, 0, 1, 5, 20]),
+            routing_key=rng.choice(["", "k", "l"]),
         )
         expected[rid] = full[len(prior) :]
         harness.turn(rng.choice([0, 0, 1, 5, 20]))
@@ -79,7 +119,9 @@ def run_trace(seed: int) -> tuple[Harness, int]:
             continue
         assert outcome.finish is not None, (seed, rid, "never ended")
         if outcome.finish.type == "abort":
-            assert outcome.finish.status_code == 400, (seed, rid, outcome.finish)  # its prompt leaves no room for output
+            # 400: its prompt leaves no room for output. 503: the queue was full, its time was up, or priorities are off.
+            assert outcome.finish.status_code in (400, 503), (seed, rid, outcome.finish)
+            assert outcome.ids == expected[rid][: len(outcome.ids)], (seed, rid)
             continue
         clipped = any(clip[0] == rid for clip in harness.recorder.clips)
         want = expected[rid][: len(outcome.ids)] if clipped else expected[rid]
@@ -92,18 +134,25 @@ def run_trace(seed: int) -> tuple[Harness, int]:
 
 @pytest.mark.parametrize("block", range(8))
 def test_random_traces_end_with_the_right_tokens(block: int) -> None:
-    requests = retractions = hits = steps = 0
+    requests = retractions = hits = steps = preemptions = dropped = 0
+    policies = set()
     for seed in range(block * 50, block * 50 + 50):
         harness, count = run_trace(seed)
         requests += count
         retractions += len(harness.recorder.retractions)
         hits += sum(outcome.num_cached > 0 for outcome in harness.outcomes.values())
         steps += len(harness.plans)
+        preemptions += len(harness.recorder.preemptions)
+        dropped += len(harness.recorder.dropped)
+        policies.add(harness.config.policy)
     # The traces must exercise what they claim to.
     assert requests > 300
     assert retractions > 20
     assert hits > 50
     assert steps > 2000
+    assert preemptions > 1
+    assert dropped > 5
+    assert len(policies) > 5
 
 
 @pytest.mark.full

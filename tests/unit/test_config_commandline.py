@@ -103,8 +103,8 @@ def test_every_known_option_is_told_from_an_unknown_one() -> None:
         (["--cuda-graph-max-bs", "8"], r"--cuda-graph-max-bs-decode \(written --cuda-graph-max-bs\) is an option of SGLang"),
         (["--trust-remote-code"], "--trust-remote-code is an option of SGLang"),
         (["--tp", "2"], "--tp-size 2 is not supported by this version of Setpoint yet"),
-        (["--schedule-policy", "lof"], "--schedule-policy lof is not supported .* yet; supported: fcfs, lpm"),
-        (["--schedule-policy", "best"], "--schedule-policy must be one of fcfs, lpm; got 'best'"),
+        (["--schedule-policy", "best"], "--schedule-policy must be one of fcfs, lpm, .*, priority; got 'best'"),
+        (["--schedule-policy", "lpm", "--enable-priority-scheduling"], "--enable-priority-scheduling .* fcfs or lof, not lpm"),
         (["--page-size", "four"], "--page-size: 'four' is not a whole number"),
         (["--schedule-conservativeness", "x"], "--schedule-conservativeness: 'x' is not a number"),
         (["--context-length", "32K"], "--context-length: '32K' is not an integer; write 32768"),
@@ -191,7 +191,7 @@ def test_help_names_every_option_with_default_and_choices(capsys: pytest.Capture
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert all(field.flag in text for field in OPTION_FIELDS)
-    assert "--schedule-policy {fcfs,lpm}" in text
+    assert "--schedule-policy {fcfs,lpm," in text
     assert "(default: 30000)" in text
     assert "Scheduling:" in text
 

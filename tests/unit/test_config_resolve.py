@@ -197,6 +197,52 @@ def test_an_eviction_policy_that_does_nothing_is_a_warning() -> None:
         assert reason(config, "radix_eviction_policy").warn is warn
 
 
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "hrrn"])
+def test_policies_that_read_the_cache_need_one(policy: str) -> None:
+    decision = reason(decide(Options(disable_radix_cache=True, schedule_policy=policy)), "schedule_policy")
+    assert (decision.value, decision.warn) == ("fcfs", True)
+    assert decide(Options(disable_radix_cache=True, schedule_policy="lof")).options.schedule_policy == "lof"
+
+
+def test_the_priority_policy_is_fcfs_with_priorities() -> None:
+    config = decide(Options(schedule_policy="priority", retraction_policy="priority"))
+    assert (config.options.schedule_policy, config.options.enable_priority_scheduling) == ("fcfs", True)
+    assert "priority is fcfs" in reason(config, "schedule_policy").why
+    assert not reason(config, "schedule_policy").warn
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        (
+            Options(default_priority_value=3, priority_scheduling_preemption_threshold=0, disable_priority_preemption=True),
+            {"default_priority_value", "priority_scheduling_preemption_threshold", "disable_priority_preemption"},
+        ),
+        (Options(schedule_low_priority_values_first=True), {"schedule_low_priority_values_first"}),
+        (Options(prefill_decode_interval_min_bs=4), {"prefill_decode_interval_min_bs"}),
+        (
+            Options(prefill_delayer_queue_min_ratio=0.2, prefill_delayer_token_usage_low_watermark=0.1),
+            {"prefill_delayer_queue_min_ratio", "prefill_delayer_token_usage_low_watermark"},
+        ),
+        (Options(abort_on_priority_when_disabled=True, enable_priority_scheduling=True), {"abort_on_priority_when_disabled"}),
+        (Options(abort_on_priority_when_disabled=True), set()),
+        (Options(default_priority_value=3, schedule_policy="priority"), set()),
+    ],
+)
+def test_an_option_without_effect_is_a_warning(options: Options, fields: set[str]) -> None:
+    assert {decision.field for decision in decide(options).decisions if decision.warn} == fields
+
+
+@pytest.mark.parametrize(
+    ("asked", "slots", "settled"), [(None, 64, None), (0, 64, None), (1, 64, None), (3, 64, 3), (9, 64, 4), (9, 13, 3), (2, 7, None)]
+)
+def test_min_free_slots_delay_is_clipped_by_the_slots(asked: int | None, slots: int, settled: int | None) -> None:
+    pool = resolve_pool(decide(Options(min_free_slots_delay=asked, max_running_requests=slots)), 10**5)
+    assert pool.min_free_slots == settled
+    changed = [decision for decision in pool.decisions if decision.field == "min_free_slots_delay"]
+    assert [decision.warn for decision in changed] == ([asked > 1] if asked is not None and asked != settled else [])
+
+
 def test_mem_fraction() -> None:
     assert decide().mem_fraction_static == 0.8
     assert decide(hardware=GPU).mem_fraction_static == round((80 * 1024 - 512 - 1.5 * 8192 - 128) / (80 * 1024), 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from setpoint.scheduler.policy import LPM_QUEUE_LIMIT, Candidate, QueueView, lpm
+from setpoint.scheduler.policy import QUEUE_LIMIT, Candidate, QueueView, lpm
 from setpoint.testing.harness import Harness
 
 
@@ -45,8 +45,8 @@ def test_lpm_serves_the_cached_prefix_first() -> None:
 
 
 def test_lpm_falls_back_to_arrival_order_in_a_long_queue() -> None:
-    assert warmed("lpm", LPM_QUEUE_LIMIT).outcomes["hit"].finish is not None
-    assert warmed("lpm", LPM_QUEUE_LIMIT + 1).outcomes["hit"].finish is None
+    assert warmed("lpm", QUEUE_LIMIT).outcomes["hit"].finish is not None
+    assert warmed("lpm", QUEUE_LIMIT + 1).outcomes["hit"].finish is None
 
 
 def test_fcfs_keeps_the_prefixes_of_waiting_requests_recent() -> None:
@@ -56,7 +56,7 @@ def test_fcfs_keeps_the_prefixes_of_waiting_requests_recent() -> None:
         harness.drain()
     harness.submit("long", [1] * 5, max_new_tokens=1)
     harness.submit("waits", [50] * 20 + [2], max_new_tokens=1)
-    harness.scheduler._prefill._num_passes = 31
+    harness.scheduler._prefill._order._num_passes = 31
     harness.turn()
     pages = harness.cache.alloc((harness.cache.free_tokens) + 1)  # evicts one leaf: the least recent
     assert pages is not None

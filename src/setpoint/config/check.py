@@ -30,6 +30,11 @@ def check_options(options: Options) -> None:
         raise ConfigError(f"--max-total-tokens {total} is less than one page of {page} tokens; raise it or lower --page-size.")
     if options.served_model_name is not None and ":" in options.served_model_name:
         raise ConfigError(f"--served-model-name {options.served_model_name!r} must not contain a colon: it separates adapter names.")
+    _check_priorities(options)
+    if options.schedule_policy == "shortest-prefill-first" and options.disable_radix_cache:
+        raise ConfigError(
+            "--schedule-policy shortest-prefill-first needs the prefix cache; drop --disable-radix-cache or use another policy."
+        )
     model_overrides(options)
     eviction_parameters(options)
 
@@ -40,6 +45,17 @@ def check_values(values: msgspec.Struct, fields: Iterable[Field[Option]]) -> Non
         value = getattr(values, field.name)
         if value is not None:
             _check_value(field, value)
+
+
+def _check_priorities(options: Options) -> None:
+    enabled = options.enable_priority_scheduling or options.schedule_policy == "priority"
+    if enabled and options.schedule_policy not in ("fcfs", "lof", "priority"):
+        raise ConfigError(
+            f"--enable-priority-scheduling orders the queue under --schedule-policy fcfs or lof, not {options.schedule_policy}; "
+            "drop one of the two."
+        )
+    if options.retraction_policy == "priority" and not enabled:
+        raise ConfigError("--retraction-policy priority needs --enable-priority-scheduling.")
 
 
 def model_overrides(options: Options) -> dict[str, Any]:

@@ -44,6 +44,13 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
             "From this many tokens shared with another waiting request, one waits for the other.",
         ),
     ] = 32
+    req_waiting_timeout_s: Annotated[
+        float,
+        EnvVar("SGLANG_REQ_WAITING_TIMEOUT", "Seconds a request may wait in the queue before it is answered 503; not above 0: no limit."),
+    ] = -1.0
+    req_running_timeout_s: Annotated[
+        float, EnvVar("SGLANG_REQ_RUNNING_TIMEOUT", "Seconds a request may run before it is answered 503; not above 0: no limit.")
+    ] = -1.0
     test_retract: Annotated[bool, EnvVar("SGLANG_TEST_RETRACT", "Retract running requests regularly, for tests.")] = False
     test_retract_interval: Annotated[int, EnvVar("SGLANG_TEST_RETRACT_INTERVAL", "Steps between those retractions.")] = 3
     health_check_timeout_s: Annotated[

@@ -121,12 +121,97 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             SCHEDULE,
-            "Order of the waiting queue: first come first served, or longest cached prefix first.",
-            choices=("fcfs", "lpm"),
-            tunable=("fcfs", "lpm"),
+            "Order of the waiting queue: fcfs first come first served; lpm longest cached prefix first; dfs-weight along the cached tree, "
+            "the subtree most requests wait for first; hrrn longest waited for its length first; shortest-prefill-first fewest uncached "
+            "tokens first; lof longest output limit first; random; routing-key the key most running requests have first. priority means "
+            "fcfs with --enable-priority-scheduling. lpm and hrrn act as fcfs while more than 128 requests wait.",
+            choices=("fcfs", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first", "lof", "random", "routing-key", "priority"),
+            tunable=("fcfs", "lpm", "dfs-weight", "hrrn"),
             live=True,
         ),
     ] = "fcfs"
+    enable_priority_scheduling: Annotated[
+        bool,
+        Option(SCHEDULE, "Requests with a higher priority go first, under fcfs and lof; running ones of much lower priority make room."),
+    ] = False
+    schedule_low_priority_values_first: Annotated[bool, Option(SCHEDULE, "The lower its priority value, the sooner a request goes.")] = (
+        False
+    )
+    default_priority_value: Annotated[
+        int | None, Option(SCHEDULE, "Priority of a request without one; behind all others if not given.", live=True)
+    ] = None
+    priority_scheduling_preemption_threshold: Annotated[
+        int,
+        Option(SCHEDULE, "A running request makes room for one whose priority is better by more than this.", low=0, live=True),
+    ] = 10
+    disable_priority_preemption: Annotated[bool, Option(SCHEDULE, "Running requests never make room for those of higher priority.")] = False
+    abort_on_priority_when_disabled: Annotated[
+        bool,
+        Option(SCHEDULE, "Answer 503 to a request with a priority while priority scheduling is off, instead of ignoring the priority."),
+    ] = False
+    retraction_policy: Annotated[
+        str,
+        Option(
+            SCHEDULE,
+            "Who gives memory back when the KV pool is full: length takes those with the fewest output tokens, priority the least urgent "
+            "first (with --enable-priority-scheduling).",
+            choices=("length", "priority"),
+        ),
+    ] = "length"
+    prefill_decode_interval: Annotated[
+        int,
+        Option(
+            SCHEDULE,
+            "Decode steps between two prefill steps or chunks while requests decode; 0 lets prefill always go first.",
+            low=0,
+            tunable=Range(0, 32),
+            live=True,
+        ),
+    ] = 0
+    prefill_decode_interval_min_bs: Annotated[
+        int, Option(SCHEDULE, "--prefill-decode-interval holds while at least so many requests decode.", low=0, live=True)
+    ] = 0
+    num_continuous_decode_steps: Annotated[
+        int, Option(SCHEDULE, "Decode steps between two looks at the waiting queue.", low=1, tunable=Range(1, 16), live=True)
+    ] = 1
+    enable_prefill_delayer: Annotated[
+        bool,
+        Option(
+            SCHEDULE,
+            "While requests run, admit no one until as many slots are free as the largest prefill batch took so far. Aligning the "
+            "prefills of data-parallel ranks, its other use, has nothing to do here: there is one rank.",
+            tunable=(False, True),
+        ),
+    ] = False
+    prefill_delayer_max_delay_passes: Annotated[
+        int, Option(SCHEDULE, "Scheduling passes that one such wait may last, that of --min-free-slots-delay included.", low=1, live=True)
+    ] = 30
+    prefill_delayer_max_delay_ms: Annotated[
+        float | None, Option(SCHEDULE, "Milliseconds that it may last; 5000 if not given.", metavar="MS", low=0, live=True)
+    ] = None
+    prefill_delayer_token_usage_low_watermark: Annotated[
+        float | None,
+        Option(SCHEDULE, "Share of the KV pool in use below which --enable-prefill-delayer does not wait.", low=0, high=1, live=True),
+    ] = None
+    prefill_delayer_queue_min_ratio: Annotated[
+        float | None,
+        Option(
+            SCHEDULE,
+            "--enable-prefill-delayer also waits until so many requests per running one are queued, at most as many as the largest "
+            "prefill batch had. Useful: 0.1 to 0.5.",
+            low=0,
+            live=True,
+        ),
+    ] = None
+    min_free_slots_delay: Annotated[
+        int | None,
+        Option(
+            SCHEDULE,
+            "While requests run, admit no one until so many slots are free, at most a sixth of all and 2 to 4 in any case. Off at 0 and 1, "
+            "and with fewer than 8 slots.",
+            low=0,
+        ),
+    ] = None
     schedule_conservativeness: Annotated[
         float,
         Option(

@@ -24,6 +24,8 @@ class PoolConfig:
     max_running_requests: int
     max_req_len: int
     max_req_input_len: int
+    min_free_slots: int | None
+    """Of ``--min-free-slots-delay``, clipped by the slots there are; None = off."""
     decisions: tuple[Decision, ...]
     """They take the place of decisions about the same fields made before the pool was sized."""
 
@@ -69,16 +71,19 @@ def resolve_pool(config: ResolvedConfig, pool_tokens: int, *, limited_by: str = 
         )
     asked = config.options.max_running_requests
     running = max_running_requests(pool_tokens, config.context_len, asked)
+    free_slots = _min_free_slots(config.options.min_free_slots_delay, running)
     return PoolConfig(
         max_total_num_tokens=pool_tokens,
         max_running_requests=running,
         max_req_len=max_req_len,
         max_req_input_len=max_input,
+        min_free_slots=free_slots,
         decisions=(
             _tokens(config, pool_tokens, limited_by),
             _running(pool_tokens, config.context_len, asked, running),
             _length(config, pool_tokens, max_req_len),
             Decision("max_req_input_len", max_input, f"max_req_len less a margin of {INPUT_MARGIN}"),
+            *_clipped_slots(config.options.min_free_slots_delay, free_slots, running),
         ),
     )
 
@@ -105,3 +110,16 @@ def _length(config: ResolvedConfig, pool_tokens: int, max_req_len: int) -> Decis
         why = f"the pool's {pool_tokens} tokens less one, short of the context of {config.context_len}; enlarge it for longer requests"
         return Decision("max_req_len", max_req_len, why, warn=True)
     return Decision("max_req_len", max_req_len, "the context length less one")
+
+
+def _min_free_slots(asked: int | None, running: int) -> int | None:
+    """SGLang's clip: a sixth of the slots, 2 to 4; off with fewer than 8 slots, and where one free slot is enough."""
+    if asked is None or asked <= 1 or running < 8:
+        return None
+    return min(asked, 4, max(2, -(-running // 6)))
+
+
+def _clipped_slots(asked: int | None, settled: int | None, running: int) -> list[Decision]:
+    if asked is None or asked == settled:
+        return []
+    return [Decision("min_free_slots_delay", settled, f"{asked} asked for, of {running} slots", warn=asked > 1)]

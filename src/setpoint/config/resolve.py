@@ -26,6 +26,17 @@ CPU_CHUNK = 2048
 GPU_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
 """Below so many GiB of GPU memory, so many tokens in a prefill step (FACTS §1.3); 16384 above, 4096 where it is not known."""
 
+_NEEDS = {
+    "enable_priority_scheduling": (
+        *("schedule_low_priority_values_first", "default_priority_value", "priority_scheduling_preemption_threshold"),
+        "disable_priority_preemption",
+    ),
+    "prefill_decode_interval": ("prefill_decode_interval_min_bs",),
+    "enable_prefill_delayer": ("prefill_delayer_token_usage_low_watermark", "prefill_delayer_queue_min_ratio"),
+}
+"""Options that do nothing unless another one is on."""
+
+_DEFAULTS = Options()
 _LONG_DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp32": "float32"}
 T = TypeVar("T")
 
@@ -160,6 +171,14 @@ class _Book:
         if getattr(self.options, name) is None:
             self.put(name, value, why)
 
+    def get(self, name: str) -> Any:
+        """The value as settled so far."""
+        return self.values.get(name, getattr(self.options, name))
+
+    def changed(self, name: str) -> bool:
+        """Whether the user asked for something else than the default."""
+        return bool(getattr(self.options, name) != getattr(_DEFAULTS, name))
+
     def decisions(self) -> list[Decision]:
         found = []
         for field in OPTION_FIELDS:
@@ -265,8 +284,18 @@ def _num_threads(book: _Book, hardware: Hardware) -> None:
 
 def _scheduling(book: _Book, chunk: int) -> None:
     options = book.options
-    if options.disable_radix_cache and options.schedule_policy == "lpm":
-        book.put("schedule_policy", "fcfs", "lpm sorts by cached prefixes, and --disable-radix-cache keeps none", warn=True)
+    policy = options.schedule_policy
+    if options.disable_radix_cache and policy in ("lpm", "dfs-weight", "hrrn"):
+        book.put("schedule_policy", "fcfs", f"{policy} sorts by cached prefixes, and --disable-radix-cache keeps none", warn=True)
+    if policy == "priority":
+        book.put("schedule_policy", "fcfs", "priority is fcfs with priority scheduling")
+        book.put("enable_priority_scheduling", True, "--schedule-policy priority")
+    for owner, dependents in _NEEDS.items():
+        for name in dependents if not book.get(owner) else ():
+            if book.changed(name):
+                book.put(name, getattr(options, name), f"given, without effect: needs --{owner.replace('_', '-')}", warn=True)
+    if book.get("enable_priority_scheduling") and options.abort_on_priority_when_disabled:
+        book.put("abort_on_priority_when_disabled", True, "given, without effect: priority scheduling is on", warn=True)
     if options.enable_mixed_chunk and chunk <= 0:
         book.put("enable_mixed_chunk", False, "there are no chunks to mix with: --chunked-prefill-size turns them off", warn=True)
     _eviction(book)

@@ -33,7 +33,6 @@ SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
 """Options of a server and its engine, by canonical spelling. A command may have more of its own (see ``commands``)."""
 
 KNOWN_VALUES = {
-    "schedule_policy": ("random", "dfs-weight", "lof", "priority", "routing-key", "hrrn", "shortest-prefill-first"),
     "kv_cache_dtype": ("fp8_e5m2", "fp8_e4m3", "mxfp8", "nvfp4", "fp4_mx_block16"),
     "device": ("xpu", "npu", "hpu", "mps", "musa"),
     "load_format": (

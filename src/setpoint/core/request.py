@@ -49,6 +49,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     namespace: str = ""
     """Cache namespace (from SGLang's extra_key and cache_salt); different namespaces never share a prefix."""
     priority: int | None = None
+    routing_key: str = ""
+    """The routing-key policy runs requests of one key together."""
     pooling: PoolingKind | None = None
     """Set: an embedding is wanted and no text. ``sampling.max_new_tokens`` is 0 then, and the step that computes the last
     prompt token ends the request."""

@@ -18,6 +18,8 @@ class Refusal(enum.StrEnum):
     TOKEN_BUDGET = "token_budget"  # max_prefill_tokens of this step spent
     CHUNK_BUDGET = "chunk_budget"  # chunked_prefill_size of this step spent, or a chunk already in progress
     PREFILL_LIMIT = "prefill_limit"  # prefill_max_requests reached
+    DELAYED = "delayed"  # admission waits for a larger batch (--enable-prefill-delayer, --min-free-slots-delay)
+    DECODE_TURN = "decode_turn"  # --prefill-decode-interval, --num-continuous-decode-steps
     BLOCKED = "blocked"  # behind a request that was refused: no skipping ahead
 
 
@@ -30,6 +32,16 @@ class Retraction:
     ratio_before: float
     ratio_after: float
     testing: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Preemption:
+    """Running requests that went back to the queue so that a more urgent one could be admitted."""
+
+    rid: str
+    """The urgent one."""
+    preempted: tuple[str, ...]
+    num_tokens_gained: int
 
 
 @dataclass(slots=True, frozen=True)

@@ -38,6 +38,7 @@ class Options:
     token_ids_logprob: tuple[int, ...] = ()
     namespace: str = ""
     priority: int | None = None
+    routing_key: str = ""
 
 
 def new_rid() -> str:
@@ -113,6 +114,7 @@ class Intake:
                     token_ids_logprob=options.token_ids_logprob,
                     namespace=options.namespace,
                     priority=options.priority,
+                    routing_key=options.routing_key,
                 )
             )
         return requests

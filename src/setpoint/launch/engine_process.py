@@ -20,6 +20,7 @@ from typing import Any
 from setpoint.config.check import eviction_parameters
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import probe_hardware
+from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
 from setpoint.config.resolve import ResolvedConfig
 from setpoint.core.errors import SetpointError
@@ -32,7 +33,7 @@ from setpoint.ipc import EngineSocket
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.observe.logline import LogLines, gib, ready_line, setup_logging
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.scheduler.config import RatioConfig, SchedulerConfig
+from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, RatioConfig, SchedulerConfig
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 
@@ -183,6 +184,17 @@ def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) 
         vocab_size=spec.vocab_size,
         eos_token_ids=frozenset(spec.eos_token_ids),
         policy=options.schedule_policy,
+        seed=config.random_seed,
+        priority=_priority(options),
+        refuse_priority=options.abort_on_priority_when_disabled,
+        cadence=CadenceConfig(
+            prefill_decode_interval=options.prefill_decode_interval,
+            min_decoding=options.prefill_decode_interval_min_bs,
+            continuous_decode_steps=options.num_continuous_decode_steps,
+        ),
+        delay=_delay(options, pool),
+        waiting_timeout_s=env.req_waiting_timeout_s if env.req_waiting_timeout_s > 0 else None,
+        running_timeout_s=env.req_running_timeout_s if env.req_running_timeout_s > 0 else None,
         chunked_prefill_size=config.chunked_prefill_size if config.chunked_prefill_size > 0 else None,
         max_prefill_tokens=options.max_prefill_tokens,
         prefill_max_requests=options.prefill_max_requests,
@@ -196,6 +208,30 @@ def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) 
         in_batch_deprioritize=env.in_batch_deprioritize_threshold,
         test_retract_interval=env.test_retract_interval if env.test_retract else 0,
         strict_accounting=options.strict_accounting,
+    )
+
+
+def _priority(options: Options) -> PriorityConfig | None:
+    if not options.enable_priority_scheduling:
+        return None
+    return PriorityConfig(
+        default=options.default_priority_value,
+        low_first=options.schedule_low_priority_values_first,
+        preempt=not options.disable_priority_preemption,
+        threshold=options.priority_scheduling_preemption_threshold,
+        retract_first=options.retraction_policy == "priority",
+    )
+
+
+def _delay(options: Options, pool: PoolConfig) -> DelayConfig:
+    given_ms = options.prefill_delayer_max_delay_ms
+    return DelayConfig(
+        enabled=options.enable_prefill_delayer,
+        low_usage=options.prefill_delayer_token_usage_low_watermark,
+        queue_ratio=options.prefill_delayer_queue_min_ratio,
+        min_free_slots=pool.min_free_slots,
+        max_passes=options.prefill_delayer_max_delay_passes,
+        max_delay_s=5.0 if given_ms is None else given_ms / 1e3,
     )
 
 

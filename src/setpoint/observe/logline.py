@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from setpoint.core.stats import PoolStats, Retraction, StepStats
+from setpoint.core.stats import PoolStats, Preemption, Retraction, StepStats
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +117,18 @@ class LogLines:
             retraction.ratio_before,
             retraction.ratio_after,
         )
+
+    def on_preemption(self, preemption: Preemption) -> None:
+        logger.info(
+            "Priority preemption. #preempted_reqs: %d, #new_tokens_gained: %d, for request %s; back in the queue: %s",
+            len(preemption.preempted),
+            preemption.num_tokens_gained,
+            preemption.rid,
+            ", ".join(preemption.preempted),
+        )
+
+    def on_dropped(self, rid: str, why: str) -> None:
+        logger.warning("Request %s was answered 503: %s", rid, why)
 
     def on_clip(self, rid: str, wanted: int, granted: int) -> None:
         logger.warning("Request %s: max_new_tokens %d cut to %d, what context length and KV pool can hold.", rid, wanted, granted)

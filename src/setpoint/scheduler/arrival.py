@@ -13,6 +13,7 @@ from setpoint.scheduler.sequence import Sequence
 
 UNLIMITED = 1 << 30
 SEED_MASK = (1 << 63) - 1
+PRIORITY_DISABLED = "Using priority is disabled for this server. Please send a new request without a priority."
 
 
 def new_sequence(request: Request, config: SchedulerConfig, *, seq_id: int, seed: int, pool_tokens: int, page_size: int) -> Sequence:
@@ -21,6 +22,8 @@ def new_sequence(request: Request, config: SchedulerConfig, *, seq_id: int, seed
     ``max_new_tokens`` is clipped so that prompt, outputs and one spare page fit an otherwise empty pool: a sequence that is
     admitted can always finish, whatever the others do.
     """
+    if request.priority is not None and config.priority is None and config.refuse_priority:
+        raise RequestError(PRIORITY_DISABLED, status_code=503, err_type="ServiceUnavailableError")
     prompt = request.prompt()
     num_input = len(prompt)
     if num_input == 0:
@@ -50,6 +53,7 @@ def new_sequence(request: Request, config: SchedulerConfig, *, seq_id: int, seed
         max_new_tokens=min(wanted, limit),
         stop_ids=frozenset() if request.sampling.ignore_eos else stop_ids,
         seed=seed & SEED_MASK,
+        rank=0 if config.priority is None else config.priority.rank(request.priority),
         outputs=outputs,
         num_sent=len(outputs),
     )

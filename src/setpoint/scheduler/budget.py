@@ -59,12 +59,28 @@ class PrefillBudget:
         cut = self.chunk_left // self.page_size * self.page_size
         return cut if cut > 0 else Refusal.CHUNK_BUDGET
 
-    def chunk(self, extend: int, available: int) -> int:
-        """Tokens the sequence in mid-prefill gets: it goes first and ignores the memory reserve, so it always advances."""
+    def chunk(self, extend: int, available: int, *, kept: int = 0) -> int:
+        """Tokens the sequence in mid-prefill gets: it goes first and ignores the memory reserve, so it always advances.
+
+        kept: tokens of the chunk that are not for it.
+        """
         limit = min(extend, available // self.page_size * self.page_size)
-        if self.chunk_left is not None and self._ceil_page(limit) > self.chunk_left:
-            limit = self.chunk_left
+        if self.chunk_left is not None and self._ceil_page(limit) > self.chunk_left - kept:
+            limit = self.chunk_left - kept
         return limit if limit == extend else limit // self.page_size * self.page_size
+
+    def kept_for_shorter(self, extend: int, waiting: Iterable[int]) -> int:
+        """Tokens of this chunk for those of the waiting prompts, in order, that are shorter than ``extend``; one page always remains.
+
+        extend, waiting: uncached tokens of the prompt in mid-prefill, and of each one that waits.
+        """
+        kept = 0
+        for num_uncached in waiting:
+            padded = self._ceil_page(num_uncached)
+            if self.chunk_left is None or num_uncached >= extend or kept + padded > self.chunk_left - self.page_size:
+                break
+            kept += padded
+        return kept
 
     def charge(self, computed: int, *, reserve: int) -> None:
         """Book a row. Its pages are taken from the pool already; ``reserve`` is what its outputs may still need."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+LAST_RANK = 1 << 64
+"""Behind every priority that fits a message."""
+
 
 @dataclass(slots=True, frozen=True)
 class RatioConfig:
@@ -18,6 +21,55 @@ class RatioConfig:
 
 
 @dataclass(slots=True, frozen=True)
+class PriorityConfig:
+    """Priority scheduling (FACTS §2.6)."""
+
+    default: int | None = None
+    """Priority of a request that has none; None = worse than any."""
+    low_first: bool = False
+    """Small values are urgent instead of large ones."""
+    preempt: bool = True
+    threshold: int = 10
+    """A running request makes room for one whose priority is better by more than this."""
+    retract_first: bool = False
+    """A dry pool takes its memory back from the least urgent; otherwise from those with the fewest outputs."""
+
+    def rank(self, priority: int | None) -> int:
+        """The number the scheduler's rules compare: lower is more urgent."""
+        given = self.default if priority is None else priority
+        if given is None:
+            return LAST_RANK
+        return given if self.low_first else -given
+
+
+@dataclass(slots=True, frozen=True)
+class CadenceConfig:
+    prefill_decode_interval: int = 0
+    """Decode steps between two prefill steps, while anyone decodes."""
+    min_decoding: int = 0
+    """... if at least this many do after the first of the two."""
+    continuous_decode_steps: int = 1
+    """Decode steps from one look at the queue to the next."""
+
+
+@dataclass(slots=True, frozen=True)
+class DelayConfig:
+    """When admission waits for a larger batch."""
+
+    enabled: bool = False
+    """Wait for as many free slots as the largest prefill batch took so far, and for the queue if there is a ``queue_ratio``."""
+    low_usage: float | None = None
+    """Below this share of the KV pool in use ``enabled`` waits for nothing."""
+    queue_ratio: float | None = None
+    """Wait until so many requests per running one are queued, or as many as the largest batch had."""
+    min_free_slots: int | None = None
+    """Wait for so many free slots, whatever ``enabled`` says."""
+    max_passes: int = 30
+    """Scheduling passes that one wait may last."""
+    max_delay_s: float = 5.0
+
+
+@dataclass(slots=True, frozen=True)
 class SchedulerConfig:
     """Written once by ``launch`` after the memory plan; every limit is final."""
 
@@ -28,6 +80,18 @@ class SchedulerConfig:
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
     policy: str = "fcfs"
+    seed: int = 0
+    """Of the random policy."""
+    priority: PriorityConfig | None = None
+    """None = priorities mean nothing."""
+    refuse_priority: bool = False
+    """... and a request that has one is refused."""
+    cadence: CadenceConfig = field(default_factory=CadenceConfig)
+    delay: DelayConfig = field(default_factory=DelayConfig)
+    waiting_timeout_s: float | None = None
+    """Longest stay in the queue, counted anew after a retraction; None = no limit."""
+    running_timeout_s: float | None = None
+    """Longest time from an admission on."""
     chunked_prefill_size: int | None = 2048
     """Prompt tokens per step; None = whole prompts."""
     max_prefill_tokens: int = 16384
@@ -43,9 +107,9 @@ class SchedulerConfig:
     clip_max_new_tokens: int = 4096
     """An output longer than this is counted as this long when admission reserves memory (FACTS §2.4)."""
     in_batch_check: int = 32
-    """lpm: a request with at most this many cached tokens is compared with the other waiting ones; -1 = never."""
+    """Policies that match prefixes: requests with at most this many cached tokens are compared with each other; -1 = never."""
     in_batch_deprioritize: int = 32
-    """lpm: ... and goes last in this pass if it shares at least this many tokens with one of them."""
+    """... and one goes last in this pass if it shares at least this many tokens with an earlier one."""
     test_retract_interval: int = 0
     """Retract on every k-th decode step (tests); 0 = never."""
     strict_accounting: bool = False

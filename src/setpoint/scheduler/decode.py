@@ -82,7 +82,9 @@ class DecodePlanner:
         state, before, ratio_before = self._state, self._state.available_tokens, self._state.ratio.current
         living = {seq.seq_id: seq for seq in rows}
         num_retracted = 0
-        for seq_id in retraction_order(RunningView(seq.seq_id, len(seq.outputs), len(seq.prompt)) for seq in rows)[:-1]:
+        by_rank = state.config.priority is not None and state.config.priority.retract_first
+        views = [RunningView(seq.seq_id, len(seq.outputs), len(seq.prompt), seq.rank if by_rank else 0) for seq in rows]
+        for seq_id in retraction_order(views)[:-1]:
             state.send_back(living.pop(seq_id))
             num_retracted += 1
             if testing or self._fits(list(living.values())):

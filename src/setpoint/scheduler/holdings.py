@@ -10,6 +10,8 @@ Ownership, page by page of ``seq.pages``:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from setpoint.core.plan import PlanBuilder
@@ -82,6 +84,12 @@ class Holdings:
         seq.pages = type(seq.pages)("i")
         seq.duplicates = []
         seq.num_scheduled = 0
+
+    def num_returned_by(self, seqs: Iterable[Sequence]) -> int:
+        """Tokens that could be had anew if exactly these sequences gave up their memory."""
+        held = list(seqs)
+        handles = [seq.handle for seq in held if seq.handle is not None]
+        return self._cache.num_unlocked_by(handles) + self._page * sum(map(self.private_pages, held))
 
     def private_pages(self, seq: Sequence) -> int:
         """Pages outside the tree that the sequence owns."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from setpoint.core.stats import PoolStats, Retraction, StepStats
+from setpoint.core.stats import PoolStats, Preemption, Retraction, StepStats
 
 
 class Observer(Protocol):
@@ -13,6 +13,11 @@ class Observer(Protocol):
     def on_step(self, stats: StepStats) -> None: ...
 
     def on_retraction(self, retraction: Retraction) -> None: ...
+
+    def on_preemption(self, preemption: Preemption) -> None: ...
+
+    def on_dropped(self, rid: str, why: str) -> None:
+        """A request that had been accepted was answered 503: its time was up, or a more urgent one took its place in the queue."""
 
     def on_clip(self, rid: str, wanted: int, granted: int) -> None:
         """A request's max_new_tokens was cut to what context and pool can ever hold."""

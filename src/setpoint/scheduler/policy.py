@@ -5,64 +5,158 @@ A policy neither admits nor skips: the scan that follows stops at the first requ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from setpoint.core.request import Ids
 
-LPM_QUEUE_LIMIT = 128
-"""Above this many waiting requests lpm acts as fcfs: matching each of them every step would cost more than it saves."""
+QUEUE_LIMIT = 128
+"""Above this many waiting requests lpm and hrrn act as fcfs: matching each of them every step would cost more than it saves."""
+
+NO_IDS = np.zeros(0, np.int32)
 
 
 @dataclass(slots=True, frozen=True)
 class Candidate:
-    """One waiting request as a policy sees it."""
+    """One waiting request as a policy sees it. The first block is filled for policies that look at the cache only."""
 
     seq_id: int
-    ids: Ids
-    namespace: str
-    num_matched: int
+    ids: Ids = field(default_factory=lambda: NO_IDS)
+    namespace: str = ""
+    num_matched: int = 0
     """Tokens of ``ids`` in the cache now."""
+    path: tuple[int, ...] = ()
+    """The cached stretches that the match runs through, from the root down; equal numbers are the same stretch (dfs-weight)."""
+
+    rank: int = 0
+    """Lower is more urgent; all equal without priority scheduling."""
+    max_new_tokens: int = 0
+    routing_key: str = ""
+    arrived_at: int = 0
+    """``QueueView.num_processed`` when the request joined the queue."""
 
 
 @dataclass(slots=True, frozen=True)
 class QueueView:
     candidates: Sequence[Candidate]
     """In queue order."""
-    in_batch_check: int
-    in_batch_deprioritize: int
+    in_batch_check: int = -1
+    in_batch_deprioritize: int = 0
+    num_processed: int = 0
+    """Prompt tokens computed since the start: the clock that hrrn ages by."""
+    running_keys: Mapping[str, int] = field(default_factory=dict)
+    """How many running requests have each routing key."""
+    seed: tuple[int, ...] = (0,)
+    """random: another one in every pass."""
+
+
+def fcfs(view: QueueView) -> list[int]:
+    """Most urgent first; queue order among equals, which is all there is without priority scheduling."""
+    return _sorted(view, lambda c: c.rank)
 
 
 def lpm(view: QueueView) -> list[int]:
-    """Longest matched prefix first; of requests that share a prefix not cached yet, one goes first and the rest last.
+    """Longest matched prefix first; of requests that share a prefix not cached yet, one goes first and the rest last."""
+    last = _duplicates(view)
+    return _sorted(view, lambda c: (c.seq_id in last, -c.num_matched))
 
-    The rest then find the prefix in the tree, because pages are matchable as soon as they are scheduled. To share n tokens is to
-    begin with the same n, so that a set of beginnings answers it without a tree of prompts.
+
+def dfs_weight(view: QueueView) -> list[int]:
+    """Depth first through the cached tree, the subtree that most waiting requests match first; requests below a node before its own.
+
+    A path of (weight, first arrival) pairs, ended by a pair that is larger than any node's, sorts in just that order.
+    """
+    weight: Counter[int] = Counter(node for candidate in view.candidates for node in candidate.path)
+    first: dict[int, int] = {}
+    for position, candidate in enumerate(view.candidates):
+        for node in candidate.path:
+            first.setdefault(node, position)
+    return _sorted(view, lambda c: [*((-weight[node], first[node]) for node in c.path), (1, -c.num_matched)])
+
+
+def hrrn(view: QueueView) -> list[int]:
+    """Highest response ratio next: tokens computed since arrival over tokens to compute; what is cached whole first. Starves no one."""
+    last = _duplicates(view)
+
+    def key(candidate: Candidate) -> tuple[bool, float]:
+        uncached = len(candidate.ids) - candidate.num_matched
+        ratio = (view.num_processed - candidate.arrived_at) / uncached if uncached else math.inf
+        return candidate.seq_id in last, -ratio
+
+    return _sorted(view, key)
+
+
+def shortest_prefill_first(view: QueueView) -> list[int]:
+    """Fewest uncached tokens first. A long prompt may starve under a stream of short ones."""
+    last = _duplicates(view)
+    return _sorted(view, lambda c: (c.seq_id in last, max(1, len(c.ids) - c.num_matched)))
+
+
+def lof(view: QueueView) -> list[int]:
+    """Longest output first, by what a request may generate; by urgency before that."""
+    return _sorted(view, lambda c: (c.rank, -c.max_new_tokens))
+
+
+def random(view: QueueView) -> list[int]:
+    """Any order, another in every pass."""
+    order = np.random.default_rng(view.seed).permutation(len(view.candidates))
+    return [view.candidates[index].seq_id for index in order.tolist()]
+
+
+def routing_key(view: QueueView) -> list[int]:
+    """The routing key that most running requests have first; those with no running companion after them, grouped by key."""
+    if not view.running_keys:
+        return [candidate.seq_id for candidate in view.candidates]
+    return _sorted(view, lambda c: (-view.running_keys.get(c.routing_key, 0), c.routing_key))
+
+
+def _sorted(view: QueueView, key: Callable[[Candidate], object]) -> list[int]:
+    """Ties keep queue order."""
+    return [candidate.seq_id for candidate in sorted(view.candidates, key=key)]  # type: ignore[arg-type]
+
+
+def _duplicates(view: QueueView) -> set[int]:
+    """Requests that begin like an earlier waiting one with as little in the cache: they find the prefix there if they go later.
+
+    Pages are matchable as soon as they are scheduled. To share n tokens is to begin with the same n, so that a set of
+    beginnings answers it without a tree of prompts.
     """
     num_shared = max(view.in_batch_deprioritize, 0)
     seen: set[tuple[str, bytes]] = set()
-    last: set[int] = set()
+    found: set[int] = set()
     for candidate in view.candidates:
         if candidate.num_matched > view.in_batch_check or len(candidate.ids) < num_shared:
             continue
         beginning = candidate.namespace, candidate.ids[:num_shared].tobytes()
         if beginning in seen:
-            last.add(candidate.seq_id)
+            found.add(candidate.seq_id)
         seen.add(beginning)
-    ranked = sorted(view.candidates, key=lambda c: (c.seq_id in last, -c.num_matched))
-    return [candidate.seq_id for candidate in ranked]
+    return found
 
 
 @dataclass(slots=True, frozen=True)
 class Policy:
-    """``order`` None = queue order as it is, no view needed."""
-
-    order: Callable[[QueueView], list[int]] | None
+    order: Callable[[QueueView], list[int]]
+    reads_cache: bool = False
+    """Needs matches of every waiting request; acts as fcfs without a prefix cache."""
+    reads_paths: bool = False
     queue_limit: int | None = None
     """Queue length above which the policy acts as fcfs."""
+    shares_chunks: bool = False
+    """Prompts shorter than what the one in mid-prefill has left may run beside its next chunk, whole."""
 
 
 POLICIES: dict[str, Policy] = {
-    "fcfs": Policy(order=None),
-    "lpm": Policy(order=lpm, queue_limit=LPM_QUEUE_LIMIT),
+    "fcfs": Policy(fcfs),
+    "lpm": Policy(lpm, reads_cache=True, queue_limit=QUEUE_LIMIT),
+    "dfs-weight": Policy(dfs_weight, reads_cache=True, reads_paths=True),
+    "hrrn": Policy(hrrn, reads_cache=True, queue_limit=QUEUE_LIMIT),
+    "shortest-prefill-first": Policy(shortest_prefill_first, reads_cache=True, shares_chunks=True),
+    "lof": Policy(lof),
+    "random": Policy(random),
+    "routing-key": Policy(routing_key),
 }

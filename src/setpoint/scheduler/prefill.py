@@ -1,54 +1,53 @@
 """Planning of prompt tokens: the sequence in mid-prefill first, then admissions in policy order (FACTS §2.4).
 
-The scan ends at the first request that does not fit: no skipping ahead, so that no request starves.
+The scan ends at the first request that does not fit: no skipping ahead, so that no policy has a second way to starve a request.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Collection
+from dataclasses import replace
+
 from setpoint.core.plan import Admit, PlanBuilder
-from setpoint.core.stats import Refusal
+from setpoint.core.stats import Preemption, Refusal
 from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
-from setpoint.scheduler.policy import POLICIES, Candidate, QueueView
+from setpoint.scheduler.delay import AdmissionDelay, DelayView
+from setpoint.scheduler.observer import Observer
+from setpoint.scheduler.ordering import WaitingOrder
+from setpoint.scheduler.preemption import RankedView, preemption_order
 from setpoint.scheduler.sequence import Sequence
 from setpoint.scheduler.state import State, StepDraft
 
-TOUCH_INTERVAL = 32
-"""fcfs: passes between refreshes of the recency of waiting prompts' prefixes (FACTS §2.3)."""
-TOUCH_REQUESTS = 128
-
 
 class PrefillPlanner:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, observer: Observer) -> None:
         self._state = state
-        self._policy = POLICIES[state.config.policy]
-        self._num_passes = 0
+        self._observer = observer
+        self._order = WaitingOrder(state)
+        self._delay = AdmissionDelay(state.config.delay)
 
     def plan(self, builder: PlanBuilder, step: StepDraft) -> None:
         """Add prefill rows to the step, and count why the rest of the queue waits."""
-        state = self._state
-        if state.chunking is None and state.full is not None:
-            self._refuse(state.full, step)
-            return
-        if state.chunking is None and not state.queue:
-            return
-        budget = self._budget()
-        if state.chunking is not None:
-            self._continue(state.chunking, budget, builder, step)
-        for seq in self._order() if state.chunking is None else ():
-            refusal = self._admit(seq, budget, builder, step)
-            if refusal is not None:
-                # NOTE: not where nothing ran before this pass. Newcomers reserve all they may generate until they run; the next pass
-                # counts them by the ratio and may find room for more (SGLang's flag is lost there with the empty batch it was set on).
-                if refusal in (Refusal.NO_MEMORY, Refusal.NO_SLOT) and step.num_running:
-                    state.full = refusal
-                self._refuse(refusal, step)
+        state, chunking = self._state, self._state.chunking
+        if chunking is None:
+            if not state.queue:
                 return
-            if state.chunking is not None:
-                break
-        if state.chunking is not None:
-            self._refuse(Refusal.CHUNK_BUDGET, step)
+            reason = self._no_pass()
+            if reason is not None:
+                self.refuse(reason, step)
+                return
+        budget = self._budget()
+        if chunking is not None:
+            beside = self._order.take() if self._order.shares_chunks else []
+            self._continue(chunking, budget, builder, step, beside)
+        if state.chunking is None or self._order.shares_chunks:
+            self._scan(budget, builder, step)
+        if state.chunking is not None and not step.refusals:
+            self.refuse(Refusal.CHUNK_BUDGET, step)
+        self._delay.admitted(step.num_new_seqs)
 
-    def _refuse(self, reason: Refusal, step: StepDraft) -> None:
+    def refuse(self, reason: Refusal, step: StepDraft) -> None:
         """The head of the queue waits for ``reason``, everyone behind it for the head."""
         num_waiting = len(self._state.queue)
         if num_waiting:
@@ -56,13 +55,40 @@ class PrefillPlanner:
         if num_waiting > 1:
             step.refusals[Refusal.BLOCKED] = num_waiting - 1
 
+    def _no_pass(self) -> Refusal | None:
+        """Why no one can be admitted this turn, if that is known without a look at each of them."""
+        state = self._state
+        if state.full is not None and not self._preemption_is_possible():
+            return state.full
+        view = DelayView(
+            num_running=len(state.running),
+            num_free_slots=len(state.slots),
+            num_queued=len(state.queue),
+            usage=state.cache.pool_stats().usage,
+            now=state.now,
+        )
+        return Refusal.DELAYED if self._delay.holds(view) else None
+
+    def _scan(self, budget: PrefillBudget, builder: PlanBuilder, step: StepDraft) -> None:
+        """Admit in order until one does not fit, or one is left in mid-prefill."""
+        state = self._state
+        for seq in self._order.take():
+            refusal = self._admit(seq, budget, builder, step)
+            if refusal in (Refusal.NO_MEMORY, Refusal.NO_SLOT) and self._preempt(seq, budget, step):
+                refusal = self._admit(seq, budget, builder, step)
+                assert refusal is None, "the preempted were counted to suffice"
+            if refusal is not None:
+                # NOTE: not where nothing ran before this pass. Newcomers reserve all they may generate until they run; the next pass
+                # counts them by the ratio and may find room for more (SGLang's flag is lost there with the empty batch it was set on).
+                if refusal in (Refusal.NO_MEMORY, Refusal.NO_SLOT) and step.num_running:
+                    state.full = refusal
+                self.refuse(refusal, step)
+                return
+            if state.chunking is seq:
+                return
+
     def _budget(self) -> PrefillBudget:
         state, config = self._state, self._state.config
-        reserved = 0.0
-        for seq in state.running.values():
-            if seq is not state.chunking:
-                left = min(seq.remaining - seq.inflight_samples, config.clip_max_new_tokens)
-                reserved += left * (1.0 if seq.request.sampling.ignore_eos else state.ratio.current)
         mixed = len(state.running) if config.mixed_chunk else 0
         page, chunk = state.cache.page_size, config.chunked_prefill_size
         return PrefillBudget(
@@ -72,37 +98,27 @@ class PrefillPlanner:
             input_left=max(config.max_prefill_tokens - mixed, page),
             chunk_left=None if chunk is None else max(chunk - mixed, page),
             requests_left=config.prefill_max_requests,
-            reserved=reserved,
+            reserved=sum(self._reserve(seq) for seq in state.running.values() if seq is not state.chunking),
         )
 
-    def _order(self) -> list[Sequence]:
-        state, policy = self._state, self._policy
-        self._num_passes += 1
-        by_arrival = policy.order is None or not state.cache.enabled
-        if by_arrival or (policy.queue_limit is not None and len(state.queue) > policy.queue_limit):
-            waiting = list(state.queue)
-            if state.cache.enabled and self._num_passes % TOUCH_INTERVAL == 0:
-                for seq in reversed(waiting[:TOUCH_REQUESTS]):
-                    state.cache.touch(seq.known_ids(), seq.request.namespace)
-            return waiting
-        assert policy.order is not None
-        candidates = []
-        for seq in state.queue:
-            ids = seq.known_ids()
-            matched = state.cache.peek(ids, seq.request.namespace)
-            candidates.append(Candidate(seq.seq_id, ids, seq.request.namespace, matched))
-        config = state.config
-        view = QueueView(candidates, config.in_batch_check, config.in_batch_deprioritize)
-        return [state.queue[seq_id] for seq_id in policy.order(view)]
+    def _reserve(self, seq: Sequence) -> float:
+        """Tokens that a running sequence is expected to need still."""
+        left = min(seq.remaining - seq.inflight_samples, self._state.config.clip_max_new_tokens)
+        return left * (1.0 if seq.request.sampling.ignore_eos else self._state.ratio.current)
 
-    def _continue(self, seq: Sequence, budget: PrefillBudget, builder: PlanBuilder, step: StepDraft) -> None:
+    def _continue(self, seq: Sequence, budget: PrefillBudget, builder: PlanBuilder, step: StepDraft, beside: list[Sequence]) -> None:
         state = self._state
         if seq.inflight_steps and not state.config.replan_inflight:
             return
-        spare = len(seq.pages) * state.cache.page_size - seq.num_scheduled
-        count = budget.chunk(len(seq.ids) - seq.num_scheduled, state.available_tokens + spare)
+        spare, left = len(seq.pages) * state.cache.page_size - seq.num_scheduled, len(seq.ids) - seq.num_scheduled
+        kept = budget.kept_for_shorter(left, map(self._num_uncached, beside))
+        count = budget.chunk(left, state.available_tokens + spare, kept=kept)
         if count > 0:
             self._add_row(seq, count, budget, builder, step)
+
+    def _num_uncached(self, seq: Sequence) -> int:
+        ids = seq.known_ids()
+        return len(ids) - self._state.cache.peek(ids[: _match_limit(seq, len(ids))], seq.request.namespace)
 
     def _admit(self, seq: Sequence, budget: PrefillBudget, builder: PlanBuilder, step: StepDraft) -> Refusal | None:
         """Give a waiting sequence a slot, its cached prefix and its first row; or say why not, with nothing changed."""
@@ -114,7 +130,10 @@ class PrefillPlanner:
             return refusal
         ids = seq.known_ids()
         handle = state.cache.match(ids[: _match_limit(seq, len(ids))], seq.request.namespace)
-        verdict = self._judge(seq, len(ids) - handle.num_tokens, budget)
+        extend = len(ids) - handle.num_tokens
+        verdict = self._judge(seq, extend, budget, state.available_tokens)
+        if not isinstance(verdict, Refusal) and verdict < extend and state.chunking is not None:
+            verdict = Refusal.CHUNK_BUDGET  # one prompt at a time is in pieces
         if isinstance(verdict, Refusal):
             handle.release()
             return verdict
@@ -130,13 +149,65 @@ class PrefillPlanner:
         self._add_row(seq, verdict, budget, builder, step)
         return None
 
-    def _judge(self, seq: Sequence, extend: int, budget: PrefillBudget) -> int | Refusal:
+    def _judge(
+        self, seq: Sequence, extend: int, budget: PrefillBudget, available: int, without: Collection[Sequence] = ()
+    ) -> int | Refusal:
+        """The budget's verdict with ``available`` tokens to be had and the sequences in ``without`` gone."""
         state = self._state
         if seq.request.sampling.ignore_eos and not state.cache.enabled:
-            living = [(other.remaining, other.num_known) for other in state.running.values() if other is not state.chunking]
-            if not fits_until_finish([*living, (seq.remaining, seq.num_known)], state.available_tokens - extend):
+            others = [other for other in state.running.values() if other is not state.chunking and other not in without]
+            living = [(other.remaining, other.num_known) for other in others]
+            if not fits_until_finish([*living, (seq.remaining, seq.num_known)], available - extend):
                 return Refusal.NO_MEMORY
-        return budget.judge(extend, seq.remaining, state.available_tokens)
+        return budget.judge(extend, seq.remaining, available)
+
+    def _preemption_is_possible(self) -> bool:
+        """Whether anyone who waits is more urgent than anyone who runs, by more than the threshold."""
+        state, rule = self._state, self._state.config.priority
+        if rule is None or not rule.preempt or not state.running:
+            return False
+        return max(seq.rank for seq in state.running.values()) - min(seq.rank for seq in state.queue) > rule.threshold
+
+    def _preempt(self, seq: Sequence, budget: PrefillBudget, step: StepDraft) -> bool:
+        """Send less urgent running sequences back to the queue so that ``seq`` fits: as few as do, or none.
+
+        If one of them is in flight no one goes yet: the step is held, so that the next turn finds results and decides anew.
+        """
+        state, rule = self._state, self._state.config.priority
+        if rule is None or not rule.preempt:
+            return False
+        running = (RankedView(other.seq_id, other.rank) for other in state.running.values() if other is not state.chunking)
+        victims = self._victims(seq, preemption_order(seq.rank, running, rule.threshold), budget)
+        if any(victim.inflight_steps for victim in victims):
+            step.hold = not step.seqs
+            return False
+        before = state.available_tokens
+        for victim in victims:
+            budget.reserved -= self._reserve(victim)
+            state.send_back(victim)
+        if victims:
+            gained = state.available_tokens - before
+            self._observer.on_preemption(Preemption(seq.rid, tuple(victim.rid for victim in victims), gained))
+        return bool(victims)
+
+    def _victims(self, seq: Sequence, order: list[int], budget: PrefillBudget) -> list[Sequence]:
+        """The shortest beginning of ``order`` that makes enough room for ``seq``; empty if not even all of it does."""
+        state, ids = self._state, seq.known_ids()
+        candidates = [state.running[seq_id] for seq_id in order]
+
+        with state.cache.match(ids[: _match_limit(seq, len(ids))], seq.request.namespace) as handle:
+
+            def suffice(count: int) -> bool:
+                gone = candidates[:count]
+                available = state.available_tokens + state.holdings.num_returned_by(gone)
+                trial = replace(budget, reserved=budget.reserved - sum(map(self._reserve, gone)))
+                if trial.exhausted(available) is not None:
+                    return False
+                return isinstance(self._judge(seq, len(ids) - handle.num_tokens, trial, available, gone), int)
+
+            if not candidates or not suffice(len(candidates)):
+                return []
+            return candidates[: bisect_left(range(1, len(candidates)), True, key=suffice) + 1]
 
     def _add_row(self, seq: Sequence, count: int, budget: PrefillBudget, builder: PlanBuilder, step: StepDraft) -> None:
         """Plan the next ``count`` tokens of a sequence's prompt, on fresh pages, matchable from now on."""
@@ -150,8 +221,12 @@ class PrefillPlanner:
         step.add(seq, samples=samples)
         step.num_prefill_rows += 1
         step.num_new_tokens += count
+        state.num_processed += count
         budget.charge(count, reserve=seq.remaining if last else 0)
-        state.chunking = None if last else seq
+        if not last:
+            state.chunking = seq
+        elif state.chunking is seq:
+            state.chunking = None
         state.holdings.publish(seq, seq.ids[: seq.num_scheduled])
 
 

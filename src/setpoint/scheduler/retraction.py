@@ -11,12 +11,14 @@ class RunningView:
     seq_id: int
     num_outputs: int
     num_input: int
+    rank: int = 0
+    """Lower is more urgent; all equal if retraction goes by length alone."""
 
 
 def retraction_order(running: Iterable[RunningView]) -> list[int]:
-    """seq_ids in the order they are retracted: fewest outputs first (least work lost), ties -> longest input, then the newest.
+    """seq_ids in the order they are retracted: least urgent, then fewest outputs (least work lost), longest input, newest.
 
     ``running`` is in admission order.
     """
-    ranked = sorted(enumerate(running), key=lambda item: (item[1].num_outputs, -item[1].num_input, -item[0]))
+    ranked = sorted(enumerate(running), key=lambda item: (-item[1].rank, item[1].num_outputs, -item[1].num_input, -item[0]))
     return [view.seq_id for _, view in ranked]

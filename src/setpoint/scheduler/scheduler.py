@@ -12,6 +12,7 @@ itself causes wait in ``take_events``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 
 import numpy as np
 
@@ -21,9 +22,10 @@ from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.plan import PlanBuilder, StepPlan, TokenMasks
 from setpoint.core.request import Request
 from setpoint.core.result import StepResult
-from setpoint.core.stats import StepStats
+from setpoint.core.stats import Refusal, StepStats
 from setpoint.scheduler.arrival import new_sequence
 from setpoint.scheduler.cache.manager import KVCache
+from setpoint.scheduler.cadence import Cadence
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.decode import DecodePlanner
 from setpoint.scheduler.emit import NOT_FINITE, finish_after, is_due, logprob_block, token_event
@@ -32,6 +34,8 @@ from setpoint.scheduler.observer import Observer
 from setpoint.scheduler.prefill import PrefillPlanner
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.state import State, StepDraft
+
+UNAVAILABLE = "ServiceUnavailableError"
 
 
 class Scheduler:
@@ -53,16 +57,21 @@ class Scheduler:
         self._draw_seed = draw_seed
         self._observer = observer
         self._grammar = grammar
-        self._prefill = PrefillPlanner(self.state)
+        self._prefill = PrefillPlanner(self.state, observer)
         self._decode = DecodePlanner(self.state, observer)
+        self._cadence = Cadence(config.cadence)
         self._events: list[TokenEvent] = []
         self._next_seq_id = 0
         self._next_step_id = 0
 
     def add(self, request: Request) -> TokenEvent | None:
         """Queue a request; an event is returned at once if it is refused, or already complete."""
+        self.state.now = self._clock.now()
         try:
             seq = self._accept(request)
+            complete = bool(seq.outputs) and seq.remaining <= 0
+            if not complete:
+                self._make_room(seq)
         except RequestError as error:
             finish = Finish("abort", message=error.message, status_code=error.status_code, err_type=error.err_type)
             return TokenEvent(request.rid, [], finish, num_prompt=len(request.prompt_ids) // 4)
@@ -70,7 +79,7 @@ class Scheduler:
         wanted = request.sampling.max_new_tokens
         if wanted is not None and seq.max_new_tokens < wanted:
             self._observer.on_clip(request.rid, wanted, seq.max_new_tokens)
-        if seq.outputs and seq.remaining <= 0:
+        if complete:
             seq.finish = Finish("length", length=len(seq.outputs))
             return token_event(seq)
         seq.grammar = self._grammar(request) if self._grammar is not None else None
@@ -78,15 +87,13 @@ class Scheduler:
             for token in seq.outputs:
                 seq.grammar.accept(token)
         self.state.by_rid[request.rid] = seq
-        self.state.queue.append(seq)
+        self.state.enqueue(seq)
         return None
 
     def _accept(self, request: Request) -> Sequence:
-        limit, state = self.config.max_queued_requests, self.state
+        state = self.state
         if request.rid in state.by_rid:
             raise RequestError(f"Request id {request.rid!r} is in use.")
-        if limit is not None and len(state.queue) + 1 > limit:
-            raise RequestError("The request queue is full.", status_code=503, err_type="ServiceUnavailableError")
         given = request.sampling.sampling_seed
         return new_sequence(
             request,
@@ -96,6 +103,34 @@ class Scheduler:
             pool_tokens=state.cache.total_tokens,
             page_size=state.cache.page_size,
         )
+
+    def _make_room(self, seq: Sequence) -> None:
+        """Raise RequestError (503) if the queue is full, unless a less urgent request can leave it that has not run yet."""
+        limit, queue = self.config.max_queued_requests, self.state.queue
+        if limit is None or len(queue) < limit:
+            return
+        fresh = (other for other in queue if other.num_retractions == 0)
+        worst = max(fresh, key=lambda other: (other.rank, other.seq_id), default=seq)
+        if worst.rank <= seq.rank:
+            raise RequestError("The request queue is full.", status_code=503, err_type=UNAVAILABLE)
+        self._drop(worst, "The request is aborted by a higher priority request.")
+
+    def _drop(self, seq: Sequence, why: str) -> None:
+        """End a request that was accepted; its event is among the next ``take_events``."""
+        self._observer.on_dropped(seq.rid, why)
+        self._events.append(self.state.end(seq, Finish("abort", message=why, status_code=503, err_type=UNAVAILABLE)))
+
+    def _drop_late(self) -> None:
+        """Both sets are in the order of ``since``: who is not late ends the search."""
+        state, config = self.state, self.config
+        for limit_s, seqs, why in (
+            (config.waiting_timeout_s, state.queue, "Request waiting timeout reached."),
+            (config.running_timeout_s, state.running.values(), "Request running timeout reached."),
+        ):
+            if limit_s is not None:
+                earliest = state.now - limit_s
+                for seq in list(takewhile(lambda seq: seq.since < earliest, seqs)):  # noqa: B023
+                    self._drop(seq, why)
 
     def abort(self, rid: str, *, abort_all: bool = False) -> list[TokenEvent]:
         """End every request whose rid starts with ``rid`` (none for an empty rid unless abort_all)."""
@@ -113,10 +148,15 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can run before a result comes back or a request arrives."""
         state, started = self.state, self._clock.now()
+        state.now = started
+        self._drop_late()
         builder, step = PlanBuilder(self._next_step_id), StepDraft()
-        step.num_running = len(state.running) - (state.chunking is not None)
-        self._prefill.plan(builder, step)
-        if not step.seqs or self.config.mixed_chunk:
+        step.num_running = state.num_decoding
+        if self._cadence.decode_only(state.num_decoding):
+            self._prefill.refuse(Refusal.DECODE_TURN, step)
+        else:
+            self._prefill.plan(builder, step)
+        if not step.hold and (not step.seqs or self.config.mixed_chunk):
             self._events += self._decode.plan(builder, step)
         if not step.seqs:
             self._when_nothing_runs(step)
@@ -125,6 +165,7 @@ class Scheduler:
         state.releases = []
         state.inflight.append(step)
         self._next_step_id += 1
+        self._cadence.planned(prefill=step.num_prefill_rows > 0, num_decoding=state.num_decoding)
         step.num_queued = len(state.queue)
         step.num_pending_tokens = state.num_pending_tokens
         step.schedule_s = self._clock.now() - started

@@ -36,10 +36,16 @@ class Sequence:
     stop_ids: frozenset[int]
     """Ids that end the sequence; empty with ignore_eos."""
     seed: int
+    rank: int = 0
+    """Lower is more urgent; 0 for all without priority scheduling."""
     outputs: array[int] = field(default_factory=lambda: array("i"))
     """Committed output tokens, prior outputs included."""
     grammar: Grammar | None = None
     status: Status = Status.WAITING
+    since: float = 0.0
+    """Clock seconds when the sequence joined the queue or was admitted, whichever came last."""
+    arrived_at: int = 0
+    """``State.num_processed`` when it joined the queue."""
     slot: int = -1
     handle: PrefixHandle | None = None
     """The locked tree path: covers ``pages[: handle.num_tokens // page_size]``, duplicates aside."""

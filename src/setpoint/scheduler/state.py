@@ -37,6 +37,8 @@ class StepDraft:
     num_queued: int = 0
     num_pending_tokens: int = 0
     schedule_s: float = 0.0
+    hold: bool = False
+    """Nothing may be planned: a preemption waits for the steps in flight."""
     refusals: dict[Refusal, int] = field(default_factory=dict)
 
     def add(self, seq: Sequence, *, samples: bool) -> None:
@@ -68,6 +70,10 @@ class State:
         """Free slots; the lowest is taken first at the start."""
         self.releases: list[int] = []
         """Slots given up since the last plan."""
+        self.num_processed = 0
+        """Prompt tokens planned since the start."""
+        self.now = 0.0
+        """Clock seconds; written by the scheduler before it plans or takes a request in."""
         self.full: Refusal | None = None
         """Why admission is pointless until a sequence ends or is retracted (SGLang: batch_is_full)."""
 
@@ -86,11 +92,22 @@ class State:
     def is_idle(self) -> bool:
         return not (self.queue or self.running or self.draining or self.inflight)
 
+    @property
+    def num_decoding(self) -> int:
+        """Running sequences that are past their prompt."""
+        return len(self.running) - (self.chunking is not None)
+
+    def enqueue(self, seq: Sequence) -> None:
+        """To the end of the queue."""
+        seq.since, seq.arrived_at = self.now, self.num_processed
+        self.queue.append(seq)
+
     def start(self, seq: Sequence) -> None:
         """From the queue into a free slot."""
         self.queue.remove(seq)
         seq.slot = self.slots.pop()
         seq.status = Status.RUNNING
+        seq.since = self.now
         self.running[seq.seq_id] = seq
 
     def end(self, seq: Sequence, finish: Finish) -> TokenEvent:
@@ -123,7 +140,7 @@ class State:
         self._free_slot(seq)
         seq.num_retractions += 1
         seq.prompt_logprobs = []
-        self.queue.append(seq)
+        self.enqueue(seq)
 
     def _leave_running(self, seq: Sequence) -> None:
         del self.running[seq.seq_id]

@@ -14,7 +14,7 @@ from setpoint.core.messages import Finish, Reply, Submit, ToEngine, ToFrontend, 
 from setpoint.core.plan import StepPlan
 from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.core.stats import PoolStats, Retraction, StepStats
+from setpoint.core.stats import PoolStats, Preemption, Retraction, StepStats
 from setpoint.scheduler import invariants
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig
@@ -28,7 +28,7 @@ VOCAB = 97
 
 
 class ManualClock:
-    """Advances by one millisecond per look."""
+    """Advances by one millisecond per look, and by :meth:`advance`."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -37,6 +37,9 @@ class ManualClock:
         self._now += 0.001
         return self._now
 
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+
 
 @dataclass
 class Recorder:
@@ -44,6 +47,8 @@ class Recorder:
 
     steps: list[StepStats] = field(default_factory=list)
     retractions: list[Retraction] = field(default_factory=list)
+    preemptions: list[Preemption] = field(default_factory=list)
+    dropped: list[tuple[str, str]] = field(default_factory=list)
     clips: list[tuple[str, int, int]] = field(default_factory=list)
     unservable: list[str] = field(default_factory=list)
 
@@ -52,6 +57,12 @@ class Recorder:
 
     def on_retraction(self, retraction: Retraction) -> None:
         self.retractions.append(retraction)
+
+    def on_preemption(self, preemption: Preemption) -> None:
+        self.preemptions.append(preemption)
+
+    def on_dropped(self, rid: str, why: str) -> None:
+        self.dropped.append((rid, why))
 
     def on_clip(self, rid: str, wanted: int, granted: int) -> None:
         self.clips.append((rid, wanted, granted))
@@ -115,12 +126,13 @@ class Harness:
         }
         self.config = SchedulerConfig(**(settings | config))
         self.recorder = Recorder()
+        self.clock = ManualClock()
         self.wire = Wire()
         self.cache = KVCache(num_pages=num_pages, page_size=page_size, enabled=cache_enabled, eviction_policy=eviction_policy)
         self.executor = executor or ScriptedExecutor(num_pages=num_pages, page_size=page_size, next_token=next_token or hashed_token(VOCAB))
         seeds = itertools.count()
         self.scheduler = Scheduler(
-            self.config, self.cache, clock=ManualClock(), draw_seed=lambda: next(seeds), observer=self.recorder, grammar=grammar
+            self.config, self.cache, clock=self.clock, draw_seed=lambda: next(seeds), observer=self.recorder, grammar=grammar
         )
         self.loop = Loop(self.scheduler, self.executor, self.wire, depth=self.config.depth)
         self.outcomes: dict[str, Outcome] = {}

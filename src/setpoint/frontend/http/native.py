@@ -41,6 +41,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     token_ids_logprob: list[Any] | None = None
     return_text_in_logprobs: bool = False
     priority: int | None = None
+    routing_key: str | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
     no_logs: bool = False
@@ -166,6 +167,7 @@ class NativeRoutes:
                 token_ids_logprob=tuple(picked[index]) if wants else (),
                 namespace=namespace(body.extra_key, body.cache_salt),
                 priority=body.priority,
+                routing_key=body.routing_key or "",
             )
             requests += self._service.intake.requests(prompt, sampling, options, rid=rids[index])
         form = _Form(is_batch or len(requests) > 1, body.return_text_in_logprobs)

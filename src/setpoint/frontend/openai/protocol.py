@@ -53,6 +53,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
     response_format: dict[str, Any] | None = None
     rid: str | None = None
     priority: int | None = None
+    routing_key: str | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
     user: str | None = None
@@ -108,6 +109,7 @@ class CommonBody(msgspec.Struct, kw_only=True):
             top_logprobs_num=top_logprobs_num or 0,
             namespace=namespace(self.extra_key, self.cache_salt),
             priority=self.priority,
+            routing_key=self.routing_key or "",
         )
 
 

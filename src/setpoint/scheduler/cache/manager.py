@@ -9,7 +9,7 @@ Works on token ids and page numbers. It does not know sequences, steps or KV dat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -68,6 +68,17 @@ class KVCache:
     def peek(self, ids: Ids, namespace: str = "") -> int:
         """Length of the cached prefix of ``ids``, floored to whole pages. Takes no lock, splits nothing, touches no recency."""
         return self._tree.match_len(ids, namespace)
+
+    def trace(self, ids: Ids, namespace: str = "") -> tuple[int, tuple[int, ...]]:
+        """Like :meth:`peek`, and the cached stretches that the prefix runs through, in order: equal numbers are the same stretch.
+
+        The last may be matched in part. The numbers mean nothing once the tree has changed.
+        """
+        return self._tree.trace(ids, namespace)
+
+    def num_unlocked_by(self, handles: Iterable[PrefixHandle]) -> int:
+        """Tokens that would become evictable if exactly these handles were released: the stretches that nobody else locks."""
+        return self._tree.num_unlocked_by(handles)
 
     def match(self, ids: Ids, namespace: str = "") -> PrefixHandle:
         """The longest cached prefix of ``ids``, floored to whole pages, locked and refreshed.

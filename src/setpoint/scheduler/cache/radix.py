@@ -6,7 +6,8 @@ tree (``manager``), nor in which order policies give up leaves (``evict``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 import numpy as np
@@ -87,6 +88,16 @@ class RadixTree:
         _, matched, _ = self._descend(self._root, self._whole_pages(ids), namespace)
         return matched // TOKEN_BYTES
 
+    def trace(self, ids: Ids, namespace: str) -> tuple[int, tuple[int, ...]]:
+        """Like :meth:`match_len`, and the nodes the match runs through as numbers, from below the root; the last may be matched in part."""
+        end, matched, _ = self._descend(self._root, self._whole_pages(ids), namespace)
+        return matched // TOKEN_BYTES, tuple(id(node) for node in reversed(list(self._path(end))))
+
+    def num_unlocked_by(self, handles: Iterable[PrefixHandle]) -> int:
+        """Tokens that would become evictable if exactly these handles were released. Changes nothing."""
+        locks = Counter(node for handle in handles for node in self._path(handle.node))
+        return sum(node.num_tokens for node, count in locks.items() if node.lock_ref == count)
+
     def match(self, ids: Ids, namespace: str) -> PrefixHandle:
         """Lock and refresh the longest cached prefix of ``ids``, floored to whole pages."""
         node, matched, rest = self._descend(self._root, self._whole_pages(ids), namespace)
@@ -155,6 +166,12 @@ class RadixTree:
             if parent is not self._root and parent.is_evictable:
                 self._leaves.push(parent)
         return unpack_ids(b"".join(given_up))
+
+    def _path(self, node: Node) -> Iterator[Node]:
+        """From ``node`` up, the root excluded."""
+        while node.parent is not None:
+            yield node
+            node = node.parent
 
     def _whole_pages(self, ids: Ids) -> bytes:
         return pack_ids(ids[: len(ids) // self.page_size * self.page_size])

@@ -1,0 +1,61 @@
+"""Holding admission back until it is worth a prefill step, which makes every running request wait (SGLang: prefill delayer)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from setpoint.scheduler.config import DelayConfig
+
+
+@dataclass(slots=True, frozen=True)
+class DelayView:
+    """What the rules look at, at the start of a pass in which somebody waits and nobody is in mid-prefill."""
+
+    num_running: int
+    num_free_slots: int
+    num_queued: int
+    usage: float
+    """Share of the KV pool in use."""
+    now: float
+    """Clock seconds."""
+
+
+class AdmissionDelay:
+    """Remembers how long the present wait has lasted and how large prefill batches get."""
+
+    def __init__(self, config: DelayConfig) -> None:
+        self._config = config
+        self._largest_batch = 0
+        self._num_passes = 0
+        self._since = 0.0
+
+    def holds(self, view: DelayView) -> bool:
+        """Whether this pass admits no one. Never without running requests, never longer than the configured passes and time."""
+        if not (self._wanted(view) and self._may_go_on(view)):
+            self._num_passes = 0
+            return False
+        if self._num_passes == 0:
+            self._since = view.now
+        self._num_passes += 1
+        return True
+
+    def admitted(self, num_seqs: int) -> None:
+        """A step with so many newcomers was planned."""
+        self._largest_batch = max(self._largest_batch, num_seqs)
+
+    def _wanted(self, view: DelayView) -> bool:
+        config = self._config
+        if view.num_running == 0:
+            return False
+        if config.min_free_slots is not None and view.num_free_slots < config.min_free_slots:
+            return True
+        if not config.enabled or (config.low_usage is not None and view.usage < config.low_usage):
+            return False
+        if view.num_free_slots < self._largest_batch:
+            return True
+        return config.queue_ratio is not None and view.num_queued < min(int(view.num_running * config.queue_ratio), self._largest_batch)
+
+    def _may_go_on(self, view: DelayView) -> bool:
+        if self._num_passes == 0:
+            return True
+        return self._num_passes < self._config.max_passes and view.now - self._since < self._config.max_delay_s

@@ -1,0 +1,64 @@
+"""The order in which waiting sequences are looked at: builds the policy's view, and falls back to arrival where it must."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from setpoint.scheduler.policy import POLICIES, Candidate, QueueView, fcfs
+from setpoint.scheduler.sequence import Sequence
+from setpoint.scheduler.state import State
+
+TOUCH_INTERVAL = 32
+"""Policies that do not match prefixes: passes between refreshes of the recency of waiting prompts' prefixes (FACTS §2.3)."""
+TOUCH_REQUESTS = 128
+
+
+class WaitingOrder:
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._policy = POLICIES[state.config.policy]
+        self._num_passes = 0
+
+    @property
+    def shares_chunks(self) -> bool:
+        return self._policy.shares_chunks
+
+    def take(self) -> list[Sequence]:
+        """Every waiting sequence, the one to admit first in front."""
+        state, policy = self._state, self._policy
+        self._num_passes += 1
+        config = state.config
+        crowded = policy.queue_limit is not None and len(state.queue) > policy.queue_limit
+        matches = policy.reads_cache and state.cache.enabled and not crowded
+        if not matches:
+            self._touch()
+        if policy.reads_cache != matches or (policy.order is fcfs and config.priority is None):
+            return list(state.queue)
+        view = QueueView(
+            [self._candidate(seq) for seq in state.queue],
+            in_batch_check=config.in_batch_check,
+            in_batch_deprioritize=config.in_batch_deprioritize,
+            num_processed=state.num_processed,
+            running_keys=Counter(key for seq in state.running.values() if (key := seq.request.routing_key)),
+            seed=(config.seed, self._num_passes),
+        )
+        return [state.queue[seq_id] for seq_id in policy.order(view)]
+
+    def _candidate(self, seq: Sequence) -> Candidate:
+        request, cache = seq.request, self._state.cache
+        if not self._policy.reads_cache:
+            return Candidate(seq.seq_id, rank=seq.rank, max_new_tokens=seq.max_new_tokens, routing_key=request.routing_key)
+        ids = seq.known_ids()
+        path: tuple[int, ...] = ()
+        if self._policy.reads_paths:
+            num_matched, path = cache.trace(ids, request.namespace)
+        else:
+            num_matched = cache.peek(ids, request.namespace)
+        return Candidate(seq.seq_id, ids, request.namespace, num_matched, path, arrived_at=seq.arrived_at)
+
+    def _touch(self) -> None:
+        """Keep the prefixes of those who wait from being evicted, the head of the queue last: it is needed first."""
+        state = self._state
+        if state.cache.enabled and self._num_passes % TOUCH_INTERVAL == 0:
+            for seq in reversed(list(state.queue)[:TOUCH_REQUESTS]):
+                state.cache.touch(seq.known_ids(), seq.request.namespace)
