@@ -55,3 +55,11 @@ def test_scheduler_prints_its_table() -> None:
     assert done.returncode == 0, done.stderr
     assert "fcfs, 2000 waiting, page size 64: decode" in done.stdout
     assert "aim <= 24 bytes per cached token: met" in done.stdout
+
+
+def test_goldens_prints_its_table() -> None:
+    done = run("goldens.py", "--only", "yarn", "--tokens", "4")
+    assert done.returncode == 0, done.stderr
+    assert "| qwen3: yarn rope | native | " in done.stdout
+    assert "| 32 of 32 over 8 prompts | 0 | " in done.stdout
+    assert "llama3 rope" not in done.stdout

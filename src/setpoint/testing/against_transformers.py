@@ -6,6 +6,8 @@ transformers judges our outputs: one forward pass of it over prompt and outputs 
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -88,6 +90,8 @@ class Agreement:
     """Tokens that are not transformers' choice, by less than NEAR_TIE of a logit."""
     wrong: int = 0
     """Tokens that are not transformers' choice by more."""
+    implementation: str = "native"
+    """Who computes on our side."""
     parameters: tuple[int, int, int] = (0, 0, 0)
     """As counted in the files, as planned without files, and by transformers."""
 
@@ -146,10 +150,9 @@ def measure(
 
 
 def _parameters(folder: Path, reference: Any) -> tuple[int, int, int]:
-    bare = folder / "without weights"
-    bare.mkdir(exist_ok=True)
-    (bare / "config.json").write_text((folder / "config.json").read_text())
-    return read_spec(folder).num_parameters, read_spec(bare).num_parameters, reference.num_parameters()
+    with tempfile.TemporaryDirectory() as bare:
+        shutil.copy(folder / "config.json", bare)
+        return read_spec(folder).num_parameters, read_spec(Path(bare)).num_parameters, reference.num_parameters()
 
 
 def template_differences(template: str, *, tokenizer: Any = None) -> list[str]:
