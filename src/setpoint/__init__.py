@@ -1,5 +1,29 @@
-"""Setpoint: an LLM serving engine that speaks SGLang's and OpenAI's language and tunes itself."""
+"""Setpoint: an LLM serving engine that speaks SGLang's and OpenAI's language and tunes itself.
+
+The names are loaded on first use, so that importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from setpoint.core.sampling import SamplingParams
+    from setpoint.offline import Engine
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["Engine", "SamplingParams", "__version__"]
+
+_HOMES = {"Engine": "setpoint.offline", "SamplingParams": "setpoint.core.sampling"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'setpoint' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -48,6 +48,7 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
     ),
     "engine.executor": ({"core", "config", "planning", "engine"}, {"torch", "numpy"}),
     "launch": ({""}, None),
+    "offline": ({"config", "core", "frontend.calls", "launch.background"}, set()),
     "cli": ({""}, None),
     "testing": ({""}, None),
 }
@@ -63,6 +64,8 @@ CONTROL_PLANE = (
     "cli",
     "launch.server",
     "launch.engine",
+    "launch.background",
+    "offline",
 )
 DETERMINISTIC = ("scheduler", "planning")
 """Clock and randomness are injected here, so that a simulator can own them."""
@@ -162,6 +165,15 @@ def test_control_plane_leaves_torch_out() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_package_loads_its_names_when_they_are_used() -> None:
+    code = "import sys, setpoint; assert setpoint.__version__; print(sorted(name for name in sys.modules if name.startswith('setpoint.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
+    code = "import sys; from setpoint import Engine, SamplingParams; print({'torch', 'fastapi', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "set()\n", done.stderr
 
 
 def test_transformers_and_pickle_are_never_imported() -> None:

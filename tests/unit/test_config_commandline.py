@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from setpoint.config import sglang_names
-from setpoint.config.commandline import parse
-from setpoint.config.commands import BATCH, COMMANDS, SERVE, BatchOptions
+from setpoint.config.commandline import parse, parse_keywords
+from setpoint.config.commands import BATCH, COMMANDS, ENGINE, SERVE, BatchOptions
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.config.sglang_known import KNOWN
 from setpoint.core.errors import ConfigError
@@ -239,3 +240,37 @@ def test_help_of_every_command(name: str, capsys: pytest.CaptureFixture[str], mo
     assert all(field.flag in text for field in COMMANDS[name].fields())
     assert ("--port" in text) == COMMANDS[name].listens
     assert f"default: {COMMANDS[name].defaults.get('log_level', 'info')})" in text
+
+
+def test_keywords_are_options_in_their_own_types() -> None:
+    line = parse_keywords(ENGINE, {"model_path": "m", "tensor_parallel_size": 1, "max_total_tokens": "32k", "disable_radix_cache": True})
+    options = line.options
+    assert (options.model_path, options.tp_size, options.max_total_tokens, options.disable_radix_cache) == ("m", 1, 32000, True)
+    assert line.given == {"model_path", "tp_size", "max_total_tokens", "disable_radix_cache"}
+    assert options.log_level == "warning"
+    overrides = parse_keywords(ENGINE, {"json_model_override_args": {"rope_theta": 10.0}, "context_length": None}).options
+    assert (overrides.json_model_override_args, overrides.context_length) == ('{"rope_theta": 10.0}', None)
+
+
+def test_keywords_may_name_a_file(tmp_path: Path) -> None:
+    (tmp_path / "options.yaml").write_text("page-size: 16\nmax-total-tokens: 32k\n")
+    options = parse_keywords(ENGINE, {"config": tmp_path / "options.yaml", "page_size": 32}).options
+    assert (options.page_size, options.max_total_tokens) == (32, 32000)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"modle_path": "m"}, "unknown option modle_path. Did you mean model_path"),
+        ({"qqqq": 1}, "unknown option qqqq. See docs/flags.md."),
+        ({"host": "::"}, r"host belongs to 'setpoint serve'; Engine\(\) has no use for it."),
+        ({"tp_size": 2}, "tp_size 2 is not supported by this version"),
+        ({"page_size": 1.5}, "page_size: '1.5' is not a whole number"),
+        ({"disable_radix_cache": 1}, "disable_radix_cache must be true or false, got 1"),
+        ({"dtype": ["float32"]}, "dtype must be a single value"),
+        ({"help": True}, "help is not an option here"),
+    ],
+)
+def test_bad_keywords(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_keywords(ENGINE, values)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,6 +45,16 @@ def parse(command: Command, argv: list[str]) -> CommandLine:
     Raises ConfigError for anything that cannot be honoured; ``--help`` prints and raises SystemExit(0).
     """
     return _Reader(command).read(argv)
+
+
+def parse_keywords(command: Command, values: Mapping[str, Any]) -> CommandLine:
+    """The same from Python: names with underscores, values of their own type or as they are typed. Raises ConfigError."""
+    reader = _Reader(command)
+    try:
+        return reader.read([token for key, value in values.items() for token in reader.tokens(key, value)])
+    except ConfigError as error:
+        message = re.sub(r"--[a-z0-9-]+", lambda flag: sglang_names.field_name(flag[0]), str(error))
+        raise ConfigError(message) from None
 
 
 class _Reader:
@@ -101,7 +112,7 @@ class _Reader:
         return tokens, frozenset(noted)
 
     def _canonical(self, name: str) -> str:
-        return sglang_names.canonical(name, self._fields.keys(), command=self._command.name)
+        return sglang_names.canonical(name, self._fields.keys(), command=self._command.called, manual=self._command.manual)
 
     def _yaml_tokens(self, path: Path) -> list[str]:
         """The file's keys and values as command-line tokens, so that there is one way to read an option."""
@@ -116,14 +127,18 @@ class _Reader:
         if not isinstance(content, dict):
             raise ConfigError(f"--config {path} must hold 'option: value' lines.")
         try:
-            return [token for key, value in content.items() for token in self._yaml_option(key, value)]
+            tokens = [token for key, value in content.items() for token in self.tokens(key, value)]
         except ConfigError as error:
             raise ConfigError(f"--config {path}: {error}") from None
+        if any(token.startswith("--config=") for token in tokens):
+            raise ConfigError(f"--config {path}: config has no place in a config file.")
+        return tokens
 
-    def _yaml_option(self, key: object, value: Any) -> list[str]:
+    def tokens(self, key: object, value: Any) -> list[str]:
+        """An option that is not text yet, as a command line has it."""
         flag = self._canonical("--" + str(key).lstrip("-").replace("_", "-"))
-        if flag in ("--config", "--help"):
-            raise ConfigError(f"{key} has no place in a config file.")
+        if flag == "--help":
+            raise ConfigError(f"{key} is not an option here.")
         if value is None:
             return []
         field = self._fields.get(flag)

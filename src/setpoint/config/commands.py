@@ -15,6 +15,7 @@ from setpoint.config.declare import Field, Option, Scalar, declared
 from setpoint.config.options import OPTION_FIELDS
 
 BATCHES = "Batch"
+CHATS = "Chat"
 
 
 class NoOptions(msgspec.Struct, frozen=True):
@@ -39,6 +40,29 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_order: Annotated[bool, Option(BATCHES, "Write answers in the order of the input instead of as they come.")] = False
 
 
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``setpoint chat`` has beside the engine's options."""
+
+    base_url: Annotated[
+        str | None, Option(CHATS, "Talk to a server instead, any with OpenAI's API: http://127.0.0.1:30000/v1.", metavar="URL")
+    ] = None
+    api_key: Annotated[
+        str | None, Option(CHATS, "Key for that server; OPENAI_API_KEY of the environment if not given.", metavar="KEY", secret=True)
+    ] = None
+    system: Annotated[str, Option(CHATS, "System prompt.", metavar="TEXT")] = ""
+    drop_old_turns: Annotated[
+        bool, Option(CHATS, "Forget the oldest turns, and say so, when the conversation outgrows the context; it is refused otherwise.")
+    ] = False
+    temperature: Annotated[float | None, Option(CHATS, "Spread of the choice of tokens; 0 takes the likeliest.", low=0)] = None
+    top_p: Annotated[float | None, Option(CHATS, "Choose among the likeliest tokens that add up to this.", metavar="P", high=1)] = None
+    top_k: Annotated[int | None, Option(CHATS, "Choose among this many tokens.", low=-1)] = None
+    min_p: Annotated[
+        float | None, Option(CHATS, "Choose among tokens at least this likely, relative to the likeliest.", metavar="P", low=0, high=1)
+    ] = None
+    max_tokens: Annotated[int | None, Option(CHATS, "Most tokens of an answer; up to the end of the context if not given.", low=1)] = None
+    seed: Annotated[int | None, Option(CHATS, "Seed of the choice of tokens; another for every answer if not given.")] = None
+
+
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Command:
     """How one command's line is read."""
@@ -56,6 +80,18 @@ class Command:
     """Serves clients: takes the options that are ``server_only``."""
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
     """Defaults that differ from the server's."""
+
+    is_function: bool = False
+    """Called from Python, with keywords; not a word behind ``setpoint``."""
+
+    @property
+    def called(self) -> str:
+        return f"{self.name}()" if self.is_function else f"'setpoint {self.name}'"
+
+    @property
+    def manual(self) -> str:
+        """Where its options are listed."""
+        return "docs/flags.md" if self.is_function else f"'setpoint {self.name} --help'"
 
     @property
     def own_fields(self) -> tuple[Field[Option], ...]:
@@ -81,6 +117,24 @@ BATCH = Command(
     arguments="INPUT -o OUTPUT [options]",
     positional="input",
     own=BatchOptions,
+    defaults={"log_level": "warning"},
+)
+CHAT = Command(
+    name="chat",
+    summary="talk to a model in the terminal",
+    description="Talk to a model: one of its own, or one behind a URL. /help there lists what can be typed.",
+    arguments="[MODEL] [options]",
+    positional="model_path",
+    own=ChatOptions,
+    defaults={"log_level": "warning"},
+)
+ENGINE = Command(
+    name="Engine",
+    summary="",
+    description="The offline Engine, whose options are keywords.",
+    arguments="[MODEL] [options]",
+    positional="model_path",
+    is_function=True,
     defaults={"log_level": "warning"},
 )
 COMMANDS = {command.name: command for command in (SERVE,)}

@@ -51,7 +51,13 @@ _PARALLEL_SIZES = ("tp_size", "dp_size", "pp_size", "ep_size")
 _SGLANG = {*KNOWN, *ALIASES, "--help"}
 
 
-def canonical(spelling: str, supported: Set[str] = SUPPORTED.keys(), *, command: str = "serve") -> str:
+def canonical(
+    spelling: str,
+    supported: Set[str] = SUPPORTED.keys(),
+    *,
+    command: str = "'setpoint serve'",
+    manual: str = "'setpoint serve --help'",
+) -> str:
     """The option meant by ``spelling``: a flag in ``supported`` (those of ``command``), a key of :data:`NOTED`, or ``--help``.
 
     Accepts aliases and unambiguous prefixes, as SGLang's parser does; a prefix of one of its options is never taken for one
@@ -63,10 +69,10 @@ def canonical(spelling: str, supported: Set[str] = SUPPORTED.keys(), *, command:
     if len(meant) > 1:
         raise ConfigError(f"{spelling} is ambiguous: it could mean {_listed(sorted(meant))}.")
     if not meant:
-        raise ConfigError(f"unknown option {spelling}.{_suggestion(spelling, spellings, command)}")
+        raise ConfigError(f"unknown option {spelling}.{_suggestion(spelling, spellings, manual)}")
     (flag,) = meant
     if flag in SUPPORTED and flag not in supported:
-        raise ConfigError(f"{flag} belongs to 'setpoint serve'; 'setpoint {command}' has no use for it.")
+        raise ConfigError(f"{flag} belongs to 'setpoint serve'; {command} has no use for it.")
     if flag not in supported and flag not in NOTED and flag != "--help":
         written = "" if flag == spelling else f" (written {spelling})"
         raise ConfigError(f"{flag}{written} is an option of SGLang that is not supported by this version of Setpoint yet.")
@@ -96,9 +102,9 @@ def _target(spelling: str) -> str:
     return ALIASES.get(spelling, spelling)
 
 
-def _suggestion(spelling: str, spellings: Set[str], command: str) -> str:
+def _suggestion(spelling: str, spellings: Set[str], manual: str) -> str:
     close = difflib.get_close_matches(spelling, sorted(spellings), n=3, cutoff=0.6)
-    return f" Did you mean {_listed(close, 'or')}?" if close else f" See 'setpoint {command} --help'."
+    return f" Did you mean {_listed(close, 'or')}?" if close else f" See {manual}."
 
 
 def _listed(names: list[str], word: str = "and") -> str:

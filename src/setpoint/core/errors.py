@@ -36,5 +36,9 @@ class RequestError(SetpointError):
         self.err_type = err_type
 
 
+class ContextLengthError(RequestError):
+    """Prompt and wanted output together are longer than the context, or than what the KV pool holds."""
+
+
 class EngineDeadError(SetpointError):
     """The engine process is gone; requests in flight cannot be answered."""

@@ -29,7 +29,11 @@ INT64_MAX = (1 << 63) - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request's sampling choices; immutable, validated by :meth:`parse` or :meth:`check`."""
+    """One request's sampling choices; immutable, and checked in whatever way it is made.
+
+    ``stop`` and ``stop_token_ids`` may be given as one value or a list, ``logit_bias`` as a dict. Raises RequestError (400)
+    for a wrong type or a value out of range.
+    """
 
     max_new_tokens: int | None = 128
     """Output limit in tokens; None = as far as the context allows."""
@@ -58,6 +62,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stream_interval: int | None = None
     """Tokens between stream emissions; None = the server's ``--stream-interval``."""
 
+    def __post_init__(self) -> None:
+        for field in _FIELDS:
+            value = getattr(self, field.name)
+            if value is not field.default:
+                msgspec.structs.force_setattr(self, field.name, _converted(field, value))
+        self._check_ranges()
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
@@ -82,24 +93,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise RequestError(f"sampling_params.{key} is not supported by this server yet.")
             if key not in cls.__struct_fields__:
                 raise RequestError(f"Unknown sampling parameter {key!r}.")
-        if isinstance(given.get("stop"), str):
-            given["stop"] = [given["stop"]]
-        if isinstance(given.get("stop_token_ids"), int) and not isinstance(given["stop_token_ids"], bool):
-            given["stop_token_ids"] = [given["stop_token_ids"]]
-        bias = given.get("logit_bias")
-        if bias is not None:
-            if not isinstance(bias, dict):
-                raise RequestError("logit_bias must be an object of token id to bias.")
-            given["logit_bias"] = [_bias_pair(key, value) for key, value in bias.items()]
-        try:
-            params = msgspec.convert(given, cls)
-        except msgspec.ValidationError as error:
-            raise RequestError(f"Invalid sampling_params: {error}") from None
-        params.check()
-        return params
+        return cls(**given)
 
-    def check(self) -> None:
-        """Raise RequestError (400) if a value is outside SGLang's valid range (FACTS §5.4)."""
+    def _check_ranges(self) -> None:
+        """SGLang's valid ranges (FACTS §5.4)."""
         for name in ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"):
             if not math.isfinite(getattr(self, name)):
                 raise RequestError(f"{name} must be a finite number, got {getattr(self, name)}.")
@@ -132,6 +129,25 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             for token in ids:
                 if not 0 <= token < vocab_size:
                     raise RequestError(f"{name} has token id {token}, outside the vocabulary of {vocab_size}.")
+
+
+_FIELDS = msgspec.structs.fields(SamplingParams)
+
+
+def _converted(field: msgspec.structs.FieldInfo, value: Any) -> Any:
+    """``value`` in the field's own type, from the looser forms that people and clients write; None mostly means not given."""
+    if value is None and field.name != "max_new_tokens":
+        return field.default
+    if field.name in ("stop", "stop_token_ids") and isinstance(value, str | int) and not isinstance(value, bool):
+        value = (value,)
+    if field.name == "logit_bias" and not isinstance(value, tuple):
+        if not isinstance(value, dict):
+            raise RequestError("logit_bias must be an object of token id to bias.")
+        value = tuple(_bias_pair(*pair) for pair in value.items())
+    try:
+        return msgspec.convert(value, field.type)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"Invalid sampling_params: {field.name}: {error}.") from None
 
 
 def _bias_pair(key: Any, value: Any) -> tuple[int, float]:

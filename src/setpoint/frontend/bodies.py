@@ -65,13 +65,13 @@ def asks_for_something(value: Any) -> bool:
     return value not in (None, False, "", {})
 
 
-def as_id_lists(value: list[Any], name: str) -> tuple[list[list[int]], bool]:
+def as_id_lists(value: list[Any], name: str, *, max_lists: int | None = MAX_SEQUENCES) -> tuple[list[list[int]], bool]:
     """Token ids as a client may send them: one list, or a list of lists (then True). Raises on anything else."""
     if not value:
         raise RequestError(f"{name} must not be empty.")
     is_batch = isinstance(value[0], list)
-    if is_batch and len(value) > MAX_SEQUENCES:
-        raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
+    if is_batch and max_lists is not None and len(value) > max_lists:
+        raise RequestError(f"One request may ask for at most {max_lists} sequences.")
     try:
         return (msgspec.convert(value, list[list[int]]), True) if is_batch else ([msgspec.convert(value, list[int])], False)
     except msgspec.ValidationError as error:

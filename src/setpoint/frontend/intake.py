@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from setpoint.core.errors import RequestError
+from setpoint.core.errors import ContextLengthError, RequestError
 from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.core.sampling import INT64_MAX, SamplingParams
 from setpoint.frontend.config import FrontendConfig
@@ -162,19 +162,19 @@ class Intake:
         if num_prompt >= context_len:
             raise self._too_long(str(num_prompt))
         if num_prompt >= max_input:
-            raise RequestError(
+            raise ContextLengthError(
                 f"Input length ({num_prompt} tokens) exceeds the maximum allowed length ({max_input} tokens). "
                 "Use a shorter input or enable --allow-auto-truncate."
             )
         wanted = max(sampling.max_new_tokens or 0, sampling.min_new_tokens)
         if num_prompt + wanted > context_len:
-            raise RequestError(
+            raise ContextLengthError(
                 f"Requested token count exceeds the model's maximum context length of {context_len} tokens: "
                 f"{num_prompt} of the input plus {wanted} for the completion are {num_prompt + wanted}."
             )
         return prompt, sampling
 
-    def _too_long(self, num_tokens: str) -> RequestError:
-        return RequestError(
+    def _too_long(self, num_tokens: str) -> ContextLengthError:
+        return ContextLengthError(
             f"The input ({num_tokens} tokens) is longer than the model's context length ({self._config.context_len} tokens)."
         )

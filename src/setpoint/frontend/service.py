@@ -82,6 +82,11 @@ class Service:
             self.engine.stop(probe.rid, mailbox)
         return heard and self.engine.state is EngineState.READY
 
+    async def server_info(self) -> dict[str, Any]:
+        """Resolved options, figures of start-up, and what the engine holds now. Raises EngineDeadError."""
+        state = await self.engine.call("state")
+        return {**self.config.server_info, **self.engine.info, "internal_states": [state.value]}
+
     async def warm_up(self, *, timeout_s: float = 600.0) -> None:
         """One real request before the world is told that the server is ready. Raises EngineDeadError or RequestError."""
         prompt = await self.intake.encode("The capital city of France is")

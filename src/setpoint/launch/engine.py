@@ -14,13 +14,15 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -63,11 +65,12 @@ class StartupError(SetpointError):
 
 
 class Phases:
-    """Where the time from process start to ready went."""
+    """Where the time from a start to ready went."""
 
-    def __init__(self) -> None:
+    def __init__(self, started_at: float | None = None) -> None:
+        """``started_at``: seconds since the epoch; the start of this process if not given."""
         self._last = time.time()
-        self.seconds: dict[str, float] = {"interpreter": max(self._last - _process_started_at(), 0.0)}
+        self.seconds: dict[str, float] = {"interpreter": max(self._last - (started_at or _process_started_at()), 0.0)}
 
     def mark(self, name: str) -> None:
         now = time.time()
@@ -112,6 +115,9 @@ def launched(options: Options, env: EnvSettings, *, given: Set[str], phases: Pha
         if process.poll() is None:
             process.kill()
         process.wait()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # a job that nobody read
+            process.stdin.close()
 
 
 class EngineSession:
@@ -137,6 +143,17 @@ class EngineSession:
         self.kill()
         await self.watcher
         self.client.close()
+
+    async def service_unless(self, called_off: asyncio.Future[Any]) -> Service | None:
+        """As ``service``; if ``called_off`` is done first, None, and the engine is killed."""
+        starting = asyncio.create_task(self.service())
+        await asyncio.wait([starting, called_off], return_when=asyncio.FIRST_COMPLETED)
+        if called_off.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            self.kill()
+            return None
+        return starting.result()
 
     def kill(self) -> None:
         """End the process at once; the only way while it loads and does not listen."""
@@ -219,10 +236,13 @@ def _resolve(options: Options, env: EnvSettings, given: Set[str], spec: ModelSpe
 async def _watch(process: subprocess.Popen[bytes], client: EngineClient) -> None:
     from setpoint.frontend.ipc.client import EngineState
 
-    code = await asyncio.to_thread(process.wait)
+    code: Future[int] = Future()
+    # Not an executor's thread: an interpreter that exits without ending the engine would wait for that one first.
+    threading.Thread(target=lambda: code.set_result(process.wait()), daemon=True).start()
+    await asyncio.wrap_future(code)
     await asyncio.sleep(LAST_WORDS_S)
     if client.state is not EngineState.STOPPING:
-        client.engine_died(f"The engine process {_ending(code)}.")
+        client.engine_died(f"The engine process {_ending(code.result())}.")
 
 
 def _service(engine: Launched, client: EngineClient, text: TextProcessor, phases: Phases) -> Service:

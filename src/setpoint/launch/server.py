@@ -56,14 +56,10 @@ async def _serve(engine: Launched, sock: socket.socket, phases: Phases) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     stopped = asyncio.create_task(stop.wait())
     async with EngineSession(engine, phases) as session:
-        ready = asyncio.create_task(session.service())
-        await _first(ready, stopped)
-        if stop.is_set():
-            ready.cancel()
-            await asyncio.wait([ready])
-            session.kill()
+        service = await session.service_unless(stopped)
+        if service is None:
             return 0
-        service, options = ready.result(), engine.config.options
+        options = engine.config.options
         log_level = options.log_level_http or options.log_level
         server = make_server(create_app(service), log_level=log_level, drain_s=DRAIN_S + CLOSE_S)
         await _answer(service, server, sock, _open(engine.config, service, phases), [stopped, session.watcher])

@@ -88,9 +88,7 @@ class AdminRoutes:
         return json_response({**info, **config.model_info})
 
     async def server_info(self) -> Response:
-        state = await self._engine.call("state")
-        info = {**self._config.server_info, **self._engine.info}
-        return json_response({**info, "internal_states": [state.value]})
+        return json_response(await self._service.server_info())
 
     async def flush_cache(self, timeout: float = 0.0) -> Response:
         """Wait until the engine is idle, for at most ``timeout`` seconds, and ask it to flush: an engine that cannot says so in the log."""

@@ -18,13 +18,10 @@ from starlette.requests import ClientDisconnect
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
 from setpoint.frontend.bodies import InvalidBodyError, as_request_error, flat_error
 from setpoint.frontend.jobs import ClientGoneError
+from setpoint.frontend.native import UnknownSamplingKeyError
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for "nobody is there to read this"."""
-
-
-class UnknownSamplingKeyError(RequestError):
-    """An unknown key in ``sampling_params``: answered in SGLang's text form ``{"error": "…"}``."""
 
 
 def json_response(content: Any, *, status_code: int = 200) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from setpoint.core import request as core
@@ -12,6 +13,7 @@ from setpoint.frontend.logprobs import chat_logprobs
 from setpoint.frontend.openai.protocol import UNSUPPORTED, ChatBody, flatten_messages
 from setpoint.frontend.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.service import Service
+from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 
 
@@ -34,19 +36,24 @@ class ChatApi:
     async def _requests(self, body: ChatBody, rid: str) -> list[core.Request]:
         sampling = body.sampling(self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens)
         top = (body.top_logprobs or 0) if body.logprobs else None
-        # The template writes the special tokens itself.
-        prompt = await self._service.intake.encode(self._prompt(body), add_special_tokens=False)
-        return self._service.intake.requests(prompt, sampling, body.options(top_logprobs_num=top), rid=rid)
-
-    def _prompt(self, body: ChatBody) -> str:
-        messages = flatten_messages(body.messages)
         variables = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             variables["reasoning_effort"] = body.reasoning_effort
-        started = ""
-        if body.continue_final_message and messages[-1]["role"] == "assistant":
-            started = messages.pop()["content"]
-        return self._service.text.render_chat(messages, variables=variables) + started
+        text = chat_prompt(self._service.text, body.messages, variables=variables, continue_final_message=body.continue_final_message)
+        # The template writes the special tokens itself.
+        prompt = await self._service.intake.encode(text, add_special_tokens=False)
+        return self._service.intake.requests(prompt, sampling, body.options(top_logprobs_num=top), rid=rid)
+
+
+def chat_prompt(
+    text: TextProcessor, messages: list[dict[str, Any]], *, variables: Mapping[str, Any], continue_final_message: bool | None = False
+) -> str:
+    """What the model reads. Raises RequestError for messages that are not text, or that the template refuses."""
+    flat = flatten_messages(messages)
+    started = ""
+    if continue_final_message and flat[-1]["role"] == "assistant":
+        started = flat.pop()["content"]
+    return text.render_chat(flat, variables=variables) + started
 
 
 class ChatChoices:

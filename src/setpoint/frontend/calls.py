@@ -1,0 +1,146 @@
+"""What a program asks of a service, as coroutines of its event loop: lists of any length, conversations, streams.
+
+Works on Python values that nobody has checked yet. Which thread or loop the caller lives in is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from setpoint.core.errors import RequestError
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.bodies import parse
+from setpoint.frontend.jobs import SequenceOutput
+from setpoint.frontend.native import UNSUPPORTED, EncodeBody, GenerateBody, NativeApi, Prepared, naming_prompt
+from setpoint.frontend.openai.chat import chat_prompt
+from setpoint.frontend.service import Service
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+QUEUED = 256
+"""Requests of one call that wait in the engine beside those that run: enough to refill every step, few enough that aborts and
+other callers need not pass thousands. The tuning guides call 100 to 2,000 healthy."""
+
+
+class Calls:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._native = NativeApi(service)
+        self._depth = service.engine.info["max_running_requests"] + QUEUED
+
+    @property
+    def chat_defaults(self) -> dict[str, Any]:
+        return {**self.service.config.sampling_defaults, "max_new_tokens": None}
+
+    async def generate(self, prompt: Any, sampling: Any, request: Mapping[str, Any]) -> Any:
+        prepared = await self._native.prepare(_generate_body({"text": prompt, **request}, sampling), max_sequences=None)
+        return await self._run(prepared, lambda output: self._native.result(output, prepared))
+
+    async def stream(self, prompt: Any, sampling: Any, request: Mapping[str, Any]) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """The pieces of each wake-up."""
+        prepared = await self._native.prepare(_generate_body({"text": prompt, "stream": True, **request}, sampling))
+        with self.service.job(prepared.flat(), received={}) as job:
+            async for pieces in job.pieces():
+                results = [self._native.result(piece.output, prepared, piece=piece) for piece in pieces]
+                if prepared.is_list:
+                    for piece, result in zip(pieces, results, strict=True):
+                        result["index"] = piece.output.index
+                yield results
+
+    async def chat(self, messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]) -> Any:
+        ids = await self._chat_ids(messages, variables or {})
+        return await self.generate(None, self.chat_defaults if sampling is None else sampling, {"input_ids": ids, **request})
+
+    async def stream_chat(
+        self, messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]
+    ) -> AsyncGenerator[list[dict[str, Any]], None]:
+        ids = await self._chat_ids(messages, variables or {})
+        async for pieces in self.stream(None, self.chat_defaults if sampling is None else sampling, {"input_ids": ids, **request}):
+            yield pieces
+
+    async def encode(self, prompt: Any, request: Mapping[str, Any]) -> Any:
+        body = _body({"text": prompt, **request}, EncodeBody)
+        prepared = await self._native.prepare_encode(body, max_sequences=None)
+        return await self._run(prepared, lambda output: self._native.embedding(output, body.dimensions))
+
+    async def abort(self, rid: str, *, abort_all: bool) -> None:
+        if not rid and not abort_all:
+            raise RequestError("Give the beginning of a rid, or abort_all.")
+        self.service.engine.abort(rid, abort_all=abort_all)
+
+    async def flush_cache(self) -> bool:
+        return (await self.service.engine.call("flush_cache")).ok
+
+    async def _run(self, prepared: Prepared, make: Callable[[SequenceOutput], dict[str, Any]]) -> Any:
+        """What ``make`` makes of every sequence, in order, with at most ``_depth`` of them in the engine.
+
+        The first failure ends the others.
+        """
+        results: list[list[dict[str, Any]]] = [[] for _ in prepared.requests]
+        waiting = iter(enumerate(prepared.requests))
+
+        async def work() -> None:
+            for index, requests in waiting:
+                with naming_prompt(index if len(results) > 1 else None), self.service.job(requests, received={}) as job:
+                    results[index] = [make(output) for output in await job.wait()]
+
+        widest = max(len(requests) for requests in prepared.requests)
+        workers = [asyncio.create_task(work()) for _ in range(min(max(1, self._depth // widest), len(results)))]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
+        flat = [result for each in results for result in each]
+        return flat if prepared.is_list else flat[0]
+
+    async def _chat_ids(self, messages: Any, variables: Mapping[str, Any]) -> list[int] | list[list[int]]:
+        """Ids of a conversation, or of each in a list of them."""
+        if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+            raise RequestError("messages must be a list of messages, or a list of such lists.")
+        if isinstance(messages[0], Mapping):
+            return await self._conversation_ids(messages, variables)
+        ids = []
+        for index, conversation in enumerate(messages):
+            with naming_prompt(index):
+                ids.append(await self._conversation_ids(conversation, variables))
+        return ids
+
+    async def _conversation_ids(self, messages: Any, variables: Mapping[str, Any]) -> list[int]:
+        try:
+            checked = msgspec.convert(messages, list[dict[str, Any]])
+        except msgspec.ValidationError as error:
+            raise RequestError(f"messages: {error}.") from None
+        if not checked:
+            raise RequestError("messages must not be empty.")
+        text = chat_prompt(self.service.text, checked, variables=variables)
+        # The template writes the special tokens itself.
+        return (await self.service.intake.encode(text, add_special_tokens=False)).tolist()  # type: ignore[no-any-return]
+
+
+def _body(raw: dict[str, Any], kind: type[T]) -> T:
+    """Raises TypeError for a keyword that the call does not have, RequestError for values that are not what they must be."""
+    for key in raw:
+        if key not in kind.__struct_fields__ and key not in UNSUPPORTED:
+            raise TypeError(f"unexpected keyword argument {key!r}")
+    return parse(raw, kind, route="Engine", unsupported=UNSUPPORTED)
+
+
+def _generate_body(raw: dict[str, Any], sampling: Any) -> GenerateBody:
+    body = _body(raw, GenerateBody)
+    if isinstance(sampling, Sequence) and not isinstance(sampling, str):
+        return msgspec.structs.replace(body, sampling_params=[_sampling(each) for each in sampling])
+    return msgspec.structs.replace(body, sampling_params=_sampling(sampling))
+
+
+def _sampling(value: Any) -> Any:
+    if value is None or isinstance(value, SamplingParams):
+        return value
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise RequestError(f"sampling_params must be SamplingParams or a dict, not {type(value).__name__}.")

@@ -1,0 +1,119 @@
+"""An engine and its service on an event loop in a thread of its own, and the way in for every other thread.
+
+Works on coroutines: whoever calls, from whatever thread or event loop, hands one over and waits for it. It does not know what
+they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Coroutine, Set
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from setpoint.config.environment import EnvSettings
+from setpoint.config.options import Options
+from setpoint.core.errors import EngineDeadError
+from setpoint.launch.engine import EngineSession, Launched, Phases, launched
+
+if TYPE_CHECKING:
+    from setpoint.frontend.service import Service
+
+T = TypeVar("T")
+
+_CLOSED = "This Engine has been shut down."
+
+
+class BackgroundService:
+    """A service that is ready when this is built, and gone after ``close``. Safe to use from any thread."""
+
+    def __init__(self, options: Options, env: EnvSettings, *, given: Set[str]) -> None:
+        """Raises SetpointError for an engine that cannot start. Interrupted, it leaves nothing behind."""
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        """Held to hand a coroutine over, or to end: what was handed over is known to the loop before it learns of the end."""
+        self._stop: Future[None] = Future()
+        """Done when the end is wanted."""
+        ready: Future[Service] = Future()
+        phases = Phases(started_at=time.time())
+        with ExitStack() as stack:
+            engine = stack.enter_context(launched(options, env, given=given, phases=phases))
+            self.pid = engine.process.pid
+            self._thread = threading.Thread(target=self._run, args=(engine, phases, ready), name="setpoint-engine", daemon=True)
+            self._thread.start()
+            stack.callback(self._end_thread)
+            self.service = ready.result()
+            self._stack = stack.pop_all()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._stop.done()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it on the service's loop and wait; an exception here (Ctrl-C) cancels it there. Raises what it raises, or EngineDeadError."""
+        future = self._submit(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def acall(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """As ``call``, from a coroutine of any event loop."""
+        return await asyncio.wrap_future(self._submit(coroutine))
+
+    def close(self) -> None:
+        """End the engine in order, once. In a forked child nothing happens: the engine is its parent's."""
+        if os.getpid() == self._owner:
+            self._stack.close()
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        with self._lock:
+            if os.getpid() == self._owner and not self.is_closed:
+                return asyncio.run_coroutine_threadsafe(self._told_of_the_end(coroutine), self._loop)
+        coroutine.close()
+        raise EngineDeadError(_CLOSED if self.is_closed else "This Engine belongs to another process; make one after the fork.")
+
+    async def _told_of_the_end(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await coroutine
+        except asyncio.CancelledError:
+            if self.is_closed:
+                raise EngineDeadError(_CLOSED) from None
+            raise
+
+    def _end_thread(self) -> None:
+        with self._lock:
+            if not self.is_closed:
+                self._stop.set_result(None)
+        if threading.current_thread() is not self._thread:  # the last reference may go away there
+            self._thread.join()
+
+    def _run(self, engine: Launched, phases: Phases, ready: Future[Service]) -> None:
+        import uvloop
+
+        try:
+            uvloop.run(self._serve(engine, phases, ready))
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    async def _serve(self, engine: Launched, phases: Phases, ready: Future[Service]) -> None:
+        self._loop = asyncio.get_running_loop()
+        stop = asyncio.wrap_future(self._stop)
+        async with EngineSession(engine, phases) as session:
+            service = await session.service_unless(stop)
+            if service is None:
+                raise EngineDeadError(_CLOSED)
+            ready.set_result(service)
+            await stop
+        calls = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in calls:
+            task.cancel()
+        if calls:
+            await asyncio.wait(calls)

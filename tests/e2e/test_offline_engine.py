@@ -1,0 +1,230 @@
+"""The offline Engine with a real engine process: the server's answers, from threads, loops and several engines at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from setpoint import Engine, SamplingParams
+from setpoint.core.errors import ConfigError, ContextLengthError, EngineDeadError, RequestError
+from setpoint.testing.server import ServerProcess, wait_until
+
+GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
+LONG = {"temperature": 0, "max_new_tokens": 3000, "ignore_eos": True}
+PROMPTS = ["Once upon a time", "The capital", "a", "Zwölf Boxkämpfer"]
+CONVERSATION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[Engine]:
+    with Engine(str(tiny_model), dtype="float32") as engine:
+        yield engine
+
+
+def is_idle(engine: Engine) -> bool:
+    (state,) = engine.get_server_info()["internal_states"]
+    pool = state["pool"]
+    return bool(state["num_running"] == state["num_queued"] == 0 and pool["free"] + pool["evictable"] == pool["total"])
+
+
+def comparable(result: dict[str, Any]) -> dict[str, Any]:
+    changing = ("id", "e2e_latency", "cached_tokens", "cached_tokens_details")
+    return {**result, "meta_info": {key: value for key, value in result["meta_info"].items() if key not in changing}}
+
+
+def test_answers_are_the_servers(engine: Engine, tiny: ServerProcess) -> None:
+    logprobs: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 2}
+    ours = engine.generate(PROMPTS, GREEDY, **logprobs)
+    theirs = tiny.generate(text=PROMPTS, sampling_params=GREEDY, **logprobs)
+    assert [comparable(each) for each in ours] == [comparable(each) for each in theirs]
+    assert engine.generate(input_ids=[72, 105], sampling_params=SamplingParams(**GREEDY))["text"] == engine.generate("Hi", GREEDY)["text"]
+
+
+def test_chat_is_the_servers_chat(engine: Engine, tiny: ServerProcess) -> None:
+    body = {"messages": CONVERSATION, "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+    reply = httpx.post(f"{tiny.url}/v1/chat/completions", json=body, timeout=60).json()
+    text = reply["choices"][0]["message"]["content"]
+    assert engine.chat(CONVERSATION, GREEDY)["text"] == text
+    assert [each["text"] for each in engine.chat([CONVERSATION, CONVERSATION], GREEDY)] == [text, text]
+    assert "".join(piece["text"] for piece in engine.stream_chat(CONVERSATION, GREEDY)) == text
+
+
+def test_streams_add_up_to_the_answer(engine: Engine) -> None:
+    whole = engine.generate(PROMPTS, GREEDY)
+    texts, ids, ends = [""] * 4, [[] for _ in PROMPTS], [None] * 4
+    for piece in engine.stream(PROMPTS, GREEDY):
+        index = piece["index"]
+        texts[index] += piece["text"]
+        ids[index] += piece["output_ids"]
+        ends[index] = piece["meta_info"]["finish_reason"]
+    assert texts == [each["text"] for each in whole]
+    assert ids == [each["output_ids"] for each in whole]
+    assert ends == [each["meta_info"]["finish_reason"] for each in whole]
+
+
+def test_a_closed_stream_frees_its_requests(engine: Engine) -> None:
+    for _ in engine.stream(PROMPTS, LONG):
+        break
+    wait_until(lambda: is_idle(engine))
+
+
+def test_more_prompts_than_a_body_may_hold_in_order(engine: Engine) -> None:
+    prompts = [chr(97 + index % 26) * (1 + index % 3) for index in range(5000)]
+    results = engine.generate(prompts, {"temperature": 0, "max_new_tokens": 1})
+    assert [each["meta_info"]["prompt_tokens"] for each in results] == [len(prompt) for prompt in prompts]
+    samples = engine.generate(["a", "b"], {"n": 2, "max_new_tokens": 2, "sampling_seed": 1})
+    assert [each["meta_info"]["prompt_tokens"] for each in samples] == [1] * 4
+
+
+def test_async_calls_and_sync_ones_in_a_running_loop(engine: Engine) -> None:
+    expected = engine.generate(PROMPTS, GREEDY)
+
+    async def program() -> None:
+        inside = engine.generate(PROMPTS[0], GREEDY)  # what a notebook's cell does
+        gathered = await asyncio.gather(*(engine.async_generate(prompt, GREEDY) for prompt in PROMPTS))
+        assert [each["text"] for each in gathered] == [each["text"] for each in expected]
+        assert inside["text"] == expected[0]["text"]
+        streamed = [piece["text"] async for piece in engine.async_stream(PROMPTS[0], GREEDY)]
+        assert "".join(streamed) == inside["text"]
+        assert (await engine.async_chat(CONVERSATION, GREEDY))["text"] == "".join(
+            [piece["text"] async for piece in engine.async_stream_chat(CONVERSATION, GREEDY)]
+        )
+        task = asyncio.create_task(engine.async_generate(PROMPTS, LONG))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(program())
+    wait_until(lambda: is_idle(engine))
+
+
+def test_ctrl_c_aborts_and_the_engine_stays_usable(engine: Engine) -> None:
+    for call in (lambda: engine.generate(PROMPTS * 100, LONG), lambda: list(engine.stream(PROMPTS, LONG))):
+        threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        wait_until(lambda: is_idle(engine))
+    assert len(engine.generate("x", GREEDY)["output_ids"]) == 12
+
+
+def test_abort_ends_by_the_beginning_of_a_rid(engine: Engine) -> None:
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(engine.generate(PROMPTS, LONG, rid="mine")))
+    thread.start()
+    wait_until(lambda: not is_idle(engine))
+    engine.abort("min")
+    thread.join(30)
+    assert [each["meta_info"]["finish_reason"]["type"] for each in answers[0]] == ["abort"] * 4
+    with pytest.raises(RequestError, match="abort_all"):
+        engine.abort()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"prompt": ["fine", ""]}, RequestError, "prompt 1: The prompt is empty"),
+        ({"prompt": ["fine"], "sampling_params": [{"top_p": 2}]}, RequestError, "prompt 0: top_p must be in"),
+        ({"prompt": "x", "sampling_params": {"temprature": 1}}, RequestError, "Unknown sampling parameter 'temprature'"),
+        ({"prompt": "x", "sampling_params": "hot"}, RequestError, "SamplingParams or a dict"),
+        ({"prompt": "x", "input_ids": [1]}, RequestError, "exactly one of text and input_ids"),
+        ({"input_ids": [[1], [9999]]}, RequestError, "prompt 1: input_ids has token id 9999"),
+        ({"prompt": 5}, RequestError, "text"),
+        ({"prompt": "x" * 5000}, ContextLengthError, "context length"),
+        ({"prompt": "x", "images": ["cat.png"]}, TypeError, "images"),
+        ({"prompt": "x", "lora_path": "y"}, RequestError, "lora_path is not supported"),
+    ],
+)
+def test_bad_requests_say_what_is_wrong(engine: Engine, arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        engine.generate(**arguments)
+    with pytest.raises(error, match=message):
+        next(engine.stream(**arguments))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"modle_path": "x"}, "unknown option modle_path. Did you mean model_path"),
+        ({"tensor_parallel_size": 2}, "tp_size 2 is not supported"),
+        ({"port": 1}, "port belongs to 'setpoint serve'"),
+        ({"disable_radix_cache": "yes"}, "disable_radix_cache must be true or false"),
+    ],
+)
+def test_bad_options_are_named_as_keywords(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Engine(**options)
+
+
+def test_several_engines_and_the_death_of_one(engine: Engine, tiny_model: Path) -> None:
+    expected = engine.generate(PROMPTS, GREEDY)
+    with Engine(model_path=str(tiny_model), dtype="float32", max_total_tokens="20k", schedule_policy="lpm") as second:
+        assert second.get_server_info()["max_total_num_tokens"] == 20000
+        assert [each["text"] for each in second.generate(PROMPTS, GREEDY)] == [each["text"] for each in expected]
+        stream = second.stream(PROMPTS, LONG)
+        next(stream)
+        (process,) = [each for each in psutil.Process().children() if each.pid == second.pid]
+        threading.Timer(0.2, process.kill).start()
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            second.generate(PROMPTS, LONG)
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            list(stream)
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            second.generate("x")
+        assert engine.generate(PROMPTS[0], GREEDY)["text"] == expected[0]["text"]
+    with pytest.raises(EngineDeadError, match="shut down"):
+        second.generate("x")
+    second.shutdown()
+
+
+EXIT = """
+import os, sys
+from setpoint import Engine
+engine = Engine(sys.argv[1], dtype="float32")
+if os.fork() == 0:
+    try:
+        engine.generate("x")
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+    engine.shutdown()
+    sys.exit(0)  # runs the finalizers, which must leave the parent's engine alone
+os.wait()
+engine.generate("x")
+stream = engine.stream("Once", {"max_new_tokens": 3000, "ignore_eos": True})
+next(stream)
+print(engine.pid, sorted({"torch", "fastapi"} & set(sys.modules)))
+"""
+
+
+def test_an_interpreter_may_exit_without_shutdown(tiny_model: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", EXIT, str(tiny_model)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    child, parent = done.stdout.splitlines()
+    assert child == "EngineDeadError This Engine belongs to another process; make one after the fork."
+    pid, heavy = parent.split(" ", 1)
+    assert heavy == "[]"
+    wait_until(lambda: not psutil.pid_exists(int(pid)), timeout_s=10)
+
+
+def test_an_engine_that_cannot_start_leaves_nothing_behind(tmp_path: Path, tiny_model: Path) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(Exception, match="nowhere"):
+        Engine(str(tmp_path / "nowhere"))
+    started = time.monotonic()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        Engine(str(tiny_model))
+    assert time.monotonic() - started < 30
+    assert {child.pid for child in psutil.Process().children()} == before
