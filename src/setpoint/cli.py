@@ -46,6 +46,8 @@ def _run(arguments: list[str]) -> int:
         return 0
     if command == "serve":
         return _serve(arguments[1:])
+    if command == "batch":
+        return _batch(arguments[1:])
     raise ConfigError(f"unknown command {command!r}; see 'setpoint --help'." if command else "a command is missing; see 'setpoint --help'.")
 
 
@@ -65,6 +67,18 @@ def _serve(arguments: list[str]) -> int:
     from setpoint.launch import serve
 
     return serve(line.options, env, given=line.given)
+
+
+def _batch(arguments: list[str]) -> int:
+    from setpoint.config.commandline import parse
+    from setpoint.config.commands import BATCH
+    from setpoint.config.environment import read_environment
+
+    line = parse(BATCH, arguments)
+    env = read_environment(os.environ)
+    from setpoint.batch.command import run_batch
+
+    return run_batch(line.own, line.options, env, given=line.given)
 
 
 if __name__ == "__main__":

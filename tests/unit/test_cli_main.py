@@ -19,6 +19,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert "\n  serve       serve a model over HTTP\n" in text
+    assert "\n  batch       answer a file" in text
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_a_bad_environment_is_code_2(capsys: pytest.CaptureFixture[str], monkeyp
     assert "SGLANG_LOG_MS" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["serve"])
+@pytest.mark.parametrize("command", ["serve", "batch"])
 def test_help_imports_nothing_heavy(command: str) -> None:
     code = (
         "import sys\nfrom setpoint import cli\n"

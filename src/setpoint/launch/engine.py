@@ -94,12 +94,12 @@ class Launched:
 
 
 @contextmanager
-def launched(options: Options, env: EnvSettings, *, given: Set[str], phases: Phases) -> Iterator[Launched]:
+def launched(options: Options, env: EnvSettings, *, given: Set[str], phases: Phases, stderr: int | None = None) -> Iterator[Launched]:
     """Start an engine process for these options; when the block ends, so has the process.
 
-    Raises SetpointError for a model or configuration that cannot be served.
+    stderr: the descriptor that its log goes to, if not ours. Raises SetpointError for a model or configuration that cannot be served.
     """
-    process = _spawn_engine()
+    process = _spawn_engine(stderr)
     try:
         source = locate(options.model_path, revision=options.revision, load_format=options.load_format, log=logger.info)
         spec = read_spec(source.folder, overrides=model_overrides(options))
@@ -179,12 +179,12 @@ def _process_started_at() -> float:
     return float(psutil.Process().create_time())
 
 
-def _spawn_engine() -> subprocess.Popen[bytes]:
+def _spawn_engine(stderr: int | None) -> subprocess.Popen[bytes]:
     """The engine with SIGINT and SIGTERM blocked from its first instruction: it ends when this process says so, or ends itself."""
     command = [sys.executable, "-m", "setpoint.launch.engine_process"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, env=_engine_environment())
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, env=_engine_environment())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -55,6 +55,8 @@ class FakeEngine:
     step_s: float = 0.0
     tokens_per_event: int = 1
     num_cached: int = 0
+    max_running: int = 1000
+    """Sequences beyond this wait, as in an engine without room, until others end."""
     refuse: Callable[[Request], Finish | None] = lambda request: None
     """An abort to answer a request with, e.g. "queue full"."""
     silent: bool = False
@@ -92,7 +94,9 @@ class FakeEngine:
                 self.running.pop(rid, None)
             case Call(call_id, name, _):
                 ok = name != "flush_cache" or not self.running
-                reply = Reply(call_id, ok, {"num_queued": 0, "num_running": len(self.running)})
+                num_running = min(len(self.running), self.max_running)
+                pool = {"total": 1000, "free": 1000 - num_running, "evictable": 0}
+                reply = Reply(call_id, ok, {"num_running": num_running, "num_queued": len(self.running) - num_running, "pool": pool})
                 asyncio.get_running_loop().call_soon(self.emit, reply)
             case Shutdown():
                 self.is_shut_down = True
@@ -106,7 +110,7 @@ class FakeEngine:
         self._ticking = False
         if self.silent:
             return
-        events = [self._step(running) for running in list(self.running.values())]
+        events = [self._step(running) for running in list(self.running.values())[: self.max_running]]
         for event in events:
             if event.finish is not None:
                 del self.running[event.rid]

@@ -153,10 +153,13 @@ class EngineClient:
             raise EngineDeadError(self.death or f"The engine is {self.state}.")
         self._next_call += 1
         call_id = self._next_call
-        future = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
         self._send(Call(call_id, name, args or {}))
         try:
-            return await asyncio.wait_for(future, timeout_s)
+            # Not wait_for: before Python 3.12 that forgets a cancellation that comes together with the answer.
+            async with asyncio.timeout(timeout_s):
+                return await future
         except TimeoutError:
             raise EngineDeadError(f"The engine did not answer {name!r} within {timeout_s:g} s.") from None
         finally:
@@ -167,7 +170,8 @@ class EngineClient:
         future = asyncio.get_running_loop().create_future()
         self._waiters.add(future)
         try:
-            await asyncio.wait_for(future, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await future
         except TimeoutError:
             return False
         finally:

@@ -1,0 +1,149 @@
+"""``setpoint batch``: puts a batch together from its files and an engine, and turns its end into a summary and an exit code.
+
+Exit codes: 0 every request answered; 3 all done, some failed; 1 it ended early with an error, 130 by a signal: the same command goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Iterator, Set
+from contextlib import closing
+from pathlib import Path
+
+from setpoint.batch import parquet
+from setpoint.batch.entry import BatchError, Entry, Source, Survey
+from setpoint.batch.journal import Journal
+from setpoint.batch.jsonl import JsonlSource
+from setpoint.batch.output import AsTheyCome, InOrder, Output
+from setpoint.batch.progress import EVERY_S, Display, display
+from setpoint.batch.run import BatchRun
+from setpoint.batch.tally import Tally
+from setpoint.config.commands import BatchOptions
+from setpoint.config.environment import EnvSettings
+from setpoint.config.options import Options
+from setpoint.core.errors import ConfigError, SetpointError
+from setpoint.launch.engine import SIGNALS, EngineSession, Launched, Phases, launched
+from setpoint.observe.logline import setup_logging
+
+DONE, FAILED, INTERRUPTED = 0, 3, 130
+DRAIN_S = 10.0
+"""How long open requests may go on after the first signal."""
+GO_ON = "The same command goes on from here."
+
+
+def run_batch(own: BatchOptions, options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) -> int:
+    """Run until everything is answered, or a signal; returns the exit code. Raises SetpointError for a batch that cannot go on."""
+    if own.input is None or own.output is None:
+        raise ConfigError("an input and an output are needed: setpoint batch INPUT -o OUTPUT.")
+    setup_logging(options.log_level, milliseconds=env.log_ms)
+    source_path, output_path = Path(own.input), Path(own.output)
+    is_parquet = parquet.is_parquet(output_path)
+    with closing(_source(source_path)) as source:
+        if output_path.exists() and os.path.samefile(source_path, output_path):
+            raise BatchError(f"{output_path} is the input; give another -o.")
+        survey = source.survey()
+        if not survey.num_requests:
+            raise BatchError(f"{source_path} holds no requests.")
+        if is_parquet and (num_failed := parquet.finished(output_path, survey)) is not None:
+            print(f"{output_path} is complete: {survey.num_requests} requests, {num_failed} failed.")
+            return FAILED if num_failed else DONE
+        journal_path = parquet.journal_of(output_path) if is_parquet else output_path
+        with Journal(journal_path) as journal:
+            batch = _Batch(source, survey, journal, keep_order=own.keep_order)
+            batch.work(options, env, given)
+            if is_parquet and not batch.num_left:
+                journal.sync()
+                parquet.write(output_path, journal_path, batch.tally, survey)
+    return batch.end(output_path)
+
+
+def _source(path: Path) -> Source:
+    return parquet.ParquetSource(path) if parquet.is_parquet(path) else JsonlSource(path)
+
+
+class _Batch:
+    """One batch: what is to be done, what has been, and how this run ended."""
+
+    def __init__(self, source: Source, survey: Survey, journal: Journal, *, keep_order: bool) -> None:
+        """Reads the journal. Raises BatchError."""
+        self.tally = Tally(survey.num_requests)
+        done = journal.recover(survey, self.tally, in_order=keep_order)
+        self._digest = survey.digest
+        self._journal = journal
+        self._entries: Iterator[Entry] = source.entries(survey, done)
+        self._output: Output = InOrder(journal, after=done.last) if keep_order else AsTheyCome(journal)
+
+    @property
+    def num_left(self) -> int:
+        return self.tally.num_requests - self.tally.num_done
+
+    def work(self, options: Options, env: EnvSettings, given: Set[str]) -> None:
+        """Start an engine and answer what is left, until a signal. Raises SetpointError, after the summary so far."""
+        if not self.num_left:
+            return
+        phases = Phases()
+        try:
+            with display() as shown, launched(options, env, given=given, phases=phases, stderr=shown.engine_stderr) as engine:
+                import uvloop
+
+                uvloop.run(self._work(engine, phases, shown))
+        except SetpointError:
+            print(f"{self.tally.summary()}\n{GO_ON}")
+            raise
+
+    def end(self, output_path: Path) -> int:
+        """Print the summary; returns the exit code."""
+        print(f"{self.tally.summary()}\nOutput: {output_path}")
+        if self.num_left:
+            print(GO_ON)
+            return INTERRUPTED
+        return FAILED if self.tally.num_failed else DONE
+
+    async def _work(self, engine: Launched, phases: Phases, shown: Display) -> None:
+        signals = _Signals()
+        async with EngineSession(engine, phases) as session:
+            stopped = asyncio.create_task(signals.stop.wait())
+            service = await session.service_unless(stopped)
+            stopped.cancel()
+            if service is None:
+                return
+            run = BatchRun(service, self._journal, self._output, self.tally, digest=self._digest)
+            self.tally.started_at = time.monotonic()
+            showing = asyncio.create_task(_show(shown, run, self.tally))
+            timeout_s = engine.config.options.watchdog_timeout
+            working = asyncio.create_task(run.run(self._entries, stop=signals.stop, drain_s=DRAIN_S, look_timeout_s=timeout_s))
+            at_once = asyncio.create_task(signals.at_once.wait())
+            await asyncio.wait([working, at_once], return_when=asyncio.FIRST_COMPLETED)
+            for task in (showing, at_once):
+                task.cancel()
+            if working.done():
+                working.result()
+            else:
+                working.cancel()
+                await asyncio.wait([working])
+                session.kill()
+
+
+class _Signals:
+    """The first one asks for an orderly end, the second for one at once. Made inside the running loop."""
+
+    def __init__(self) -> None:
+        self.stop, self.at_once = asyncio.Event(), asyncio.Event()
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self.stop.is_set():
+            self.at_once.set()
+        else:
+            self.stop.set()
+            print(f"Stopping: open requests have {DRAIN_S:g} s to end. Once more to end at once.", file=sys.stderr, flush=True)
+
+
+async def _show(shown: Display, run: BatchRun, tally: Tally) -> None:
+    while True:
+        shown.show(tally, run.view)
+        await asyncio.sleep(EVERY_S)

@@ -1,0 +1,164 @@
+"""Runs a batch against a service: feeds requests as the engine has room, and puts one record per request into the output.
+
+Works on Entries and a Service; knows no file format, no terminal and no signals. Whoever calls it says when to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from setpoint.batch import record
+from setpoint.batch.entry import BatchError, Entry, Problem
+from setpoint.batch.feed import EngineView, Gate
+from setpoint.batch.journal import Journal
+from setpoint.batch.output import Output
+from setpoint.batch.tally import Tally
+from setpoint.core.errors import RequestError, SetpointError
+from setpoint.frontend.openai.apis import openai_apis
+from setpoint.frontend.openai.replies import Exchange
+from setpoint.frontend.service import Service
+
+logger = logging.getLogger(__name__)
+
+SYNC_S = 1.0
+"""Answers younger than this may be lost to a power cut, and are then computed again."""
+BREATH = 1000
+"""Entries that are handled at most before the event loop gets its turn."""
+
+
+class BatchRun:
+    def __init__(self, service: Service, journal: Journal, output: Output, tally: Tally, *, digest: str) -> None:
+        self._service = service
+        self._journal = journal
+        self._output = output
+        self._tally = tally
+        self._digest = digest
+        self._apis = openai_apis(service)
+        self.view = EngineView(service.engine)
+        self._gate = Gate(self.view)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        """What ended a task, and so ends the run."""
+
+    async def run(self, entries: Iterable[Entry], *, stop: asyncio.Event, drain_s: float, look_timeout_s: float = 20.0) -> None:
+        """Answer every entry. After ``stop`` is set nothing new begins, and what is open has ``drain_s`` to end.
+
+        Raises BatchError for an output that cannot be written or an input that cannot be read, EngineDeadError.
+        """
+        background = [
+            asyncio.create_task(self.view.watch(self._gate.changed, timeout_s=look_timeout_s)),
+            asyncio.create_task(self._sync_regularly()),
+            asyncio.create_task(self._wake_at(stop)),
+        ]
+        try:
+            await self._feed(entries, stop)
+            now = asyncio.get_running_loop().time
+            deadline = None
+            while self._tasks and self._failure is None and (deadline is None or now() < deadline):
+                if stop.is_set() and deadline is None:
+                    deadline = now() + drain_s
+                await self._changed(deadline)
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            for task in (*self._tasks, *background):
+                task.cancel()
+            await asyncio.gather(*self._tasks, *background, return_exceptions=True)
+
+    async def _feed(self, entries: Iterable[Entry], stop: asyncio.Event) -> None:
+        for count, entry in enumerate(entries):
+            if count % BREATH == 0:
+                await asyncio.sleep(0)
+            while not self._gate.has_room(entry.num_bytes, held_bytes=self._output.held_bytes):
+                await self._changed(None)
+                if stop.is_set() or self._failure is not None:
+                    return
+            if stop.is_set() or self._failure is not None:
+                return
+            self._output.expect(entry.number)
+            if entry.problem is not None:
+                self._put(entry, record.failed(self._digest, entry, entry.problem))
+            else:
+                self._start(entry)
+
+    def _start(self, entry: Entry) -> None:
+        self._gate.opened(1, entry.num_bytes)
+        task = asyncio.create_task(self._answer(entry))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None and self._failure is None:
+            self._failure = task.exception()
+        self._gate.changed.set()
+
+    async def _answer(self, entry: Entry) -> None:
+        num_seqs = 1
+        try:
+            exchange = await self._open(entry)
+            if exchange is None:
+                return
+            self._gate.opened(len(exchange.job.outputs) - 1, 0)
+            num_seqs = len(exchange.job.outputs)
+            with exchange.job:
+                reply = await exchange.complete()
+            usage = reply.get("usage") or {}
+            self._tally.prompt_tokens += usage.get("prompt_tokens", 0)
+            self._tally.output_tokens += usage.get("completion_tokens", 0)
+            self._put(entry, record.answered(self._digest, entry, reply))
+        except RequestError as error:
+            self._put(entry, record.refused(self._digest, entry, error.message, status_code=error.status_code, err_type=error.err_type))
+        except SetpointError:
+            raise
+        except Exception:
+            # As in the server: a bug that one request meets must not keep the others from their answers.
+            logger.exception("Line %d met an internal error.", entry.number)
+            message = "Internal error; the log has the details."
+            self._put(entry, record.refused(self._digest, entry, message, status_code=500, err_type="InternalServerError"))
+        finally:
+            self._gate.closed(num_seqs, entry.num_bytes)
+
+    async def _open(self, entry: Entry) -> Exchange | None:
+        """The entry's request, not yet submitted; None if it failed already. Raises RequestError."""
+        api = self._apis.get(entry.url)
+        if api is None:
+            known = ", ".join(self._apis)
+            self._put(entry, record.failed(self._digest, entry, Problem("unknown_url", f"url must be one of {known}; got {entry.url!r}.")))
+            return None
+        assert entry.body is not None
+        # The line in the engine's log and among the suspects of a crash.
+        rid = record.record_id(self._digest, entry.number)
+        exchange = await api.open({"rid": rid, **entry.body})
+        if exchange.is_stream:
+            raise RequestError("stream must not be true in a batch: there is nobody to stream to.")
+        return exchange
+
+    def _put(self, entry: Entry, made: record.Record) -> None:
+        self._output.put(entry.number, record.encode(made))
+        self._tally.count(made.error)
+
+    async def _changed(self, deadline: float | None) -> None:
+        """Until something happened that may make room or end the run, or it is too late."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._gate.changed.wait()
+        except TimeoutError:
+            return
+        self._gate.changed.clear()
+
+    async def _wake_at(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._gate.changed.set()
+
+    async def _sync_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(SYNC_S)
+            try:
+                await asyncio.to_thread(self._journal.sync)
+            except BatchError as error:
+                self._failure = error
+                self._gate.changed.set()
+                return

@@ -1,0 +1,66 @@
+"""Counts of a batch: done, failed and why, tokens. Written by the run and by the journal's recovery, read by progress and summary."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from setpoint.batch.record import Error
+
+
+@dataclass(slots=True)
+class Reason:
+    count: int
+    first: Error
+
+
+@dataclass(slots=True)
+class Tally:
+    num_requests: int
+    num_done: int = 0
+    """Answered or failed, by this run and those before it."""
+    num_before: int = 0
+    """Of these, what was in the output already."""
+    num_failed: int = 0
+    reasons: dict[str, Reason] = field(default_factory=dict)
+    """By code, with the first example."""
+    prompt_tokens: int = 0
+    """Of requests that this run answered, like ``output_tokens``."""
+    output_tokens: int = 0
+    started_at: float = field(default_factory=time.monotonic)
+    """When this run could send its first request."""
+
+    def count(self, error: Error | None) -> None:
+        """One more request is done; ``error`` if it failed."""
+        self.num_done += 1
+        if error is not None:
+            self.num_failed += 1
+            reason = self.reasons.setdefault(error.code, Reason(0, error))
+            reason.count += 1
+
+    @property
+    def elapsed_s(self) -> float:
+        return max(time.monotonic() - self.started_at, 1e-9)
+
+    @property
+    def num_now(self) -> int:
+        """Done by this run."""
+        return self.num_done - self.num_before
+
+    @property
+    def eta_s(self) -> float | None:
+        """None while nothing can be said."""
+        return None if not self.num_now else (self.num_requests - self.num_done) * self.elapsed_s / self.num_now
+
+    def summary(self) -> str:
+        """For the end of a run: counts, speed, and a line per reason."""
+        num_ok = self.num_done - self.num_failed
+        before = f", {self.num_before} of them in earlier runs" if self.num_before else ""
+        head = f"{self.num_done} of {self.num_requests} requests done{before}: {num_ok} answered, {self.num_failed} failed."
+        lines = [head]
+        if self.num_now:
+            rates = f"{self.prompt_tokens / self.elapsed_s:.0f} tok/s in, {self.output_tokens / self.elapsed_s:.0f} tok/s out"
+            lines.append(f"This run: {self.num_now} in {self.elapsed_s:.1f} s, {self.num_now / self.elapsed_s:.2f} requests/s, {rates}.")
+        for code, reason in sorted(self.reasons.items(), key=lambda item: -item[1].count):
+            lines.append(f"  {reason.count} × {code}, e.g. line {reason.first.line}: {reason.first.message}")
+        return "\n".join(lines)
