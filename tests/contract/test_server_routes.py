@@ -174,7 +174,7 @@ def test_information(serve: Serve) -> None:
             assert (info["page_size"], info["max_req_input_len"], info["internal_states"]) == (
                 16,
                 256,
-                [{"num_queued": 0, "num_running": 0}],
+                [{"num_queued": 0, "num_running": 0, "pool": {"total": 1000, "free": 1000, "evictable": 0}}],
             )
         assert (await server.http.get("/")).status_code == 200
 
