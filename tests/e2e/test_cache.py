@@ -18,6 +18,7 @@ TLRU = '{"threshold": 64, "next_prompt_estimate": 16}'
 @pytest.fixture(scope="module")
 def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     options = ["--enable-cache-report", "--radix-eviction-policy", "tlru", "--radix-eviction-policy-config", TLRU]
+    options += ["--workload", "multi-turn"]
     with running_server(tmp_path_factory.mktemp("server"), "--model-path", str(tiny_model), "--dtype", "float32", *options) as server:
         yield server
 
@@ -62,6 +63,8 @@ def test_a_flush_forgets_every_namespace(server: ServerProcess) -> None:
         assert cached(server, "native", **space) == 0
 
 
-def test_server_info_tells_the_policy(server: ServerProcess) -> None:
+def test_server_info_and_log_tell_what_was_chosen(server: ServerProcess) -> None:
     info = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()
+    assert (info["workload"], info["page_size"]) == ("multi-turn", 1)
+    assert any(line.startswith("Decision: page_size=1 (--workload multi-turn: ") for line in server.messages)
     assert (info["radix_eviction_policy"], info["radix_eviction_policy_config"]) == ("tlru", TLRU)

@@ -13,7 +13,7 @@ from setpoint.config.options import OPTION_FIELDS, Options, server_args
 from setpoint.config.sglang_known import KNOWN
 from setpoint.core.errors import ConfigError
 
-OWN = {"--num-threads", "--strict-accounting"}
+OWN = {"--num-threads", "--strict-accounting", "--workload"}
 
 
 @pytest.mark.parametrize("field", OPTION_FIELDS, ids=lambda field: field.name)

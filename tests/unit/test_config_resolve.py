@@ -191,6 +191,9 @@ def test_a_wish_that_cannot_be_met_is_a_warning() -> None:
 def test_an_eviction_policy_that_does_nothing_is_a_warning() -> None:
     useless = Options(radix_eviction_policy="lfu", disable_radix_cache=True)
     assert reason(decide(useless), "radix_eviction_policy").warn
+    equal = Options(radix_eviction_policy="priority")
+    assert reason(decide(equal), "radix_eviction_policy").warn
+    assert not reason(decide(msgspec.structs.replace(equal, schedule_policy="priority")), "radix_eviction_policy").warn
     for threshold, warn in ((1024, True), (1025, False)):
         parameters = f'{{"threshold": {threshold}, "next_prompt_estimate": 1024}}'
         config = decide(Options(radix_eviction_policy="tlru", radix_eviction_policy_config=parameters))

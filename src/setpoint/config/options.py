@@ -117,6 +117,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ] = "model"
 
     # -- Scheduling
+    workload: Annotated[
+        str | None,
+        Option(
+            SCHEDULE,
+            "Kind of traffic: takes the defaults that SGLang's tuning guide recommends for it, as far as they suit this machine. "
+            "Every explicit option wins; each value is printed with its reason.",
+            choices=("online", "offline", "long-context", "multi-turn"),
+        ),
+    ] = None
     schedule_policy: Annotated[
         str,
         Option(

@@ -80,7 +80,7 @@ def resolve_pool(config: ResolvedConfig, pool_tokens: int, *, limited_by: str = 
         min_free_slots=free_slots,
         decisions=(
             _tokens(config, pool_tokens, limited_by),
-            _running(pool_tokens, config.context_len, asked, running),
+            _running(config, pool_tokens, running),
             _length(config, pool_tokens, max_req_len),
             Decision("max_req_input_len", max_input, f"max_req_len less a margin of {INPUT_MARGIN}"),
             *_clipped_slots(config.options.min_free_slots_delay, free_slots, running),
@@ -95,14 +95,15 @@ def _tokens(config: ResolvedConfig, pool_tokens: int, limited_by: str) -> Decisi
     return Decision("max_total_num_tokens", pool_tokens, f"{why}; --max-total-tokens {asked} does not fit" if short else why, warn=short)
 
 
-def _running(pool_tokens: int, context_len: int, asked: int | None, running: int) -> Decision:
+def _running(config: ResolvedConfig, pool_tokens: int, running: int) -> Decision:
+    asked = config.options.max_running_requests
     if asked is None:
-        why = f"a pool of {pool_tokens} tokens with contexts of {context_len}; at least 2048, at most 4096 or one per two tokens"
+        why = f"a pool of {pool_tokens} tokens with contexts of {config.context_len}; at least 2048, at most 4096 or one per two tokens"
         return Decision("max_running_requests", running, why)
     if running < asked:
         why = f"{asked} asked for, but a request needs two tokens and the pool has {pool_tokens}; enlarge the pool to run more"
         return Decision("max_running_requests", running, why, warn=True)
-    return Decision("max_running_requests", running, "given")
+    return next(decision for decision in config.decisions if decision.field == "max_running_requests")
 
 
 def _length(config: ResolvedConfig, pool_tokens: int, max_req_len: int) -> Decision:

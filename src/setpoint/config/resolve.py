@@ -6,7 +6,7 @@ in ``pool``.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from setpoint.config.declare import Scalar
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import OPTION_FIELDS, Options
+from setpoint.config.workload import apply_profile
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
 from setpoint.planning.memory import CPU_MEM_FRACTION, DTYPE_BYTES, GIB, auto_mem_fraction, format_bytes
@@ -122,7 +123,9 @@ def resolve(
     """
     check_options(options)
     env = env or EnvSettings()
-    book = _Book(options, given)
+    profile = apply_profile(options, hardware, hardware.device if options.device == "auto" else options.device, given=given)
+    options = profile.options
+    book = _Book(options, given, profile.reasons)
     device = _device(book, hardware)
     dtype = _dtype(book, model, device)
     _kv_cache_dtype(book, dtype)
@@ -142,6 +145,7 @@ def resolve(
         notes.append(Decision("embedding_pooling", model.pooling.kind, model.pooling.why))
         notes.append(Decision("embedding_normalize", model.pooling.normalize, model.pooling.why))
     notes += [Decision(name, True, words) for name, words in sglang_names.noted(given)]
+    notes += [Decision(name, None, words) for name, (words, _) in profile.reasons.items() if not hasattr(options, name)]
     return ResolvedConfig(
         options=msgspec.structs.replace(options, **book.values),
         env=env,
@@ -154,10 +158,12 @@ def resolve(
 class _Book:
     """Collects the values that differ from what the user wrote, and the reasons."""
 
-    def __init__(self, options: Options, given: Set[str]) -> None:
+    def __init__(self, options: Options, given: Set[str], profile: Mapping[str, tuple[str, bool]]) -> None:
+        """``profile``: what the workload's profile says of an option; stands beside the reason of its value."""
         self.options = options
         self.values: dict[str, Any] = {}
         self._given = given
+        self._profile = profile
         self._reasons: dict[str, tuple[str, bool]] = {}
 
     def put(self, name: str, value: T, why: str, *, warn: bool = False) -> T:
@@ -180,13 +186,15 @@ class _Book:
         return bool(getattr(self.options, name) != getattr(_DEFAULTS, name))
 
     def decisions(self) -> list[Decision]:
-        found = []
+        decisions = []
         for field in OPTION_FIELDS:
             value = self.values.get(field.name, getattr(self.options, field.name))
-            why, warn = self._reasons.get(field.name) or (self._plain_reason(field.name, field.default, value), False)
+            said = [found[field.name] for found in (self._reasons, self._profile) if field.name in found]
+            why = "; ".join(words for words, _ in said) or self._plain_reason(field.name, field.default, value)
+            warn = any(warns for _, warns in said)
             shown = "********" if field.about.secret and value is not None else value
-            found.append(Decision(field.name, shown, why, warn))
-        return found
+            decisions.append(Decision(field.name, shown, why, warn))
+        return decisions
 
     def _plain_reason(self, name: str, default: Scalar, value: Scalar) -> str:
         return "given" if name in self._given or value != default else "default"
@@ -305,6 +313,9 @@ def _eviction(book: _Book) -> None:
     policy, parameters = book.options.radix_eviction_policy, eviction_parameters(book.options)
     if policy != "lru" and book.options.disable_radix_cache:
         book.put("radix_eviction_policy", policy, "given, without effect: --disable-radix-cache keeps nothing to evict", warn=True)
+    elif policy == "priority" and not book.get("enable_priority_scheduling"):
+        why = "given, but all requests are equal without --enable-priority-scheduling: lru, and output before prompts"
+        book.put("radix_eviction_policy", policy, why, warn=True)
     elif policy == "tlru" and parameters["threshold"] <= parameters["next_prompt_estimate"]:
         why = "given, but acts as lru: the next prompt alone is expected to use up the threshold, so no cached token is spare"
         book.put("radix_eviction_policy", policy, why, warn=True)

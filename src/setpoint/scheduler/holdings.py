@@ -32,7 +32,7 @@ class Holdings:
         """The sequence (already in its slot) takes over a matched, locked prefix."""
         pages = handle.pages()
         if seq.num_retractions == 0:  # coming back is no hit
-            self._cache.count_hit(handle, priority=_priority(seq) + 1)
+            self._cache.count_hit(handle, priority=1 - seq.rank)
         seq.handle = handle
         seq.pages.frombytes(pages.tobytes())
         seq.num_scheduled = handle.num_tokens
@@ -53,10 +53,10 @@ class Holdings:
 
         The prompt ranks one above the output: other requests are likelier to begin with it (FACTS §3).
         """
-        self._extend(seq, ids[: len(seq.prompt)], _priority(seq) + 1)
-        self._extend(seq, ids, _priority(seq))
+        self._extend(seq, ids[: len(seq.prompt)], priority=1 - seq.rank)
+        self._extend(seq, ids, priority=-seq.rank)
 
-    def _extend(self, seq: Sequence, ids: Ids, priority: int) -> None:
+    def _extend(self, seq: Sequence, ids: Ids, *, priority: int) -> None:
         assert seq.handle is not None
         num_pages = len(ids) // self._page
         if num_pages * self._page <= seq.handle.num_tokens:
@@ -96,7 +96,3 @@ class Holdings:
         if seq.handle is None:
             return 0
         return len(seq.pages) - seq.handle.num_tokens // self._page + sum(len(pages) for pages in seq.duplicates)
-
-
-def _priority(seq: Sequence) -> int:
-    return seq.request.priority or 0

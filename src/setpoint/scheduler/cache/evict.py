@@ -81,7 +81,7 @@ class Priority(Scored):
     """The lowest priority first. Score: the highest priority among the requests that cached or hit the stretch."""
 
     fresh_score = -(1 << 64)
-    """Below every priority: what a new stretch grows to is its request's."""
+    """Not above any priority (scheduler.config.LAST_RANK): a new stretch grows to its request's."""
 
     def hit(self, rank: Rank, priority: int) -> Rank:
         return max(rank[0], priority), rank[1]

@@ -113,10 +113,8 @@ class RadixTree:
 
     def count_hit(self, handle: PrefixHandle, priority: int) -> None:
         """A request of this priority was admitted over the handle's path."""
-        node = handle.node
-        while node.parent is not None:
+        for node in self._path(handle.node):
             node.rank = self._policy.hit(node.rank, priority)
-            node = node.parent
 
     def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids, priority: int = 0) -> int:
         """Append ``ids`` (whole pages) to the handle's path and move its lock and length down to their end.
@@ -134,9 +132,8 @@ class RadixTree:
         self._refresh(node)
         self._lock(node, top)
         handle.move(node, handle.num_tokens + len(ids))
-        while node.parent is not None:
-            node.rank = self._policy.grow(node.rank, priority, handle.num_tokens)
-            node = node.parent
+        for above in self._path(node):
+            above.rank = self._policy.grow(above.rank, priority, handle.num_tokens)
         return matched // TOKEN_BYTES
 
     def unlock(self, node: Node) -> None:
