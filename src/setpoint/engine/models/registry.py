@@ -28,6 +28,7 @@ NEARLY = {
     "ForConditionalGeneration": "it reads more than text, or has an encoder",
     "MoeForCausalLM": "it is a mixture of experts",
     "MoEForCausalLM": "it is a mixture of experts",
+    "MixtralForCausalLM": "it is a mixture of experts",
 }
 """Endings of architectures that look like supported ones, and what they do that no declaration here does."""
 
