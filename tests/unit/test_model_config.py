@@ -46,6 +46,10 @@ def build(folder: Path, family: str, **changes: Any) -> Any:
         ("llama", {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}}, "must be below"),
         ("llama", {"rope_theta": float("inf")}, "'rope_theta' must be a positive number, not inf"),
         ("llama", {"rope_scaling": {"type": "longrope"}}, "'longrope' lacks 'short_factor'"),
+        ("llama", {"rope_theta": 0.5}, "'rope_theta' must be above 1, not 0.5"),
+        ("llama", {"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "needs at least 4 rotated dimensions"),
+        ("llama", {"hidden_act": ["silu"]}, "'hidden_act' = ['silu']"),
+        ("phi3", {"original_max_position_embeddings": "4k"}, "must be an integer above 1, not '4k'"),
     ],
 )
 def test_what_is_not_computed_is_refused(tmp_path: Path, family: str, changes: dict[str, Any], message: str) -> None:

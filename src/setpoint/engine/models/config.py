@@ -96,7 +96,7 @@ class ConfigReader:
     def gated(self, key: str = "hidden_act") -> str:
         """The operation of a gated MLP with this activation."""
         value = self._get(key, "silu")
-        if value not in GATED:
+        if not isinstance(value, str) or value not in GATED:
             self.refuse(key, f"activations that are: {', '.join(GATED)}")
         return GATED[value]
 

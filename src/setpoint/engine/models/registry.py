@@ -19,7 +19,6 @@ MODELS = {
 """Architecture -> ``build(spec, config)``, giving a module with ``rotary``, ``forward(input_ids, ctx) -> hidden`` and
 ``logits(hidden)``."""
 
-
 NEARLY = {
     "ForSequenceClassification": "it classifies texts",
     "ForTokenClassification": "it classifies tokens",
