@@ -26,7 +26,7 @@ from setpoint.checkpoint.source import DEFAULT_MODEL, locate
 from setpoint.frontend.text.template import find_chat_template
 from setpoint.testing.against_transformers import Agreement, measure, template_differences, write_tiny
 from setpoint.testing.chat_templates import TEMPLATES
-from setpoint.testing.goldens import GOLDENS
+from setpoint.testing.goldens import GOLDENS, THROUGH_TRANSFORMERS
 
 TOLERANCE = 1e-4
 """Of the largest difference of a logit over the spread of the logits."""
@@ -61,11 +61,17 @@ class Row:
 
 
 def rows(only: str, num_tokens: int, default_model: bool) -> Iterator[Row]:
-    for golden in GOLDENS:
+    for golden in GOLDENS + THROUGH_TRANSFORMERS:
         if only in golden.name:
             with tempfile.TemporaryDirectory() as folder:
                 write_tiny(Path(folder), golden.config)
-                found = measure(Path(folder), context_len=golden.context_len, prompt_lengths=golden.prompt_lengths, num_new=num_tokens)
+                found = measure(
+                    Path(folder),
+                    context_len=golden.context_len,
+                    prompt_lengths=golden.prompt_lengths,
+                    num_new=num_tokens,
+                    model_impl=golden.model_impl,
+                )
             yield Row(golden.name, found, template_differences(TEMPLATES[golden.template]))
     if default_model and only in DEFAULT_MODEL:
         folder = locate(None, log=lambda line: print(line, file=sys.stderr)).folder

@@ -42,6 +42,10 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
         {"core", "config", "planning", "engine.kernels", "engine.attention", "engine.quant", "engine.layers"},
         {"torch", "numpy", "safetensors"},
     ),
+    "engine.models.transformers_model": (
+        {"core", "engine.attention", "engine.layers", "engine.quant"},
+        {"torch", "transformers"},
+    ),
     "engine.runner": (
         {"core", "config", "planning"} | {f"engine.{room}" for room in ("kernels", "attention", "quant", "sampling", "layers", "models")},
         {"torch", "numpy"},
@@ -178,10 +182,14 @@ def test_the_package_loads_its_names_when_they_are_used() -> None:
     assert done.stdout == "set()\n", done.stderr
 
 
-def test_transformers_and_pickle_are_never_imported() -> None:
+def test_pickle_is_never_imported_and_transformers_in_one_place_on_use() -> None:
     for module, tree in MODULES.items():
         if not is_below(module, "testing"):
-            assert not {"transformers", "pickle", "dill", "cloudpickle"} & {name.partition(".")[0] for name in imports(tree)}, module
+            found = {name.partition(".")[0] for name in imports(tree)}
+            assert not {"pickle", "dill", "cloudpickle"} & found, module
+            assert "transformers" not in found or module == "engine.models.transformers_model", module
+    tree = MODULES["engine.models.transformers_model"]
+    assert not any(name.startswith("transformers") for name in top_level_imports(tree)), "importing it takes seconds"
 
 
 def test_model_names_stand_only_in_models_and_tables() -> None:

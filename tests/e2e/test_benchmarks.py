@@ -63,3 +63,15 @@ def test_goldens_prints_its_table() -> None:
     assert "| qwen3: yarn rope | native | " in done.stdout
     assert "| 32 of 32 over 8 prompts | 0 | " in done.stdout
     assert "llama3 rope" not in done.stdout
+
+
+def test_fallback_tells_what_works_and_why_not() -> None:
+    """Over everything the installed transformers has: a table to the end, no traceback, and every refusal a sentence."""
+    done = run("fallback.py")
+    assert done.returncode == 0, done.stderr
+    rows = dict(line.strip("| ").split(" | ", 1) for line in done.stdout.splitlines() if line.startswith("| ") and "ForCausalLM |" in line)
+    assert {rows[f"{name}ForCausalLM"] for name in ("GPTNeoX", "Olmo2", "StableLm", "Granite", "Cohere", "Starcoder2", "Llama")} == {
+        "works"
+    }
+    assert "recurrent state" in rows["Qwen3NextForCausalLM"]
+    assert sum(words == "works" for words in rows.values()) > 50

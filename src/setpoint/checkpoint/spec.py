@@ -24,6 +24,18 @@ ROPES_THAT_STRETCH = ("linear", "dynamic", "yarn")
 """Rope types whose factor multiplies the original length; what max_position_embeddings says may be more."""
 
 
+OTHER_NAMES = (
+    ("n_embd", "hidden_size"),
+    ("n_layer", "num_hidden_layers"),
+    ("n_head", "num_attention_heads"),
+    ("n_positions", "max_position_embeddings"),
+    ("moe_intermediate_size", "intermediate_size"),
+    ("ffn_dim", "intermediate_size"),
+    ("n_inner", "intermediate_size"),
+)
+"""Keys of older and of mixture-of-experts configs, and what others call them; a later line wins."""
+
+
 @dataclass(slots=True, frozen=True)
 class Family:
     """What a family's configs leave to the code, and where they mean something else than most."""
@@ -60,7 +72,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
     config = _read_json(folder / CONFIG_NAME) | (overrides or {})
     family = FAMILIES.get(str(config.get("model_type", "")), Family())
     config = {**family.defaults, **config}
-    reader = _Reader(folder / CONFIG_NAME, config)
+    reader = _Reader(folder / CONFIG_NAME, {**_usual_names(config), **config})
     architecture = reader.architecture()
     if "text_config" in config:
         reader.fail("text_config", f"is a part of {architecture}, which takes more than text; only text models are supported")
@@ -96,6 +108,13 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
         config=config,
         **spec,
     )
+
+
+def _usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {usual: config[other] for other, usual in OTHER_NAMES if config.get(other) is not None}
+    if "n_inner" in config and config["n_inner"] is None and isinstance(config.get("n_embd"), int):
+        found["intermediate_size"] = 4 * config["n_embd"]  # what GPT-2's null means
+    return found
 
 
 def weights_bytes(folder: Path) -> int:

@@ -45,6 +45,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             choices=("auto", "safetensors", "gguf", "dummy"),
         ),
     ] = "auto"
+    model_impl: Annotated[
+        str,
+        Option(
+            MODEL,
+            "Whose model code runs: setpoint (SGLang's word sglang means the same), or that of the transformers library on this engine's "
+            "attention and cache; auto takes the first where it knows the architecture.",
+            choices=("auto", "setpoint", "sglang", "transformers"),
+        ),
+    ] = "auto"
     dtype: Annotated[
         str,
         Option(

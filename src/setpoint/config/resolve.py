@@ -128,6 +128,7 @@ def resolve(
     book = _Book(options, given, profile.reasons)
     device = _device(book, hardware)
     dtype = _dtype(book, model, device)
+    _model_impl(book)
     _kv_cache_dtype(book, dtype)
     _context_length(book, model, env)
     chunk = _chunked_prefill_size(book, hardware, device)
@@ -206,6 +207,14 @@ def _device(book: _Book, hardware: Hardware) -> str:
     if hardware.device == "cuda":
         return book.put("device", "cuda", "an NVIDIA GPU is visible and torch can drive it")
     return book.put("device", "cpu", "no NVIDIA GPU that torch can drive")
+
+
+def _model_impl(book: _Book) -> None:
+    asked = book.options.model_impl
+    if asked == "sglang":
+        book.put("model_impl", "setpoint", "given as sglang")
+    elif asked == "auto":
+        book.put("model_impl", asked, "the engine takes its own model where it has one, else that of transformers, and says which")
 
 
 def _dtype(book: _Book, model: ModelSpec, device: str) -> str:

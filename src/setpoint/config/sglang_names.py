@@ -33,6 +33,7 @@ SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
 """Options of a server and its engine, by canonical spelling. A command may have more of its own (see ``commands``)."""
 
 KNOWN_VALUES = {
+    "model_impl": ("mindspore",),
     "kv_cache_dtype": ("fp8_e5m2", "fp8_e4m3", "mxfp8", "nvfp4", "fp4_mx_block16"),
     "device": ("xpu", "npu", "hpu", "mps", "musa"),
     "load_format": (

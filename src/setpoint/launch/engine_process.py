@@ -133,6 +133,7 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
             device=options.device,
             page_size=options.page_size,
             attention_backend=options.attention_backend,
+            model_impl=options.model_impl,
             num_threads=config.num_threads,
             seed=config.random_seed,
         )
@@ -145,7 +146,7 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
         gib(after),
         gib(report.weight_bytes),
     )
-    logger.info("Kernels: %s, linear layers: %s, attention: %s", report.ops, report.linear, report.attention)
+    logger.info("Model: %s, kernels: %s, linear layers: %s, attention: %s", report.model_impl, report.ops, report.linear, report.attention)
     for fallback in report.fallbacks:
         logger.warning("Fallback: %s", fallback)
     plan = memory_model(config, spec, attention=report.attention).plan(
@@ -252,6 +253,7 @@ def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
         "max_req_len": pool.max_req_len,
         "max_req_input_len": pool.max_req_input_len,
         "weight_bytes": runner.report.weight_bytes,
+        "model_impl": runner.report.model_impl,
         "kernels": runner.report.ops,
         "linear_layers": runner.report.linear,
         "attention": runner.report.attention,

@@ -36,8 +36,6 @@ PAGE, CHUNK = 4, 24
 """Prompts are cut within pages and across them."""
 SPECIALS = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
 REFUSED = "(refused)"
-TIED_SCALE = np.float32(0.2)
-"""Of embeddings that are the head, too: at full size a model would say its last token again and again."""
 
 
 def write_tiny(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
@@ -46,11 +44,9 @@ def write_tiny(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     rng = np.random.default_rng(seed)
-    tensors = {name: draw(rng, name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        del tensors["lm_head.weight"]
-        tensors["model.embed_tokens.weight"] *= TIED_SCALE
+    tensors = {name: draw(rng, name, tuple(tensor.shape)) for name, tensor in model.state_dict().items() if name not in tied}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -94,8 +90,8 @@ class Agreement:
     """Tokens that are not transformers' choice, by less than NEAR_TIE of a logit."""
     wrong: int = 0
     """Tokens that are not transformers' choice by more."""
-    implementation: str = "native"
-    """Who computes on our side."""
+    implementation: str = ""
+    """Whose model code ran on our side."""
     parameters: tuple[int, int, int] = (0, 0, 0)
     """As counted in the files, as planned without files, and by transformers."""
 
@@ -115,12 +111,26 @@ class Agreement:
 
 
 def measure(
-    folder: Path, *, context_len: int, prompt_lengths: Sequence[int], num_new: int, attention: str = "auto", num_threads: int = 1
+    folder: Path,
+    *,
+    context_len: int,
+    prompt_lengths: Sequence[int],
+    num_new: int,
+    attention: str = "auto",
+    num_threads: int = 1,
+    model_impl: str = "auto",
 ) -> Agreement:
     """Random prompts in fp32, chunked side by side, twice: the second time out of the cache."""
     spec = read_spec(folder)
     config = EngineConfig(
-        str(folder), spec, dtype="float32", kv_dtype="float32", page_size=PAGE, attention_backend=attention, num_threads=num_threads
+        str(folder),
+        spec,
+        dtype="float32",
+        kv_dtype="float32",
+        page_size=PAGE,
+        attention_backend=attention,
+        num_threads=num_threads,
+        model_impl=model_impl,
     )
     runner = build_runner(config)
     num_pages = 2 * sum(-(-(length + num_new) // PAGE) for length in prompt_lengths)
@@ -137,7 +147,7 @@ def measure(
     rng = np.random.default_rng(7)
     prompts = [rng.integers(0, spec.vocab_size, length).tolist() for length in prompt_lengths]
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    agreement = Agreement(parameters=_parameters(folder, reference))
+    agreement = Agreement(implementation=runner.report.model_impl, parameters=_parameters(folder, reference))
     for turn in ("cold", "warm"):
         for index, prompt in enumerate(prompts):
             harness.submit(f"{turn} {index}", prompt, max_new_tokens=num_new, temperature=0.0)

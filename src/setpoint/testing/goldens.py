@@ -24,6 +24,7 @@ class Golden:
     """Its family's chat template, a key of ``chat_templates.TEMPLATES``."""
     context_len: int = CONTEXT
     prompt_lengths: tuple[int, ...] = (1, 23, 37, 90)
+    model_impl: str = "setpoint"
 
 
 def _config(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def _llama(name: str, *, context_len: int = CONTEXT, **keys: Any) -> Golden:
 
 
 def _qwen2(name: str, **keys: Any) -> Golden:
-    windows = {"use_sliding_window": False, "sliding_window": 20, "max_window_layers": 1}
+    windows = {"use_sliding_window": False, "sliding_window": 128, "max_window_layers": 1}
     return Golden(f"qwen2: {name}", _config("Qwen2ForCausalLM", "qwen2", **{**windows, **keys}), "qwen2")
 
 
@@ -84,12 +85,12 @@ GOLDENS = (
     _llama("linear rope", rope_scaling={"rope_type": "linear", "factor": 4.0}),
     _llama("linear rope, older key", rope_scaling={"type": "linear", "factor": 2.0}),
     _llama("dynamic rope, within the trained length", rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
-    _llama("yarn rope", rope_scaling={**YARN, "beta_fast": 2.0}, max_position_embeddings=64),
+    _llama("yarn rope", rope_scaling={**YARN, "beta_fast": 8.0}, max_position_embeddings=64),
     _llama("llama3 rope", rope_scaling=LLAMA3, rope_theta=500000.0),
     _llama("rope_parameters as transformers 5 writes them", rope_parameters={**LLAMA3, "rope_theta": 1000.0}),
     _qwen2("2.5, untied", rope_theta=1e6),
     _qwen2("2.5, tied", rope_theta=1e6, tie_word_embeddings=True),
-    _qwen2("2.5, windows on the later layers", use_sliding_window=True),
+    _qwen2("2.5, windows on the later layers", use_sliding_window=True, sliding_window=20),
     _qwen2("2.5, yarn rope", rope_theta=1e6, rope_scaling=YARN, max_position_embeddings=64),
     _qwen3("tied", rope_theta=1e6, tie_word_embeddings=True),
     _qwen3("untied, biases", attention_bias=True),
@@ -108,3 +109,40 @@ GOLDENS = (
         lengths=BEYOND,
     ),
 )
+
+
+def _through(name: str, architecture: str, model_type: str, **keys: Any) -> Golden:
+    """A size given as None is left out."""
+    config = {key: value for key, value in _config(architecture, model_type, **keys).items() if value is not None or key not in SIZES}
+    return Golden(f"through transformers: {name}", config, "chatml", model_impl="transformers")
+
+
+GPT2_NAMES = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "n_inner": None, "activation_function": "gelu_new"}
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+
+THROUGH_TRANSFORMERS = (
+    _through("gpt-neox, partial rotation", "GPTNeoXForCausalLM", "gpt_neox", num_key_value_heads=None, rotary_pct=0.5, hidden_act="gelu"),
+    _through("olmo2", "Olmo2ForCausalLM", "olmo2"),
+    _through("stablelm, partial rotation", "StableLmForCausalLM", "stablelm", partial_rotary_factor=0.25, use_qkv_bias=True),
+    _through(
+        *("granite, multipliers", "GraniteForCausalLM", "granite"),
+        attention_multiplier=0.1,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
+        logits_scaling=2.0,
+    ),
+    _through("cohere, parallel branches", "CohereForCausalLM", "cohere", logit_scale=0.5, tie_word_embeddings=True),
+    _through("starcoder2, window", "Starcoder2ForCausalLM", "starcoder2", sliding_window=16, use_bias=True, hidden_act="gelu_pytorch_tanh"),
+    _through("gpt2, positions learned", "GPT2LMHeadModel", "gpt2", **GPT2_NAMES, **dict.fromkeys(SIZES), tie_word_embeddings=True),
+    _through("qwen3-moe", "Qwen3MoeForCausalLM", "qwen3_moe", head_dim=16, moe_intermediate_size=48, num_experts=4, num_experts_per_tok=2),
+    _through("gemma2, soft caps and windows", "Gemma2ForCausalLM", "gemma2", head_dim=16, sliding_window=12, query_pre_attn_scalar=24),
+    _through("llama, as one that is declared here too", "LlamaForCausalLM", "llama"),
+)
+"""Architectures that run on the library's code; the last two have, or may get, declarations of their own."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.attention.base import AttentionShape, choose_attention
-from setpoint.engine.kernels.registry import choose_ops
+from setpoint.engine.executor.trial import try_out
+from setpoint.engine.kernels.registry import Choice, choose_ops
 from setpoint.engine.models.loader import load_weights
-from setpoint.engine.models.registry import build_model
+from setpoint.engine.models.registry import build_model, is_native
+from setpoint.engine.models.transformers_model import load_transformers_model
 from setpoint.engine.quant.base import choose_linear
 from setpoint.engine.runner.model_runner import LoadReport, ModelRunner
 
@@ -21,7 +26,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(slots=True, frozen=True)
 class EngineConfig:
-    """Everything the data plane is told; values are resolved already, nothing is "auto" but the attention backend."""
+    """Everything the data plane is told; values are resolved already, nothing is "auto" but what depends on the engine's tables."""
 
     model_folder: str
     """Holds safetensors; not read for load_format "dummy"."""
@@ -33,6 +38,8 @@ class EngineConfig:
     device: str = "cpu"
     page_size: int = 1
     attention_backend: str = "auto"
+    model_impl: str = "auto"
+    """"setpoint", "transformers", or "auto": the second where the first does not know the architecture."""
     num_threads: int = 0
     """CPU threads of torch; 0 = torch's own choice."""
     seed: int = 0
@@ -59,9 +66,10 @@ def build_runner(config: EngineConfig) -> ModelRunner:
         device=device,
     )
     attention = choose_attention(config.attention_backend, shape)
-    model = build_model(spec)
-    weight_bytes = load_weights(
-        model,
+    native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
+    load = _load_native if native else load_transformers_model
+    model, weight_bytes = load(
+        spec,
         config.model_folder,
         load_format=config.load_format,
         dtype=dtype,
@@ -72,16 +80,13 @@ def build_runner(config: EngineConfig) -> ModelRunner:
     report = LoadReport(
         load_seconds=time.perf_counter() - begin,
         weight_bytes=weight_bytes,
+        model_impl="setpoint" if native else "transformers",
         ops=ops.name,
         linear=linear.name,
         attention=attention.name,
-        fallbacks=tuple(
-            f"{what} uses {choice.name} ({choice.fallback})"
-            for what, choice in (("kernels", ops), ("linear layers", linear), ("attention", attention))
-            if choice.fallback
-        ),
+        fallbacks=_fallbacks(config, native, {"kernels": ops, "linear layers": linear, "attention": attention}),
     )
-    return ModelRunner(
+    runner = ModelRunner(
         model=model,
         spec=spec,
         ops=ops.impl,
@@ -92,6 +97,22 @@ def build_runner(config: EngineConfig) -> ModelRunner:
         device=device,
         report=report,
     )
+    if not native:
+        try_out(runner)
+    return runner
+
+
+def _load_native(spec: ModelSpec, folder: str, **how: Any) -> tuple[nn.Module, int]:
+    model = build_model(spec)
+    return model, load_weights(model, folder, **how)
+
+
+def _fallbacks(config: EngineConfig, native: bool, choices: Mapping[str, Choice[Any]]) -> tuple[str, ...]:
+    """One sentence for everything that is not the best there is."""
+    found = [f"{what} uses {choice.name} ({choice.fallback})" for what, choice in choices.items() if choice.fallback]
+    if not native and config.model_impl == "auto":
+        found.insert(0, f"model uses transformers (no declaration of {config.spec.architecture} here; slower than one would be)")
+    return tuple(found)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -19,6 +19,7 @@ MODELS = {
 """Architecture -> ``build(spec, config)``, giving a module with ``rotary``, ``forward(input_ids, ctx) -> hidden`` and
 ``logits(hidden)``."""
 
+
 NEARLY = {
     "ForSequenceClassification": "it classifies texts",
     "ForTokenClassification": "it classifies tokens",
@@ -27,14 +28,17 @@ NEARLY = {
     "ForConditionalGeneration": "it reads more than text, or has an encoder",
     "MoeForCausalLM": "it is a mixture of experts",
     "MoEForCausalLM": "it is a mixture of experts",
-    "MixtralForCausalLM": "it is a mixture of experts",
 }
 """Endings of architectures that look like supported ones, and what they do that no declaration here does."""
 
 
+def is_native(spec: ModelSpec) -> bool:
+    return spec.architecture in MODELS
+
+
 def build_model(spec: ModelSpec) -> nn.Module:
     """The model on the meta device: shapes without memory. CheckpointError for an architecture or a config that none computes."""
-    if spec.architecture not in MODELS:
+    if not is_native(spec):
         why = next((f" ({what})" for ending, what in NEARLY.items() if spec.architecture.endswith(ending)), "")
         raise CheckpointError(f"Architecture {spec.architecture!r} is not supported{why}; supported: {', '.join(sorted(MODELS))}.")
     config = ConfigReader(spec.architecture, spec.config)

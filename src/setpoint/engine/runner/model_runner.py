@@ -31,6 +31,8 @@ class LoadReport:
 
     load_seconds: float
     weight_bytes: int
+    model_impl: str
+    """"setpoint" or "transformers": whose model code runs."""
     ops: str
     linear: str
     attention: str

@@ -1,0 +1,337 @@
+"""Any decoder of the transformers library on our attention, paged cache and linear layers: for architectures without a declaration here.
+
+The one module that imports transformers, on use. It relies on the library's attention interface: layers look their attention function up
+by name and hand it q, k and v (rotated) with the layer's scale, window and soft cap; the rest of the layer is the library's. What cannot
+be driven this way is refused with the reason: here what config and class tell, in the first forward pass (``executor.trial``) what only
+running tells. T: tokens of the step, C: hidden size, H heads of size D. It knows nothing of slots or plans.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from setpoint.core.errors import CheckpointError, OutOfMemoryError, SetpointError
+from setpoint.core.model import ModelSpec
+from setpoint.engine.attention.base import AttentionVariant
+from setpoint.engine.layers.context import ForwardContext
+from setpoint.engine.quant.base import LinearMethod, PackedWeight
+
+NAME = "setpoint"
+"""Our attention in the library's registry."""
+
+SEAT = "setpoint_seat"
+"""The attribute of an attention layer that holds our ``Seat``: not every layer hands keyword arguments through."""
+
+TRIAL_TOKENS = 6
+"""Tokens of the run whose logits the library itself computes at load, for ``executor.trial``."""
+
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+ROPES_OF_THE_BATCH = ("dynamic", "longrope")
+"""The library chooses their frequencies by the longest sequence it sees: what is cached would depend on the neighbours."""
+
+WITHOUT_EFFECT = {
+    *("dropout", "position_ids", "use_cache", "cache_position", "position_embeddings", "past_key_values", "return_dict"),
+    *("output_attentions", "output_hidden_states", "output_router_logits", "layer_idx"),
+}
+"""Keyword arguments of an attention call that change nothing here: there is no dropout, no cache of theirs, and rotation is done."""
+
+
+class Undrivable(Exception):
+    """Raised in the middle of the library's layers; the message is the reason, without the model's name."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """Where our attention function finds what the runner gave; every attention layer of a model holds the same one, under SEAT."""
+
+    ctx: ForwardContext | None = None
+    """Of the forward pass under way."""
+    layers: list[int] = field(default_factory=list)
+    """Those that called in this pass, in the order of the calls."""
+    variants: dict[int, AttentionVariant] = field(default_factory=dict)
+    """Layer -> what it asked for in its first call."""
+
+
+class NoRotation:
+    """The table of a model that rotates by itself."""
+
+    def table(self, num_positions: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(0, dtype=dtype, device=device)
+
+
+class TransformersModel:
+    """What the runner runs: the library's decoder for hidden states, and its causal-LM class, around a stand-in, for logits."""
+
+    rotary = NoRotation()
+
+    def __init__(self, causal_lm: nn.Module, spec: ModelSpec, expected: torch.Tensor) -> None:
+        self.expected = expected
+        """[V]: the library's own logits behind ``trial_ids``."""
+        self.trial_ids = trial_ids(spec)
+        self._layers = list(range(spec.num_layers))
+        self._windowed = _windowed_layers(causal_lm.config, spec)
+        self._seat = Seat()
+        for module in causal_lm.modules():
+            if hasattr(module, "layer_idx"):
+                setattr(module, SEAT, self._seat)
+        self._decoder = _decoder_of(causal_lm)
+        self._causal_lm = causal_lm
+        name = next(name for name, module in causal_lm.named_modules() if module is self._decoder)
+        _replace(causal_lm, name, _StandIn())
+
+    def __call__(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """input_ids [T] -> the last hidden states [T, C], normalised."""
+        seat, ids, positions = self._seat, input_ids[None].long(), ctx.batch.positions[None]
+        seat.ctx, seat.layers = ctx, []
+        output = self._decoder(input_ids=ids, position_ids=positions, use_cache=False, return_dict=True)
+        seat.ctx = None
+        if sorted(seat.layers) != self._layers:
+            raise Undrivable(f"of its {len(self._layers)} layers those that called the attention interface are {seat.layers}")
+        if any(seat.variants[layer].window is None for layer in self._windowed):
+            raise Undrivable("its layers with a sliding window do not tell their attention of it")
+        return output.last_hidden_state[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [S, C] -> [S, V], with whatever the library's head does to them (scales, soft caps)."""
+        return self._causal_lm(inputs_embeds=hidden[None], use_cache=False, return_dict=True).logits[0]
+
+
+class _StandIn(nn.Module):
+    """Stands where the decoder was, so that the library's code behind it runs on hidden states that exist already."""
+
+    def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> _Output:
+        return _Output(inputs_embeds)
+
+
+class _Output:
+    """A decoder's output that has hidden states and nothing else, whatever it is asked for."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class PackedLinear(nn.Module):
+    """Takes the place of an ``nn.Linear``: x [..., K] -> [..., N]."""
+
+    def __init__(self, multiply: PackedWeight, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.multiply = multiply
+        self.weight = torch.empty_like(weight, device="meta")
+        """For layers that ask for a weight's dtype or shape; nothing can be computed with it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.multiply(x.reshape(-1, x.shape[-1]).contiguous()).view(*x.shape[:-1], -1)
+
+
+def load_transformers_model(
+    spec: ModelSpec, folder: str, *, load_format: str, dtype: torch.dtype, device: torch.device, method: LinearMethod, seed: int
+) -> tuple[TransformersModel, int]:
+    """The model with its weights, and the bytes they hold. Safetensors only; no code of a checkpoint is run and no network asked.
+
+    Raises CheckpointError for a model that cannot be served this way, OutOfMemoryError.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise CheckpointError(
+            f"Architecture {spec.architecture!r} needs the transformers library, which is not installed: "
+            '`pip install "setpoint[transformers]"`.'
+        )
+    import transformers
+
+    transformers.AttentionInterface.register(NAME, _attention)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    config = _config(spec)
+    try:
+        causal_lm = _read(config, spec, folder, load_format=load_format, dtype=dtype, seed=seed).to(device).eval()
+        _check_loaded(causal_lm, spec)
+        expected = _own_logits(causal_lm, spec)
+    except SetpointError:
+        raise
+    except Exception as error:  # whatever the library's many loaders and models raise
+        if isinstance(error, RuntimeError | MemoryError) and "memory" in str(error):
+            raise OutOfMemoryError(f"The weights do not fit into the memory of {device}: {error}") from None
+        raise refusal(spec, error) from error
+    num_bytes = _pack_linears(causal_lm, method)
+    return TransformersModel(causal_lm, spec, expected), num_bytes
+
+
+def refusal(spec: ModelSpec, why: str | Exception) -> CheckpointError:
+    """The one sentence for an architecture that the fallback cannot serve."""
+    words = (str(why).strip() or "no words").splitlines()[0].rstrip(".")
+    name = f"{type(why).__name__}: " if isinstance(why, Exception) and not isinstance(why, Undrivable) else ""
+    return CheckpointError(f"{spec.architecture} cannot be served through transformers: {name}{words}.")
+
+
+def trial_ids(spec: ModelSpec) -> list[int]:
+    """Some different ids of the vocabulary."""
+    return [(11 + 7919 * index) % spec.vocab_size for index in range(TRIAL_TOKENS)]
+
+
+def _config(spec: ModelSpec) -> Any:
+    """The library's config object, its class checked by all that can be told without building it."""
+    import transformers
+
+    if spec.config.get("quantization_config") is not None:
+        raise refusal(spec, "its weights are quantised")
+    known = transformers.CONFIG_MAPPING
+    if spec.model_type not in known:
+        raise refusal(
+            spec, f"transformers {transformers.__version__} has no model type {spec.model_type!r}, and code of a checkpoint is never run"
+        )
+    values = {key: value for key, value in spec.config.items() if key not in ("model_type", "auto_map")}
+    try:
+        config = transformers.AutoConfig.for_model(spec.model_type, **values)
+    except Exception as error:  # validation errors of many classes
+        raise refusal(spec, error) from error
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if kind is None or kind.__name__ != spec.architecture:
+        raise refusal(spec, f"it is not the causal language model of transformers' {spec.model_type!r}")
+    if config.is_encoder_decoder:
+        raise refusal(spec, "it is an encoder-decoder")
+    if kind._is_stateful:
+        raise refusal(spec, "it keeps a recurrent state instead of a KV cache")
+    strange = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
+    if strange:
+        raise refusal(spec, f"its layers of type {', '.join(sorted(strange))} have no KV cache of the usual kind")
+    if not kind._can_set_attn_implementation():
+        raise refusal(spec, "its layers do not use the attention interface")
+    return config
+
+
+def _read(config: Any, spec: ModelSpec, folder: str, *, load_format: str, dtype: torch.dtype, seed: int) -> nn.Module:
+    import transformers
+
+    auto = transformers.AutoModelForCausalLM
+    if load_format == "dummy":
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return auto.from_config(config, dtype=dtype, attn_implementation=NAME, trust_remote_code=False)
+    model, found = auto.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation=NAME,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        ignore_mismatched_sizes=True,  # so that they are listed
+        output_loading_info=True,
+    )
+    for what, problem in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape"), ("unexpected_keys", "belongs nowhere")):
+        names = sorted(key[0] if isinstance(key, tuple) else key for key in found.get(what) or ())
+        if names:
+            raise CheckpointError(f"{folder}: tensor {names[0]} {problem} in {spec.architecture} ({len(names)} such).")
+    return model
+
+
+def _check_loaded(causal_lm: nn.Module, spec: ModelSpec) -> None:
+    for module in causal_lm.modules():
+        ropes = getattr(module, "rope_type", None)
+        for rope in ropes.values() if isinstance(ropes, dict) else (ropes,):
+            if rope in ROPES_OF_THE_BATCH:
+                raise refusal(spec, f"rope of type {rope} changes with the longest sequence of a batch there")
+    for name, buffer in causal_lm.named_buffers():
+        if buffer.is_meta:
+            raise refusal(spec, f"buffer {name} was not initialised")
+
+
+@torch.inference_mode()
+def _own_logits(causal_lm: nn.Module, spec: ModelSpec) -> torch.Tensor:
+    """The library's answer to ``trial_ids`` on its own attention, before anything of it is replaced: -> [V]."""
+    causal_lm.set_attn_implementation("eager")
+    device = next(causal_lm.parameters()).device
+    logits = causal_lm(input_ids=torch.tensor([trial_ids(spec)], device=device), use_cache=False, return_dict=True).logits[0, -1]
+    causal_lm.set_attn_implementation(NAME)
+    return logits
+
+
+def _pack_linears(causal_lm: nn.Module, method: LinearMethod) -> int:
+    """Give every plain ``nn.Linear`` to the linear method; -> bytes of all weights from then on.
+
+    A method that makes no copy keeps the tensor it is given: one that is an embedding's too counts once.
+    """
+    found = {name: module for name, module in causal_lm.named_modules() if type(module) is nn.Linear}
+    before = sum(parameter.nbytes for parameter in causal_lm.parameters())
+    num_bytes = 0
+    for name, module in found.items():
+        packed = method.pack(module.weight.data, None if module.bias is None else module.bias.data)
+        _replace(causal_lm, name, PackedLinear(packed, module.weight))
+        num_bytes += packed.num_bytes
+    return num_bytes + sum(parameter.nbytes for parameter in causal_lm.parameters()) if method.copies else before
+
+
+def _windowed_layers(config: Any, spec: ModelSpec) -> list[int]:
+    """Layers that the config says have a window: no trial is long enough to tell."""
+    types = getattr(config, "layer_types", None)
+    if types:
+        return [layer for layer, kind in enumerate(types) if kind == "sliding_attention"]
+    declared = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    return list(range(spec.num_layers)) if declared else []
+
+
+def _decoder_of(causal_lm: nn.Module) -> nn.Module:
+    """The module whose output the head reads; in some classes it stands inside the base model."""
+    decoder = causal_lm.get_decoder()
+    return decoder if hasattr(decoder, "config") else causal_lm.base_model
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, module)
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """The library's attention function: query [1, H, T, D], key and value [1, Hkv, T, D] -> ([1, T, H, D], None)."""
+    seat: Seat | None = getattr(module, SEAT, None)
+    if seat is None or seat.ctx is None:
+        raise Undrivable("its attention layers do not know their place (layer_idx)")
+    layer, ctx = module.layer_idx, seat.ctx
+    seat.layers.append(layer)
+    variant = seat.variants.get(layer)
+    if variant is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        _check_call(attention_mask, causal, more)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        variant = seat.variants[layer] = AttentionVariant(scale, softcap, sliding_window)
+    k_cache, v_cache = ctx.kv[layer]
+    for new, cache in ((key, k_cache), (value, v_cache)):
+        tokens = new[0].transpose(0, 1)
+        if tokens.shape[1:] != cache.shape[2:]:
+            raise Undrivable(f"its keys or values are {list(tokens.shape[1:])} per token, the config says {list(cache.shape[2:])}")
+        cache.view(-1, *cache.shape[2:])[ctx.batch.kv_index] = tokens.to(cache.dtype)
+    q = query[0].transpose(0, 1).contiguous()
+    return ctx.attention.forward(q, k_cache, v_cache, ctx.batch, variant)[None], None
+
+
+def _check_call(attention_mask: torch.Tensor | None, causal: bool, more: dict[str, Any]) -> None:
+    """Undrivable for an attention that ours would not compute."""
+    strange = sorted(name for name, value in more.items() if value is not None and name not in WITHOUT_EFFECT)
+    if attention_mask is not None:
+        strange.append("attention_mask")
+    if not causal:
+        strange.append("tokens that come later")
+    if strange:
+        raise Undrivable(f"its attention wants {', '.join(strange)}")
