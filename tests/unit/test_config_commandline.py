@@ -200,7 +200,7 @@ def test_help_names_every_option_with_default_and_choices(capsys: pytest.Capture
 def test_a_command_has_options_of_its_own_beside_those_of_the_engine(tmp_path: Path) -> None:
     line = parse(BATCH, ["in.jsonl", "-o", "out.jsonl", "--keep", "--page-size", "4", "--model", "m"])
     assert line.own == BatchOptions(input="in.jsonl", output="out.jsonl", keep_order=True)
-    assert line.options == Options(page_size=4, model_path="m", log_level="warning")
+    assert line.options == Options(page_size=4, model_path="m", log_level="warning", workload="offline")
     assert line.given == {"input", "output", "keep_order", "page_size", "model_path"}
     path = _file(tmp_path, "output: there.jsonl\nkeep_order: true\nlog-level: error\n")
     line = parse(BATCH, ["in.jsonl", "--config", path])

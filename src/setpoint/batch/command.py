@@ -120,6 +120,7 @@ class _Batch:
             for task in (showing, at_once):
                 task.cancel()
             if working.done():
+                shown.show(self.tally, run.view)
                 working.result()
             else:
                 working.cancel()

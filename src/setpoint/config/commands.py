@@ -117,7 +117,7 @@ BATCH = Command(
     arguments="INPUT -o OUTPUT [options]",
     positional="input",
     own=BatchOptions,
-    defaults={"log_level": "warning"},
+    defaults={"log_level": "warning", "workload": "offline"},
 )
 CHAT = Command(
     name="chat",
@@ -137,4 +137,4 @@ ENGINE = Command(
     is_function=True,
     defaults={"log_level": "warning"},
 )
-COMMANDS = {command.name: command for command in (SERVE, BATCH, CHAT)}
+COMMANDS = {command.name: command for command in (SERVE, BATCH)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from setpoint.config import sglang_names
 from setpoint.config.commandline import default_text, metavar
-from setpoint.config.commands import COMMANDS
+from setpoint.config.commands import COMMANDS, Command
 from setpoint.config.declare import Field, Option, Range, Scalar
 from setpoint.config.environment import ENV_FIELDS
 from setpoint.config.options import OPTION_FIELDS
@@ -36,7 +36,7 @@ def flags_markdown() -> str:
     parts = [_INTRO]
     for group, fields in groupby(OPTION_FIELDS, key=lambda field: field.about.group):
         parts.append(_option_table(group, fields))
-    parts += [_option_table(f"`setpoint {command.name}`", command.own_fields) for command in COMMANDS.values() if command.own_fields]
+    parts += [_command(command) for command in COMMANDS.values() if command.own_fields]
     parts.append("\n## Environment variables\n\n| variable | default | meaning |\n|---|---|---|\n")
     parts += [f"| `{field.about.name}` | {_code(_env_default(field.default))} | {field.about.help} |\n" for field in ENV_FIELDS]
     parts.append("\n## Other spellings\n\n| written | taken as |\n|---|---|\n")
@@ -48,6 +48,11 @@ def flags_markdown() -> str:
         "(`src/setpoint/config/sglang_known.py` lists them all); an unknown option is refused with the nearest known one.\n"
     )
     return "".join(parts)
+
+
+def _command(command: Command) -> str:
+    others = ", ".join(f"`--{name.replace('_', '-')} {value}`" for name, value in command.defaults.items())
+    return _option_table(f"`setpoint {command.name}`", command.own_fields) + (f"\nOther defaults than above: {others}.\n" if others else "")
 
 
 def _option_table(title: str, fields: Iterable[Field[Option]]) -> str:

@@ -17,7 +17,4 @@ def phi3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
         attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=windows[index]))
         return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
 
-    model = causal_lm(spec, eps, map(layer, range(spec.num_layers)))
-    if model.rotary.kind not in ("default", "longrope"):
-        config.refuse("rope_scaling", "this architecture knows no type but longrope")
-    return model
+    return causal_lm(spec, eps, map(layer, range(spec.num_layers)))

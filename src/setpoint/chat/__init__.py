@@ -1,1 +1,0 @@
-"""``setpoint chat``: a conversation in a terminal, with a model in an engine of its own or behind a URL."""
