@@ -205,9 +205,14 @@ def test_model_names_stand_only_in_models_and_tables() -> None:
         assert not [name for name in names if any(word in name.lower() for word in words)], module
 
 
-def test_device_checks_stand_only_in_registries_kernels_and_the_executor() -> None:
-    homes = ("engine.kernels", "engine.attention", "engine.quant", "engine.executor", "engine.runner", "config", "planning", "launch")
+def test_device_kinds_are_compared_in_kernels_alone() -> None:
+    """Registries look a kind up; all else that differs between devices is in engine/kernels (decision 0007)."""
     for module, tree in MODULES.items():
-        if not any(is_below(module, home) for home in homes):
-            names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-            assert not {"is_cuda", "cuda"} & names, module
+        if is_below(module, "engine.kernels") or is_below(module, "launch"):
+            continue
+        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert not {"is_cuda", "is_cpu", "cuda"} & names, module
+        if is_below(module, "engine"):
+            comparisons = [node for node in ast.walk(tree) if isinstance(node, ast.Compare | ast.match_case)]
+            words = {node.value for each in comparisons for node in ast.walk(each) if isinstance(node, ast.Constant)}
+            assert not {"cpu", "cuda"} & words, module

@@ -170,6 +170,13 @@ def test_a_start_that_fails_says_why_in_one_line(make: Callable[[Path], list[str
         assert server.output == ""
 
 
+def test_a_gpu_that_is_not_there(tiny_model: Path, tmp_path: Path) -> None:
+    arguments, hidden = ["--model-path", str(tiny_model), "--device", "cuda"], {"CUDA_VISIBLE_DEVICES": "-1"}
+    with running_server(tmp_path, *arguments, ready=False, env=hidden) as server:
+        assert server.wait_end() == 1
+        assert "--device cuda was asked for, but torch sees no CUDA device here" in complaint(server)
+
+
 def test_an_option_nobody_knows_is_named_with_its_neighbour(tmp_path: Path) -> None:
     with running_server(tmp_path, "--mem-fraction-statik", "0.5", ready=False) as server:
         assert server.wait_end() == 2

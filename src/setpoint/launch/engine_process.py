@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from setpoint.config.check import eviction_parameters
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import probe_hardware
@@ -28,6 +30,7 @@ from setpoint.core.messages import Failed, Ready, ToEngine, ToFrontend
 from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.kernels.device import check_device
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc import EngineSocket
 from setpoint.launch.job import EngineJob, decode_job
@@ -121,6 +124,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
 def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRunner, PoolConfig]:
     """Weights, then the pool from what is really left, with SGLang's start-up lines."""
     options = config.options
+    check_device(torch.device(options.device))
     before = _available_bytes(options.device)
     logger.info("Load weight begin. avail mem=%s GB", gib(before))
     runner = build_runner(
@@ -272,8 +276,6 @@ def _state_info(runner: ModelRunner, lines: LogLines) -> dict[str, Any]:
 def _available_bytes(device: str) -> int:
     if device == "cpu":
         return probe_hardware().available_bytes
-    import torch
-
     free, _ = torch.cuda.mem_get_info()
     return int(free)
 

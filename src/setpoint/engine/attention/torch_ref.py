@@ -28,9 +28,12 @@ class TorchRefAttention:
         page_size = k_cache.shape[1]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         bounds = batch.cu_q_host.tolist()
+        # NOTE: all rows' pages at once. ``page_table[slots[row]]`` would read the slot back: an index that is a 0-dimensional tensor
+        # makes the host wait for the device.
+        tables = batch.page_table[batch.slots, : -(-int(batch.kv_lens_host.max()) // page_size)]
         for row, kv_len in enumerate(batch.kv_lens_host.tolist()):
             begin, end = bounds[row], bounds[row + 1]
-            pages = batch.page_table[batch.slots[row], : -(-kv_len // page_size)]
+            pages = tables[row, : -(-kv_len // page_size)]
             keys, values = (cache[pages].flatten(0, 1)[:kv_len].to(self.wide) for cache in (k_cache, v_cache))
             block = max(1, MAX_SCORES // (q.shape[1] * kv_len))
             for first in range(begin, end, block):

@@ -14,6 +14,7 @@ from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.attention.base import AttentionShape, choose_attention
 from setpoint.engine.executor.trial import try_out
+from setpoint.engine.kernels.device import check_device
 from setpoint.engine.kernels.registry import Choice, choose_ops
 from setpoint.engine.models.loader import load_weights
 from setpoint.engine.models.registry import build_model, is_native
@@ -52,8 +53,7 @@ def build_runner(config: EngineConfig) -> ModelRunner:
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     spec, device = config.spec, torch.device(config.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("Device cuda was asked for, but this torch sees no CUDA device.")
+    check_device(device)
     dtype, kv_dtype = _dtype(config.dtype), _dtype(config.kv_dtype)
     ops, linear = choose_ops(device, dtype), choose_linear(device, dtype)
     shape = AttentionShape(

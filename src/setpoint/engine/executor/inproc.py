@@ -6,13 +6,11 @@ for that copy alone. On the CPU the same calls simply do the work.
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
-import torch
 
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.result import PositionLogprobs, StepResult
+from setpoint.engine.kernels.device import mark, seconds_between, to_host, wait
 from setpoint.engine.runner.model_runner import Forward, ModelRunner
 from setpoint.engine.sampling.logprobs import Logprobs
 
@@ -33,24 +31,22 @@ class InprocStep:
 
     def __init__(self, runner: ModelRunner, plan: StepPlan) -> None:
         self.runner = runner
-        self.mark = _cuda_mark if runner.device.type == "cuda" else time.perf_counter
-        self.begin = self.mark()
+        self.begin = mark(runner.device)
         self.forward: Forward = runner.forward(plan)
-        self.forward_done = self.mark()
+        self.forward_done = mark(runner.device)
 
     def finish(self, masks: TokenMasks | None) -> None:
-        self.sample_begin = self.mark()
+        self.sample_begin = mark(self.runner.device)
         sampled = self.runner.sample(self.forward, masks)
-        self.sampled_ids = None if sampled is None else _to_host(sampled.ids.int())
-        self.output = None if sampled is None or sampled.logprobs is None else sampled.logprobs.map(_to_host)
-        self.prompt = {row: logprobs.map(_to_host) for row, logprobs in self.forward.prompt_logprobs.items()}
+        self.sampled_ids = None if sampled is None else to_host(sampled.ids.int())
+        self.output = None if sampled is None or sampled.logprobs is None else sampled.logprobs.map(to_host)
+        self.prompt = {row: logprobs.map(to_host) for row, logprobs in self.forward.prompt_logprobs.items()}
         pooled = self.forward.pooled
-        self.embeddings = None if pooled is None else _to_host(pooled.vectors)
-        self.sample_done = self.mark()
+        self.embeddings = None if pooled is None else to_host(pooled.vectors)
+        self.sample_done = mark(self.runner.device)
 
     def result(self) -> StepResult:
-        if isinstance(self.sample_done, torch.cuda.Event):
-            self.sample_done.synchronize()
+        wait(self.sample_done)
         plan = self.forward.plan
         return StepResult(
             step_id=plan.step_id,
@@ -59,8 +55,8 @@ class InprocStep:
             output_logprobs=self._output_logprobs(plan),
             prompt_logprobs={int(plan.rows.seq_ids[row]): self._cut(row, logprobs, slice(None)) for row, logprobs in self.prompt.items()},
             embeddings={} if self.embeddings is None else dict(zip(self.forward.pooled.seq_ids, self.embeddings.numpy(), strict=True)),
-            forward_s=_seconds(self.begin, self.forward_done),
-            sample_s=_seconds(self.sample_begin, self.sample_done),
+            forward_s=seconds_between(self.begin, self.forward_done),
+            sample_s=seconds_between(self.sample_begin, self.sample_done),
         )
 
     def _output_logprobs(self, plan: StepPlan) -> dict[int, PositionLogprobs]:
@@ -83,20 +79,3 @@ class InprocStep:
             top_ids=logprobs.top_ids[positions, :num_top].numpy(),
             picked=logprobs.picked[positions, :num_picked].numpy(),
         )
-
-
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU once the device has come this far; on the CPU the tensor itself."""
-    if not tensor.is_cuda:
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-def _cuda_mark() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _seconds(begin: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-    return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3

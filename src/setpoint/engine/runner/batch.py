@@ -14,8 +14,8 @@ import torch
 from setpoint.core.plan import OWN_LENGTH, Rows
 from setpoint.core.request import Ids
 from setpoint.engine.attention.base import AttentionBatch
+from setpoint.engine.kernels.device import to_device
 from setpoint.engine.runner.rows import SlotTable
-from setpoint.engine.sampling.columns import to_device
 
 
 @dataclass(slots=True, frozen=True)

@@ -6,6 +6,7 @@ import torch
 
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.model import ModelSpec
+from setpoint.engine.kernels.device import claim
 
 
 class KVPool:
@@ -14,9 +15,7 @@ class KVPool:
     def __init__(self, spec: ModelSpec, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
         shape = (spec.num_layers, 2, num_pages + 1, page_size, spec.num_kv_heads, spec.head_dim)
         try:
-            # On a CPU the memory is only mapped here and claimed as tokens arrive: touching gigabytes first would be most of the
-            # start-up time, and the plan has counted them. On a GPU an allocation claims at once.
-            self.memory = torch.empty(shape, dtype=dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+            self.memory = claim(shape, dtype, device)
         except RuntimeError as error:
             raise OutOfMemoryError(f"No memory on {device} for a KV pool of {num_pages} pages of {page_size} tokens: {error}") from None
         self.layers = tuple((layer[0], layer[1]) for layer in self.memory)

@@ -14,6 +14,7 @@ from torch import nn
 from setpoint.core.model import ModelSpec
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.engine.attention.base import AttentionBackend
+from setpoint.engine.kernels.device import reading_is_free
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.runner.batch import ForwardBatch, build_batch
@@ -119,7 +120,7 @@ class ModelRunner:
             block = slice(begin, begin + LOGITS_ROWS)
             logits = self.model.logits(forward.hidden[block]) if forward.logits is None else forward.logits
             rows = self.slots.sampling_rows(slots[block])
-            blocks.append(sample(logits, rows, masks_of(masks, slots[block]), peek=self.device.type == "cpu"))
+            blocks.append(sample(logits, rows, masks_of(masks, slots[block]), peek=reading_is_free(self.device)))
         sampled = joined(blocks)
         self.slots.append(slots, sampled.ids)
         return sampled

@@ -13,7 +13,8 @@ import torch
 
 from setpoint.core.plan import Admit, PageDeltas
 from setpoint.core.request import Ids
-from setpoint.engine.sampling.columns import SLOT_DTYPE, SamplingRows, TokenLists, slot_values, to_device, token_lists
+from setpoint.engine.kernels.device import to_device
+from setpoint.engine.sampling.columns import SLOT_DTYPE, SamplingRows, TokenLists, slot_values, token_lists
 
 FIRST_SLOTS = 16
 

@@ -106,9 +106,3 @@ class SamplingRows:
     """[num_slots, context + 1] int32 on the device: the known token ids of every slot; junk past a slot's length."""
     lists: dict[int, TokenLists] = field(default_factory=dict)
     """Slot -> its lists."""
-
-
-def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A host array on the device, without waiting for it; on the CPU a view, so the array must not change afterwards."""
-    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from setpoint.core.plan import TokenMasks
-from setpoint.engine.sampling.columns import SamplingRows, to_device
+from setpoint.engine.kernels.device import to_device
+from setpoint.engine.sampling.columns import SamplingRows
 
 
 def edit_logits(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | None) -> torch.Tensor:

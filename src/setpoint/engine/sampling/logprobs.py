@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from setpoint.engine.sampling.columns import SamplingRows, to_device
+from setpoint.engine.kernels.device import to_device
+from setpoint.engine.sampling.columns import SamplingRows
 
 PIECE_BYTES = 64 << 20
 """Most memory of fp32 logits held at once for prompt logprobs."""

@@ -14,7 +14,8 @@ import torch
 
 from setpoint.core.plan import TokenMasks
 from setpoint.core.request import Ids
-from setpoint.engine.sampling.columns import Columns, SamplingRows, to_device
+from setpoint.engine.kernels.device import to_device
+from setpoint.engine.sampling.columns import Columns, SamplingRows
 from setpoint.engine.sampling.edits import edit_logits
 from setpoint.engine.sampling.logprobs import Logprobs, joined_logprobs, output_logprobs
 from setpoint.engine.sampling.random import uniform

@@ -1,0 +1,164 @@
+"""On a device that is not the host, a step reads nothing back before its result is taken, and copies nothing to it that waits.
+
+No GPU is needed: torch's meta device has shapes and no values, so that whatever reads a value raises. The runner takes the same path
+on it as on a GPU, whose preferences the registries lend it here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.core.plan import OWN_LENGTH, StepPlan, TokenMasks
+from setpoint.core.sampling import SamplingParams
+from setpoint.engine.attention import base as attention
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.kernels import registry as kernels
+from setpoint.engine.quant import base as quant
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.goldens import GOLDENS
+from setpoint.testing.plans import Driver
+
+PAGE, PAGES = 4, 16
+VOCAB = 4096
+"""More than the sampler's head, so that its shortcut would be worth taking."""
+ALLOWED = {"copy to the device that waits": 0, "devices mixed": 0, "copy to the host": 0}
+ONE_OF_A_KIND = {(golden.config["model_type"], bool(golden.config.get("sliding_window"))): golden for golden in GOLDENS}
+"""The last golden model of each family, with and without windows."""
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "random": SamplingParams(temperature=0.7),
+    "top-k": SamplingParams(top_k=5),
+    "top-p": SamplingParams(top_p=0.9),
+    "min-p": SamplingParams(min_p=0.1, top_p=0.9, top_k=40),
+    "penalties": SamplingParams(frequency_penalty=0.5, presence_penalty=0.5, repetition_penalty=1.2),
+    "minimum length": SamplingParams(min_new_tokens=4, stop_token_ids=(5,), temperature=0.0),
+    "bias": SamplingParams(logit_bias=((3, 1.5), (7, -2.0))),
+}
+
+
+class Waits(TorchDispatchMode):
+    """Counts what makes the host wait but raises nothing on the meta device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.num_copies = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if len({tensor.device.type for tensor in given if tensor.dim()}) > 1:
+            self.counts["devices mixed"] += 1
+        elif len(given) == 1 and isinstance(result, torch.Tensor) and result.device.type != given[0].device.type:
+            self.num_copies += 1
+            named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+            if result.device.type == "cpu":
+                self.counts["copy to the host"] += 1
+            elif not (named.get("non_blocking") and given[0].data_ptr() in PINNED):
+                self.counts["copy to the device that waits"] += 1
+        return result
+
+
+PINNED: set[int] = set()
+
+
+def pretend_to_pin(tensor: torch.Tensor) -> torch.Tensor:
+    pinned = tensor.clone()
+    PINNED.add(pinned.data_ptr())
+    return pinned
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """A device that is not the host."""
+    for table in (attention, kernels, quant):
+        monkeypatch.setitem(table.PREFERENCE, "meta", table.PREFERENCE["cuda"])
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pretend_to_pin)
+    yield torch.device("meta")
+    PINNED.clear()
+
+
+class Remote:
+    """In the place of an executor: runs forward and sampling, and never takes a result."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.waits = Waits()
+
+    def step(self, plan: StepPlan, masks: TokenMasks | None = None) -> None:
+        with self.waits:
+            forward = self.runner.forward(plan)
+            self.runner.sample(forward, masks)
+
+
+def remote_of(config: dict[str, Any], folder: Path, device: torch.device) -> tuple[Remote, Driver]:
+    write_tiny(folder, {**config, "vocab_size": VOCAB})
+    runner = build_runner(EngineConfig(str(folder), read_spec(folder), device=device.type, page_size=PAGE, load_format="dummy"))
+    runner.allocate(num_pages=20 * PAGES, max_slots=20, context_len=PAGE * PAGES)
+    remote = Remote(runner)
+    return remote, Driver(remote, PAGE, PAGES)  # type: ignore[arg-type]
+
+
+def run_everything(remote: Remote, driver: Driver) -> None:
+    """Whole prompts and chunks, shared pages, a larger slot table, decode rows, every kind of sampling, logprobs, masks, pooling."""
+    prompts = {slot: [7] * (3 + 5 * slot) for slot in range(len(SAMPLINGS))}
+    plan = driver.plan()
+    for slot, sampling in enumerate(SAMPLINGS.values()):
+        more = {"stop_ids": sampling.stop_token_ids, "return_logprob": slot % 2 == 0, "top_logprobs_num": slot, "token_ids_logprob": (3, 4)}
+        driver.admit(plan, slot, prompts[slot], sampling=sampling, seed=slot, logprob_start=1 if slot == 2 else -1, **more)
+        plan.add_row(slot, slot, 0, len(prompts[slot]), True)
+    driver.admit(plan, 18, [9] * 30, share=(7, 2))
+    plan.add_row(18, 18, 8, 6, False)
+    driver.admit(plan, 19, [5] * 12, pooling="mean")
+    plan.add_row(19, 19, 0, 12, False)
+    remote.step(plan.build())
+    for number in range(3):
+        plan = driver.plan()
+        for slot in prompts:
+            plan.add_row(slot, slot, OWN_LENGTH, 1, True)
+        masks = TokenMasks(np.array([1, 3], np.int32), np.full((2, VOCAB // 32), 5, np.int32)) if number == 1 else None
+        remote.step(plan.build(), masks)
+
+
+@pytest.mark.parametrize("golden", ONE_OF_A_KIND.values(), ids=lambda golden: golden.name)
+def test_a_step_waits_for_nothing(elsewhere: torch.device, tmp_path: Path, golden: Any) -> None:
+    remote, driver = remote_of(golden.config, tmp_path, elsewhere)
+    run_everything(remote, driver)
+    assert {name: remote.waits.counts[name] for name in ALLOWED} == ALLOWED
+    assert remote.waits.num_copies > 50, "the copies were not seen"
+
+
+@pytest.mark.parametrize(
+    ("read", "error"),
+    [
+        (lambda x: x.argmax().item(), RuntimeError),
+        (lambda x: x.tolist(), NotImplementedError),
+        (lambda x: bool(x.any()), RuntimeError),
+        (lambda x: x[x > 0], NotImplementedError),
+        (lambda x: x[torch.zeros((), dtype=torch.int64, device="meta")], RuntimeError),
+        (lambda x: x.cpu(), NotImplementedError),
+    ],
+)
+def test_a_read_is_noticed(read: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        read(torch.zeros(4, device="meta"))
+
+
+def test_a_copy_that_waits_and_mixed_devices_are_counted() -> None:
+    there = torch.zeros(4, device="meta")
+    with Waits() as waits:
+        torch.ones(4).to("meta")
+        there[torch.tensor([1, 2])]
+    assert waits.counts == {"copy to the device that waits": 1, "devices mixed": 1}
