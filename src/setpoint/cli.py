@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from setpoint import __version__
 from setpoint.core.errors import ConfigError, SetpointError
+
+if TYPE_CHECKING:
+    from setpoint.config.commandline import CommandLine
+    from setpoint.config.environment import EnvSettings
 
 _USAGE = """usage: setpoint COMMAND [options]
 
@@ -44,10 +49,9 @@ def _run(arguments: list[str]) -> int:
     if command in ("--version", "version"):
         print(f"setpoint {__version__}")
         return 0
-    if command == "serve":
-        return _serve(arguments[1:])
-    if command == "batch":
-        return _batch(arguments[1:])
+    runs = {"serve": _serve, "batch": _batch, "chat": _chat}
+    if command in runs:
+        return runs[command](arguments[1:])
     raise ConfigError(f"unknown command {command!r}; see 'setpoint --help'." if command else "a command is missing; see 'setpoint --help'.")
 
 
@@ -57,28 +61,33 @@ def _usage() -> str:
     return _USAGE.format(commands="\n".join(f"  {name:<12}{command.summary}" for name, command in COMMANDS.items()))
 
 
-def _serve(arguments: list[str]) -> int:
+def _read(command: str, arguments: list[str]) -> tuple[CommandLine, EnvSettings]:
     from setpoint.config.commandline import parse
-    from setpoint.config.commands import SERVE
+    from setpoint.config.commands import COMMANDS
     from setpoint.config.environment import read_environment
 
-    line = parse(SERVE, arguments)
-    env = read_environment(os.environ)
+    return parse(COMMANDS[command], arguments), read_environment(os.environ)
+
+
+def _serve(arguments: list[str]) -> int:
+    line, env = _read("serve", arguments)
     from setpoint.launch import serve
 
     return serve(line.options, env, given=line.given)
 
 
 def _batch(arguments: list[str]) -> int:
-    from setpoint.config.commandline import parse
-    from setpoint.config.commands import BATCH
-    from setpoint.config.environment import read_environment
-
-    line = parse(BATCH, arguments)
-    env = read_environment(os.environ)
+    line, env = _read("batch", arguments)
     from setpoint.batch.command import run_batch
 
     return run_batch(line.own, line.options, env, given=line.given)
+
+
+def _chat(arguments: list[str]) -> int:
+    line, env = _read("chat", arguments)
+    from setpoint.chat.run import chat
+
+    return chat(line, env, api_key=os.environ.get("OPENAI_API_KEY"))
 
 
 if __name__ == "__main__":

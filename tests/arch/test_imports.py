@@ -53,6 +53,7 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
     "engine.executor": ({"core", "config", "planning", "engine"}, {"torch", "numpy"}),
     "batch": ({"core", "config", "observe", "frontend", "launch"}, {"msgspec", "numpy", "rich", "pyarrow", "uvloop"}),
     "launch": ({""}, None),
+    "chat": ({"config", "core", "observe", "offline"}, {"httpx2", "msgspec"}),
     "offline": ({"config", "core", "frontend.calls", "launch.background"}, set()),
     "cli": ({""}, None),
     "testing": ({""}, None),
@@ -72,6 +73,7 @@ CONTROL_PLANE = (
     "launch.engine",
     "launch.background",
     "offline",
+    "chat",
 )
 DETERMINISTIC = ("scheduler", "planning")
 """Clock and randomness are injected here, so that a simulator can own them."""

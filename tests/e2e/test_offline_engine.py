@@ -189,6 +189,19 @@ def test_several_engines_and_the_death_of_one(engine: Engine, tiny_model: Path) 
     second.shutdown()
 
 
+def test_encode_gives_one_vector_per_prompt(tiny_model: Path) -> None:
+    with Engine(str(tiny_model), dtype="float32", is_embedding=True, max_total_tokens="20k") as engine:
+        one = engine.encode("Once upon a time")
+        many = engine.encode(PROMPTS)
+        assert many[0]["embedding"] == pytest.approx(one["embedding"], abs=1e-5)
+        assert [each["meta_info"]["prompt_tokens"] for each in many] == [len(prompt.encode()) for prompt in PROMPTS]
+        assert asyncio.run(engine.async_encode(input_ids=[[1, 2], [3]]))[1]["meta_info"]["prompt_tokens"] == 1
+        with pytest.raises(RequestError, match="prompt 1: The prompt is empty"):
+            engine.encode(["fine", ""])
+        with pytest.raises(RequestError, match="does not generate"):
+            engine.generate("x")
+
+
 EXIT = """
 import os, sys
 from setpoint import Engine

@@ -10,8 +10,8 @@ from setpoint.testing.against_transformers import measure, template_differences,
 from setpoint.testing.chat_templates import TEMPLATES
 from setpoint.testing.goldens import GOLDENS, THROUGH_TRANSFORMERS, Golden
 
-TOLERANCE = 1e-4
-"""Of a logit, in fp32; logits spread by 1.5 to 8."""
+TOLERANCE = 5e-5
+"""Of a logit, in fp32; logits spread by 1.5."""
 
 
 def check(folder: Path, golden: Golden, *, seed: int = 0, num_new: int = 8, attention: str = "auto") -> None:

@@ -12,8 +12,9 @@ from setpoint.core.plan import OWN_LENGTH
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.plans import Driver
-from setpoint.testing.tiny_models import write_tiny_llama
 
 CONTEXT = 128
 RNG = np.random.default_rng(11)
@@ -21,9 +22,13 @@ PROMPTS = {slot: RNG.integers(3, 131, length).tolist() for slot, length in enume
 RANDOM = SamplingParams(temperature=0.9, top_p=0.95)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("tiny"), rope_scaling={"rope_type": "linear", "factor": 2.0})
+CONFIGS = {golden.name: golden.config for golden in GOLDENS}
+MODELS = ("llama: linear rope", "qwen3: windows by layer type", "phi3: 4 mini: tied, partial rotation, long list")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny"), CONFIGS[request.param])
 
 
 def driver_of(folder: Path, page_size: int) -> Driver:

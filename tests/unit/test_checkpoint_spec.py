@@ -92,7 +92,9 @@ def test_transformers_5_spellings(folder: Path) -> None:
 )
 def test_context_length_under_rope_scaling(folder: Path, rope: dict[str, Any], length: int) -> None:
     write(folder, rope_scaling=rope)
-    assert read_spec(folder).context_len == length
+    spec = read_spec(folder)
+    assert spec.context_len == length
+    assert spec.rope_by_context == ((rope.get("rope_type") or rope.get("type")) in ("dynamic", "longrope"))
 
 
 def test_families_whose_configs_mean_something_else(folder: Path) -> None:

@@ -119,6 +119,14 @@ def test_context_length() -> None:
     assert reason(longer, "context_length").warn
 
 
+def test_a_rope_that_depends_on_the_length_is_fixed_and_said() -> None:
+    assert all(decision.field != "rope_context_length" for decision in decide().decisions)
+    config = decide(Options(context_length=4096), spec=replace(SPEC, rope_by_context=True))
+    decision = reason(config, "rope_context_length")
+    assert decision.value == 4096
+    assert "keys in the cache are shared" in decision.why
+
+
 @pytest.mark.parametrize(
     ("options", "hardware", "chunk"),
     [

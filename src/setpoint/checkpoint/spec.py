@@ -22,6 +22,8 @@ GENERATION_NAME = "generation_config.json"
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 ROPES_THAT_STRETCH = ("linear", "dynamic", "yarn")
 """Rope types whose factor multiplies the original length; what max_position_embeddings says may be more."""
+ROPES_BY_CONTEXT = ("dynamic", "longrope", "su")
+"""Rope types whose frequencies depend on the length they are used for; "su" is Phi-3's older name of longrope."""
 
 
 OTHER_NAMES = (
@@ -103,6 +105,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
         num_parameters=_count_stored(tensors, tie) or _count_planned(spec, config, tie, family),
         eos_token_ids=_eos_ids(folder, reader),
         num_rotaries=family.num_rotaries,
+        rope_by_context=_rope(reader)[0] in ROPES_BY_CONTEXT,
         bos_token_id=next(iter(reader.ids("bos_token_id")), None),
         pooling=None,
         config=config,
@@ -170,14 +173,20 @@ class _Reader:
         return named
 
 
-def _context_len(reader: _Reader, family: Family) -> int:
-    length = reader.positive("max_position_embeddings")
+def _rope(reader: _Reader) -> tuple[str, dict[str, Any]]:
+    """The rope type and the section that names it."""
     rope = reader.config.get("rope_scaling") or reader.config.get("rope_parameters") or {}  # the second is transformers 5's
     if not isinstance(rope, dict):
         reader.fail("rope_scaling", f"must be an object, not {rope!r}")
     kind = rope.get("rope_type") or rope.get("type")
     if kind is not None and not isinstance(kind, str):
         reader.fail("rope_scaling", f"must name its type, not {kind!r}")
+    return kind or "default", rope
+
+
+def _context_len(reader: _Reader, family: Family) -> int:
+    length = reader.positive("max_position_embeddings")
+    kind, rope = _rope(reader)
     if family.stretched or kind not in ROPES_THAT_STRETCH:
         return length
     factor, original = rope.get("factor"), rope.get("original_max_position_embeddings", length)

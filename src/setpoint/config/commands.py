@@ -137,4 +137,4 @@ ENGINE = Command(
     is_function=True,
     defaults={"log_level": "warning"},
 )
-COMMANDS = {command.name: command for command in (SERVE, BATCH)}
+COMMANDS = {command.name: command for command in (SERVE, BATCH, CHAT)}

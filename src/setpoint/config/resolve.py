@@ -142,6 +142,9 @@ def resolve(
     book.fill("log_level_http", options.log_level, "as --log-level")
     depth, why = _overlap_depth(options, device)
     notes = [Decision("overlap_depth", depth, why)]
+    if model.rope_by_context:
+        why = "keys in the cache are shared, so positions are rotated for this length in every sequence; a lower one suits short ones better"
+        notes.append(Decision("rope_context_length", book.get("context_length"), why))
     if model.pooling is not None:
         notes.append(Decision("embedding_pooling", model.pooling.kind, model.pooling.why))
         notes.append(Decision("embedding_normalize", model.pooling.normalize, model.pooling.why))

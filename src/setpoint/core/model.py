@@ -48,6 +48,8 @@ class ModelSpec:
     """Rotation tables the engine keeps, each a row of head_dim numbers per position."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    rope_by_context: bool = False
+    """Positions are rotated otherwise for a longer context; the engine decides once, by the configured length."""
     pooling: Pooling | None = None
     """Set when the model is served for embeddings."""
     config: dict[str, Any] = field(default_factory=dict)

@@ -36,6 +36,8 @@ PAGE, CHUNK = 4, 24
 """Prompts are cut within pages and across them."""
 SPECIALS = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
 REFUSED = "(refused)"
+TIED_SCALE = np.float32(0.2)
+"""Of embeddings that are the head, too: at full size a model would say its last token again and again."""
 
 
 def write_tiny(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
@@ -44,9 +46,11 @@ def write_tiny(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     rng = np.random.default_rng(seed)
-    tensors = {name: draw(rng, name, tuple(tensor.shape)) for name, tensor in model.state_dict().items() if name not in tied}
+    tensors = {name: draw(rng, name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del tensors["lm_head.weight"]
+        tensors["model.embed_tokens.weight"] *= TIED_SCALE
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 

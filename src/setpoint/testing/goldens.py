@@ -47,7 +47,7 @@ def _llama(name: str, *, context_len: int = CONTEXT, **keys: Any) -> Golden:
 
 
 def _qwen2(name: str, **keys: Any) -> Golden:
-    windows = {"use_sliding_window": False, "sliding_window": 128, "max_window_layers": 1}
+    windows = {"use_sliding_window": False, "sliding_window": 20, "max_window_layers": 1}
     return Golden(f"qwen2: {name}", _config("Qwen2ForCausalLM", "qwen2", **{**windows, **keys}), "qwen2")
 
 
@@ -85,12 +85,12 @@ GOLDENS = (
     _llama("linear rope", rope_scaling={"rope_type": "linear", "factor": 4.0}),
     _llama("linear rope, older key", rope_scaling={"type": "linear", "factor": 2.0}),
     _llama("dynamic rope, within the trained length", rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
-    _llama("yarn rope", rope_scaling={**YARN, "beta_fast": 8.0}, max_position_embeddings=64),
+    _llama("yarn rope", rope_scaling={**YARN, "beta_fast": 2.0}, max_position_embeddings=64),
     _llama("llama3 rope", rope_scaling=LLAMA3, rope_theta=500000.0),
     _llama("rope_parameters as transformers 5 writes them", rope_parameters={**LLAMA3, "rope_theta": 1000.0}),
     _qwen2("2.5, untied", rope_theta=1e6),
     _qwen2("2.5, tied", rope_theta=1e6, tie_word_embeddings=True),
-    _qwen2("2.5, windows on the later layers", use_sliding_window=True, sliding_window=20),
+    _qwen2("2.5, windows on the later layers", use_sliding_window=True),
     _qwen2("2.5, yarn rope", rope_theta=1e6, rope_scaling=YARN, max_position_embeddings=64),
     _qwen3("tied", rope_theta=1e6, tie_word_embeddings=True),
     _qwen3("untied, biases", attention_bias=True),

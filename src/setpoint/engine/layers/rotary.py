@@ -43,7 +43,7 @@ class RotaryEmbedding:
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RotaryEmbedding:
         """Read rope_theta and rope_scaling (older configs) or rope_parameters (newer ones). CheckpointError if unsupported."""
         section = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        kind = section.get("rope_type", section.get("type", "default"))
+        kind = section.get("rope_type") or section.get("type") or "default"
         kind = ALIASES.get(kind, kind)
         if kind not in SCALINGS:
             raise CheckpointError(f"Rope scaling {kind!r} is not supported; supported: {', '.join(SCALINGS)}.")
@@ -58,6 +58,10 @@ class RotaryEmbedding:
         if dim % 2 or not 0 < dim <= head_dim:
             rotary.fail(f"'partial_rotary_factor' must leave an even part of {head_dim} dimensions, not {dim}")
         rotary = cls(kind, dim, rotary.number("rope_theta", DEFAULT_THETA), max_positions, original, section)
+        if type(original) is not int or original < 2:
+            rotary.fail(f"'original_max_position_embeddings' must be an integer above 1, not {original!r}")
+        if rotary.theta <= 1:
+            rotary.fail(f"'rope_theta' must be above 1, not {rotary.theta}")
         for context_len in (original, original + 1):  # finds what is missing now, not after the weights are loaded
             rotary.frequencies(context_len)
         return rotary
@@ -101,6 +105,8 @@ def _linear(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, floa
 
 def _dynamic(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
     """NTK-aware: a larger base, chosen so that the slowest pair turns no further over ``context_len`` than it did in training."""
+    if rope.dim < 4:
+        rope.fail("it needs at least 4 rotated dimensions")
     factor, exponent = rope.number("factor"), rope.dim / (rope.dim - 2)
     stretch = factor * max(context_len, rope.max_positions) / rope.max_positions - (factor - 1)
     return 1.0 / rope.positions_per_radian(rope.theta * stretch**exponent), 1.0

@@ -87,7 +87,7 @@ class ConfigReader:
 
     def windows(self, num_layers: int, is_sliding: Callable[[int], bool]) -> list[int | None]:
         """Per layer the tokens it sees, None = all: sliding_window on the layers that layer_types or else ``is_sliding`` picks."""
-        window = self._get("sliding_window", None) and self.count("sliding_window", 0, low=1)
+        window = None if self._get("sliding_window", None) is None else self.count("sliding_window", 0, low=1)
         kinds = self._get("layer_types", [SLIDING if is_sliding(layer) else FULL for layer in range(num_layers)])
         if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in (SLIDING, FULL) for kind in kinds):
             self.refuse("layer_types", f"it must name {num_layers} layers, each {SLIDING} or {FULL}")
@@ -96,8 +96,8 @@ class ConfigReader:
     def gated(self, key: str = "hidden_act") -> str:
         """The operation of a gated MLP with this activation."""
         value = self._get(key, "silu")
-        if value not in GATED:
-            self.refuse(key, f"supported activations: {', '.join(GATED)}")
+        if not isinstance(value, str) or value not in GATED:
+            self.refuse(key, f"activations that are: {', '.join(GATED)}")
         return GATED[value]
 
     def refuse_unread(self) -> None:

@@ -61,7 +61,7 @@ def _norm_heads(heads: torch.Tensor, norm: Layer, ops: Ops) -> torch.Tensor:
 
 
 class GatedMLP(Layer):
-    """x [T, C] -> down(activation(gate(x)) · up(x)). ``gated`` names the operation of ``Ops`` (``ConfigReader.activation``)."""
+    """x [T, C] -> down(activation(gate(x)) · up(x)). ``gated`` names the operation of ``Ops`` (``ConfigReader.gated``)."""
 
     def __init__(self, spec: ModelSpec, gated: str, *, bias: bool = False) -> None:
         super().__init__()

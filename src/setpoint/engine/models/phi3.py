@@ -17,4 +17,7 @@ def phi3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
         attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=windows[index]))
         return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
 
-    return causal_lm(spec, eps, map(layer, range(spec.num_layers)))
+    model = causal_lm(spec, eps, map(layer, range(spec.num_layers)))
+    if model.rotary.kind not in ("default", "longrope"):
+        config.refuse("rope_scaling", "this architecture knows no type but longrope")
+    return model

@@ -19,7 +19,6 @@ MODELS = {
 """Architecture -> ``build(spec, config)``, giving a module with ``rotary``, ``forward(input_ids, ctx) -> hidden`` and
 ``logits(hidden)``."""
 
-
 NEARLY = {
     "ForSequenceClassification": "it classifies texts",
     "ForTokenClassification": "it classifies tokens",
@@ -28,6 +27,7 @@ NEARLY = {
     "ForConditionalGeneration": "it reads more than text, or has an encoder",
     "MoeForCausalLM": "it is a mixture of experts",
     "MoEForCausalLM": "it is a mixture of experts",
+    "MixtralForCausalLM": "it is a mixture of experts",
 }
 """Endings of architectures that look like supported ones, and what they do that no declaration here does."""
 

@@ -1,0 +1,1 @@
+"""``setpoint chat``: a conversation in a terminal, with a model in an engine of its own or behind a URL."""

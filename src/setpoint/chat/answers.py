@@ -1,0 +1,181 @@
+"""Where the answers of a chat come from: an engine of its own, or any server that speaks OpenAI's API.
+
+Both stream pieces of one answer; leaving the stream early stops the answer at its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx2
+import msgspec
+
+from setpoint.chat.conversation import Conversation, native_params
+from setpoint.core.errors import ContextLengthError, RequestError
+from setpoint.offline import Engine
+
+_CONNECT_S = 10.0
+
+
+@dataclass(slots=True, frozen=True)
+class Piece:
+    text: str = ""
+    num_tokens: int | None = None
+    """Of the answer so far, where the source says so."""
+    finish: str | None = None
+    """stop, length or abort, with the last text."""
+
+
+class Source(Protocol):
+    name: str
+    """Of the model."""
+
+    def answer(self, conversation: Conversation, question: str) -> Generator[Piece, None, None]:
+        """Raises RequestError (ContextLengthError if the conversation is too long), EngineDeadError."""
+
+    def close(self) -> None: ...
+
+
+class LocalSource:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.name: str = engine.get_server_info()["served_model_name"]
+
+    def answer(self, conversation: Conversation, question: str) -> Generator[Piece, None, None]:
+        sampling = {**self._engine.chat_defaults, **native_params(conversation.params)}
+        with closing(self._engine.stream_chat(conversation.messages(question), sampling)) as pieces:
+            for piece in pieces:
+                meta = piece["meta_info"]
+                finish = None if meta["finish_reason"] is None else meta["finish_reason"]["type"]
+                yield Piece(piece["text"], meta["completion_tokens"], finish)
+
+    def close(self) -> None:
+        self._engine.shutdown()
+
+
+class RemoteSource:
+    """A server behind a base URL such as ``http://127.0.0.1:30000/v1``."""
+
+    def __init__(self, base_url: str, *, model: str | None, api_key: str | None) -> None:
+        """Asks for the models first: that finds a wrong URL or key at once. Raises RequestError."""
+        self._url = base_url
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        try:
+            self._client = httpx2.Client(base_url=base_url, headers=headers, timeout=httpx2.Timeout(None, connect=_CONNECT_S))
+            response = self._client.get("models", timeout=_CONNECT_S)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise _unreachable(base_url, error) from None
+        _check(response, base_url)
+        self.name = model or _first_model(response, base_url)
+
+    def answer(self, conversation: Conversation, question: str) -> Generator[Piece, None, None]:
+        body = {
+            "model": self.name,
+            "messages": conversation.messages(question),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **conversation.params,
+        }
+        is_finished = False
+        try:
+            with self._client.sse("chat/completions", method="POST", json=body) as events:
+                _check(events.response, self._url)
+                for event in events:
+                    if event.data == "[DONE]":
+                        break
+                    for piece in _pieces(event.data):
+                        is_finished = is_finished or piece.finish is not None
+                        yield piece
+        except httpx2.HTTPError as error:
+            raise _unreachable(self._url, error) from None
+        if not is_finished:
+            raise RequestError("The server ended the answer in the middle.", status_code=502)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    delta: _Delta = _Delta()
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    completion_tokens: int | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    """What a chat needs of a ``chat.completion.chunk``."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Model]
+
+
+def _pieces(data: str) -> Generator[Piece, None, None]:
+    try:
+        chunk = msgspec.json.decode(data, type=_Chunk)
+    except msgspec.DecodeError as error:
+        raise RequestError(f"The server sent what is no chunk of a chat: {error}.", status_code=502) from None
+    if chunk.error is not None:
+        raise _refusal(chunk.error, 500)
+    num_tokens = None if chunk.usage is None else chunk.usage.completion_tokens
+    for choice in chunk.choices:
+        yield Piece(choice.delta.content or "", num_tokens, choice.finish_reason)
+    if not chunk.choices:
+        yield Piece(num_tokens=num_tokens)
+
+
+def _check(response: httpx2.Response, url: str) -> None:
+    """Raises RequestError for anything but success."""
+    if response.is_success:
+        return
+    if response.status_code in (401, 403):
+        raise RequestError(f"{url} wants another API key: give --api-key, or OPENAI_API_KEY in the environment.", status_code=401)
+    if response.status_code == 404:
+        raise RequestError(f"{response.url} does not exist; a base URL mostly ends in /v1.", status_code=404)
+    try:
+        content = msgspec.json.decode(response.read())
+    except msgspec.DecodeError:
+        content = None
+    raise _refusal(content.get("error", content) if isinstance(content, dict) else content, response.status_code)
+
+
+def _refusal(error: Any, status_code: int) -> RequestError:
+    """From the error of a body, in any of the shapes that servers use: an object with a message, or a text."""
+    fields = error if isinstance(error, dict) else {"message": error}
+    message = str(fields.get("message") or f"The server answered {status_code} without a reason.")
+    # No two servers agree on a code for this; all of them speak of tokens and of the context or a length.
+    words = message.lower()
+    is_too_long = fields.get("code") == "context_length_exceeded" or ("token" in words and ("context" in words or "length" in words))
+    return ContextLengthError(message) if is_too_long else RequestError(message, status_code=status_code)
+
+
+def _first_model(response: httpx2.Response, url: str) -> str:
+    try:
+        models = msgspec.json.decode(response.content, type=_Models).data
+    except msgspec.DecodeError:
+        models = []
+    if not models:
+        raise RequestError(f"{url} does not say which models it serves; name one: setpoint chat MODEL --base-url {url}", status_code=502)
+    return models[0].id
+
+
+def _unreachable(url: str, error: Exception) -> RequestError:
+    reason = str(error).rstrip(".") or type(error).__name__
+    return RequestError(f"{url} cannot be reached: {reason}.", status_code=503)

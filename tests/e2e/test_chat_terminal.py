@@ -1,0 +1,133 @@
+"""``setpoint chat`` at a real terminal: an engine of its own, a server, and servers that misbehave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from setpoint.testing.misbehaving import misbehaving
+from setpoint.testing.server import ServerProcess, wait_until
+from setpoint.testing.terminal import CTRL_C, CTRL_D, Terminal, terminal
+
+CHAT = ["-m", "setpoint.cli", "chat"]
+GREEDY = ["--temperature", "0"]
+ENDLESS = ["--json-model-override-args", '{"eos_token_id": []}']
+
+
+def press_until(screen: Terminal, key: str, text: str) -> None:
+    """Press a key until ``text`` shows: a program that has just written its prompt may not listen yet."""
+    for _ in range(50):
+        screen.type(key)
+        try:
+            screen.expect(text, timeout_s=1)
+        except AssertionError:
+            continue
+        return
+    raise AssertionError(f"{text!r} does not come")
+
+
+def test_a_session_with_an_engine_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.json"
+    with terminal([*CHAT, str(tiny_model), "--dtype", "float32", "--system", "Be brief.", *GREEDY, *ENDLESS]) as screen:
+        screen.expect("/help lists what can be typed.")
+        screen.expect("> ")
+        screen.type("Hello\n")
+        screen.expect("Hello\n")
+        wait_until(lambda: screen._read(0.1) and len(screen.screen) > 300)  # an answer without end is under way
+        screen.type(CTRL_C)
+        screen.expect(" tok/s, ")
+        assert screen.expect("]").endswith("stopped")
+        screen.expect("> ")
+        screen.type("/params max_tokens=6\n")
+        screen.expect("Sampling: temperature=0.0, max_tokens=6")
+        screen.type("one \\\n")
+        screen.expect("… ")
+        screen.type("two\n")
+        screen.expect("[6 tokens, ")
+        screen.expect("cut at the length limit]")
+        screen.type('"""\n/first\nsecond"""\n')
+        screen.expect("[6 tokens, ")
+        screen.type(f"/save {saved}\n")
+        screen.expect("Saved to")
+        press_until(screen, CTRL_C, "Ctrl-D or /quit ends the chat.")
+        screen.type("/undo\n")
+        screen.expect("2 questions and answers are left")
+        screen.type("/reset\n")
+        screen.expect("are forgotten")
+        screen.type("/retry\n")
+        screen.expect("error: There is nothing to go back to.")
+        screen.expect("> ")
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+    messages = json.loads(saved.read_text())["messages"]
+    assert messages[0] == {"role": "system", "content": "Be brief."}
+    assert [message["content"] for message in messages if message["role"] == "user"] == ["Hello", "one \ntwo", "/first\nsecond"]
+    assert messages[2]["content"]  # the stopped answer stays, as far as it came
+
+
+def test_a_session_with_a_server(tiny: ServerProcess) -> None:
+    with terminal([*CHAT, "--base-url", f"{tiny.url}/v1", "--max-tokens", "8", *GREEDY]) as screen:
+        screen.expect(f"at {tiny.url}/v1. /help lists")
+        for question in ("Hello", "And you?"):
+            screen.expect("> ")
+            screen.type(f"{question}\n")
+            screen.expect(" tokens, ")
+            screen.expect("first after ")
+        screen.expect("> ")
+        screen.type("/params temperature=x\n")
+        screen.expect("error: temperature must be a number, got 'x'.")
+        screen.type("x" * 3000 + "\n")
+        screen.type("y" * 1500 + "\n")
+        screen.expect("context length")
+        screen.expect("Shorten it with /undo or /reset, or start the chat with --drop-old-turns.")
+        screen.expect("> ")
+        screen.type("/quit\n")
+        assert screen.end() == 0
+    wait_until(tiny.is_idle)
+
+
+def test_a_pipe_gets_answers_and_nothing_else(tiny: ServerProcess) -> None:
+    command = [sys.executable, *CHAT, "--base-url", f"{tiny.url}/v1", "--max-tokens", "8", "--drop-old-turns", *GREEDY]
+    long = "x" * 2000 + "\n" + "y" * 2000 + "\n"
+    typed = "Hello\n/reset\nHel\\\nlo\n" + long + '"""Hello'
+    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    refused = subprocess.run([*command, "--max-tokens", "4000"], input=long, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 1
+    assert refused.stderr.count("context length") == 2
+
+
+def test_ctrl_c_hangs_up_on_a_server() -> None:
+    with misbehaving() as (url, gone), terminal([*CHAT, "talks", "--base-url", url, "--api-key", "secret"]) as screen:
+        for _ in range(2):
+            screen.expect("> ")
+            screen.type("Hello\n")
+            screen.expect("bla bla bla")
+            screen.type(CTRL_C)
+            screen.expect("stopped]")
+            assert gone.wait(30)
+            gone.clear()
+        screen.expect("> ")
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+
+
+@pytest.mark.full
+def test_the_documented_session() -> None:
+    """The beginning of the one in docs/chat.md, with the default model."""
+    with terminal([*CHAT, "--system", "Answer in one or two sentences.", *GREEDY]) as screen:
+        screen.expect("/help lists what can be typed.")
+        screen.expect("> ")
+        screen.type("What is the capital of France?\n")
+        assert "The capital of France is Paris." in screen.expect(" tok/s")
+        screen.expect("> ")
+        screen.type("And what is it famous for?\n")
+        assert "Eiffel Tower" in screen.expect(" tok/s")
+        screen.expect("> ")
+        screen.type(CTRL_D)
+        assert screen.end() == 0
