@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
+from setpoint.checkpoint.pooling import read_pooling
 from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.layers.linear import NoHead
 from setpoint.testing.harness import Harness
 from setpoint.testing.tiny_models import write_tiny_llama
 
@@ -38,10 +43,14 @@ def wanted(folder: Path) -> dict[str, dict[str, np.ndarray]]:
     return found
 
 
-def harness(folder: Path, dtype: str, **config: object) -> Harness:
-    runner = build_runner(EngineConfig(str(folder), read_spec(folder), dtype=dtype, kv_dtype=dtype, page_size=PAGE, num_threads=1))
+def harness(folder: Path, dtype: str, **settings: object) -> Harness:
+    return harness_of(EngineConfig(str(folder), read_spec(folder), dtype=dtype, kv_dtype=dtype, page_size=PAGE, num_threads=1), **settings)
+
+
+def harness_of(config: EngineConfig, **settings: object) -> Harness:
+    runner = build_runner(config)
     runner.allocate(num_pages=4 * CONTEXT // PAGE, max_slots=8, context_len=CONTEXT)
-    return Harness(executor=InprocExecutor(runner), num_pages=4 * CONTEXT // PAGE, page_size=PAGE, vocab_size=131, **config)
+    return Harness(executor=InprocExecutor(runner), num_pages=4 * CONTEXT // PAGE, page_size=PAGE, vocab_size=131, **settings)
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
@@ -65,3 +74,29 @@ def test_vectors_equal_transformers(
     cached = h.outcomes["again-r48"].num_cached
     assert cached == (44 if cache and pooling == "last" else 0)
     assert len(h.outcomes["text"].ids) == 40
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("names", ["bare", "with a head"])
+def test_checkpoints_of_bare_decoders(tmp_path: Path, names: str, tied: bool) -> None:
+    """As embedding models are published: the decoder's class, tensor names without "model.", no head; or with one, which is not read."""
+    from transformers import LlamaForCausalLM
+
+    write_tiny_llama(tmp_path, tie_word_embeddings=tied)
+    with torch.inference_mode():
+        wanted = (
+            LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).model(torch.tensor([PROMPTS["r31"]])).last_hidden_state[0, -1]
+        )
+    if names == "bare":
+        path = tmp_path / "model.safetensors"
+        tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(path).items() if not name.startswith("lm_head")}
+        save_file(tensors, path, {"format": "pt"})
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaModel"]}))
+    spec = read_spec(tmp_path)
+    spec = replace(spec, pooling=read_pooling(tmp_path, spec))
+    h = harness_of(EngineConfig(str(tmp_path), spec, dtype="float32", kv_dtype="float32", page_size=PAGE, num_threads=1))
+    h.submit("r", PROMPTS["r31"], pooling="last", max_new_tokens=0)
+    h.drain()
+    np.testing.assert_allclose(np.frombuffer(h.outcomes["r"].embedding, "<f4"), wanted, rtol=0, atol=2e-5)
+    assert isinstance(h.executor.runner.model.lm_head, NoHead)

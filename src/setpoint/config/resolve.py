@@ -143,7 +143,9 @@ def resolve(
     depth, why = _overlap_depth(options, device)
     notes = [Decision("overlap_depth", depth, why)]
     if model.rope_by_context:
-        why = "keys in the cache are shared, so positions are rotated for this length in every sequence; a lower one suits short ones better"
+        why = (
+            "keys in the cache are shared, so positions are rotated for this length in every sequence; a lower one suits short ones better"
+        )
         notes.append(Decision("rope_context_length", book.get("context_length"), why))
     if model.pooling is not None:
         notes.append(Decision("embedding_pooling", model.pooling.kind, model.pooling.why))

@@ -56,3 +56,10 @@ class TiedHead(Layer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiply(x)
+
+
+class NoHead(Layer):
+    """In place of a head where only hidden states are wanted: takes no memory, and the checkpoint may or may not have one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("a model without a head has no logits")

@@ -12,19 +12,24 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from setpoint.core.errors import CheckpointError, ConfigError, OutOfMemoryError
-from setpoint.engine.layers.linear import TiedHead
+from setpoint.engine.layers.linear import NoHead, TiedHead
 from setpoint.engine.quant.base import LinearMethod
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 IGNORED = ("rotary_emb.inv_freq",)
 """Tensor name endings that old checkpoints carry and nobody needs."""
+
+BODY, HEAD = "model.", "lm_head."
+"""How names of the decoder's and of the head's tensors begin. A checkpoint of the bare decoder (many of the embedding models) leaves
+out the first."""
 
 DUMMY_STD = 0.02
 """Standard deviation of dummy weights (transformers' initializer_range)."""
@@ -53,8 +58,8 @@ def load_weights(
         source = _Dummy(seed) if load_format == "dummy" else _Checkpoint(Path(folder), stack)
         plan = {name: list(_parts(module, name, source.files)) for name, module in model.named_modules()}
         if isinstance(source, _Checkpoint):
-            tied = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, TiedHead)]
-            source.check({part.name: part.shape for parts in plan.values() for _, found in parts for part in found}, optional=tied)
+            heads = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, TiedHead | NoHead)]
+            source.check({part.name: part.shape for parts in plan.values() for _, found in parts for part in found}, optional=heads)
         try:
             return sum(_fill(module, plan[name], source, dtype, device, method) for name, module in model.named_modules())
         except RuntimeError as error:
@@ -122,33 +127,37 @@ class _Checkpoint:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
-        self.files = {}
+        self.files: dict[str, tuple[Path, Any, str]] = {}
+        """Tensor name -> its file, open, and the name it has there."""
         for file in _files(folder):
             try:
                 handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file} cannot be read ({error}): truncated or not safetensors; fetch it again.") from None
-            self.files.update(dict.fromkeys(handle.keys(), (file, handle)))
+            names = handle.keys()
+            self.files.update({name: (file, handle, name) for name in names})
+        if not any(name.startswith(BODY) for name in self.files):
+            self.files = {name if name.startswith(HEAD) else BODY + name: entry for name, entry in self.files.items()}
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], *, optional: list[str]) -> None:
         """CheckpointError unless the files hold exactly the wanted tensors in their shapes; ``optional`` ones may be there."""
         for name, shape in wanted.items():
             if name not in self.files:
                 raise CheckpointError(f"Tensor {name!r} of shape {list(shape)} is missing in {self.folder}.")
-            file, handle = self.files[name]
-            found = tuple(handle.get_slice(name).get_shape())
+            file, handle, stored = self.files[name]
+            found = tuple(handle.get_slice(stored).get_shape())
             if found != shape:
                 raise CheckpointError(f"Tensor {name!r} in {file} has shape {list(found)}; the config asks for {list(shape)}.")
-        for name, (file, _) in self.files.items():
+        for name, (file, _, stored) in self.files.items():
             if name not in wanted and name not in optional and not name.endswith(IGNORED):
-                raise CheckpointError(f"Tensor {name!r} in {file} belongs to no part of this architecture.")
+                raise CheckpointError(f"Tensor {stored!r} in {file} belongs to no part of this architecture.")
 
     def read_into(self, name: str, memory: torch.Tensor) -> None:
-        file, handle = self.files[name]
+        file, handle, stored = self.files[name]
         try:
-            memory.copy_(handle.get_tensor(name))
+            memory.copy_(handle.get_tensor(stored))
         except SafetensorError as error:
-            raise CheckpointError(f"Tensor {name!r} in {file} cannot be read: {error}") from None
+            raise CheckpointError(f"Tensor {stored!r} in {file} cannot be read: {error}") from None
 
 
 def _files(folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from torch import nn
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.kernels.registry import resolve
+from setpoint.engine.layers.linear import NoHead
 from setpoint.engine.models.config import ConfigReader
 
 MODELS = {
@@ -33,7 +34,13 @@ NEARLY = {
 
 
 def is_native(spec: ModelSpec) -> bool:
-    return spec.architecture in MODELS
+    return _name(spec) in MODELS
+
+
+def _name(spec: ModelSpec) -> str:
+    """The key into MODELS: of a bare decoder that is served for embeddings ("MistralModel") that of its language model."""
+    bare = spec.pooling is not None and spec.architecture.endswith("Model")
+    return f"{spec.architecture.removesuffix('Model')}ForCausalLM" if bare else spec.architecture
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
@@ -43,6 +50,8 @@ def build_model(spec: ModelSpec) -> nn.Module:
         raise CheckpointError(f"Architecture {spec.architecture!r} is not supported{why}; supported: {', '.join(sorted(MODELS))}.")
     config = ConfigReader(spec.architecture, spec.config)
     with torch.device("meta"):
-        model = resolve(MODELS[spec.architecture])(spec, config)
+        model = resolve(MODELS[_name(spec)])(spec, config)
+        if spec.pooling is not None:
+            model.lm_head = NoHead()
     config.refuse_unread()
     return model
