@@ -155,6 +155,15 @@ def test_a_failing_sync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     journal.__exit__(None, None, None)
 
 
+def test_an_output_deleted_meanwhile_is_noticed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "out.jsonl")
+    (tmp_path / "out.jsonl").unlink()
+    journal.append(made(1))
+    with pytest.raises(BatchError, match="was deleted while it was written"):
+        journal.sync()
+    journal.__exit__(None, None, None)
+
+
 @pytest.mark.parametrize(
     ("path", "message"), [("absent/out.jsonl", "No such file or directory"), (".", "Is a directory"), ("/dev/null", "not a regular file")]
 )

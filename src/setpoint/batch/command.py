@@ -24,7 +24,7 @@ from setpoint.batch.tally import Tally
 from setpoint.config.commands import BatchOptions
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
-from setpoint.core.errors import ConfigError, SetpointError
+from setpoint.core.errors import ConfigError, EngineDeadError
 from setpoint.launch.engine import SIGNALS, EngineSession, Launched, Phases, launched
 from setpoint.observe.logline import setup_logging
 
@@ -90,7 +90,7 @@ class _Batch:
                 import uvloop
 
                 uvloop.run(self._work(engine, phases, shown))
-        except SetpointError:
+        except (BatchError, EngineDeadError):
             print(f"{self.tally.summary()}\n{GO_ON}")
             raise
 

@@ -89,17 +89,22 @@ class Journal:
             os.fsync(self._fd)
         except OSError as error:
             raise self._write_error(error) from None
+        if not os.fstat(self._fd).st_nlink:
+            raise BatchError(f"{self._path} was deleted while it was written: its answers are gone.")
 
     def _write_error(self, error: OSError) -> BatchError:
         return BatchError(f"{self._path} cannot be written: {error.strerror}. The answers in it are whole.")
 
     def _whole_lines(self) -> Iterator[bytes]:
-        with open(os.dup(self._fd), "rb", buffering=1 << 20) as file:
-            file.seek(0)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                yield line
+        try:
+            with open(os.dup(self._fd), "rb", buffering=1 << 20) as file:
+                file.seek(0)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    yield line
+        except OSError as error:
+            raise BatchError(f"{self._path} cannot be read: {error.strerror}.") from None
 
     def _record(self, position: int, line: bytes, survey: Survey) -> tuple[int, RecordHead]:
         """The input's line that a record answers, and its head. Raises BatchError for what is not a record of this batch."""

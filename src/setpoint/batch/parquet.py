@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from setpoint.batch.jsonl import digest_of, open_input
 from setpoint.batch.record import Record, decode
 from setpoint.batch.tally import Tally
 
-BATCH_ROWS = 1024
+READ_ROWS = 64
 """Rows in memory at once. pyarrow reads the pages of a row group as they are needed."""
+WRITE_ROWS, WRITE_BYTES = 1024, 32 << 20
+"""Whichever comes first is written as one row group."""
 _METADATA = b"setpoint_batch"
 _ENVELOPE = ("custom_id", "method", "url", "body")
 _URLS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/embeddings"}
@@ -81,7 +83,7 @@ class ParquetSource:
     def _rows(self, columns: list[str] | None) -> Iterator[tuple[int, dict[str, Any]]]:
         number = 0
         try:
-            for batch in self._file.iter_batches(BATCH_ROWS, columns=columns):
+            for batch in self._file.iter_batches(READ_ROWS, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
                     yield number, row
@@ -151,7 +153,7 @@ def finished(output: Path, survey: Survey) -> int | None:
 def write(output: Path, journal: Path, tally: Tally, survey: Survey) -> None:
     """The journal as a Parquet file, in its order; the journal is removed once that is safe on disk. Raises BatchError."""
     pa = _pyarrow()
-    text = pa.string()
+    text = pa.large_string()  # a string column of one row group may hold only 2 GiB
     about = json.dumps({"digest": survey.digest, "num_failed": tally.num_failed}).encode()
     schema = pa.schema(
         [("id", text), ("custom_id", text), ("status_code", pa.int64()), ("request_id", text), ("body", text), ("error", text)],
@@ -161,7 +163,7 @@ def write(output: Path, journal: Path, tally: Tally, survey: Survey) -> None:
     try:
         with part.open("wb") as file:
             with pa.parquet.ParquetWriter(file, schema) as writer, journal.open("rb") as lines:
-                while rows := [_row(decode(line)) for _, line in zip(range(BATCH_ROWS), lines, strict=False)]:
+                for rows in _row_groups(lines):
                     writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
             file.flush()
             os.fsync(file.fileno())
@@ -170,6 +172,19 @@ def write(output: Path, journal: Path, tally: Tally, survey: Survey) -> None:
         part.unlink(missing_ok=True)
         raise BatchError(f"{output} cannot be written: {error.strerror or error}. All answers are in {journal}.") from None
     journal.unlink()
+
+
+def _row_groups(lines: Iterable[bytes]) -> Iterator[list[dict[str, Any]]]:
+    rows: list[dict[str, Any]] = []
+    num_bytes = 0
+    for line in lines:
+        rows.append(_row(decode(line)))
+        num_bytes += len(line)
+        if len(rows) == WRITE_ROWS or num_bytes >= WRITE_BYTES:
+            yield rows
+            rows, num_bytes = [], 0
+    if rows:
+        yield rows
 
 
 def _row(record: Record) -> dict[str, Any]:
