@@ -45,7 +45,7 @@ class Piece(Generation, total=False):
     """What is new of an answer; the counts of ``meta_info`` cover the whole so far, ``finish_reason`` is None until the end."""
 
     index: int
-    """Of the prompt, where there are several."""
+    """Of the answer, where there are several."""
 
 
 class Embedding(TypedDict):

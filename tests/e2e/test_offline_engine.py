@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -50,6 +51,12 @@ def test_answers_are_the_servers(engine: Engine, tiny: ServerProcess) -> None:
     theirs = tiny.generate(text=PROMPTS, sampling_params=GREEDY, **logprobs)
     assert [comparable(each) for each in ours] == [comparable(each) for each in theirs]
     assert engine.generate(input_ids=[72, 105], sampling_params=SamplingParams(**GREEDY))["text"] == engine.generate("Hi", GREEDY)["text"]
+
+
+def test_nobodys_logging_is_touched(engine: Engine) -> None:
+    ours = logging.getLogger("setpoint")
+    assert (ours.handlers, ours.level, ours.propagate) == ([], logging.NOTSET, True)
+    assert not [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]
 
 
 def test_chat_is_the_servers_chat(engine: Engine, tiny: ServerProcess) -> None:

@@ -59,7 +59,7 @@ def test_a_killed_engine_ends_streams_with_an_error_and_the_server_with_a_reason
 def test_sigterm_under_load_ends_in_order(server: ServerProcess) -> None:
     last = asyncio.run(read_streams(server, 8, lambda: server.process.send_signal(signal.SIGTERM)))
     assert server.wait_end() == 0
-    assert all("finish_reason" in chunk or "The server is shutting down." in chunk for chunk in last)
+    assert all("finish_reason" in chunk or "The engine is shutting down." in chunk for chunk in last)
     assert server.engine_is_gone()
     assert "Traceback" not in server.errors
     assert "ERROR" not in server.errors

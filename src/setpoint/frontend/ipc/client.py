@@ -191,7 +191,7 @@ class EngineClient:
         """Ask the engine to end; open requests fail."""
         if self.state not in (EngineState.STOPPING, EngineState.DEAD):
             self._send(Shutdown())
-            self._end(EngineState.STOPPING, "The server is shutting down.")
+            self._end(EngineState.STOPPING, "The engine is shutting down.")
 
     def engine_died(self, reason: str) -> None:
         """Called by whoever watches the process. All open requests and calls end with EngineDeadError(reason)."""

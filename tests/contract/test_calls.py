@@ -1,0 +1,93 @@
+"""Calls of a program on the fake engine: bounded depth, order, and nothing left running after a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from setpoint.core.errors import RequestError
+from setpoint.core.messages import Finish
+from setpoint.core.request import Request
+from setpoint.frontend.calls import QUEUED, Calls
+from setpoint.testing.fake_engine import MAX_RUNNING, FakeEngine
+
+Serve = Callable[..., None]
+
+TWO = {"temperature": 0, "max_new_tokens": 2}
+
+
+def test_a_long_list_is_answered_in_order_with_bounded_depth(serve: Serve) -> None:
+    depths: list[int] = []
+    engine = FakeEngine()
+
+    def watch(request: Request) -> Finish | None:
+        depths.append(len(engine.running))
+        return None
+
+    engine.refuse = watch
+
+    async def scenario(server: Any) -> None:
+        calls = Calls(server.service)
+        prompts = [f"{index:04}" for index in range(2000)]
+        answers = await calls.generate(prompts, TWO, {})
+        assert [answer["text"] for answer in answers] == [prompt[:2] for prompt in prompts]
+        assert max(depths) == MAX_RUNNING + QUEUED
+        depths.clear()
+        samples = await calls.generate(prompts[:200], {**TWO, "n": 8}, {})
+        assert len(samples) == 1600
+        assert max(depths) <= MAX_RUNNING + QUEUED
+
+    serve(scenario, engine)
+
+
+@pytest.mark.parametrize("bad", [{"prompt": ["fine"] * 500 + [""]}, {"input_ids": [[1]] * 500 + [[9999]]}])
+def test_a_bad_prompt_is_named_before_anything_runs(serve: Serve, bad: dict[str, Any]) -> None:
+    engine = FakeEngine()
+
+    async def scenario(server: Any) -> None:
+        calls = Calls(server.service)
+        prompt = bad.get("prompt")
+        request = {} if prompt else bad
+        with pytest.raises(RequestError, match="prompt 500: "):
+            await calls.generate(prompt, TWO, request)
+        with pytest.raises(RequestError, match="prompt 500: "):
+            await anext(calls.stream(prompt, TWO, request))
+
+    serve(scenario, engine)
+    assert not engine.submitted
+
+
+def test_a_failure_in_the_middle_names_the_prompt_and_ends_the_others(serve: Serve) -> None:
+    def refuse(request: Request) -> Finish | None:
+        full = request.prompt().tolist() == list(b"bad")
+        return Finish("abort", message="The queue is full.", status_code=503) if full else None
+
+    async def scenario(server: Any) -> None:
+        calls = Calls(server.service)
+        with pytest.raises(RequestError, match=r"prompt 700: The queue is full\.") as error:
+            await calls.generate([*["fine"] * 700, "bad", *["fine"] * 700], {"max_new_tokens": 50}, {})
+        assert error.value.status_code == 503
+        assert len(server.engine.submitted) < 1401
+        one = await calls.generate("fine", TWO, {})
+        assert one["text"] == "fi"
+
+    serve(scenario, FakeEngine(refuse=refuse, step_s=0.001))
+
+
+def test_what_a_conversation_must_be(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        calls = Calls(server.service)
+        for messages, words in (
+            ([], "must be a list of messages"),
+            ("hello", "must be a list of messages"),
+            ([[{"role": "user", "content": "a"}], []], "prompt 1: messages must not be empty"),
+            ([{"role": "user", "content": 5}], "must be a string or a list of parts"),
+            ([{"content": "a"}], r"messages\[0\].role must be a string"),
+            ([[5]], "prompt 0: messages"),
+        ):
+            with pytest.raises(RequestError, match=words):
+                await calls.chat(messages, None, None, {})
+
+    serve(scenario)
