@@ -50,7 +50,8 @@ def write_tiny(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
     tensors = {name: draw(rng, name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
-        tensors["model.embed_tokens.weight"] *= TIED_SCALE
+        embedding = model.get_input_embeddings().weight
+        tensors[next(name for name, parameter in model.named_parameters() if parameter is embedding)] *= TIED_SCALE
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
