@@ -135,15 +135,16 @@ class Bench:
 
     def admit(self, num_steps: int) -> Times:
         """Steps that admit one prompt: each time a running request has ended or is preempted, and a new one has come."""
-        times, running = Times(), self._scheduler.state.running
-        for number in range(num_steps):
+        times, running, queue = Times(), self._scheduler.state.running, self._scheduler.state.queue
+        for _ in range(num_steps):
+            num_waiting = len(queue)
             if self._preempts:
                 self._urgency += 100
             else:
                 self._scheduler.abort(next(iter(running.values())).rid)
             self._submit()
-            assert len(self._scheduler.state.queue) == self._num_waiting + 1 + number * self._preempts
             plan = self._turn(times)
+            assert len(queue) == num_waiting + self._preempts
             assert len(plan.admits) == 1
             assert len(plan.rows) == 1
         return times

@@ -306,7 +306,13 @@ class World:
 
     def peek(self) -> None:
         namespace, ids = self.random_ids()
-        assert self.cache.peek(np.array(ids, np.int32), namespace) == len(self.longest(namespace, ids)) * self.page_size
+        num_cached = len(self.longest(namespace, ids)) * self.page_size
+        assert self.cache.peek(np.array(ids, np.int32), namespace) == num_cached
+        assert self.cache.trace(np.array(ids, np.int32), namespace)[0] == num_cached
+        cover, some = self.cover(), self.rng.sample(self.seqs, self.rng.randint(0, len(self.seqs)))
+        theirs = Counter(prefix for seq in some for prefix in self.settled(seq))
+        alone = sum(cover[prefix] == count for prefix, count in theirs.items())
+        assert self.cache.num_unlocked_by(seq.handle for seq in some) == alone * self.page_size
 
     def flush(self) -> None:
         cover = self.cover()

@@ -247,6 +247,17 @@ def test_a_full_queue_gives_up_its_least_urgent_for_a_better_one() -> None:
     assert order_of_ends(harness)[-3:] == ["running", "urgent", "better"]
 
 
+def test_of_equally_urgent_ones_a_full_queue_gives_up_the_newest() -> None:
+    harness = prioritized(max_queued_requests=2, preempt=False)
+    harness.submit("running", prompt(4, 10), max_new_tokens=8, priority=9)
+    harness.turn()
+    for number, priority in enumerate((1, 1, 2)):
+        harness.submit(f"r{number}", prompt(4, 20 + number), priority=priority)
+    harness.turn()
+    assert harness.waiting() == ["r0", "r2"]
+    harness.drain()
+
+
 def test_a_full_queue_keeps_those_that_have_run() -> None:
     harness = prioritized(max_queued_requests=1, threshold=0)
     harness.submit("first", prompt(4, 10), max_new_tokens=20, priority=0)

@@ -1,8 +1,7 @@
-"""Who gets a turn, and for how long: decode between prefills, admissions that wait for company, time limits, policies in the loop."""
+"""Who gets a turn, and for how long: decode between prefills, admissions that wait for company, time limits."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -202,6 +201,19 @@ def test_a_request_runs_no_longer_than_allowed(depth: int, replan: bool) -> None
     assert harness.outcomes["b"].ids == expected(4, 20, 9)
 
 
+def test_the_time_in_the_queue_is_no_running_time() -> None:
+    harness = Harness(max_running_requests=1, running_timeout_s=5.0)
+    harness.submit("a", prompt(4, 10), max_new_tokens=4)
+    harness.submit("b", prompt(4, 20), max_new_tokens=9)
+    harness.turn()
+    harness.clock.advance(4.0)
+    harness.turn(5)
+    assert harness.running() == ["b"]
+    harness.clock.advance(4.0)
+    harness.drain()
+    assert harness.outcomes["b"].ids == expected(4, 20, 9)
+
+
 def test_the_prompt_in_mid_prefill_can_run_out_of_time() -> None:
     harness = Harness(num_pages=100, chunked_prefill_size=8, running_timeout_s=5.0)
     harness.submit("long", prompt(60), max_new_tokens=2)
@@ -227,123 +239,3 @@ def test_a_preempted_request_starts_to_wait_anew() -> None:
     harness.turn()
     assert finish_of(harness, "slow") == ("abort", 503, WAITED)
     harness.drain()
-
-
-# ---------------------------------------------------------------------- policies in the loop
-
-
-def admissions(harness: Harness) -> list[str]:
-    """rids in the order of their admission; the engine is drained."""
-    harness.drain()
-    rids = list(harness.outcomes)
-    return [rids[admit.seq_id] for plan in harness.plans for admit in plan.admits]
-
-
-def test_lof_in_the_loop() -> None:
-    harness = Harness(max_running_requests=1, policy="lof")
-    for number, limit in enumerate([3, 9, 6]):
-        harness.submit(f"r{number}", prompt(4, 10 + number), max_new_tokens=limit)
-    assert admissions(harness) == ["r1", "r2", "r0"]
-
-
-def test_random_in_the_loop_is_repeatable() -> None:
-    def run(seed: int) -> list[str]:
-        harness = Harness(max_running_requests=1, policy="random", seed=seed, num_pages=200)
-        for number in range(8):
-            harness.submit(f"r{number}", prompt(4, 10 + number), max_new_tokens=2)
-        return admissions(harness)
-
-    assert run(1) == run(1) != run(2)
-
-
-def test_routing_key_in_the_loop() -> None:
-    harness = Harness(max_running_requests=3, policy="routing-key", num_pages=200)
-    for rid, key, limit in (("a1", "a", 30), ("a2", "a", 30), ("b1", "b", 3), ("none", "", 3), ("b2", "b", 3), ("a3", "a", 3)):
-        harness.submit(rid, prompt(4, 10 + len(harness.outcomes)), max_new_tokens=limit, routing_key=key)
-    assert admissions(harness)[3:] == ["a3", "none", "b2"]
-
-
-def test_dfs_weight_in_the_loop() -> None:
-    harness = Harness(max_running_requests=1, policy="dfs-weight", num_pages=400)
-    heavy, light = prompt(12, 20), prompt(12, 50)
-    for number, cached in enumerate((heavy, light)):
-        harness.submit(f"warm{number}", cached, max_new_tokens=1)
-        harness.drain()
-    harness.plans.clear()
-    for rid, ids in (("cold", prompt(5, 80)), ("l1", [*light, 1]), ("h1", [*heavy, 1]), ("h2", [*heavy[:6], 2]), ("h3", [*heavy, 3])):
-        harness.submit(rid, ids, max_new_tokens=1)
-    # With h1 and h3 gone the subtrees weigh one each: the earlier request goes first.
-    assert admissions(harness) == ["h1", "h3", "l1", "h2", "cold"]
-
-
-def stream_of_short_ones(policy: str, turns: int) -> Harness:
-    """One slot, one long prompt, and always two short ones that have just come."""
-    harness = Harness(max_running_requests=1, policy=policy, num_pages=800, in_batch_check=-1)
-    numbers = itertools.count()
-    harness.submit("running", prompt(4, 3), max_new_tokens=3)
-    harness.submit("long", prompt(150, 4), max_new_tokens=1)
-    for _ in range(turns):
-        while len(harness.waiting()) + len(harness.wire.inbox) < 3:
-            number = next(numbers)
-            harness.submit(f"short{number}", [5 + number % 80, number // 80, 1, 2, 3], max_new_tokens=1)
-        harness.turn()
-    return harness
-
-
-def test_hrrn_serves_a_long_prompt_however_many_short_ones_come() -> None:
-    assert stream_of_short_ones("hrrn", 400).outcomes["long"].finish is not None
-
-
-def test_shortest_prefill_first_may_let_it_starve() -> None:
-    assert stream_of_short_ones("shortest-prefill-first", 400).outcomes["long"].finish is None
-
-
-def test_shortest_prefill_first_runs_short_prompts_beside_a_long_one() -> None:
-    harness = Harness(num_pages=400, chunked_prefill_size=16, policy="shortest-prefill-first")
-    harness.submit("long", prompt(60, 10), max_new_tokens=2)
-    harness.turn()
-    for rid, length in (("s1", 4), ("s2", 7), ("s3", 30)):
-        harness.submit(rid, prompt(length, 10 + length), max_new_tokens=2)
-    harness.turn()
-    assert harness.rows() == [(0, 16, 5, False), (1, 0, 4, True), (2, 0, 7, True)]
-    assert harness.sequence("long").prefilling
-    harness.turn()
-    assert harness.rows() == [(0, 21, 16, False)], "30 tokens would have to be cut, and one prompt at a time is in pieces"
-    harness.drain()
-    assert harness.outcomes["long"].ids == expected(60, 10, 2)
-    assert harness.outcomes["s3"].ids == expected(30, 40, 2)
-
-
-def test_shortest_prefill_first_leaves_the_long_one_a_page() -> None:
-    harness = Harness(num_pages=400, chunked_prefill_size=16, max_running_requests=64, policy="shortest-prefill-first", in_batch_check=-1)
-    harness.submit("long", prompt(60, 10), max_new_tokens=2)
-    harness.turn()
-    for number in range(30):
-        harness.submit(f"s{number}", prompt(5, 20 + number), max_new_tokens=2)
-    harness.turn()
-    assert [row[2] for row in harness.rows()] == [1, 5, 5, 5]
-    harness.drain()
-
-
-@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "hrrn"])
-def test_without_a_prefix_cache_policies_that_read_it_are_fcfs(policy: str) -> None:
-    harness = Harness(max_running_requests=1, policy=policy, cache_enabled=False)
-    for number in range(4):
-        harness.submit(f"r{number}", prompt(9 - number, 10 + number), max_new_tokens=2)
-    assert admissions(harness) == ["r0", "r1", "r2", "r3"]
-
-
-@pytest.mark.parametrize("policy", ["lof", "random", "routing-key"])
-def test_every_policy_but_those_that_match_keeps_waiting_prefixes_recent(policy: str) -> None:
-    harness = Harness(num_pages=200, max_running_requests=1, policy=policy)
-    for name, first in (("old", 50), ("new", 60)):
-        harness.submit(name, [first] * 20, max_new_tokens=1)
-        harness.drain()
-    harness.submit("waits", [50] * 20 + [2], max_new_tokens=1)
-    harness.submit("runs", [1] * 5, max_new_tokens=9)
-    harness.scheduler._prefill._order._num_passes = 31
-    harness.turn()
-    pages = harness.cache.alloc(harness.cache.free_tokens + 1)  # evicts one leaf: the least recent
-    assert pages is not None
-    assert harness.cache.peek(np.full(20, 50, np.int32)) == 20
-    harness.cache.free(pages)

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,12 +21,14 @@ QUEUE_LIMIT = 128
 NO_IDS = np.zeros(0, np.int32)
 
 
-@dataclass(slots=True, frozen=True)
-class Candidate:
-    """One waiting request as a policy sees it. The first block is filled for policies that look at the cache only."""
+class Candidate(NamedTuple):
+    """One waiting request as a policy sees it. The first block is filled for policies that look at the cache only.
+
+    A tuple, because thousands are made in a pass: a frozen dataclass of this size takes more than twice as long.
+    """
 
     seq_id: int
-    ids: Ids = field(default_factory=lambda: NO_IDS)
+    ids: Ids = NO_IDS
     namespace: str = ""
     num_matched: int = 0
     """Tokens of ``ids`` in the cache now."""

@@ -176,7 +176,8 @@ class PrefillPlanner:
         state, rule = self._state, self._state.config.priority
         if rule is None or not rule.preempt:
             return False
-        running = (RankedView(other.seq_id, other.rank) for other in state.running.values() if other is not state.chunking)
+        assert state.chunking is None, "the scan ends where a prompt is left in mid-prefill"
+        running = (RankedView(other.seq_id, other.rank) for other in state.running.values())
         victims = self._victims(seq, preemption_order(seq.rank, running, rule.threshold), budget)
         if any(victim.inflight_steps for victim in victims):
             step.hold = not step.seqs

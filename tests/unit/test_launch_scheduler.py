@@ -1,0 +1,84 @@
+"""Options and environment become the scheduler's numbers: every one reaches its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from setpoint.config.environment import read_environment
+from setpoint.config.hardware import Hardware
+from setpoint.config.options import Options
+from setpoint.config.pool import resolve_pool
+from setpoint.config.resolve import resolve
+from setpoint.core.model import ModelSpec
+from setpoint.launch.engine_process import scheduler_config
+from setpoint.planning.memory import GIB
+from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, SchedulerConfig
+
+SPEC = ModelSpec(
+    architecture="LlamaForCausalLM", model_type="llama", num_layers=2, hidden_size=64, intermediate_size=128, num_heads=4, num_kv_heads=2,
+    head_dim=16, vocab_size=300, context_len=512, tie_embeddings=True, dtype="bfloat16", num_parameters=100_000, eos_token_ids=(2,),
+)  # fmt: skip
+
+
+def settled(environ: dict[str, str] | None = None, **options: Any) -> SchedulerConfig:
+    hardware = Hardware(device="cpu", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
+    config = resolve(Options(random_seed=7, **options), hardware, SPEC, env=read_environment(environ or {}))
+    return scheduler_config(config, resolve_pool(config, 10_000), SPEC)
+
+
+def test_defaults_change_nothing() -> None:
+    config = settled()
+    assert (config.policy, config.seed, config.priority, config.refuse_priority) == ("fcfs", 7, None, False)
+    assert (config.cadence, config.delay) == (CadenceConfig(), DelayConfig())
+    assert (config.waiting_timeout_s, config.running_timeout_s) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"enable_priority_scheduling": True}, PriorityConfig()),
+        ({"schedule_policy": "priority"}, PriorityConfig()),
+        (
+            {
+                "enable_priority_scheduling": True,
+                "default_priority_value": -4,
+                "schedule_low_priority_values_first": True,
+                "disable_priority_preemption": True,
+                "priority_scheduling_preemption_threshold": 3,
+                "retraction_policy": "priority",
+            },
+            PriorityConfig(default=-4, low_first=True, preempt=False, threshold=3, retract_first=True),
+        ),
+        ({"default_priority_value": 3}, None),
+    ],
+)
+def test_priorities(options: dict[str, Any], expected: PriorityConfig | None) -> None:
+    config = settled(**options)
+    assert config.priority == expected
+    assert config.policy == "fcfs"
+
+
+def test_turns_and_delays() -> None:
+    config = settled(
+        prefill_decode_interval=4,
+        prefill_decode_interval_min_bs=2,
+        num_continuous_decode_steps=3,
+        enable_prefill_delayer=True,
+        prefill_delayer_max_delay_passes=9,
+        prefill_delayer_max_delay_ms=250.0,
+        prefill_delayer_token_usage_low_watermark=0.2,
+        prefill_delayer_queue_min_ratio=0.5,
+        min_free_slots_delay=3,
+        abort_on_priority_when_disabled=True,
+        schedule_policy="routing-key",
+    )
+    assert config.cadence == CadenceConfig(prefill_decode_interval=4, min_decoding=2, continuous_decode_steps=3)
+    assert config.delay == DelayConfig(enabled=True, low_usage=0.2, queue_ratio=0.5, min_free_slots=3, max_passes=9, max_delay_s=0.25)
+    assert (config.policy, config.refuse_priority) == ("routing-key", True)
+
+
+def test_time_limits_come_from_the_environment() -> None:
+    config = settled({"SGLANG_REQ_WAITING_TIMEOUT": "2.5", "SGLANG_REQ_RUNNING_TIMEOUT": "0"})
+    assert (config.waiting_timeout_s, config.running_timeout_s) == (2.5, None)
