@@ -23,7 +23,13 @@ RANDOM = SamplingParams(temperature=0.9, top_p=0.95)
 
 
 CONFIGS = {golden.name: golden.config for golden in GOLDENS}
-MODELS = ("llama: linear rope", "qwen3: windows by layer type", "phi3: 4 mini: tied, partial rotation, long list")
+MODELS = (
+    "llama: linear rope",
+    "qwen3: windows by layer type",
+    "phi3: 4 mini: tied, partial rotation, long list",
+    "gemma2: caps, untied",
+    "gemma3_text: two local to one global",
+)
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -152,6 +152,11 @@ def test_reference_attention_needs_room_for_scores() -> None:
     assert long == 8 * (4 * REFERENCE_SCORES + 2 * 10**5 * 2 * 16)
 
 
+def test_every_rotary_base_has_a_table() -> None:
+    two = replace(CPU_MODEL, spec=replace(SPEC, num_rotaries=2))
+    assert two.workspace(1000) - CPU_MODEL.workspace(1000) == 4 * 512 * 16
+
+
 def test_workspace_grows_with_the_step_and_stops_at_the_logits_budget() -> None:
     pool = 10**6
     assert replace(CPU_MODEL, step_tokens=512).workspace(pool) > CPU_MODEL.workspace(pool)

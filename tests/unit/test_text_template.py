@@ -10,6 +10,7 @@ import pytest
 
 from setpoint.core.errors import CheckpointError, ConfigError, RequestError
 from setpoint.frontend.text.template import ChatTemplate, find_chat_template
+from setpoint.testing.chat_templates import TEMPLATES
 
 HI = [{"role": "user", "content": "hi <b>"}]
 
@@ -48,38 +49,12 @@ def test_what_goes_wrong_is_a_400(source: str) -> None:
     assert caught.value.status_code == 400
 
 
-GEMMA_STYLE = """{{ bos_token }}
-{%- if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}
-{%- for message in messages %}
-{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('user and model take turns') }}{% endif %}
-{%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
-{{- '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
-
-MISTRAL_STYLE = """{%- if messages[0]['role'] == 'system' %}
-{%- set system = messages[0]['content'] %}{% set rest = messages[1:] %}
-{%- else %}
-{%- set rest = messages %}
-{%- endif %}
-{{- bos_token }}
-{%- for message in rest %}
-{%- if message['role'] == 'user' %}
-{{- '[INST] ' + (system + '\n\n' if loop.last and system is defined else '') + message['content'] + ' [/INST]' }}
-{%- elif message['role'] == 'assistant' %}
-{{- ' ' + message['content'] + eos_token }}
-{%- else %}
-{{- raise_exception('only user and assistant after the first message') }}
-{%- endif %}
-{%- endfor %}"""
-
-
 def test_templates_as_gemmas_and_mistrals() -> None:
     """The constructs that those families' templates are made of, in our own words."""
     turns = [{"role": "user", "content": " hi "}, {"role": "assistant", "content": "ho"}, {"role": "user", "content": "hm"}]
     system = {"role": "system", "content": "be brief"}
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    gemma, mistral = (ChatTemplate(source, special_tokens=tokens) for source in (GEMMA_STYLE, MISTRAL_STYLE))
+    gemma, mistral = (ChatTemplate(TEMPLATES[name], special_tokens=tokens) for name in ("gemma", "mistral"))
     opened, closed = "<start_of_turn>", "<end_of_turn>\n"
     wanted = f"<s>{opened}user\nhi{closed}{opened}model\nho{closed}{opened}user\nhm{closed}{opened}model\n"
     assert gemma.render(turns) == wanted

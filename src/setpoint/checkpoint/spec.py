@@ -56,14 +56,16 @@ class Family:
     """Norms over the hidden size in a layer."""
 
 
+GEMMA = {"tie_word_embeddings": True, "head_dim": 256, "sliding_window": 4096, "query_pre_attn_scalar": 256}
 FAMILIES = {
-    "gemma2": Family(defaults={"tie_word_embeddings": True}, num_norms=4),
-    "gemma3_text": Family(defaults={"tie_word_embeddings": True}, stretched=True, num_rotaries=2, head_norms=True, num_norms=4),
+    "gemma2": Family(defaults={**GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}, num_norms=4),
+    "gemma3_text": Family(defaults=GEMMA, stretched=True, num_rotaries=2, head_norms=True, num_norms=4),
+    "mistral": Family(defaults={"sliding_window": 4096}),
     "phi3": Family(defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
     "qwen2": Family(qkv_bias=True),
     "qwen3": Family(defaults={"head_dim": 128}, head_norms=True),
 }
-"""By model_type (transformers' Gemma2Config, Gemma3TextConfig, Phi3Config, Qwen2Config, Qwen3Config)."""
+"""By model_type (transformers' Gemma2Config, Gemma3TextConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config)."""
 
 
 def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> ModelSpec:

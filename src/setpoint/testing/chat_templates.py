@@ -84,7 +84,36 @@ PHI3 = """\
 ' }}{% else %}{{ eos_token }}{% endif %}
 """
 
-TEMPLATES = {"chatml": CHATML, "qwen2": QWEN2, "qwen3": QWEN3, "phi3": PHI3}
+GEMMA = """\
+{{ bos_token }}
+{%- if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}
+{%- for message in messages %}
+{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('user and model take turns') }}{% endif %}
+{%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+{{- '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}
+"""
+
+MISTRAL = """\
+{%- if messages[0]['role'] == 'system' %}
+{%- set system = messages[0]['content'] %}{% set rest = messages[1:] %}
+{%- else %}
+{%- set rest = messages %}
+{%- endif %}
+{{- bos_token }}
+{%- for message in rest %}
+{%- if message['role'] == 'user' %}
+{{- '[INST] ' + (system + '\\n\\n' if loop.last and system is defined else '') + message['content'] + ' [/INST]' }}
+{%- elif message['role'] == 'assistant' %}
+{{- ' ' + message['content'] + eos_token }}
+{%- else %}
+{{- raise_exception('only user and assistant after the first message') }}
+{%- endif %}
+{%- endfor %}
+"""
+
+TEMPLATES = {"chatml": CHATML, "qwen2": QWEN2, "qwen3": QWEN3, "phi3": PHI3, "gemma": GEMMA, "mistral": MISTRAL}
 
 TOOLS = [
     {

@@ -62,6 +62,31 @@ def _phi3(name: str, *, context_len: int = CONTEXT, lengths: tuple[int, ...] = (
     return Golden(f"phi3: {name}", config, "phi3", context_len=context_len, prompt_lengths=lengths)
 
 
+def _mistral(name: str, **keys: Any) -> Golden:
+    return Golden(f"mistral: {name}", _config("MistralForCausalLM", "mistral", **keys), "mistral")
+
+
+def _gemma(name: str, architecture: str, model_type: str, **keys: Any) -> Golden:
+    """Without what the released configs leave out: tie_word_embeddings, which is true."""
+    own = {"num_hidden_layers": 4, "head_dim": 32, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 16}
+    config = _config(architecture, model_type, **{**own, "query_pre_attn_scalar": 24, **keys})
+    for key in ("tie_word_embeddings", "hidden_act"):
+        if key not in keys:
+            del config[key]
+    return Golden(f"{model_type}: {name}", config, "gemma")
+
+
+def _gemma2(name: str, **keys: Any) -> Golden:
+    caps = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0}
+    return _gemma(name, "Gemma2ForCausalLM", "gemma2", **{**caps, **keys})
+
+
+def _gemma3(name: str, **keys: Any) -> Golden:
+    ropes = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 3}
+    return _gemma(name, "Gemma3ForCausalLM", "gemma3_text", **{**ropes, **keys})
+
+
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -107,6 +132,24 @@ GOLDENS = (
         partial_rotary_factor=0.75,
         tie_word_embeddings=True,
         lengths=BEYOND,
+    ),
+    _mistral("0.1: a window", sliding_window=16),
+    _mistral("0.3: no window", sliding_window=None, rope_theta=1e6),
+    _mistral("nemo: heads wider than the model", sliding_window=None, head_dim=32),
+    _mistral("tied, a window of one token", sliding_window=1, tie_word_embeddings=True),
+    _gemma2("caps, untied", tie_word_embeddings=False),
+    _gemma2("no caps, untied", attn_logit_softcapping=None, final_logit_softcapping=None, tie_word_embeddings=False, attention_bias=True),
+    _gemma2("layer_types, 256 wide heads", layer_types=[GLOBAL, LOCAL, LOCAL, GLOBAL], head_dim=256, num_attention_heads=8),
+    _gemma3("two local to one global"),
+    _gemma3("linear rope on global layers", rope_scaling={"rope_type": "linear", "factor": 8.0}, num_key_value_heads=1),
+    _gemma3(
+        "rope_parameters and layer_types as transformers 5 writes them",
+        layer_types=[LOCAL, GLOBAL, GLOBAL, LOCAL],
+        rope_parameters={
+            LOCAL: {"rope_type": "default", "rope_theta": 100.0},
+            GLOBAL: {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e5},
+        },
+        final_logit_softcapping=30.0,
     ),
 )
 

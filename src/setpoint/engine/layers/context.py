@@ -17,7 +17,7 @@ class ForwardContext:
     ops: Ops
     attention: AttentionBackend
     batch: AttentionBatch
-    cos_sin: torch.Tensor
-    """[context_len, R]: the rotation table, R <= D rotated dimensions (layers.rotary)."""
+    cos_sin: tuple[torch.Tensor, ...]
+    """Per rotary embedding of the model its table, [context_len, R], R <= D rotated dimensions (layers.rotary)."""
     kv: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     """Per layer the K and the V cache, [num_pages + 1, page_size, Hkv, D]."""

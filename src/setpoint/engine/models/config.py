@@ -78,6 +78,10 @@ class ConfigReader:
             self.refuse(key, "it must be a number above zero")
         return float(value)
 
+    def number_or_none(self, key: str) -> float | None:
+        """A number above zero; None if absent."""
+        return None if self._get(key, None) is None else self.number(key, 0.0)
+
     def count(self, key: str, default: int, *, low: int = 0) -> int:
         """An integer of at least ``low``."""
         value = self._get(key, default)
@@ -85,17 +89,21 @@ class ConfigReader:
             self.refuse(key, f"it must be an integer of at least {low}")
         return value
 
+    def window(self) -> int | None:
+        """sliding_window: tokens that a layer sees; None if absent."""
+        return None if self._get("sliding_window", None) is None else self.count("sliding_window", 0, low=1)
+
     def windows(self, num_layers: int, is_sliding: Callable[[int], bool]) -> list[int | None]:
         """Per layer the tokens it sees, None = all: sliding_window on the layers that layer_types or else ``is_sliding`` picks."""
-        window = None if self._get("sliding_window", None) is None else self.count("sliding_window", 0, low=1)
+        window = self.window()
         kinds = self._get("layer_types", [SLIDING if is_sliding(layer) else FULL for layer in range(num_layers)])
         if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in (SLIDING, FULL) for kind in kinds):
             self.refuse("layer_types", f"it must name {num_layers} layers, each {SLIDING} or {FULL}")
         return [window if kind == SLIDING else None for kind in kinds]
 
-    def gated(self, key: str = "hidden_act") -> str:
+    def gated(self, key: str = "hidden_act", default: str = "silu") -> str:
         """The operation of a gated MLP with this activation."""
-        value = self._get(key, "silu")
+        value = self._get(key, default)
         if not isinstance(value, str) or value not in GATED:
             self.refuse(key, f"activations that are: {', '.join(GATED)}")
         return GATED[value]

@@ -10,7 +10,7 @@ branch output x and the residual stream stay apart, so that each addition is fus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -57,7 +57,7 @@ class SelfAttention(Layer):
 
 def _norm_heads(heads: torch.Tensor, norm: Layer, ops: Ops) -> torch.Tensor:
     """heads [T, H, D], token rows strided -> the same shape, contiguous: kernels normalise rows that lie side by side."""
-    return norm(heads.reshape(-1, heads.shape[-1]), None, ops)[0].view(heads.shape)
+    return norm(heads.contiguous().view(-1, heads.shape[-1]), None, ops)[0].view(heads.shape)
 
 
 class GatedMLP(Layer):
@@ -110,9 +110,9 @@ class Decoder(Layer):
 class CausalLM(Layer):
     """A decoder and its head: what the runner runs."""
 
-    def __init__(self, rotary: RotaryEmbedding, model: Decoder, lm_head: Layer) -> None:
+    def __init__(self, rotaries: Sequence[RotaryEmbedding], model: Decoder, lm_head: Layer) -> None:
         super().__init__()
-        self.rotary = rotary
+        self.rotaries = rotaries
         self.model = model
         self.lm_head = lm_head
 
@@ -129,7 +129,7 @@ def causal_lm(spec: ModelSpec, eps: float, layers: Iterable[Layer]) -> CausalLM:
     """The usual frame around ``layers``: plain embedding, RMSNorm, a head of its own or the embedding's."""
     embed_tokens = Embedding(spec.vocab_size, spec.hidden_size)
     model = Decoder(embed_tokens, layers, RMSNorm(spec.hidden_size, eps))
-    return CausalLM(RotaryEmbedding.from_config(spec.config, spec.head_dim), model, head(spec, embed_tokens))
+    return CausalLM([RotaryEmbedding.from_config(spec.config, spec.head_dim)], model, head(spec, embed_tokens))
 
 
 def head(spec: ModelSpec, embed_tokens: Embedding) -> Layer:

@@ -1,4 +1,4 @@
-"""Llama 2 and 3.x, SmolLM2: the plain pre-norm decoder."""
+"""Llama 2 and 3.x, SmolLM2: the plain pre-norm decoder; and Mistral, the same with a window."""
 
 from __future__ import annotations
 
@@ -15,5 +15,16 @@ def llama(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     def layer(index: int) -> PreNormLayer:
         attention = SelfAttention(spec, PagedAttention(index, spec.head_dim), qkv_bias=bias, out_bias=bias)
         return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated, bias=mlp_bias))
+
+    return causal_lm(spec, eps, map(layer, range(spec.num_layers)))
+
+
+def mistral(spec: ModelSpec, config: ConfigReader) -> CausalLM:
+    """Every layer has the window, or none (``sliding_window`` null, as from version 0.2 on)."""
+    eps, gated, window = config.number("rms_norm_eps", 1e-6), config.gated(), config.window()
+
+    def layer(index: int) -> PreNormLayer:
+        attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=window))
+        return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
 
     return causal_lm(spec, eps, map(layer, range(spec.num_layers)))

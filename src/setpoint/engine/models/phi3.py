@@ -18,6 +18,6 @@ def phi3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
         return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
 
     model = causal_lm(spec, eps, map(layer, range(spec.num_layers)))
-    if model.rotary.kind not in ("default", "longrope"):
+    if model.rotaries[0].kind not in ("default", "longrope"):
         config.refuse("rope_scaling", "this architecture knows no type but longrope")
     return model

@@ -12,12 +12,15 @@ from setpoint.engine.layers.linear import NoHead
 from setpoint.engine.models.config import ConfigReader
 
 MODELS = {
+    "Gemma2ForCausalLM": "setpoint.engine.models.gemma:gemma2",
+    "Gemma3ForCausalLM": "setpoint.engine.models.gemma:gemma3",
     "LlamaForCausalLM": "setpoint.engine.models.llama:llama",
+    "MistralForCausalLM": "setpoint.engine.models.llama:mistral",
     "Phi3ForCausalLM": "setpoint.engine.models.phi3:phi3",
     "Qwen2ForCausalLM": "setpoint.engine.models.qwen:qwen2",
     "Qwen3ForCausalLM": "setpoint.engine.models.qwen:qwen3",
 }
-"""Architecture -> ``build(spec, config)``, giving a module with ``rotary``, ``forward(input_ids, ctx) -> hidden`` and
+"""Architecture -> ``build(spec, config)``, giving a module with ``rotaries``, ``forward(input_ids, ctx) -> hidden`` and
 ``logits(hidden)``."""
 
 NEARLY = {

@@ -57,17 +57,11 @@ class Seat:
     """Layer -> what it asked for in its first call."""
 
 
-class NoRotation:
-    """The table of a model that rotates by itself."""
-
-    def table(self, num_positions: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(0, dtype=dtype, device=device)
-
-
 class TransformersModel:
     """What the runner runs: the library's decoder for hidden states, and its causal-LM class, around a stand-in, for logits."""
 
-    rotary = NoRotation()
+    rotaries = ()
+    """The library rotates by itself."""
 
     def __init__(self, causal_lm: nn.Module, spec: ModelSpec, expected: torch.Tensor) -> None:
         self.expected = expected

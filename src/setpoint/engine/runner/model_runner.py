@@ -89,7 +89,7 @@ class ModelRunner:
         self.slots = SlotTable(context_len=context_len, page_size=self.page_size, max_slots=max_slots, device=self.device)
         self.pooler = Pooler()
         wide = torch.promote_types(self.dtype, torch.float32)
-        self.cos_sin = self.model.rotary.table(context_len, wide, self.device)
+        self.cos_sin = tuple(rotary.table(context_len, wide, self.device) for rotary in self.model.rotaries)
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forward:

@@ -1,0 +1,112 @@
+"""Gemma 2 and Gemma 3 (text): norms on both sides of each branch, local layers that see a window, global ones that see all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from setpoint.core.model import ModelSpec
+from setpoint.engine.layers.attention import PagedAttention
+from setpoint.engine.layers.base import Layer
+from setpoint.engine.layers.context import ForwardContext
+from setpoint.engine.layers.embedding import Embedding
+from setpoint.engine.layers.norm import RMSNorm
+from setpoint.engine.layers.rotary import RotaryEmbedding
+from setpoint.engine.models.config import FULL, SLIDING, ConfigReader
+from setpoint.engine.models.decoder import CausalLM, Decoder, GatedMLP, SelfAttention, head
+
+GELU = "gelu_pytorch_tanh"
+
+
+class GemmaLayer(Layer):
+    """A norm before and behind each of the two branches; the residual addition is fused with the norm that follows it."""
+
+    def __init__(self, spec: ModelSpec, norm: Callable[[int], Layer], attention: Layer, mlp: Layer) -> None:
+        super().__init__()
+        self.input_layernorm = norm(spec.hidden_size)
+        self.self_attn = attention
+        self.post_attention_layernorm = norm(spec.hidden_size)
+        self.pre_feedforward_layernorm = norm(spec.hidden_size)
+        self.mlp = mlp
+        self.post_feedforward_layernorm = norm(spec.hidden_size)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.input_layernorm(x, residual, ctx.ops)
+        x, _ = self.post_attention_layernorm(self.self_attn(x, ctx), None, ctx.ops)
+        x, residual = self.pre_feedforward_layernorm(x, residual, ctx.ops)
+        x, _ = self.post_feedforward_layernorm(self.mlp(x, ctx), None, ctx.ops)
+        return x, residual
+
+
+class Gemma(CausalLM):
+    """``softcap``: logits are softcap · tanh(logits / softcap); None = as they are."""
+
+    def __init__(self, rotaries: Sequence[RotaryEmbedding], model: Decoder, lm_head: Layer, softcap: float | None) -> None:
+        super().__init__(rotaries, model, lm_head)
+        self.softcap = softcap
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = super().logits(hidden)
+        return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
+
+
+def gemma2(spec: ModelSpec, config: ConfigReader) -> Gemma:
+    """Every other layer is local; attention scores are capped."""
+    windows = config.windows(spec.num_layers, lambda layer: layer % 2 == 0)
+    rotaries = [RotaryEmbedding.from_config(spec.config, spec.head_dim)]
+    return _gemma(spec, config, windows, rotaries, softcap=config.number_or_none("attn_logit_softcapping"))
+
+
+def gemma3(spec: ModelSpec, config: ConfigReader) -> Gemma:
+    """All but every sixth layer are local and rotate with a base of their own; q and k are normalised."""
+    period = config.count("sliding_window_pattern", 6, low=1)
+    windows = config.windows(spec.num_layers, lambda layer: (layer + 1) % period > 0)
+    rotaries = [RotaryEmbedding.from_config(rope, spec.head_dim) for rope in _ropes(spec.config, config)]
+    return _gemma(spec, config, windows, rotaries, head_norm=True)
+
+
+def _gemma(
+    spec: ModelSpec,
+    config: ConfigReader,
+    windows: Sequence[int | None],
+    rotaries: Sequence[RotaryEmbedding],
+    *,
+    softcap: float | None = None,
+    head_norm: bool = False,
+) -> Gemma:
+    """rotaries: of global layers first, of local ones last; softcap: on attention scores."""
+    if spec.config.get("sliding_window") is None:
+        config.refuse("sliding_window", "local layers need one")
+    eps, gated, bias = config.number("rms_norm_eps", 1e-6), config.gated("hidden_activation", GELU), config.flag("attention_bias")
+    scale = config.number("query_pre_attn_scalar", 256) ** -0.5
+
+    def norm(size: int) -> RMSNorm:
+        return RMSNorm(size, eps, offset=1.0)
+
+    def layer(index: int) -> GemmaLayer:
+        window = windows[index]
+        rotary = 0 if window is None else len(rotaries) - 1
+        attend = PagedAttention(index, spec.head_dim, scale=scale, softcap=softcap, window=window, rotary=rotary)
+        attention = SelfAttention(spec, attend, qkv_bias=bias, out_bias=bias, head_norm=norm if head_norm else None)
+        return GemmaLayer(spec, norm, attention, GatedMLP(spec, gated))
+
+    embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, scale=spec.hidden_size**0.5)
+    model = Decoder(embed_tokens, map(layer, range(spec.num_layers)), norm(spec.hidden_size))
+    return Gemma(rotaries, model, head(spec, embed_tokens), config.number_or_none("final_logit_softcapping"))
+
+
+def _ropes(keys: Mapping[str, Any], config: ConfigReader) -> list[dict[str, Any]]:
+    """What Gemma 3 says about the rotations of global and of local layers, each as RotaryEmbedding reads it.
+
+    Newer configs have a section per kind of layer; in older ones rope_scaling is about the global layers only.
+    """
+    thetas = {FULL: config.number("rope_theta", 1e6), SLIDING: config.number("rope_local_base_freq", 1e4)}
+    sections = keys.get("rope_parameters") or {FULL: keys.get("rope_scaling")}
+    if not sections.keys() <= thetas.keys():
+        config.refuse("rope_parameters", f"it must have sections {FULL} and {SLIDING}")
+    length = keys["max_position_embeddings"]
+    return [
+        {"max_position_embeddings": length, "rope_theta": theta, "rope_parameters": sections.get(kind)} for kind, theta in thetas.items()
+    ]

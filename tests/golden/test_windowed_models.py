@@ -1,0 +1,90 @@
+"""Models with windows and soft caps (Mistral, Gemma) beyond the golden table: bf16, refused configs, defaults."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.core.errors import CheckpointError
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.models.registry import build_model
+from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.goldens import GOLDENS
+from setpoint.testing.plans import Driver
+
+CONTEXT = 128
+CONFIGS = {golden.name: golden.config for golden in GOLDENS}
+MISTRAL, GEMMA2, GEMMA3 = (
+    CONFIGS[name] for name in ("mistral: 0.1: a window", "gemma2: caps, untied", "gemma3_text: two local to one global")
+)
+IDS = np.random.default_rng(0).integers(0, 256, 75).tolist()
+
+
+def bfloat16_logits(folder: Path, prompts: list[list[int]]) -> torch.Tensor:
+    """Of each prompt's last position, on the C++ kernels."""
+    runner = build_runner(EngineConfig(str(folder), read_spec(folder), page_size=4, num_threads=1))
+    assert runner.report.attention == "cpu"
+    runner.allocate(num_pages=CONTEXT // 4, max_slots=1, context_len=CONTEXT)
+    driver = Driver(InprocExecutor(runner), 4, CONTEXT // 4)
+    logits = []
+    for prompt in prompts:
+        plan = driver.plan()
+        driver.admit(plan, 0, prompt)
+        plan.add_row(0, 0, 0, len(prompt), True)
+        logits.append(runner.forward(plan.build()).logits[0])
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("config", [GEMMA2, GEMMA3], ids=["gemma2", "gemma3"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 4), (5, 1), (3, 1)])
+def test_bfloat16_is_no_worse_than_transformers(tmp_path: Path, config: dict[str, Any], heads: int, kv_heads: int) -> None:
+    """Heads of 256 and groups that no vector divides: our distance from the fp32 answer beside transformers'."""
+    sizes = {"hidden_size": 16 * heads, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 256}
+    folder = write_tiny(tmp_path, {**config, **sizes, "query_pre_attn_scalar": 256})
+    eager = {"attn_implementation": "eager"}
+    models = [AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **eager).eval() for dtype in (torch.float32, torch.bfloat16)]
+    prompts = [IDS[begin : begin + 40] for begin in range(35)]
+    with torch.inference_mode():
+        exact, theirs = (model(torch.tensor(prompts)).logits[:, -1] for model in models)
+    error, their_error = ((logits - exact).square().mean().sqrt() for logits in (bfloat16_logits(folder, prompts), theirs))
+    assert error < 1.2 * their_error
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "message"),
+    [
+        (GEMMA3, {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "'rope_parameters' .* must have sections full_attention"),
+        (GEMMA3, {"sliding_window": None}, "'sliding_window' = None .* local layers need one"),
+        (GEMMA3, {"layer_types": ["full_attention"]}, "'layer_types' .* must name 4 layers"),
+        (GEMMA3, {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' = 50.0"),
+        (GEMMA2, {"attn_logit_softcapping": -1}, "'attn_logit_softcapping' = -1 .* a number above zero"),
+        (GEMMA2, {"use_bidirectional_attention": True}, "'use_bidirectional_attention' = True"),
+        (GEMMA2, {"hidden_activation": "relu"}, "'hidden_activation' = 'relu' .* gelu_pytorch_tanh"),
+        (MISTRAL, {"sliding_window": 0}, "'sliding_window' = 0"),
+        (MISTRAL, {"layer_types": ["full_attention", "sliding_attention"]}, "'layer_types'"),
+    ],
+)
+def test_configs_that_are_refused(tmp_path: Path, config: dict[str, Any], change: dict[str, Any], message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(CheckpointError, match=message):
+        build_model(read_spec(tmp_path))
+
+
+def test_what_configs_leave_out_is_as_in_transformers(tmp_path: Path) -> None:
+    """Keys that the released Gemma configs do not have."""
+    left_out = ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "sliding_window", "hidden_activation")
+    (tmp_path / "config.json").write_text(json.dumps({key: value for key, value in GEMMA2.items() if key not in left_out}))
+    model = build_model(read_spec(tmp_path))
+    assert model.softcap == 30.0
+    variants = [layer.self_attn.attend.variant for layer in model.model.layers]
+    assert variants[0] == replace(variants[1], window=4096)
+    assert (variants[1].scale, variants[1].softcap, variants[1].window) == (1 / 16, 50.0, None)
