@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from setpoint.checkpoint.pooling import read_pooling
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core.messages import Abort
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.layers.linear import NoHead
@@ -100,3 +101,17 @@ def test_checkpoints_of_bare_decoders(tmp_path: Path, names: str, tied: bool) ->
     h.drain()
     np.testing.assert_allclose(np.frombuffer(h.outcomes["r"].embedding, "<f4"), wanted, rtol=0, atol=2e-5)
     assert isinstance(h.executor.runner.model.lm_head, NoHead)
+
+
+def test_an_abort_or_a_retraction_in_mid_prompt_leaves_no_sum_behind(folder: Path, wanted: dict[str, dict[str, np.ndarray]]) -> None:
+    h = harness(folder, "float32", chunked_prefill_size=8, max_running_requests=1)
+    h.submit("gone", PROMPTS["r48"], pooling="mean", max_new_tokens=0)
+    h.turn(3)
+    h.wire.inbox.append(Abort("gone"))
+    h.submit("r31", PROMPTS["r31"], pooling="mean", max_new_tokens=0)
+    h.turn(2)
+    assert h.sequence("r31").slot == 0, "the slot that the aborted one had"
+    h.scheduler.state.send_back(h.sequence("r31"))
+    h.drain()
+    assert h.outcomes["r31"].num_retractions == 1
+    np.testing.assert_allclose(np.frombuffer(h.outcomes["r31"].embedding, "<f4"), wanted["mean"]["r31"], rtol=0, atol=2e-5)

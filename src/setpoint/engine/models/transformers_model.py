@@ -145,9 +145,8 @@ def load_transformers_model(
     transformers.AttentionInterface.register(NAME, _attention)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    config = _config(spec)
     try:
-        causal_lm = _read(config, spec, folder, load_format=load_format, dtype=dtype, seed=seed).to(device).eval()
+        causal_lm = _read(_config(spec), spec, folder, load_format=load_format, dtype=dtype, seed=seed).to(device).eval()
         _check_loaded(causal_lm, spec)
         expected = _own_logits(causal_lm, spec)
     except SetpointError:
@@ -173,7 +172,7 @@ def trial_ids(spec: ModelSpec) -> list[int]:
 
 
 def _config(spec: ModelSpec) -> Any:
-    """The library's config object, its class checked by all that can be told without building it."""
+    """The library's config object. Refuses what can be told without building the model."""
     import transformers
 
     if spec.config.get("quantization_config") is not None:
@@ -184,10 +183,7 @@ def _config(spec: ModelSpec) -> Any:
             spec, f"transformers {transformers.__version__} has no model type {spec.model_type!r}, and code of a checkpoint is never run"
         )
     values = {key: value for key, value in spec.config.items() if key not in ("model_type", "auto_map")}
-    try:
-        config = transformers.AutoConfig.for_model(spec.model_type, **values)
-    except Exception as error:  # validation errors of many classes
-        raise refusal(spec, error) from error
+    config = transformers.AutoConfig.for_model(spec.model_type, **values)
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if kind is None or kind.__name__ != spec.architecture:
         raise refusal(spec, f"it is not the causal language model of transformers' {spec.model_type!r}")
@@ -255,12 +251,13 @@ def _pack_linears(causal_lm: nn.Module, method: LinearMethod) -> int:
 
     A method that makes no copy keeps the tensor it is given: one that is an embedding's too counts once.
     """
-    found = {name: module for name, module in causal_lm.named_modules() if type(module) is nn.Linear}
+    names = [name for name, module in causal_lm.named_modules() if type(module) is nn.Linear]
     before = sum(parameter.nbytes for parameter in causal_lm.parameters())
     num_bytes = 0
-    for name, module in found.items():
-        packed = method.pack(module.weight.data, None if module.bias is None else module.bias.data)
-        _replace(causal_lm, name, PackedLinear(packed, module.weight))
+    for name in names:  # and no list of modules: each weight is to be freed before the next one is packed
+        linear = causal_lm.get_submodule(name)
+        packed = method.pack(linear.weight.data, None if linear.bias is None else linear.bias.data)
+        _replace(causal_lm, name, PackedLinear(packed, linear.weight))
         num_bytes += packed.num_bytes
     return num_bytes + sum(parameter.nbytes for parameter in causal_lm.parameters()) if method.copies else before
 
