@@ -47,6 +47,7 @@ answers for it; of the others any other value is refused."""
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """What ``layer_types`` calls layers with and without a window."""
+ELSEWHERE = "--model-impl transformers may serve it"
 SHOWN = 60
 """Characters of a refused value in the message."""
 
@@ -105,7 +106,7 @@ class ConfigReader:
         """The operation of a gated MLP with this activation."""
         value = self._get(key, default)
         if not isinstance(value, str) or value not in GATED:
-            self.refuse(key, f"activations that are: {', '.join(GATED)}")
+            self.refuse(key, f"activations that are: {', '.join(GATED)}; {ELSEWHERE}")
         return GATED[value]
 
     def refuse_unread(self) -> None:
@@ -113,7 +114,7 @@ class ConfigReader:
         for key, neutral in NEUTRAL.items():
             value = self._config.get(key)
             if key not in self._read and value is not None and value not in neutral:
-                self.refuse(key)
+                self.refuse(key, ELSEWHERE)
 
     def _get(self, key: str, default: Any) -> Any:
         self._read.add(key)
