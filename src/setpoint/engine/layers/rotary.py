@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -53,11 +53,11 @@ class RotaryEmbedding:
         max_positions = config["max_position_embeddings"]
         # Phi-3 keeps the original length beside the section; transformers lets that one win.
         original = config.get("original_max_position_embeddings") or section.get("original_max_position_embeddings") or max_positions
-        rotary = cls(kind, 0, 0.0, max_positions, original, section)
-        dim = int(head_dim * rotary.number("partial_rotary_factor", 1.0))
+        given = cls(kind, head_dim, DEFAULT_THETA, max_positions, original, section)
+        dim = int(head_dim * given.number("partial_rotary_factor", 1.0))
+        rotary = replace(given, dim=dim, theta=given.number("rope_theta", DEFAULT_THETA))
         if dim % 2 or not 0 < dim <= head_dim:
             rotary.fail(f"'partial_rotary_factor' must leave an even part of {head_dim} dimensions, not {dim}")
-        rotary = cls(kind, dim, rotary.number("rope_theta", DEFAULT_THETA), max_positions, original, section)
         if type(original) is not int or original < 2:
             rotary.fail(f"'original_max_position_embeddings' must be an integer above 1, not {original!r}")
         if rotary.theta <= 1:
