@@ -44,8 +44,9 @@ def wanted(folder: Path) -> dict[str, dict[str, np.ndarray]]:
     return found
 
 
-def harness(folder: Path, dtype: str, **settings: object) -> Harness:
-    return harness_of(EngineConfig(str(folder), read_spec(folder), dtype=dtype, kv_dtype=dtype, page_size=PAGE, num_threads=1), **settings)
+def harness(folder: Path, dtype: str, device: str, **settings: object) -> Harness:
+    config = EngineConfig(str(folder), read_spec(folder), dtype=dtype, kv_dtype=dtype, page_size=PAGE, num_threads=1, device=device)
+    return harness_of(config, **settings)
 
 
 def harness_of(config: EngineConfig, **settings: object) -> Harness:
@@ -59,10 +60,10 @@ def harness_of(config: EngineConfig, **settings: object) -> Harness:
     ("dtype", "chunk", "cache"), [("float32", None, True), ("float32", 8, False), ("float64", 4, True), ("float64", 12, True)]
 )
 def test_vectors_equal_transformers(
-    folder: Path, wanted: dict[str, dict[str, np.ndarray]], pooling: str, dtype: str, chunk: int | None, cache: bool
+    folder: Path, wanted: dict[str, dict[str, np.ndarray]], pooling: str, dtype: str, chunk: int | None, cache: bool, device: str
 ) -> None:
     """Twice over, so that the second round finds every prefix cached; with a text request in the same steps."""
-    h = harness(folder, dtype, chunked_prefill_size=chunk, mixed_chunk=True, cache_enabled=cache)
+    h = harness(folder, dtype, device, chunked_prefill_size=chunk, mixed_chunk=True, cache_enabled=cache)
     h.submit("text", SHARED, max_new_tokens=40)
     h.turn(2)
     for again in ("", "again-"):

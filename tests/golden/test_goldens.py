@@ -14,7 +14,7 @@ TOLERANCE = 5e-5
 """Of a logit, in fp32; logits spread by 1.5."""
 
 
-def check(folder: Path, golden: Golden, *, seed: int = 0, num_new: int = 8, attention: str = "auto") -> None:
+def check(folder: Path, golden: Golden, device: str, *, seed: int = 0, num_new: int = 8, attention: str = "auto") -> None:
     write_tiny(folder, golden.config, seed=seed)
     found = measure(
         folder,
@@ -23,6 +23,7 @@ def check(folder: Path, golden: Golden, *, seed: int = 0, num_new: int = 8, atte
         num_new=num_new,
         attention=attention,
         model_impl=golden.model_impl,
+        device=device,
     )
     assert found.implementation == golden.model_impl
     assert found.max_error < TOLERANCE
@@ -35,21 +36,21 @@ def check(folder: Path, golden: Golden, *, seed: int = 0, num_new: int = 8, atte
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
-def test_tiny_model(tmp_path: Path, golden: Golden) -> None:
-    check(tmp_path, golden)
+def test_tiny_model(tmp_path: Path, golden: Golden, device: str) -> None:
+    check(tmp_path, golden, device)
 
 
 @pytest.mark.parametrize("golden", THROUGH_TRANSFORMERS, ids=lambda golden: golden.name)
-def test_tiny_model_through_transformers(tmp_path: Path, golden: Golden) -> None:
-    check(tmp_path, golden)
+def test_tiny_model_through_transformers(tmp_path: Path, golden: Golden, device: str) -> None:
+    check(tmp_path, golden, device)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("golden", GOLDENS + THROUGH_TRANSFORMERS, ids=lambda golden: golden.name)
 @pytest.mark.parametrize("attention", ["auto", "torch_ref"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_tiny_model_at_length(tmp_path: Path, golden: Golden, attention: str, seed: int) -> None:
-    check(tmp_path, golden, seed=seed, num_new=36, attention=attention)
+def test_tiny_model_at_length(tmp_path: Path, golden: Golden, device: str, attention: str, seed: int) -> None:
+    check(tmp_path, golden, device, seed=seed, num_new=36, attention=attention)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

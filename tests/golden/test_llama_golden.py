@@ -25,20 +25,27 @@ def reference(folder: Path) -> Any:
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def runner_of(folder: Path, dtype: str = "float32", attention: str = "torch_ref") -> ModelRunner:
+def runner_of(folder: Path, device: str, dtype: str = "float32", attention: str = "torch_ref") -> ModelRunner:
     config = EngineConfig(
-        str(folder), read_spec(folder), dtype=dtype, kv_dtype=dtype, page_size=PAGE, attention_backend=attention, num_threads=1
+        str(folder),
+        read_spec(folder),
+        dtype=dtype,
+        kv_dtype=dtype,
+        page_size=PAGE,
+        attention_backend=attention,
+        num_threads=1,
+        device=device,
     )
     runner = build_runner(config)
     runner.allocate(num_pages=4 * PAGES, max_slots=4, context_len=PAGE * PAGES)
     return runner
 
 
-def test_prompt_logprobs_equal_transformers(tmp_path: Path) -> None:
+def test_prompt_logprobs_equal_transformers(tmp_path: Path, device: str) -> None:
     folder = write_tiny_llama(tmp_path)
     with torch.inference_mode():
         wanted = reference(folder)(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
-    driver = Driver(InprocExecutor(runner_of(folder)), PAGE, PAGES)
+    driver = Driver(InprocExecutor(runner_of(folder, device)), PAGE, PAGES)
     plan = driver.plan()
     driver.admit(plan, 0, PROMPT, return_logprob=True, logprob_start=0, top_logprobs_num=3, token_ids_logprob=(7, 9))
     plan.add_row(0, 0, 0, 30, False)
@@ -59,11 +66,11 @@ def test_prompt_logprobs_equal_transformers(tmp_path: Path) -> None:
     assert output.ids.tolist() == [int(wanted[-1].argmax())] == second.token_ids.tolist()
 
 
-def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:
+def test_bfloat16_stays_near_float32(tmp_path: Path, device: str) -> None:
     folder = write_tiny_llama(tmp_path, tie_word_embeddings=True)
     logits = []
     for dtype in ("float32", "bfloat16"):
-        runner = runner_of(folder, dtype, "auto")
+        runner = runner_of(folder, device, dtype, "auto")
         driver = Driver(InprocExecutor(runner), PAGE, PAGES)
         plan = driver.plan()
         driver.admit(plan, 0, PROMPT)

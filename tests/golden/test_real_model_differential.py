@@ -53,6 +53,7 @@ class Model:
     num_tokens: int
     """Of the pool, unless a variant says otherwise."""
     num_threads: int = 1
+    device: str = "cpu"
 
     @cache  # noqa: B019 - models are as few as their fixtures
     def runner(self, page_size: int) -> ModelRunner:
@@ -63,6 +64,7 @@ class Model:
             kv_dtype=self.dtype,
             page_size=page_size,
             num_threads=self.num_threads,
+            device=self.device,
         )
         return build_runner(config)
 
@@ -110,15 +112,16 @@ def some_prompts(vocab_size: int, *, seed: int, count: int = 12) -> tuple[tuple[
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def tiny(tmp_path_factory: pytest.TempPathFactory, device: str) -> Model:
     folder = write_tiny_llama(tmp_path_factory.mktemp("tiny"), seed=4)
-    return Model(folder, "float64", some_prompts(131, seed=1), num_new=24, num_tokens=2048)
+    return Model(folder, "float64", some_prompts(131, seed=1), num_new=24, num_tokens=2048, device=device)
 
 
 @pytest.fixture(scope="module")
-def default() -> Model:
+def default(device: str) -> Model:
     folder = locate(None, log=lambda line: None).folder
-    return Model(folder, "float32", some_prompts(40_000, seed=2, count=5), num_new=12, num_tokens=2048, num_threads=2)
+    prompts = some_prompts(40_000, seed=2, count=5)
+    return Model(folder, "float32", prompts, num_new=12, num_tokens=2048, num_threads=2, device=device)
 
 
 @pytest.fixture(scope="module")

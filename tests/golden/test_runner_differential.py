@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.plans import Driver
 
+Make = Callable[[int], Driver]
 CONTEXT = 128
 RNG = np.random.default_rng(11)
 PROMPTS = {slot: RNG.integers(3, 131, length).tolist() for slot, length in enumerate((37, 1, 16, 17, 50, 5))}
@@ -37,31 +39,37 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_tiny(tmp_path_factory.mktemp("tiny"), CONFIGS[request.param])
 
 
-def driver_of(folder: Path, page_size: int) -> Driver:
-    config = EngineConfig(str(folder), read_spec(folder), dtype="float64", kv_dtype="float64", page_size=page_size, num_threads=1)
-    runner = build_runner(config)
-    pages = CONTEXT // page_size
-    runner.allocate(num_pages=20 * pages, max_slots=20, context_len=CONTEXT)
-    return Driver(InprocExecutor(runner), page_size, pages)
+@pytest.fixture(scope="module")
+def driver_of(folder: Path, device: str) -> Make:
+    def make(page_size: int) -> Driver:
+        config = EngineConfig(
+            str(folder), read_spec(folder), dtype="float64", kv_dtype="float64", page_size=page_size, num_threads=1, device=device
+        )
+        runner = build_runner(config)
+        pages = CONTEXT // page_size
+        runner.allocate(num_pages=20 * pages, max_slots=20, context_len=CONTEXT)
+        return Driver(InprocExecutor(runner), page_size, pages)
+
+    return make
 
 
 @pytest.fixture(scope="module")
-def wanted(folder: Path) -> dict[int, list[int]]:
+def wanted(driver_of: Make) -> dict[int, list[int]]:
     """Each prompt alone, in one chunk."""
-    driver = driver_of(folder, 16)
+    driver = driver_of(16)
     return {slot: driver.generate({slot: ids}, 24)[slot] for slot, ids in PROMPTS.items()}
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("chunk", ["1", "page-1", "page", "page+1", "big"])
-def test_chunks_pages_and_batches(folder: Path, wanted: dict[int, list[int]], page_size: int, chunk: str) -> None:
+def test_chunks_pages_and_batches(driver_of: Make, wanted: dict[int, list[int]], page_size: int, chunk: str) -> None:
     """All prompts side by side: short ones decode while long ones are still in chunks, so steps mix both."""
     size = max(1, {"1": 1, "page-1": page_size - 1, "page": page_size, "page+1": page_size + 1, "big": 1 << 20}[chunk])
-    assert driver_of(folder, page_size).generate(PROMPTS, 24, chunk=size) == wanted
+    assert driver_of(page_size).generate(PROMPTS, 24, chunk=size) == wanted
 
 
-def test_rows_read_pages_that_another_row_of_the_same_step_fills(folder: Path, wanted: dict[int, list[int]]) -> None:
-    driver = driver_of(folder, 4)
+def test_rows_read_pages_that_another_row_of_the_same_step_fills(driver_of: Make, wanted: dict[int, list[int]]) -> None:
+    driver = driver_of(4)
     prompt = PROMPTS[4]
     plan = driver.plan()
     driver.admit(plan, 0, prompt)
@@ -73,15 +81,15 @@ def test_rows_read_pages_that_another_row_of_the_same_step_fills(folder: Path, w
     plan.add_row(0, 0, 0, 50, True)
     driver.run(plan)
     driver.decode([2, 0, 1], 23)
-    alone = driver_of(folder, 4).generate({0: prompt[:33] + prompt[:10]}, 24)[0]
+    alone = driver_of(4).generate({0: prompt[:33] + prompt[:10]}, 24)[0]
     assert driver.outputs[0] == driver.outputs[1] == wanted[4]
     assert driver.outputs[2] == alone
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), RANDOM, SamplingParams(temperature=1.2, frequency_penalty=1.0)])
-def test_resumption_continues_with_the_same_tokens(folder: Path, sampling: SamplingParams) -> None:
+def test_resumption_continues_with_the_same_tokens(driver_of: Make, sampling: SamplingParams) -> None:
     """A sequence admitted again with prior outputs goes on as if it had never stopped."""
-    driver = driver_of(folder, 4)
+    driver = driver_of(4)
     whole = driver.generate({3: PROMPTS[3]}, 30, sampling=sampling)[3]
     driver.generate({0: PROMPTS[4]}, 3)
     plan = driver.plan()
@@ -94,15 +102,15 @@ def test_resumption_continues_with_the_same_tokens(folder: Path, sampling: Sampl
     assert len(set(whole)) > 3
 
 
-def test_random_tokens_do_not_depend_on_the_batch(folder: Path) -> None:
-    alone = driver_of(folder, 4)
+def test_random_tokens_do_not_depend_on_the_batch(driver_of: Make) -> None:
+    alone = driver_of(4)
     wanted = {slot: alone.generate({slot: ids}, 20, sampling=RANDOM)[slot] for slot, ids in PROMPTS.items()}
-    assert driver_of(folder, 4).generate(PROMPTS, 20, sampling=RANDOM) == wanted
+    assert driver_of(4).generate(PROMPTS, 20, sampling=RANDOM) == wanted
 
 
-def test_steps_may_be_submitted_before_the_result_is_taken(folder: Path, wanted: dict[int, list[int]]) -> None:
+def test_steps_may_be_submitted_before_the_result_is_taken(driver_of: Make, wanted: dict[int, list[int]]) -> None:
     """Depth 1: a decode row follows a sampling row whose result nobody has seen."""
-    driver = driver_of(folder, 4)
+    driver = driver_of(4)
     plan = driver.plan()
     for slot, ids in PROMPTS.items():
         driver.admit(plan, slot, ids)
@@ -123,8 +131,8 @@ def test_steps_may_be_submitted_before_the_result_is_taken(folder: Path, wanted:
     assert ids == wanted
 
 
-def test_slots_grow_when_a_higher_one_is_used(folder: Path, wanted: dict[int, list[int]]) -> None:
-    driver = driver_of(folder, 16)
+def test_slots_grow_when_a_higher_one_is_used(driver_of: Make, wanted: dict[int, list[int]]) -> None:
+    driver = driver_of(16)
     slots = driver.executor.runner.slots
     plan = driver.plan()
     driver.admit(plan, 0, PROMPTS[0])

@@ -71,7 +71,7 @@ class Recording:
             self.prompts[admit.seq_id] = admit.ids[: admit.num_prompt].tolist()
         if step.forward.logits is not None:
             # Sampling may work in place.
-            for seq_id, row in zip(plan.rows.seq_ids[plan.rows.samples].tolist(), step.forward.logits.clone(), strict=True):
+            for seq_id, row in zip(plan.rows.seq_ids[plan.rows.samples].tolist(), step.forward.logits.clone().cpu(), strict=True):
                 self.logits[seq_id].append(row)
         return step
 
@@ -124,6 +124,7 @@ def measure(
     attention: str = "auto",
     num_threads: int = 1,
     model_impl: str = "auto",
+    device: str = "cpu",
 ) -> Agreement:
     """Random prompts in fp32, chunked side by side, twice: the second time out of the cache."""
     spec = read_spec(folder)
@@ -136,6 +137,7 @@ def measure(
         attention_backend=attention,
         num_threads=num_threads,
         model_impl=model_impl,
+        device=device,
     )
     runner = build_runner(config)
     num_pages = 2 * sum(-(-(length + num_new) // PAGE) for length in prompt_lengths)
