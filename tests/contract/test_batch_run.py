@@ -25,7 +25,8 @@ from setpoint.batch.run import BatchRun
 from setpoint.batch.tally import Tally
 from setpoint.core.errors import EngineDeadError
 from setpoint.core.messages import Finish
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint.core.model import Pooling
+from setpoint.testing.fake_engine import EMBEDDING_SIZE, FakeEngine
 
 Serve = Callable[..., None]
 DRAIN_S = 20.0
@@ -130,6 +131,19 @@ def test_every_line_gets_one_record_in_openais_format(serve: Serve, tmp_path: Pa
     assert "stream must not be true" in by_line[8]["error"]["message"]
     assert "suffix is not supported" in by_line[9]["error"]["message"]
     assert by_line[11]["response"]["body"]["type"] == "Bad Request"
+
+
+def test_embeddings(serve: Serve, tmp_path: Path) -> None:
+    out = write(tmp_path, [line(1, url="/v1/embeddings", body={"input": ["a", "bc"]}), line(2)])
+
+    async def scenario(server: Any) -> None:
+        tally = await Batch(server, out).run()
+        assert (tally.num_failed, tally.prompt_tokens, tally.output_tokens) == (1, 3, 0)
+
+    serve(scenario, pooling=Pooling("last", True, EMBEDDING_SIZE, None, "test"))
+    by_id = {record["custom_id"]: record for record in records(out)}
+    assert [one["index"] for one in by_id["id-1"]["response"]["body"]["data"]] == [0, 1]
+    assert by_id["id-2"]["error"]["code"] == "status_400"
 
 
 def test_a_refusal_of_the_engine_is_a_failure_of_its_request_alone(serve: Serve, tmp_path: Path) -> None:

@@ -75,3 +75,15 @@ def test_fallback_tells_what_works_and_why_not() -> None:
     }
     assert "recurrent state" in rows["Qwen3NextForCausalLM"]
     assert sum(words == "works" for words in rows.values()) > 50
+
+
+def test_batch_counts_every_answer_and_times_both_ways(tmp_path: Path) -> None:
+    done = run("batch.py", "--quick", "--results", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "killed 2 times, with [" in done.stdout
+    assert "every request answered exactly once" in done.stdout
+    assert "aim: batch ≥ 95% of the server's throughput" in done.stdout
+    (path,) = tmp_path.glob("*-batch.json")
+    record = json.loads(path.read_text())
+    assert record["killed"]["wrong"] == []
+    assert [len(walls) for walls in record["wall_s"].values()] == [1, 1]
