@@ -61,7 +61,7 @@ def test_base64_is_the_float32_bytes(serve: Serve) -> None:
         data = (await server.http.post("/v1/embeddings", json=body)).json()["data"]
         np.testing.assert_allclose(np.frombuffer(base64.b64decode(data[0]["embedding"]), "<f4"), unit(97, 98), rtol=1e-6)
         (request,) = server.engine.submitted
-        assert (request.namespace, request.priority) == ("tenant", 3)
+        assert (request.namespace, request.priority) == ("6:tenant", 3)
 
     serve(scenario, pooling=LAST)
 

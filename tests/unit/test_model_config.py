@@ -28,7 +28,11 @@ def build(folder: Path, family: str, **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("qwen2", {"attention_bias": True}, "Qwen2ForCausalLM with 'attention_bias' = True in config.json is not supported: --model-impl transformers"),
+        (
+            "qwen2",
+            {"attention_bias": True},
+            "Qwen2ForCausalLM with 'attention_bias' = True in config.json is not supported: --model-impl transformers",
+        ),
         ("qwen2", {"use_sliding_window": 1}, "'use_sliding_window' = 1 in config.json is not supported: it must be true or false."),
         ("qwen2", {"sliding_window": 0}, "'sliding_window' = 0 in config.json is not supported: it must be an integer of at least 1."),
         ("qwen2", {"max_window_layers": -1}, "it must be an integer of at least 0."),

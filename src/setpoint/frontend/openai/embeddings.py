@@ -13,7 +13,7 @@ from setpoint.core.errors import RequestError
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.embedding import check_dimensions, vector_of
-from setpoint.frontend.intake import Options, new_rid
+from setpoint.frontend.intake import Options, namespace, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.openai.prompts import read_prompts
 from setpoint.frontend.service import Service
@@ -58,7 +58,7 @@ class EmbeddingApi:
     async def _requests(self, body: EmbeddingBody) -> list[core.Request]:
         intake, rid = self._service.intake, body.rid or new_rid()
         prompts = await read_prompts(body.input, intake, name="input")
-        options = Options(namespace=(body.extra_key or "") + (body.cache_salt or ""), priority=body.priority)
+        options = Options(namespace=namespace(body.extra_key, body.cache_salt), priority=body.priority)
         rids = [rid] if len(prompts) == 1 else [f"{rid}_{index}" for index in range(len(prompts))]
         return [intake.embedding_request(prompt, options, rid=own) for prompt, own in zip(prompts, rids, strict=True)]
 
