@@ -24,12 +24,10 @@ from transformers.utils import logging
 
 from setpoint.checkpoint.source import DEFAULT_MODEL, locate
 from setpoint.frontend.text.template import find_chat_template
-from setpoint.testing.against_transformers import Agreement, measure, template_differences, write_tiny
+from setpoint.testing.against_transformers import TOLERANCE, Agreement, measure, template_differences, write_tiny
 from setpoint.testing.chat_templates import TEMPLATES
 from setpoint.testing.goldens import GOLDENS, THROUGH_TRANSFORMERS
 
-TOLERANCE = 1e-4
-"""Of the largest difference of a logit over the spread of the logits."""
 DEFAULT_PROMPTS = (1, 17, 64, 200)
 COLUMNS = ("model", "implementation", "max logit error", "relative", "greedy tokens equal", "near ties", "from cache", "template")
 

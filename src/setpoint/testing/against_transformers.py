@@ -34,6 +34,8 @@ from setpoint.testing.tiny_models import draw
 
 PAGE, CHUNK = 4, 24
 """Prompts are cut within pages and across them."""
+TOLERANCE = 4e-5
+"""Of the largest difference of a logit over the spread of the logits, in fp32."""
 SPECIALS = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
 REFUSED = "(refused)"
 TIED_SCALE = np.float32(0.2)
