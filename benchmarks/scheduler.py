@@ -65,6 +65,8 @@ class Silent:
 
     def on_dropped(self, rid: str, why: str) -> None: ...
 
+    def on_fallback(self, what: str, why: str) -> None: ...
+
     def on_clip(self, rid: str, wanted: int, granted: int) -> None: ...
 
     def on_unservable(self, rid: str, why: str, pool: PoolStats) -> None: ...
@@ -189,15 +191,15 @@ def scenarios(policies: list[str]) -> list[tuple[str, int]]:
 def report_steps(num_steps: int, policies: list[str], page_sizes: list[int]) -> bool:
     """Print the table; whether the aim for a step is met at every page size."""
     heads = ["schedule", "p99", "update", "p99", "both", "p99", "per row"]
-    print(f"{f'µs, median and p99; {NUM_RUNNING} running':<46} | " + " | ".join(f"{head:>9}" for head in heads))
+    print(f"{f'µs, median and p99; {NUM_RUNNING} running':<62} | " + " | ".join(f"{head:>9}" for head in heads))
     met = True
     for policy, num_waiting in scenarios(policies):
         for page_size in page_sizes:
             bench = Bench(policy=policy, page_size=page_size, num_waiting=num_waiting)
             name = f"{policy}, {num_waiting} waiting, page size {page_size}"
             decode = bench.decode(num_steps)
-            print(f"{name + ': decode':<46} | {decode.row(num_rows=NUM_RUNNING)}", flush=True)
-            print(f"{name + ': admit one':<46} | {bench.admit(ADMISSIONS).row(num_rows=1)}", flush=True)
+            print(f"{name + ': decode':<62} | {decode.row(num_rows=NUM_RUNNING)}", flush=True)
+            print(f"{name + ': admit one':<62} | {bench.admit(ADMISSIONS).row(num_rows=1)}", flush=True)
             met &= policy != "fcfs" or decode.step_ms <= AIM_STEP_MS
     print(f"(lpm and hrrn with more than {QUEUE_LIMIT} waiting act as fcfs, so they are also measured just below that;")
     print(" priority admits by preempting a running request, and keeps its queue one longer for it.)")

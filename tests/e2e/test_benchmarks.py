@@ -51,9 +51,10 @@ def test_policies_reports_prefix_hits(tmp_path: Path) -> None:
 
 
 def test_scheduler_prints_its_table() -> None:
-    done = run("scheduler.py", "--steps", "10")
+    done = run("scheduler.py", "--steps", "10", "--page-sizes", "64")
     assert done.returncode == 0, done.stderr
-    assert "fcfs, 2000 waiting, page size 64: decode" in done.stdout
+    for policy in ("fcfs", "dfs-weight", "priority"):
+        assert f"{policy}, 2000 waiting, page size 64: decode" in done.stdout
     assert "aim <= 24 bytes per cached token: met" in done.stdout
 
 

@@ -21,6 +21,8 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.scheduler.config import PriorityConfig
+from setpoint.scheduler.policy import POLICIES
 from setpoint.testing.harness import Harness
 from setpoint.testing.neartie import NEAR_TIE, Greedy, Tally
 from setpoint.testing.tiny_models import write_tiny_llama
@@ -160,7 +162,7 @@ def test_mixtures_of_variants(tiny: Model, seed: int) -> None:
         "mixed_chunk": rng.random() < 0.5,
         "depth": rng.choice([0, 1, 2]),
         "cache_enabled": rng.random() < 0.7,
-        "policy": rng.choice(["fcfs", "lpm"]),
+        "policy": rng.choice(list(POLICIES)),
         "test_retract_interval": rng.choice([0, 1, 2, 7]),
         "num_tokens": rng.choice([208, 400, 2048]),
         "max_running_requests": rng.choice([2, 5, 12]),
@@ -168,6 +170,17 @@ def test_mixtures_of_variants(tiny: Model, seed: int) -> None:
     harness = tiny.harness(page_size, **config)
     prior = [answer.ids[: rng.choice([0, 1, 9])] for answer in tiny.alone()]
     assert ids_of(tiny.run(harness, prior=prior)) == ids_of(tiny.alone()), config
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_preempted_requests_end_with_the_tokens_they_would_have_had(tiny: Model, depth: int) -> None:
+    harness = tiny.harness(4, depth=depth, max_running_requests=2, chunked_prefill_size=16, priority=PriorityConfig(threshold=0))
+    for index, prompt in enumerate(tiny.prompts):
+        harness.submit(f"r{index}", prompt, max_new_tokens=tiny.num_new, temperature=0.0, priority=index)
+        harness.turn(6)
+    harness.drain()
+    assert len(harness.recorder.preemptions) > 3
+    assert [outcome.ids for outcome in harness.outcomes.values()] == ids_of(tiny.alone())
 
 
 @pytest.mark.parametrize("num_prior", [1, 15, 16, 23])

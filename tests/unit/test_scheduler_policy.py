@@ -57,9 +57,18 @@ def test_lpm_serves_the_cached_prefix_first() -> None:
     assert warmed("fcfs", 10).outcomes["hit"].finish is None
 
 
-def test_lpm_falls_back_to_arrival_order_in_a_long_queue() -> None:
-    assert warmed("lpm", QUEUE_LIMIT).outcomes["hit"].finish is not None
-    assert warmed("lpm", QUEUE_LIMIT + 1).outcomes["hit"].finish is None
+@pytest.mark.parametrize("policy", ["lpm", "hrrn"])
+def test_policies_that_match_prefixes_fall_back_to_arrival_order_in_a_long_queue(policy: str) -> None:
+    assert policy == "hrrn" or warmed(policy, QUEUE_LIMIT).outcomes["hit"].finish is not None
+    crowded = warmed(policy, QUEUE_LIMIT + 1)
+    assert crowded.outcomes["cold0"].finish is not None
+    crowded.turn(9)
+    assert crowded.recorder.fallbacks == [(f"{policy} acts as fcfs", "129 requests wait, more than 128")]
+
+
+@pytest.mark.parametrize("policy", ["dfs-weight", "shortest-prefill-first"])
+def test_other_policies_have_no_limit(policy: str) -> None:
+    assert warmed(policy, 3 * QUEUE_LIMIT).recorder.fallbacks == []
 
 
 def test_fcfs_keeps_the_prefixes_of_waiting_requests_recent() -> None:

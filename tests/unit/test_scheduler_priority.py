@@ -70,6 +70,7 @@ def test_without_priority_scheduling_a_priority_means_nothing() -> None:
     for number, priority in enumerate([0, 50, 90]):
         harness.submit(f"r{number}", prompt(4, 10 + number), priority=priority)
     assert order_of_ends(harness) == ["r0", "r1", "r2"]
+    assert harness.recorder.fallbacks == [("priorities do not order the queue", "--enable-priority-scheduling is off")]
 
 
 def test_a_priority_can_be_refused_where_it_means_nothing() -> None:

@@ -130,6 +130,9 @@ class LogLines:
     def on_dropped(self, rid: str, why: str) -> None:
         logger.warning("Request %s was answered 503: %s", rid, why)
 
+    def on_fallback(self, what: str, why: str) -> None:
+        logger.warning("Fallback: %s (%s)", what, why)
+
     def on_clip(self, rid: str, wanted: int, granted: int) -> None:
         logger.warning("Request %s: max_new_tokens %d cut to %d, what context length and KV pool can hold.", rid, wanted, granted)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from setpoint.scheduler.observer import Observer
 from setpoint.scheduler.policy import POLICIES, Candidate, QueueView, fcfs
 from setpoint.scheduler.sequence import Sequence
 from setpoint.scheduler.state import State
@@ -14,9 +15,11 @@ TOUCH_REQUESTS = 128
 
 
 class WaitingOrder:
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, observer: Observer) -> None:
         self._state = state
+        self._observer = observer
         self._policy = POLICIES[state.config.policy]
+        self._fell_back = False
         self._num_passes = 0
 
     @property
@@ -32,6 +35,10 @@ class WaitingOrder:
         matches = policy.reads_cache and state.cache.enabled and not crowded
         if not matches:
             self._touch()
+        if policy.reads_cache and not matches and not self._fell_back:
+            self._fell_back = True
+            why = f"{len(state.queue)} requests wait, more than {policy.queue_limit}" if crowded else "there is no prefix cache"
+            self._observer.on_fallback(f"{config.policy} acts as fcfs", why)
         if policy.reads_cache != matches or (policy.order is fcfs and config.priority is None):
             return list(state.queue)
         view = QueueView(

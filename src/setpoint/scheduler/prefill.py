@@ -24,7 +24,7 @@ class PrefillPlanner:
     def __init__(self, state: State, observer: Observer) -> None:
         self._state = state
         self._observer = observer
-        self._order = WaitingOrder(state)
+        self._order = WaitingOrder(state, observer)
         self._delay = AdmissionDelay(state.config.delay)
 
     def plan(self, builder: PlanBuilder, step: StepDraft) -> None:

@@ -61,6 +61,7 @@ class Scheduler:
         self._decode = DecodePlanner(self.state, observer)
         self._cadence = Cadence(config.cadence)
         self._events: list[TokenEvent] = []
+        self._ignored_priority = False
         self._next_seq_id = 0
         self._next_step_id = 0
 
@@ -94,6 +95,9 @@ class Scheduler:
         state = self.state
         if request.rid in state.by_rid:
             raise RequestError(f"Request id {request.rid!r} is in use.")
+        if request.priority is not None and self.config.priority is None and not self._ignored_priority:
+            self._ignored_priority = True
+            self._observer.on_fallback("priorities do not order the queue", "--enable-priority-scheduling is off")
         given = request.sampling.sampling_seed
         return new_sequence(
             request,

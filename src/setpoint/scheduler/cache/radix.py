@@ -85,11 +85,15 @@ class RadixTree:
 
     def match_len(self, ids: Ids, namespace: str) -> int:
         """Tokens of ``ids`` that are cached, floored to whole pages. Changes nothing."""
+        if not self._knows_first_page(ids, namespace):
+            return 0
         _, matched, _ = self._descend(self._root, self._whole_pages(ids), namespace)
         return matched // TOKEN_BYTES
 
     def trace(self, ids: Ids, namespace: str) -> tuple[int, tuple[int, ...]]:
         """Like :meth:`match_len`, and the nodes the match runs through as numbers, from below the root; the last may be matched in part."""
+        if not self._knows_first_page(ids, namespace):
+            return 0, ()
         end, matched, _ = self._descend(self._root, self._whole_pages(ids), namespace)
         return matched // TOKEN_BYTES, tuple(id(node) for node in reversed(list(self._path(end))))
 
@@ -163,6 +167,11 @@ class RadixTree:
             if parent is not self._root and parent.is_evictable:
                 self._leaves.push(parent)
         return unpack_ids(b"".join(given_up))
+
+    def _knows_first_page(self, ids: Ids, namespace: str) -> bool:
+        """The answer for most of a long queue, without packing whole prompts."""
+        page = pack_ids(ids[: self.page_size])
+        return len(page) == self._stride and self._label(self._root, page, namespace) in self._root.children
 
     def _path(self, node: Node) -> Iterator[Node]:
         """From ``node`` up, the root excluded."""
