@@ -57,13 +57,21 @@ def harness_of(config: EngineConfig, **settings: object) -> Harness:
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize(
-    ("dtype", "chunk", "cache"), [("float32", None, True), ("float32", 8, False), ("float64", 4, True), ("float64", 12, True)]
+    ("dtype", "chunk", "cache", "depth"),
+    [("float32", None, True, 0), ("float32", 8, False, 0), ("float64", 4, True, 0), ("float64", 12, True, 1)],
 )
 def test_vectors_equal_transformers(
-    folder: Path, wanted: dict[str, dict[str, np.ndarray]], pooling: str, dtype: str, chunk: int | None, cache: bool, device: str
+    folder: Path,
+    wanted: dict[str, dict[str, np.ndarray]],
+    pooling: str,
+    dtype: str,
+    chunk: int | None,
+    cache: bool,
+    depth: int,
+    device: str,
 ) -> None:
     """Twice over, so that the second round finds every prefix cached; with a text request in the same steps."""
-    h = harness(folder, dtype, device, chunked_prefill_size=chunk, mixed_chunk=True, cache_enabled=cache)
+    h = harness(folder, dtype, device, chunked_prefill_size=chunk, mixed_chunk=True, cache_enabled=cache, depth=depth)
     h.submit("text", SHARED, max_new_tokens=40)
     h.turn(2)
     for again in ("", "again-"):

@@ -22,6 +22,7 @@ from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import THROUGH_TRANSFORMERS
 from setpoint.testing.harness import Harness
+from setpoint.testing.plans import Driver
 from setpoint.testing.tiny_models import TINY, write_tiny_llama
 
 CONFIGS = {golden.config["model_type"]: golden.config for golden in THROUGH_TRANSFORMERS}
@@ -101,6 +102,25 @@ def test_without_the_library_the_error_says_what_to_install(tmp_path: Path, monk
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CheckpointError, match=r'pip install "setpoint\[transformers\]"'):
         runner_of(tmp_path, model_impl="auto")
+
+
+def test_an_old_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    monkeypatch.setattr(transformers, "__version__", "4.57.1")
+    with pytest.raises(CheckpointError, match=r"transformers 4.57.1 is too old .* `pip install -U"):
+        dummy_runner(tmp_path, CONFIGS["olmo2"])
+
+
+def test_a_declared_model_says_the_same_through_the_fallback(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path)
+    prompts = {slot: np.random.default_rng(slot).integers(3, 131, length).tolist() for slot, length in enumerate((5, 17, 40))}
+    said = []
+    for model_impl in ("setpoint", "transformers"):
+        runner = runner_of(tmp_path, dtype="float64", model_impl=model_impl)
+        runner.allocate(num_pages=96, max_slots=3, context_len=128)
+        said.append(Driver(InprocExecutor(runner), 4, 32).generate(prompts, 24, chunk=11))
+    assert said[0] == said[1]
 
 
 def test_the_trial_finds_a_wrong_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,9 @@ NAME = "setpoint"
 SEAT = "setpoint_seat"
 """The attribute of an attention layer that holds our ``Seat``: not every layer hands keyword arguments through."""
 
+OLDEST = 5
+"""First major version whose interfaces are used here; pyproject.toml asks for it."""
+
 TRIAL_TOKENS = 6
 """Tokens of the run whose logits the library itself computes at load, for ``executor.trial``."""
 
@@ -142,6 +145,10 @@ def load_transformers_model(
         )
     import transformers
 
+    if int(transformers.__version__.partition(".")[0]) < OLDEST:
+        raise CheckpointError(
+            f'transformers {transformers.__version__} is too old to run models of; `pip install -U "setpoint[transformers]"`.'
+        )
     transformers.AttentionInterface.register(NAME, _attention)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
