@@ -112,8 +112,10 @@ def test_checkpoints_of_bare_decoders(tmp_path: Path, names: str, tied: bool) ->
     assert isinstance(h.executor.runner.model.lm_head, NoHead)
 
 
-def test_an_abort_or_a_retraction_in_mid_prompt_leaves_no_sum_behind(folder: Path, wanted: dict[str, dict[str, np.ndarray]]) -> None:
-    h = harness(folder, "float32", chunked_prefill_size=8, max_running_requests=1)
+def test_an_abort_or_a_retraction_in_mid_prompt_leaves_no_sum_behind(
+    folder: Path, wanted: dict[str, dict[str, np.ndarray]], device: str
+) -> None:
+    h = harness(folder, "float32", device, chunked_prefill_size=8, max_running_requests=1)
     h.submit("gone", PROMPTS["r48"], pooling="mean", max_new_tokens=0)
     h.turn(3)
     h.wire.inbox.append(Abort("gone"))
