@@ -9,12 +9,11 @@ from setpoint.engine.models.decoder import CausalLM, GatedMLP, PreNormLayer, Sel
 
 
 def phi3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
-    eps, gated = config.number("rms_norm_eps", 1e-5), config.gated()
+    eps, gated, window = config.number("rms_norm_eps", 1e-5), config.gated(), config.window()
     config.number("partial_rotary_factor", 1.0)  # the rotation's, which reads it again
-    windows = config.windows(spec.num_layers, lambda layer: True)
 
     def layer(index: int) -> PreNormLayer:
-        attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=windows[index]))
+        attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=window))
         return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
 
     model = causal_lm(spec, eps, map(layer, range(spec.num_layers)))
