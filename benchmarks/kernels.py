@@ -168,6 +168,7 @@ def elementwise(level: str | None, clock: Timer) -> None:
             "add_rms_norm": [partial(ops.add_rms_norm, x, residual, weight, 1e-5) for ops in both],
             "rope_and_store": [partial(ops.rope_and_store, *qkv, cos_sin, index, cache, cache, index) for ops in both],
             "silu_mul": [partial(ops.silu_mul, gate_up) for ops in both],
+            "gelu_tanh_mul": [partial(ops.gelu_tanh_mul, gate_up) for ops in both],
         }
         for name, calls in lines.items():
             mine, other = best_of(calls, clock)
