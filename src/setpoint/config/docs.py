@@ -13,6 +13,7 @@ from setpoint.config.declare import Field, Option, Range, Scalar
 from setpoint.config.environment import ENV_FIELDS
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.config.sglang_known import KNOWN
+from setpoint.config.workload import PROFILES, Advice
 
 PATH = Path(__file__).parents[3] / "docs" / "flags.md"
 
@@ -30,6 +31,16 @@ what is marked *serve only* means nothing to them and is refused.
 *Live* options may change at a step boundary of a running engine; the others need a restart. *Tune* is the range worth trying.
 """
 
+_WORKLOADS = """
+## Workloads
+
+What `--workload` takes from SGLang's tuning guide of 2026. Explicit options win. Where a CPU or a small GPU gets another value, the start
+says which and why.
+
+| workload | option | value | reason |
+|---|---|---|---|
+"""
+
 
 def flags_markdown() -> str:
     """The whole page."""
@@ -37,6 +48,7 @@ def flags_markdown() -> str:
     for group, fields in groupby(OPTION_FIELDS, key=lambda field: field.about.group):
         parts.append(_option_table(group, fields))
     parts += [_command(command) for command in COMMANDS.values() if command.own_fields]
+    parts.append(_workloads())
     parts.append("\n## Environment variables\n\n| variable | default | meaning |\n|---|---|---|\n")
     parts += [f"| `{field.about.name}` | {_code(_env_default(field.default))} | {field.about.help} |\n" for field in ENV_FIELDS]
     parts.append("\n## Other spellings\n\n| written | taken as |\n|---|---|\n")
@@ -51,8 +63,23 @@ def flags_markdown() -> str:
 
 
 def _command(command: Command) -> str:
-    others = ", ".join(f"`--{name.replace('_', '-')} {value}`" for name, value in command.defaults.items())
+    others = ", ".join(f"`{_flag(name)} {value}`" for name, value in command.defaults.items())
     return _option_table(f"`setpoint {command.name}`", command.own_fields) + (f"\nOther defaults than above: {others}.\n" if others else "")
+
+
+def _workloads() -> str:
+    parts = [_WORKLOADS]
+    for profile, recommendations in PROFILES.items():
+        for one in recommendations:
+            if isinstance(one, Advice):
+                parts.append(f"| {profile} | `{_flag(one.option)}` | {_code(_env_default(one.value))} | {one.why} |\n")
+            else:
+                parts.append(f"| {profile} | `{_flag(one.name)}` | not here yet | {one.why} |\n")
+    return "".join(parts)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _option_table(title: str, fields: Iterable[Field[Option]]) -> str:
