@@ -16,7 +16,7 @@ from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
 from setpoint.config.resolve import Decision, ResolvedConfig, resolve
 from setpoint.core.errors import ConfigError, OutOfMemoryError
-from setpoint.core.model import ModelSpec
+from setpoint.core.model import ModelSpec, Pooling
 from setpoint.planning.memory import GIB
 
 SPEC = ModelSpec(
@@ -174,6 +174,22 @@ def test_memory_model_knows_the_attention_backend() -> None:
     assert memory_model(decide(hardware=GPU), SPEC).reference_attention
     assert memory_model(decide(), SPEC).head_copied
     assert not memory_model(decide(Options(dtype="float64")), SPEC).head_copied
+
+
+def test_embeddings_say_how_they_are_pooled_and_count_no_head() -> None:
+    spec = replace(SPEC, pooling=Pooling("mean", True, 576, None, "by modules.json"))
+    config = decide(Options(is_embedding=True), spec=spec)
+    assert reason(config, "embedding_pooling") == Decision("embedding_pooling", "mean", "by modules.json")
+    assert reason(config, "embedding_normalize").value is True
+    assert not memory_model(config, spec).head_copied
+
+
+def test_whose_model_code_runs() -> None:
+    assert reason(decide(Options(model_impl="sglang")), "model_impl") == Decision("model_impl", "setpoint", "given as sglang")
+    assert reason(decide(Options(model_impl="transformers"), given=frozenset({"model_impl"})), "model_impl").why == "given"
+    assert reason(decide(), "model_impl").value == "auto"
+    with pytest.raises(ConfigError, match="--model-impl mindspore is not supported by this version"):
+        decide(Options(model_impl="mindspore"))
 
 
 def test_threads() -> None:

@@ -45,7 +45,7 @@ def memory_model(config: ResolvedConfig, model: ModelSpec, *, attention: str | N
         device=config.options.device,
         dtype_bytes=config.dtype_bytes,
         kv_element_bytes=config.kv_element_bytes,
-        head_copied=kernels,
+        head_copied=kernels and model.pooling is None,
         reference_attention=attention == "torch_ref",
         page_size=config.options.page_size,
         context_len=config.context_len,
