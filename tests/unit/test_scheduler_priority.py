@@ -83,6 +83,7 @@ def test_a_priority_can_be_refused_where_it_means_nothing() -> None:
     assert (finish.type, finish.status_code) == ("abort", 503)
     assert finish.message == "Using priority is disabled for this server. Please send a new request without a priority."
     assert len(harness.outcomes["without"].ids) == 4
+    assert not harness.recorder.fallbacks
 
 
 def test_victims_are_the_least_urgent_then_the_newest_beyond_the_threshold() -> None:

@@ -95,11 +95,8 @@ class Scheduler:
         state = self.state
         if request.rid in state.by_rid:
             raise RequestError(f"Request id {request.rid!r} is in use.")
-        if request.priority is not None and self.config.priority is None and not self._ignored_priority:
-            self._ignored_priority = True
-            self._observer.on_fallback("priorities do not order the queue", "--enable-priority-scheduling is off")
         given = request.sampling.sampling_seed
-        return new_sequence(
+        seq = new_sequence(
             request,
             self.config,
             seq_id=self._next_seq_id,
@@ -107,6 +104,10 @@ class Scheduler:
             pool_tokens=state.cache.total_tokens,
             page_size=state.cache.page_size,
         )
+        if request.priority is not None and self.config.priority is None and not self._ignored_priority:
+            self._ignored_priority = True
+            self._observer.on_fallback("priorities do not order the queue", "--enable-priority-scheduling is off")
+        return seq
 
     def _make_room(self, seq: Sequence) -> None:
         """Raise RequestError (503) if the queue is full, unless a less urgent request can leave it that has not run yet."""
