@@ -18,16 +18,20 @@ from setpoint.testing.scripted import hashed_token, reference
 
 NEXT = hashed_token(VOCAB)
 EOS = frozenset({0, 1, 2, 3})
+EVICTION = {"lru": {}, "lfu": {}, "slru": {"protected_threshold": 1}, "priority": {}, "tlru": {"threshold": 20, "next_prompt_estimate": 5}}
 
 
 def random_harness(rng: random.Random) -> Harness:
     page_size = rng.choice([1, 2, 4, 16])
     num_pages = rng.choice([12, 20, 40]) * max(1, 8 // page_size)
     depth = rng.choice([0, 1, 2])
+    eviction = rng.choice(list(EVICTION))
     return Harness(
         num_pages=num_pages,
         page_size=page_size,
         cache_enabled=rng.random() < 0.8,
+        eviction_policy=eviction,
+        eviction_parameters=EVICTION[eviction],
         depth=depth,
         replan_inflight=depth < 2 or rng.random() < 0.5,
         eos_token_ids=EOS,

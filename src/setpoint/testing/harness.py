@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,6 +114,7 @@ class Harness:
         page_size: int = 1,
         cache_enabled: bool = True,
         eviction_policy: str = "lru",
+        eviction_parameters: Mapping[str, int] | None = None,
         next_token: NextToken | None = None,
         grammar: GrammarFactory | None = None,
         executor: Executor | None = None,
@@ -132,7 +133,13 @@ class Harness:
         self.recorder = Recorder()
         self.clock = ManualClock()
         self.wire = Wire()
-        self.cache = KVCache(num_pages=num_pages, page_size=page_size, enabled=cache_enabled, eviction_policy=eviction_policy)
+        self.cache = KVCache(
+            num_pages=num_pages,
+            page_size=page_size,
+            enabled=cache_enabled,
+            eviction_policy=eviction_policy,
+            eviction_parameters=eviction_parameters,
+        )
         self.executor = executor or ScriptedExecutor(num_pages=num_pages, page_size=page_size, next_token=next_token or hashed_token(VOCAB))
         seeds = itertools.count()
         self.scheduler = Scheduler(
