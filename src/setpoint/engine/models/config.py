@@ -34,6 +34,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "qk_layernorm": (False,),
     "use_qk_norm": (False,),
     "use_mrope": (False,),
+    "rope_interleaved": (False,),
     "is_causal": (True,),
     "use_bidirectional_attention": (False,),
     "dual_chunk_attention_config": (),
