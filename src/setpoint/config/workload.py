@@ -44,11 +44,8 @@ class Missing:
 def _few_running(hardware: Hardware, device: str) -> tuple[Scalar, str] | None:
     if device != "cpu":
         return None
-    value = min(128, 16 * hardware.num_cores)
-    return (
-        value,
-        f"small batches answer sooner; a CPU computes rows one after the other, hence 16 per core and not the guide's 128: {value}",
-    )
+    why = "small batches keep each step short; on a CPU every further row costs its full time, hence 16 per core, at most the guide's 128"
+    return min(128, 16 * hardware.num_cores), why
 
 
 def _many_running(hardware: Hardware, device: str) -> tuple[Scalar, str] | None:
