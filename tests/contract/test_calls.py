@@ -91,3 +91,21 @@ def test_what_a_conversation_must_be(serve: Serve) -> None:
                 await calls.chat(messages, None, None, {})
 
     serve(scenario)
+
+
+def test_keywords_that_a_call_does_not_have(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        calls = Calls(server.service)
+        chat = [{"role": "user", "content": "a"}]
+        for call, key in (
+            (calls.generate("a", TWO, {"stream": True}), "'stream'; call stream"),
+            (calls.generate("a", TWO, {"text": "b"}), "'text'"),
+            (calls.generate("a", TWO, {"images": []}), "'images'"),
+            (calls.chat(chat, TWO, None, {"input_ids": [1]}), "'input_ids'"),
+            (calls.encode("a", {"return_logprob": True}), "'return_logprob'"),
+        ):
+            with pytest.raises(TypeError, match=f"unexpected keyword argument {key}"):
+                await call
+        assert (await calls.generate("abc", TWO, {"image_data": None}))["text"] == "ab"
+
+    serve(scenario)

@@ -82,9 +82,10 @@ def test_streams_add_up_to_the_answer(engine: Engine) -> None:
 
 
 def test_a_closed_stream_frees_its_requests(engine: Engine) -> None:
-    for _ in engine.stream(PROMPTS, LONG):
-        break
-    wait_until(lambda: is_idle(engine))
+    for stream in (engine.stream(PROMPTS, LONG), engine.stream_chat([CONVERSATION] * 4, LONG)):
+        next(stream)
+        stream.close()
+        wait_until(lambda: is_idle(engine), timeout_s=1)
 
 
 def test_more_prompts_than_a_body_may_hold_in_order(engine: Engine) -> None:

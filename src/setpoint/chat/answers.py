@@ -64,7 +64,9 @@ class RemoteSource:
         self._url = base_url
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         try:
-            self._client = httpx2.Client(base_url=base_url, headers=headers, timeout=httpx2.Timeout(None, connect=_CONNECT_S))
+            self._client = httpx2.Client(
+                base_url=base_url, headers=headers, follow_redirects=True, timeout=httpx2.Timeout(None, connect=_CONNECT_S)
+            )
             response = self._client.get("models", timeout=_CONNECT_S)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise _unreachable(base_url, error) from None
@@ -147,13 +149,14 @@ def _check(response: httpx2.Response, url: str) -> None:
         return
     if response.status_code in (401, 403):
         raise RequestError(f"{url} wants another API key: give --api-key, or OPENAI_API_KEY in the environment.", status_code=401)
-    if response.status_code == 404:
-        raise RequestError(f"{response.url} does not exist; a base URL mostly ends in /v1.", status_code=404)
     try:
         content = msgspec.json.decode(response.read())
     except msgspec.DecodeError:
         content = None
-    raise _refusal(content.get("error", content) if isinstance(content, dict) else content, response.status_code)
+    refusal = _refusal(content.get("error", content) if isinstance(content, dict) else content, response.status_code)
+    if response.status_code == 404:
+        raise RequestError(f"{response.url}: {refusal.message.rstrip('.')} (404; a base URL mostly ends in /v1).", status_code=404)
+    raise refusal
 
 
 def _refusal(error: Any, status_code: int) -> RequestError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,6 +21,12 @@ from setpoint.frontend.openai.chat import chat_prompt
 from setpoint.frontend.service import Service
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+Pieces = AsyncGenerator[list[dict[str, Any]], None]
+"""What each wake-up of a stream brought."""
+
+_NO_KEYWORDS = {"text", "stream", "sampling_params", "no_logs"}
+"""Fields of a body that a call says in another way, or not at all."""
 
 QUEUED = 256
 """Requests of one call that wait in the engine beside those that run: enough to refill every step, few enough that aborts and
@@ -37,33 +44,22 @@ class Calls:
         return {**self.service.config.sampling_defaults, "max_new_tokens": None}
 
     async def generate(self, prompt: Any, sampling: Any, request: Mapping[str, Any]) -> Any:
-        prepared = await self._native.prepare(_generate_body({"text": prompt, **request}, sampling), max_sequences=None)
-        return await self._run(prepared, lambda output: self._native.result(output, prepared))
-
-    async def stream(self, prompt: Any, sampling: Any, request: Mapping[str, Any]) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """The pieces of each wake-up."""
-        prepared = await self._native.prepare(_generate_body({"text": prompt, "stream": True, **request}, sampling))
-        with self.service.job(prepared.flat(), received={}) as job:
-            async for pieces in job.pieces():
-                results = [self._native.result(piece.output, prepared, piece=piece) for piece in pieces]
-                if prepared.is_list:
-                    for piece, result in zip(pieces, results, strict=True):
-                        result["index"] = piece.output.index
-                yield results
+        return await self._generate(_generate_body({"text": prompt}, sampling, request))
 
     async def chat(self, messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]) -> Any:
-        ids = await self._chat_ids(messages, variables or {})
-        return await self.generate(None, self.chat_defaults if sampling is None else sampling, {"input_ids": ids, **request})
+        return await self._generate(await self._chat_body({}, messages, sampling, variables, request))
 
-    async def stream_chat(
-        self, messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]
-    ) -> AsyncGenerator[list[dict[str, Any]], None]:
-        ids = await self._chat_ids(messages, variables or {})
-        async for pieces in self.stream(None, self.chat_defaults if sampling is None else sampling, {"input_ids": ids, **request}):
-            yield pieces
+    def stream(self, prompt: Any, sampling: Any, request: Mapping[str, Any]) -> Pieces:
+        return self._stream(_generate_body({"text": prompt, "stream": True}, sampling, request))
+
+    async def stream_chat(self, messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]) -> Pieces:
+        body = await self._chat_body({"stream": True}, messages, sampling, variables, request)
+        async with aclosing(self._stream(body)) as groups:
+            async for pieces in groups:
+                yield pieces
 
     async def encode(self, prompt: Any, request: Mapping[str, Any]) -> Any:
-        body = _body({"text": prompt, **request}, EncodeBody)
+        body = _body(EncodeBody, {"text": prompt}, request)
         prepared = await self._native.prepare_encode(body, max_sequences=None)
         return await self._run(prepared, lambda output: self._native.embedding(output, body.dimensions))
 
@@ -74,6 +70,20 @@ class Calls:
 
     async def flush_cache(self) -> bool:
         return (await self.service.engine.call("flush_cache")).ok
+
+    async def _generate(self, body: GenerateBody) -> Any:
+        prepared = await self._native.prepare(body, max_sequences=None)
+        return await self._run(prepared, lambda output: self._native.result(output, prepared))
+
+    async def _stream(self, body: GenerateBody) -> Pieces:
+        prepared = await self._native.prepare(body)
+        with self.service.job(prepared.flat(), received={}) as job:
+            async for pieces in job.pieces():
+                results = [self._native.result(piece.output, prepared, piece=piece) for piece in pieces]
+                if prepared.is_list:
+                    for piece, result in zip(pieces, results, strict=True):
+                        result["index"] = piece.output.index
+                yield results
 
     async def _run(self, prepared: Prepared, make: Callable[[SequenceOutput], dict[str, Any]]) -> Any:
         """What ``make`` makes of every sequence, in order, with at most ``_depth`` of them in the engine.
@@ -99,6 +109,12 @@ class Calls:
         flat = [result for each in results for result in each]
         return flat if prepared.is_list else flat[0]
 
+    async def _chat_body(
+        self, fixed: dict[str, Any], messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]
+    ) -> GenerateBody:
+        ids = await self._chat_ids(messages, variables or {})
+        return _generate_body({**fixed, "input_ids": ids}, self.chat_defaults if sampling is None else sampling, request)
+
     async def _chat_ids(self, messages: Any, variables: Mapping[str, Any]) -> list[int] | list[list[int]]:
         """Ids of a conversation, or of each in a list of them."""
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
@@ -123,16 +139,17 @@ class Calls:
         return (await self.service.intake.encode(text, add_special_tokens=False)).tolist()  # type: ignore[no-any-return]
 
 
-def _body(raw: dict[str, Any], kind: type[T]) -> T:
+def _body(kind: type[T], fixed: dict[str, Any], request: Mapping[str, Any]) -> T:
     """Raises TypeError for a keyword that the call does not have, RequestError for values that are not what they must be."""
-    for key in raw:
-        if key not in kind.__struct_fields__ and key not in UNSUPPORTED:
-            raise TypeError(f"unexpected keyword argument {key!r}")
-    return parse(raw, kind, route="Engine", unsupported=UNSUPPORTED)
+    allowed = {*kind.__struct_fields__, *UNSUPPORTED} - fixed.keys() - _NO_KEYWORDS
+    for key in request:
+        if key not in allowed:
+            raise TypeError(f"unexpected keyword argument {key!r}" + ("; call stream()" if key == "stream" else ""))
+    return parse({**fixed, **request}, kind, route="Engine", unsupported=UNSUPPORTED)
 
 
-def _generate_body(raw: dict[str, Any], sampling: Any) -> GenerateBody:
-    body = _body(raw, GenerateBody)
+def _generate_body(fixed: dict[str, Any], sampling: Any, request: Mapping[str, Any]) -> GenerateBody:
+    body = _body(GenerateBody, fixed, request)
     if isinstance(sampling, Sequence) and not isinstance(sampling, str):
         return msgspec.structs.replace(body, sampling_params=[_sampling(each) for each in sampling])
     return msgspec.structs.replace(body, sampling_params=_sampling(sampling))

@@ -72,11 +72,13 @@ class BackgroundService:
             self._stack.close()
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        with self._lock:
-            if os.getpid() == self._owner and not self.is_closed:
-                return asyncio.run_coroutine_threadsafe(self._told_of_the_end(coroutine), self._loop)
+        is_ours = os.getpid() == self._owner  # a fork may have copied the lock while it was held
+        if is_ours:
+            with self._lock:
+                if not self.is_closed:
+                    return asyncio.run_coroutine_threadsafe(self._told_of_the_end(coroutine), self._loop)
         coroutine.close()
-        raise EngineDeadError(_CLOSED if self.is_closed else "This Engine belongs to another process; make one after the fork.")
+        raise EngineDeadError(_CLOSED if is_ours else "This Engine belongs to another process; make one after the fork.")
 
     async def _told_of_the_end(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
