@@ -8,7 +8,11 @@ end, which lives in an asyncio loop, is ``frontend/ipc/link.py``.
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -27,10 +31,19 @@ class Endpoints:
     to_frontend: str
 
     @classmethod
-    def in_private_folder(cls) -> tuple[Endpoints, tempfile.TemporaryDirectory[str]]:
-        """Fresh endpoints in a folder only this user can enter (mode 0700); the caller removes the folder at the end."""
-        folder = tempfile.TemporaryDirectory(prefix="setpoint-")
-        return cls(f"ipc://{folder.name}/to-engine", f"ipc://{folder.name}/to-frontend"), folder
+    @contextmanager
+    def in_private_folder(cls) -> Iterator[Endpoints]:
+        """Fresh endpoints for the time of the block, in a folder only this user can enter (mode 0700).
+
+        A forked child that ends leaves the folder alone: it is its parent's.
+        """
+        owner = os.getpid()
+        folder = tempfile.mkdtemp(prefix="setpoint-")
+        try:
+            yield cls(f"ipc://{folder}/to-engine", f"ipc://{folder}/to-frontend")
+        finally:
+            if os.getpid() == owner:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_pull(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:

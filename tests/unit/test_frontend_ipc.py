@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +22,30 @@ from setpoint.ipc import Endpoints, EngineSocket
 
 @pytest.fixture
 def endpoints() -> Iterator[Endpoints]:
-    made, folder = Endpoints.in_private_folder()
-    with folder:
-        assert stat.S_IMODE(Path(folder.name).stat().st_mode) == 0o700
+    with Endpoints.in_private_folder() as made:
+        folder = Path(made.to_engine.removeprefix("ipc://")).parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         yield made
+    assert not folder.exists()
+
+
+FORK = """
+import os, sys
+from setpoint.ipc import Endpoints
+manager = Endpoints.in_private_folder()
+folder = os.path.dirname(manager.__enter__().to_engine.removeprefix("ipc://"))
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+print(os.path.isdir(folder))
+manager.__exit__(None, None, None)
+print(os.path.isdir(folder))
+"""
+
+
+def test_a_forked_child_leaves_the_folder_to_its_parent() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True\nFalse\n", "")
 
 
 def request(rid: str, num_prompt: int = 3) -> Request:

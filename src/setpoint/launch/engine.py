@@ -99,6 +99,7 @@ def launched(options: Options, env: EnvSettings, *, given: Set[str], phases: Pha
 
     stderr: the descriptor that its log goes to, if not ours. Raises SetpointError for a model or configuration that cannot be served.
     """
+    owner = os.getpid()
     process = _spawn_engine(stderr)
     try:
         source = locate(options.model_path, revision=options.revision, load_format=options.load_format, log=logger.info)
@@ -107,17 +108,12 @@ def launched(options: Options, env: EnvSettings, *, given: Set[str], phases: Pha
             spec = replace(spec, pooling=read_pooling(source.folder, spec))
         config = _resolve(options, env, given, spec, source)
         phases.mark("model and configuration")
-        endpoints, folder = Endpoints.in_private_folder()
-        with folder:
+        with Endpoints.in_private_folder() as endpoints:
             _hand_over(process, EngineJob(config, spec, str(source.folder), endpoints))
             yield Launched(process, config, spec, source, endpoints)
     finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # a job that nobody read
-            process.stdin.close()
+        if os.getpid() == owner:  # a forked child that ends comes here, too
+            _end(process)
 
 
 class EngineSession:
@@ -187,6 +183,15 @@ def _spawn_engine(stderr: int | None) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, env=_engine_environment())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # a job that nobody read
+        process.stdin.close()
 
 
 def _engine_environment() -> dict[str, str]:
