@@ -124,9 +124,8 @@ def test_other_names_of_the_dimensions(folder: Path) -> None:
         "num_key_value_heads",
         "max_position_embeddings",
     )
-    gpt2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "n_inner": None, **dict.fromkeys(sizes)}
+    gpt2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, **dict.fromkeys(sizes)}
     write(folder, **gpt2)
-    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | {"n_inner": None}))
     spec = read_spec(folder)
     assert (spec.hidden_size, spec.intermediate_size, spec.num_layers, spec.context_len) == (32, 128, 3, 64)
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (4, 4, 8)

@@ -118,8 +118,8 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
 def _usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a config says under other names, or by a flag."""
     found = {usual: config[other] for other, usual in OTHER_NAMES if config.get(other) is not None}
-    if "n_inner" in config and config["n_inner"] is None and isinstance(config.get("n_embd"), int):
-        found["intermediate_size"] = 4 * config["n_embd"]  # what GPT-2's null means
+    if isinstance(config.get("n_embd"), int):
+        found.setdefault("intermediate_size", 4 * config["n_embd"])  # what GPT-2 means by saying nothing
     if config.get("multi_query") is True:
         found["num_key_value_heads"] = 1
     return found
