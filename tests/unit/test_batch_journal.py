@@ -141,7 +141,7 @@ def test_a_full_disk_ends_the_file_with_a_whole_record(tmp_path: Path, monkeypat
     assert path.read_bytes() == made(1) + made(3)
 
 
-def test_a_failing_sync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_that_failed_once_is_never_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(fd: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -151,17 +151,35 @@ def test_a_failing_sync_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(BatchError, match="Input/output error"):
         journal.sync()
     monkeypatch.undo()
-    journal.append(made(2))
-    journal.__exit__(None, None, None)
+    with pytest.raises(BatchError, match="Input/output error"):
+        journal.__exit__(None, None, None)
+
+
+def test_what_is_needed_is_synced_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, num_synced = tmp_path / "out.jsonl", 0
+    path.write_bytes(made(1))
+
+    def counts(fd: int) -> None:
+        nonlocal num_synced
+        num_synced += 1
+
+    monkeypatch.setattr(os, "fsync", counts)
+    with Journal(path) as journal:
+        journal.recover(SURVEY, Tally(9), in_order=False)
+        num_synced = 0
+        journal.sync()
+        journal.sync()
+        assert num_synced == 1, "a killed run may have left what is not on the disk"
+        journal.append(made(2))
+    assert num_synced == 2
 
 
 def test_an_output_deleted_meanwhile_is_noticed(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "out.jsonl")
-    (tmp_path / "out.jsonl").unlink()
     journal.append(made(1))
+    (tmp_path / "out.jsonl").unlink()
     with pytest.raises(BatchError, match="was deleted while it was written"):
-        journal.sync()
-    journal.__exit__(None, None, None)
+        journal.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize(

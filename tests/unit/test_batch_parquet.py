@@ -126,6 +126,16 @@ def test_the_output_is_the_journal_in_columns(tmp_path: Path) -> None:
         parquet.finished(output, SURVEY)
 
 
+def test_an_output_that_cannot_be_written_leaves_the_journal(tmp_path: Path) -> None:
+    output = tmp_path / "out.parquet"
+    output.mkdir()
+    journal = parquet.journal_of(output)
+    journal.write_bytes(record.encode(record.answered(SURVEY.digest, Entry(number=1, num_bytes=1), {})))
+    with pytest.raises(BatchError, match=r"cannot be written: Is a directory\. All answers are in .*journal.jsonl"):
+        parquet.write(output, journal, Tally(1), SURVEY)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "out.parquet.journal.jsonl"]
+
+
 def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(tmp_path, [{"custom_id": "a", "prompt": "x"}])
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -36,7 +36,9 @@ class Journal:
             raise
         self._size = 0
         """Bytes of whole records; what is behind them is an append that failed half-way."""
-        self._is_synced = True
+        self._num_synced = -1
+        """Bytes known to be on the disk; -1: not even what an earlier run has left."""
+        self._failed_sync: BatchError | None = None
 
     def __enter__(self) -> Journal:
         return self
@@ -70,7 +72,6 @@ class Journal:
 
     def append(self, data: bytes) -> None:
         """One encoded record. Raises BatchError, the file then ends with the record before it."""
-        self._is_synced = False
         rest = memoryview(data)
         try:
             while rest:
@@ -81,16 +82,23 @@ class Journal:
         self._size += len(data)
 
     def sync(self) -> None:
-        """Return when everything appended would survive a power cut. May run on another thread than ``append``. Raises BatchError."""
-        if self._is_synced:
+        """Return when everything appended would survive a power cut. May run on another thread than ``append``. Raises BatchError.
+
+        The system tells of a failure once, perhaps a caller that was cancelled meanwhile: every later call raises it again.
+        """
+        if self._failed_sync is not None:
+            raise self._failed_sync
+        size = self._size
+        if self._num_synced == size:
             return
-        self._is_synced = True  # before the call: what is appended meanwhile waits for the next one
         try:
             os.fsync(self._fd)
         except OSError as error:
-            raise self._write_error(error) from None
+            self._failed_sync = self._write_error(error)
+            raise self._failed_sync from None
         if not os.fstat(self._fd).st_nlink:
             raise BatchError(f"{self._path} was deleted while it was written: its answers are gone.")
+        self._num_synced = size
 
     def _write_error(self, error: OSError) -> BatchError:
         return BatchError(f"{self._path} cannot be written: {error.strerror}. The answers in it are whole.")
