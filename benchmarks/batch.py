@@ -91,7 +91,7 @@ def killed_and_resumed(requests: Path, folder: Path, args: argparse.Namespace) -
         process.wait()
         done_at.append(num_lines(output))
     code = start_batch(requests, output).wait()
-    counts = Counter(json.loads(line)["custom_id"] for line in output.read_text().splitlines())
+    counts = Counter(json.loads(line)["custom_id"] for line in output.read_bytes().splitlines())
     wrong = [f"id-{number}: {counts[f'id-{number}']} times" for number in range(args.requests) if counts[f"id-{number}"] != 1]
     if code or len(counts) != args.requests:
         wrong.append(f"exit code {code}, {len(counts)} different ids")
@@ -109,7 +109,7 @@ def batch_seconds(requests: Path, folder: Path, repetition: int) -> float:
 
 
 def read_bodies(requests: Path) -> list[dict[str, Any]]:
-    return [json.loads(line)["body"] for line in requests.read_text().splitlines()]
+    return [json.loads(line)["body"] for line in requests.read_bytes().splitlines()]
 
 
 async def server_seconds(requests: Path, folder: Path, repetition: int, args: argparse.Namespace) -> float:

@@ -71,7 +71,7 @@ class Batch:
 
 
 def records(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(one) for one in out.read_text().splitlines()]
+    return [json.loads(one) for one in out.read_bytes().splitlines()]
 
 
 def ids(out: Path) -> list[str]:

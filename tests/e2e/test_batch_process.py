@@ -48,7 +48,8 @@ class Batches:
         return self.out.stat().st_size if self.out.exists() else 0
 
     def ids(self) -> list[str]:
-        return [json.loads(line)["custom_id"] for line in self.out.read_text().splitlines()]
+        # Bytes: text would also be split at the odd line separators that a random model writes.
+        return [json.loads(line)["custom_id"] for line in self.out.read_bytes().splitlines()]
 
 
 def write_lines(folder: Path, count: int, *, max_tokens: int = 8) -> list[str]:
