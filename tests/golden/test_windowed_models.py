@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from setpoint.checkpoint.spec import read_spec
@@ -17,7 +18,7 @@ from setpoint.core.errors import CheckpointError
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.models.registry import build_model
-from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.against_transformers import measure, write_tiny
 from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.plans import Driver
 
@@ -57,6 +58,40 @@ def test_bfloat16_is_no_worse_than_transformers(tmp_path: Path, config: dict[str
         exact, theirs = (model(torch.tensor(prompts)).logits[:, -1] for model in models)
     error, their_error = ((logits - exact).square().mean().sqrt() for logits in (bfloat16_logits(folder, prompts), theirs))
     assert error < 1.2 * their_error
+
+
+def write_tiny_wrapped(folder: Path, *, tensor_names: str) -> None:
+    """A Gemma 3 with an image tower. Its text_config leaves out what the published ones do."""
+    left_out = ("architectures", "torch_dtype", "vocab_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+    text = {key: value for key, value in GEMMA3.items() if key not in left_out}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    whole = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "torch_dtype": "float32",
+        "eos_token_id": [1, 106],
+        "mm_tokens_per_image": 4,
+        "text_config": text,
+        "vision_config": {**vision, "image_size": 8, "patch_size": 4},
+    }
+    write_tiny(folder, whole)
+    if tensor_names == "old":
+        tensors = load_file(folder / "model.safetensors")
+        renamed = {name.replace("model.language_model.", "language_model.model."): tensor for name, tensor in tensors.items()}
+        save_file({name.removeprefix("model."): tensor for name, tensor in renamed.items()}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("tensor_names", ["new", "old"])
+def test_the_language_model_of_a_gemma3_with_an_image_tower(tmp_path: Path, tensor_names: str) -> None:
+    write_tiny_wrapped(tmp_path, tensor_names=tensor_names)
+    spec = read_spec(tmp_path)
+    assert (spec.architecture, spec.wrapper) == ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+    assert (spec.num_heads, spec.num_kv_heads, spec.context_len, spec.eos_token_ids) == (8, 4, 131_072, (1, 106))
+    found = measure(tmp_path, context_len=CONTEXT, prompt_lengths=(40, 90), num_new=8)
+    assert found.max_error < 1e-4 * found.spread
+    assert (found.wrong, found.near_ties) == (0, 0)
+    stored, planned, theirs = found.parameters
+    assert stored == planned < theirs
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,10 @@ def test_families_whose_configs_mean_something_else(folder: Path) -> None:
 
 
 def test_a_model_that_takes_more_than_text_is_named(folder: Path) -> None:
-    write(folder, architectures=["Gemma3ForConditionalGeneration"], model_type="gemma3", text_config={"hidden_size": 64}, hidden_size=None)
-    assert "Gemma3ForConditionalGeneration, which takes more than text" in refusal(folder)
+    write(folder, architectures=["OddForConditionalGeneration"], model_type="odd", text_config={"hidden_size": 64}, hidden_size=None)
+    assert "OddForConditionalGeneration, which takes more than text; of such only Gemma3ForConditionalGeneration" in refusal(folder)
+    write(folder, architectures=["Gemma3ForConditionalGeneration"], text_config=3)
+    assert "'text_config' must be an object, not 3" in refusal(folder)
 
 
 def test_other_names_of_the_dimensions(folder: Path) -> None:

@@ -127,6 +127,12 @@ def test_a_rope_that_depends_on_the_length_is_fixed_and_said() -> None:
     assert "keys in the cache are shared" in decision.why
 
 
+def test_a_language_model_that_is_served_without_the_rest_is_said() -> None:
+    assert all(decision.field != "language_model_only" for decision in decide().decisions)
+    config = decide(spec=replace(SPEC, wrapper="Gemma3ForConditionalGeneration"))
+    assert "Gemma3ForConditionalGeneration takes more than text" in reason(config, "language_model_only").why
+
+
 @pytest.mark.parametrize(
     ("options", "hardware", "chunk"),
     [

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from setpoint.checkpoint import safetensors_file
 from setpoint.core.errors import CheckpointError
-from setpoint.core.model import ModelSpec
+from setpoint.core.model import ModelSpec, language_tensor
 
 CONFIG_NAME = "config.json"
 GENERATION_NAME = "generation_config.json"
@@ -56,10 +56,14 @@ class Family:
     """Norms over the hidden size in a layer."""
 
 
+WRAPPERS = {"Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "gemma3_text")}
+"""Models of more than text whose language model is served, alone -> its architecture and model_type."""
+
 GEMMA = {"tie_word_embeddings": True, "head_dim": 256, "sliding_window": 4096, "query_pre_attn_scalar": 256}
+GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208, "max_position_embeddings": 131_072}
 FAMILIES = {
     "gemma2": Family(defaults={**GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}, num_norms=4),
-    "gemma3_text": Family(defaults=GEMMA, stretched=True, num_rotaries=2, head_norms=True, num_norms=4),
+    "gemma3_text": Family(defaults=GEMMA | GEMMA3, stretched=True, num_rotaries=2, head_norms=True, num_norms=4),
     "mistral": Family(defaults={"sliding_window": 4096}),
     "phi3": Family(defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
     "qwen2": Family(qkv_bias=True),
@@ -73,19 +77,17 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
 
     Raises CheckpointError naming the key and the file for anything missing or invalid.
     """
-    config = _read_json(folder / CONFIG_NAME) | (overrides or {})
+    config, wrapper = _language_config(folder / CONFIG_NAME, _read_json(folder / CONFIG_NAME) | (overrides or {}))
     family = FAMILIES.get(str(config.get("model_type", "")), Family())
     config = {**family.defaults, **config}
     reader = _Reader(folder / CONFIG_NAME, {**_usual_names(config), **config})
     architecture = reader.architecture()
-    if "text_config" in config:
-        reader.fail("text_config", f"is a part of {architecture}, which takes more than text; only text models are supported")
     hidden, num_heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
     num_kv_heads = reader.positive("num_key_value_heads", num_heads)
     head_dim = reader.positive("head_dim", hidden // num_heads)
     if num_heads % num_kv_heads or head_dim % 2:
         reader.fail("num_key_value_heads", f"{num_heads} heads of size {head_dim} cannot share {num_kv_heads} key-value heads")
-    tensors = list(safetensors_file.read_headers(folder))
+    tensors = [tensor for tensor in safetensors_file.read_headers(folder) if not wrapper or language_tensor(tensor.name)]
     tie = config.get("tie_word_embeddings", False)
     if not isinstance(tie, bool):
         reader.fail("tie_word_embeddings", f"must be true or false, not {tie!r}")
@@ -109,10 +111,26 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
         num_rotaries=family.num_rotaries,
         rope_by_context=_rope(reader)[0] in ROPES_BY_CONTEXT,
         bos_token_id=next(iter(reader.ids("bos_token_id")), None),
+        wrapper=wrapper,
         pooling=None,
         config=config,
         **spec,
     )
+
+
+def _language_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The config of the language model, and the architecture it is a part of if there is one; what both say the whole says."""
+    if config.get("text_config") is None:
+        return config, ""
+    reader = _Reader(path, config)
+    wrapper, inner = reader.architecture(), config["text_config"]
+    if wrapper not in WRAPPERS:
+        reader.fail("text_config", f"is a part of {wrapper}, which takes more than text; of such only {', '.join(WRAPPERS)} is supported")
+    if not isinstance(inner, dict):
+        reader.fail("text_config", f"must be an object, not {inner!r}")
+    architecture, model_type = WRAPPERS[wrapper]
+    whole = {key: value for key, value in config.items() if key != "text_config"}
+    return {**inner, **whole, "architectures": [architecture], "model_type": model_type}, wrapper
 
 
 def _usual_names(config: Mapping[str, Any]) -> dict[str, Any]:

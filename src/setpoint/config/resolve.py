@@ -147,6 +147,9 @@ def resolve(
             "keys in the cache are shared, so positions are rotated for this length in every sequence; a lower one suits short ones better"
         )
         notes.append(Decision("rope_context_length", book.get("context_length"), why))
+    if model.wrapper:
+        why = f"{model.wrapper} takes more than text; its other parts are not loaded"
+        notes.append(Decision("language_model_only", model.architecture, why))
     if model.pooling is not None:
         notes.append(Decision("embedding_pooling", model.pooling.kind, model.pooling.why))
         notes.append(Decision("embedding_normalize", model.pooling.normalize, model.pooling.why))

@@ -23,6 +23,15 @@ class Pooling:
     """Where this was found, for the decisions."""
 
 
+LANGUAGE_MODEL = (("language_model.", ""), ("model.language_model.", "model."), ("lm_head.", "lm_head."))
+"""How the names of a language model's tensors begin in a model of more than text (before transformers 4.52, and since), and alone."""
+
+
+def language_tensor(stored: str) -> str | None:
+    """The name in the language model of a tensor of a model of more than text; None for a tensor of its other parts."""
+    return next((alone + stored.removeprefix(begin) for begin, alone in LANGUAGE_MODEL if stored.startswith(begin)), None)
+
+
 @dataclass(slots=True, frozen=True)
 class ModelSpec:
     """The numbers of a decoder that planning and the frontend need; written once by ``checkpoint``."""
@@ -50,6 +59,8 @@ class ModelSpec:
     bos_token_id: int | None = None
     rope_by_context: bool = False
     """Positions are rotated otherwise for a longer context; the engine decides once, by the configured length."""
+    wrapper: str = ""
+    """The architecture that takes more than text and whose language model this is; empty for a model of its own."""
     pooling: Pooling | None = None
     """Set when the model is served for embeddings."""
     config: dict[str, Any] = field(default_factory=dict)

@@ -104,7 +104,7 @@ def build_runner(config: EngineConfig) -> ModelRunner:
 
 def _load_native(spec: ModelSpec, folder: str, **how: Any) -> tuple[nn.Module, int]:
     model = build_model(spec)
-    return model, load_weights(model, folder, **how)
+    return model, load_weights(model, folder, wrapped=bool(spec.wrapper), **how)
 
 
 def _fallbacks(config: EngineConfig, native: bool, choices: Mapping[str, Choice[Any]]) -> tuple[str, ...]:

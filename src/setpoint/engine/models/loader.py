@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from setpoint.core.errors import CheckpointError, ConfigError, OutOfMemoryError
+from setpoint.core.model import language_tensor
 from setpoint.engine.layers.linear import NoHead, TiedHead
 from setpoint.engine.quant.base import LinearMethod
 
@@ -45,17 +46,26 @@ class Part:
 
 
 def load_weights(
-    model: nn.Module, folder: str, *, load_format: str, dtype: torch.dtype, device: torch.device, method: LinearMethod, seed: int
+    model: nn.Module,
+    folder: str,
+    *,
+    load_format: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    method: LinearMethod,
+    seed: int,
+    wrapped: bool = False,
 ) -> int:
     """Give every parameter memory and content; -> bytes held by the weights.
 
     load_format: "auto" or "safetensors" reads ``folder``; "dummy" draws from ``seed``, each tensor by its own name, so that
-    the same model and seed give the same weights everywhere.
+    the same model and seed give the same weights everywhere. wrapped: the folder holds a model of more than text, ``model`` is
+    its language model.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(f"Unknown load format {load_format!r}; there are: auto, safetensors, dummy.")
     with ExitStack() as stack:
-        source = _Dummy(seed) if load_format == "dummy" else _Checkpoint(Path(folder), stack)
+        source = _Dummy(seed) if load_format == "dummy" else _Checkpoint(Path(folder), stack, wrapped)
         plan = {name: list(_parts(module, name, source.files)) for name, module in model.named_modules()}
         if isinstance(source, _Checkpoint):
             heads = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, TiedHead | NoHead)]
@@ -125,7 +135,7 @@ class _Dummy:
 class _Checkpoint:
     """The safetensors files of a folder, memory-mapped; open as long as the ExitStack it was given."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, wrapped: bool) -> None:
         self.folder = folder
         self.files: dict[str, tuple[Path, Any, str]] = {}
         """Tensor name -> its file, open, and the name it has there."""
@@ -136,6 +146,8 @@ class _Checkpoint:
                 raise CheckpointError(f"{file} cannot be read ({error}): truncated or not safetensors; fetch it again.") from None
             names = handle.keys()
             self.files.update({name: (file, handle, name) for name in names})
+        if wrapped:
+            self.files = {alone: entry for name, entry in self.files.items() if (alone := language_tensor(name)) is not None}
         if not any(name.startswith(BODY) for name in self.files):
             self.files = {name if name.startswith(HEAD) else BODY + name: entry for name, entry in self.files.items()}
 
