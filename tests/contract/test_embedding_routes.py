@@ -57,11 +57,11 @@ def test_every_form_of_input(serve: Serve, given: Any, prompts: list[list[int]])
 
 def test_base64_is_the_float32_bytes(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        body = {"input": "ab", "encoding_format": "base64", "extra_key": "tenant", "priority": 3}
+        body = {"input": "ab", "encoding_format": "base64", "extra_key": "tenant", "priority": 3, "routing_key": "r"}
         data = (await server.http.post("/v1/embeddings", json=body)).json()["data"]
         np.testing.assert_allclose(np.frombuffer(base64.b64decode(data[0]["embedding"]), "<f4"), unit(97, 98), rtol=1e-6)
         (request,) = server.engine.submitted
-        assert (request.namespace, request.priority) == ("6:tenant", 3)
+        assert (request.namespace, request.priority, request.routing_key) == ("6:tenant", 3, "r")
 
     serve(scenario, pooling=LAST)
 

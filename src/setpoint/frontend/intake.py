@@ -131,6 +131,7 @@ class Intake:
             sampling=sampling,
             namespace=options.namespace,
             priority=options.priority,
+            routing_key=options.routing_key,
             pooling=pooling.kind,
         )
 

@@ -50,6 +50,7 @@ class EncodeBody(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
     rid: str | list[str] | None = None
     priority: int | None = None
+    routing_key: str | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
     no_logs: bool = False
@@ -101,7 +102,8 @@ class NativeApi:
         check_dimensions(body.dimensions, self._service.config.pooling)
         prompts, is_batch = _prompts(body, max_sequences)
         rids = _rids(body.rid, len(prompts), is_batch)
-        options = Options(namespace=namespace(body.extra_key, body.cache_salt), priority=body.priority)
+        shared = namespace(body.extra_key, body.cache_salt)
+        options = Options(namespace=shared, priority=body.priority, routing_key=body.routing_key or "")
         requests = []
         for index, prompt in enumerate(prompts):
             with naming_prompt(index if is_batch else None):

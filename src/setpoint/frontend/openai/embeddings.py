@@ -28,6 +28,7 @@ class EmbeddingBody(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
     rid: str | None = None
     priority: int | None = None
+    routing_key: str | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
     user: str | None = None
@@ -58,7 +59,8 @@ class EmbeddingApi:
     async def _requests(self, body: EmbeddingBody) -> list[core.Request]:
         intake, rid = self._service.intake, body.rid or new_rid()
         prompts = await read_prompts(body.input, intake, name="input")
-        options = Options(namespace=namespace(body.extra_key, body.cache_salt), priority=body.priority)
+        shared = namespace(body.extra_key, body.cache_salt)
+        options = Options(namespace=shared, priority=body.priority, routing_key=body.routing_key or "")
         rids = [rid] if len(prompts) == 1 else [f"{rid}_{index}" for index in range(len(prompts))]
         return [intake.embedding_request(prompt, options, rid=own) for prompt, own in zip(prompts, rids, strict=True)]
 
