@@ -365,3 +365,8 @@ def test_never_plans_more_than_there_is(options: Options, hardware: Hardware) ->
         assert plan.kv_bytes + plan.weights_bytes + plan.workspace_bytes <= available
     assert 1 <= pool.max_running_requests <= plan.pool_tokens // 2
     assert 1 <= pool.max_req_input_len < pool.max_req_len < config.context_len
+
+
+def test_what_a_command_sets_is_not_called_given() -> None:
+    config = decide(Options(log_level="warning"), given=frozenset())
+    assert reason(config, "log_level").why == "not given; set by this command"

@@ -206,7 +206,9 @@ class _Book:
         return decisions
 
     def _plain_reason(self, name: str, default: Scalar, value: Scalar) -> str:
-        return "given" if name in self._given or value != default else "default"
+        if name in self._given:
+            return "given"
+        return "default" if value == default else "not given; set by this command"
 
 
 def _device(book: _Book, hardware: Hardware) -> str:

@@ -97,7 +97,8 @@ class Service:
             requests = [self.intake.embedding_request(prompt, rid=rid)]
         with Job(self.engine, self.text.tokenizer, requests, on_finish=lambda output: None) as job:
             try:
-                await asyncio.wait_for(job.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await job.wait()
             except TimeoutError:
                 raise EngineDeadError(f"The warm-up request was not answered within {timeout_s:g} s.") from None
 
