@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from setpoint.batch import feed
 from setpoint.batch.entry import BatchError, Entry
 from setpoint.batch.journal import Journal
 from setpoint.batch.jsonl import JsonlSource
@@ -26,6 +25,7 @@ from setpoint.batch.tally import Tally
 from setpoint.core.errors import EngineDeadError
 from setpoint.core.messages import Finish
 from setpoint.core.model import Pooling
+from setpoint.frontend import feed
 from setpoint.testing.fake_engine import EMBEDDING_SIZE, FakeEngine
 
 Serve = Callable[..., None]

@@ -10,17 +10,19 @@ import pytest
 from setpoint.core.errors import RequestError
 from setpoint.core.messages import Finish
 from setpoint.core.request import Request
-from setpoint.frontend.calls import QUEUED, Calls
-from setpoint.testing.fake_engine import MAX_RUNNING, FakeEngine
+from setpoint.frontend import feed
+from setpoint.frontend.calls import Calls
+from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 
 TWO = {"temperature": 0, "max_new_tokens": 2}
 
 
-def test_a_long_list_is_answered_in_order_with_bounded_depth(serve: Serve) -> None:
+def test_a_long_list_is_answered_in_order_behind_a_short_queue(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "LOOK_S", 0.001)
     depths: list[int] = []
-    engine = FakeEngine()
+    engine = FakeEngine(max_running=16)
 
     def watch(request: Request) -> Finish | None:
         depths.append(len(engine.running))
@@ -33,11 +35,11 @@ def test_a_long_list_is_answered_in_order_with_bounded_depth(serve: Serve) -> No
         prompts = [f"{index:04}" for index in range(2000)]
         answers = await calls.generate(prompts, TWO, {})
         assert [answer["text"] for answer in answers] == [prompt[:2] for prompt in prompts]
-        assert max(depths) == MAX_RUNNING + QUEUED
+        assert feed.QUEUE_TARGET <= max(depths) <= feed.QUEUE_TARGET + 16
         depths.clear()
-        samples = await calls.generate(prompts[:200], {**TWO, "n": 8}, {})
-        assert len(samples) == 1600
-        assert max(depths) <= MAX_RUNNING + QUEUED
+        samples = await calls.generate(prompts[:600], {**TWO, "n": 4}, {})
+        assert len(samples) == 2400
+        assert feed.QUEUE_TARGET <= max(depths) <= feed.QUEUE_TARGET + 16 + 3
 
     serve(scenario, engine)
 

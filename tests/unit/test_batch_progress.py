@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from setpoint.batch.feed import EngineView
 from setpoint.batch.progress import display, status
 from setpoint.batch.tally import Tally
+from setpoint.frontend.feed import EngineView
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.testing.fake_engine import FakeEngine
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from setpoint.batch.feed import EngineView
 from setpoint.batch.tally import Tally
+from setpoint.frontend.feed import EngineView
 
 EVERY_S = 0.25
 LINE_EVERY_S = 10.0

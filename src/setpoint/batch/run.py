@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 from setpoint.batch import record
 from setpoint.batch.entry import BatchError, Entry, Problem
-from setpoint.batch.feed import EngineView, Gate
 from setpoint.batch.journal import Journal
 from setpoint.batch.output import Output
 from setpoint.batch.tally import Tally
 from setpoint.core.errors import RequestError, SetpointError
+from setpoint.frontend.feed import EngineView, Gate
 from setpoint.frontend.openai.apis import openai_apis
 from setpoint.frontend.openai.replies import Exchange
 from setpoint.frontend.service import Service

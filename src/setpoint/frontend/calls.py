@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from setpoint.core.errors import RequestError
+from setpoint.core.request import Request
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.bodies import parse
+from setpoint.frontend.feed import QUEUE_TARGET, EngineView, Gate
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.native import UNSUPPORTED, EncodeBody, GenerateBody, NativeApi, Prepared, naming_prompt
 from setpoint.frontend.openai.chat import chat_prompt
@@ -28,16 +30,13 @@ Pieces = AsyncGenerator[list[dict[str, Any]], None]
 _NO_KEYWORDS = {"text", "stream", "sampling_params", "no_logs"}
 """Fields of a body that a call says in another way, or not at all."""
 
-QUEUED = 256
-"""Requests of one call that wait in the engine beside those that run: enough to refill every step, few enough that aborts and
-other callers need not pass thousands. The tuning guides call 100 to 2,000 healthy."""
+LOOK_TIMEOUT_S = 20.0
 
 
 class Calls:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._native = NativeApi(service)
-        self._depth = service.engine.info["max_running_requests"] + QUEUED
 
     @property
     def chat_defaults(self) -> dict[str, Any]:
@@ -86,26 +85,32 @@ class Calls:
                 yield results
 
     async def _run(self, prepared: Prepared, make: Callable[[SequenceOutput], dict[str, Any]]) -> Any:
-        """What ``make`` makes of every sequence, in order, with at most ``_depth`` of them in the engine.
-
-        The first failure ends the others.
-        """
+        """What ``make`` makes of every sequence, in order; the queue of the engine stays short. The first failure ends the others."""
         results: list[list[dict[str, Any]]] = [[] for _ in prepared.requests]
-        waiting = iter(enumerate(prepared.requests))
+        view = EngineView(self.service.engine)
+        gate = Gate(view)
 
-        async def work() -> None:
-            for index, requests in waiting:
+        async def run(index: int, requests: list[Request]) -> None:
+            try:
                 with naming_prompt(index if len(results) > 1 else None), self.service.job(requests, received={}) as job:
                     results[index] = [make(output) for output in await job.wait()]
+            finally:
+                gate.closed(len(requests), 0)
 
-        widest = max(len(requests) for requests in prepared.requests)
-        workers = [asyncio.create_task(work()) for _ in range(min(max(1, self._depth // widest), len(results)))]
+        watcher = asyncio.create_task(view.watch(gate.changed, timeout_s=LOOK_TIMEOUT_S)) if len(results) > QUEUE_TARGET else None
         try:
-            await asyncio.gather(*workers)
+            async with asyncio.TaskGroup() as group:
+                for index, requests in enumerate(prepared.requests):
+                    while not gate.has_room(0, held_bytes=0):
+                        gate.changed.clear()
+                        await gate.changed.wait()
+                    gate.opened(len(requests), 0)
+                    group.create_task(run(index, requests))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.wait(workers)
+            if watcher is not None:
+                watcher.cancel()
         flat = [result for each in results for result in each]
         return flat if prepared.is_list else flat[0]
 

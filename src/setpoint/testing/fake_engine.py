@@ -30,8 +30,6 @@ from setpoint.core.messages import (
 from setpoint.core.request import Request
 
 EMBEDDING_SIZE = 4
-MAX_RUNNING = 64
-"""What it says; in truth it runs everything at once."""
 
 Script = Callable[[Request], Sequence[int]]
 
@@ -72,7 +70,7 @@ class FakeEngine:
 
     def start(self, receiver: Callable[[bytes], None]) -> None:
         self._receiver = receiver
-        self.emit(Ready({"max_req_input_len": self.context_len, "max_running_requests": MAX_RUNNING}))
+        self.emit(Ready({"max_req_input_len": self.context_len}))
 
     def close(self) -> None:
         self._receiver = None
