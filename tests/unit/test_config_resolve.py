@@ -259,6 +259,11 @@ def test_the_priority_policy_is_fcfs_with_priorities() -> None:
         ),
         (Options(abort_on_priority_when_disabled=True, enable_priority_scheduling=True), {"abort_on_priority_when_disabled"}),
         (Options(abort_on_priority_when_disabled=True), set()),
+        (
+            Options(prefill_delayer_max_delay_passes=3, prefill_delayer_max_delay_ms=1.0),
+            {"prefill_delayer_max_delay_passes", "prefill_delayer_max_delay_ms"},
+        ),
+        (Options(prefill_delayer_max_delay_passes=3, min_free_slots_delay=2), set()),
         (Options(default_priority_value=3, schedule_policy="priority"), set()),
     ],
 )

@@ -28,14 +28,17 @@ GPU_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
 """Below so many GiB of GPU memory, so many tokens in a prefill step (FACTS §1.3); 16384 above, 4096 where it is not known."""
 
 _NEEDS = {
-    "enable_priority_scheduling": (
-        *("schedule_low_priority_values_first", "default_priority_value", "priority_scheduling_preemption_threshold"),
-        "disable_priority_preemption",
-    ),
-    "prefill_decode_interval": ("prefill_decode_interval_min_bs",),
-    "enable_prefill_delayer": ("prefill_delayer_token_usage_low_watermark", "prefill_delayer_queue_min_ratio"),
+    "schedule_low_priority_values_first": ("enable_priority_scheduling",),
+    "default_priority_value": ("enable_priority_scheduling",),
+    "priority_scheduling_preemption_threshold": ("enable_priority_scheduling",),
+    "disable_priority_preemption": ("enable_priority_scheduling",),
+    "prefill_decode_interval_min_bs": ("prefill_decode_interval",),
+    "prefill_delayer_token_usage_low_watermark": ("enable_prefill_delayer",),
+    "prefill_delayer_queue_min_ratio": ("enable_prefill_delayer",),
+    "prefill_delayer_max_delay_passes": ("enable_prefill_delayer", "min_free_slots_delay"),
+    "prefill_delayer_max_delay_ms": ("enable_prefill_delayer", "min_free_slots_delay"),
 }
-"""Options that do nothing unless another one is on."""
+"""Options that do nothing unless one of those named is on."""
 
 _DEFAULTS = Options()
 _LONG_DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp32": "float32"}
@@ -317,10 +320,10 @@ def _scheduling(book: _Book, chunk: int) -> None:
     if policy == "priority":
         book.put("schedule_policy", "fcfs", "priority is fcfs with priority scheduling")
         book.put("enable_priority_scheduling", True, "--schedule-policy priority")
-    for owner, dependents in _NEEDS.items():
-        for name in dependents if not book.get(owner) else ():
-            if book.changed(name):
-                book.put(name, getattr(options, name), f"given, without effect: needs --{owner.replace('_', '-')}", warn=True)
+    for name, owners in _NEEDS.items():
+        if book.changed(name) and not any(map(book.get, owners)):
+            flags = " or ".join("--" + owner.replace("_", "-") for owner in owners)
+            book.put(name, getattr(options, name), f"given, without effect: needs {flags}", warn=True)
     if book.get("enable_priority_scheduling") and options.abort_on_priority_when_disabled:
         book.put("abort_on_priority_when_disabled", True, "given, without effect: priority scheduling is on", warn=True)
     if options.enable_mixed_chunk and chunk <= 0:
