@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import select
@@ -35,6 +36,7 @@ class Terminal:
         self.process = subprocess.Popen(command, start_new_session=True, env=environment)
         self._slave = slave
         """Kept open: a terminal that nobody holds gives errors instead of what was last written to it."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.raw = ""
         """All that was written, escape sequences included."""
         self._seen = 0
@@ -53,7 +55,7 @@ class Terminal:
         deadline = time.monotonic() + timeout_s
         while (found := self.screen.find(text, self._seen)) < 0:
             assert time.monotonic() < deadline, f"no {text!r} in {self.screen[self._seen :]!r}"
-            self._read(0.1)
+            self.read(0.1)
         before = self.screen[self._seen : found]
         self._seen = found + len(text)
         return before
@@ -61,7 +63,7 @@ class Terminal:
     def end(self, *, timeout_s: float = PATIENCE_S) -> int:
         """Wait for the end of the program; returns its exit code."""
         code = self.process.wait(timeout_s)
-        while self._read(0.1):
+        while self.read(0.1):
             pass
         return code
 
@@ -72,10 +74,11 @@ class Terminal:
         os.close(self._master)
         os.close(self._slave)
 
-    def _read(self, timeout_s: float) -> bool:
+    def read(self, timeout_s: float) -> bool:
+        """Take in what is there, waiting for the first; False if nothing came."""
         if not select.select([self._master], [], [], timeout_s)[0]:
             return False
-        self.raw += os.read(self._master, 1 << 16).decode(errors="replace")
+        self.raw += self._decoder.decode(os.read(self._master, 1 << 16))
         return True
 
 
