@@ -13,6 +13,7 @@ from setpoint.testing.misbehaving import misbehaving
 from setpoint.testing.server import ServerProcess, wait_until
 from setpoint.testing.terminal import CTRL_C, CTRL_D, Terminal, terminal
 
+ARROW_UP = "\x1b[A"
 CHAT = ["-m", "setpoint.cli", "chat"]
 GREEDY = ["--temperature", "0"]
 ENDLESS = ["--json-model-override-args", '{"eos_token_id": []}']
@@ -60,6 +61,9 @@ def test_a_session_with_an_engine_of_its_own(tiny_model: Path, tmp_path: Path) -
         screen.expect("are forgotten")
         screen.type("/retry\n")
         screen.expect("error: There is nothing to go back to.")
+        screen.expect("> ")
+        screen.type(f"{ARROW_UP}\n")
+        screen.expect("/retry\nerror: There is nothing to go back to.")
         screen.expect("> ")
         screen.type(CTRL_D)
         assert screen.end() == 0
