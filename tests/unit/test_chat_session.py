@@ -74,7 +74,9 @@ def test_an_overgrown_conversation_is_refused_or_loses_its_oldest_turns(play: Pl
     source = Script(limit=3)
     assert play(source, "one\ntwo\nthree\n", drop_old_turns=True)[0] == 0
     assert source.asked[2] == ["two", "answer 2!", "three"]
-    assert play(Script(limit=0), "one\n", drop_old_turns=True)[2] == "error: Too long. Shorten the message.\n"
+    source, conversation = Script(limit=0), Conversation(turns=[("one", "answer 1!")])
+    assert play(source, "two\n", conversation=conversation, drop_old_turns=True)[2] == "error: Too long. Shorten the message.\n"
+    assert conversation.turns == [("one", "answer 1!")], "what is refused leaves no trace"
 
 
 def test_a_refused_retry_keeps_the_turn(play: Play) -> None:

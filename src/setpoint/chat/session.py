@@ -76,25 +76,35 @@ class Session:
         command(argument.strip())
 
     def _ask(self, question: str) -> None:
-        """Show the answer as it comes. On a conversation that is too long, drop turns if that was asked for, or raise."""
-        num_dropped = 0
+        """Show the answer as it comes; a question without one leaves the conversation as it was."""
+        turns = self._conversation.turns
+        before = list(turns)
+        try:
+            answer = self._answer_that_fits(question)
+        except RequestError:
+            turns[:] = before
+            raise
+        if answer is None:
+            turns[:] = before
+            return
+        if len(turns) < len(before):
+            num_dropped = len(before) - len(turns)
+            self._screen.note(f"[forgot the {num_dropped} oldest questions and answers: the conversation had outgrown the context]")
+        turns.append((question, answer))
+
+    def _answer_that_fits(self, question: str) -> str | None:
+        """As ``_answer``; while the conversation is too long it loses its oldest turn, if that was asked for."""
         turns = self._conversation.turns
         while True:
             try:
-                answer = self._answer(question)
-                break
+                return self._answer(question)
             except ContextLengthError as error:
-                if not self._drop_old_turns or not turns:
-                    advice = (
-                        "Shorten it with /undo or /reset, or start the chat with --drop-old-turns." if turns else "Shorten the message."
-                    )
+                if not turns:
+                    raise ContextLengthError(f"{error.message} Shorten the message.") from None
+                if not self._drop_old_turns:
+                    advice = "Shorten it with /undo or /reset, or start the chat with --drop-old-turns."
                     raise ContextLengthError(f"{error.message} {advice}") from None
                 del turns[0]
-                num_dropped += 1
-        if num_dropped:
-            self._screen.note(f"[forgot the {num_dropped} oldest questions and answers: the conversation had outgrown the context]")
-        if answer is not None:
-            turns.append((question, answer))
 
     def _answer(self, question: str) -> str | None:
         """The text of the answer; of its part if it was stopped, None if there was none yet."""
