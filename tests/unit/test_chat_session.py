@@ -30,6 +30,8 @@ class Script:
         if len(contents) > self.limit:
             raise ContextLengthError("Too long.")
         self.asked.append(contents)
+        if question == "stop me at once":
+            raise KeyboardInterrupt
         yield Piece(f"answer {len(self.asked)}", 1)
         if question == "stop me":
             raise KeyboardInterrupt
@@ -79,12 +81,13 @@ def test_an_overgrown_conversation_is_refused_or_loses_its_oldest_turns(play: Pl
     assert conversation.turns == [("one", "answer 1!")], "what is refused leaves no trace"
 
 
-def test_a_refused_retry_keeps_the_turn(play: Play) -> None:
-    source, conversation = Script(), Conversation()
-    play(source, "one\n", conversation=conversation)
-    source.limit = 0
-    assert play(source, "/retry\n", conversation=conversation)[0] == 1
+def test_a_retry_without_an_answer_keeps_the_turn(play: Play) -> None:
+    conversation = Conversation(turns=[("one", "answer 1!")])
+    assert play(Script(limit=0), "/retry\n", conversation=conversation)[0] == 1
     assert conversation.turns == [("one", "answer 1!")]
+    conversation.turns = [("stop me at once", "answer 1!")]
+    assert play(Script(), "/retry\n", conversation=conversation)[0] == 0
+    assert conversation.turns == [("stop me at once", "answer 1!")]
 
 
 def test_commands_change_what_is_sent(play: Play, tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ class Session:
             raise RequestError(f'There is no command /{name}; /help lists them. A message that begins with a slash goes between """.')
         command(argument.strip())
 
-    def _ask(self, question: str) -> None:
-        """Show the answer as it comes; a question without one leaves the conversation as it was."""
+    def _ask(self, question: str) -> bool:
+        """Show the answer as it comes. A question without one leaves the conversation as it was; returns False then, or raises."""
         turns = self._conversation.turns
         before = list(turns)
         try:
@@ -86,11 +86,12 @@ class Session:
             raise
         if answer is None:
             turns[:] = before
-            return
+            return False
         if len(turns) < len(before):
             num_dropped = len(before) - len(turns)
             self._screen.note(f"[forgot the {num_dropped} oldest questions and answers: the conversation had outgrown the context]")
         turns.append((question, answer))
+        return True
 
     def _answer_that_fits(self, question: str) -> str | None:
         """As ``_answer``; while the conversation is too long it loses its oldest turn, if that was asked for."""
@@ -148,13 +149,14 @@ class Session:
         self._screen.note(f"Forgotten; {len(self._conversation.turns)} questions and answers are left.")
 
     def _retry(self, _: str) -> None:
-        question, answer = self._last_turn()
+        turn = self._last_turn()
         self._conversation.turns.pop()
+        is_answered = False
         try:
-            self._ask(question)
-        except RequestError:
-            self._conversation.turns.append((question, answer))
-            raise
+            is_answered = self._ask(turn[0])
+        finally:
+            if not is_answered:
+                self._conversation.turns.append(turn)
 
     def _reset(self, _: str) -> None:
         self._conversation.turns.clear()
