@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -39,11 +40,16 @@ class Endpoints:
         """
         owner = os.getpid()
         folder = tempfile.mkdtemp(prefix="setpoint-")
+        endpoints = cls(f"ipc://{folder}/to-engine", f"ipc://{folder}/to-frontend")
         try:
-            yield cls(f"ipc://{folder}/to-engine", f"ipc://{folder}/to-frontend")
+            yield endpoints
         finally:
             if os.getpid() == owner:
-                shutil.rmtree(folder, ignore_errors=True)
+                endpoints.remove()
+
+    def remove(self) -> None:
+        """The folder, by whoever of both processes is the last."""
+        shutil.rmtree(Path(self.to_engine.removeprefix("ipc://")).parent, ignore_errors=True)
 
 
 def open_pull(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:

@@ -32,7 +32,7 @@ from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.ipc import EngineSocket
+from setpoint.ipc import Endpoints, EngineSocket
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.observe.logline import LogLines, gib, ready_line, setup_logging
 from setpoint.scheduler.cache.manager import KVCache
@@ -75,7 +75,7 @@ def main() -> int:
         return 1  # the parent gave up before it had a job; it has said why
     job = decode_job(line)
     setup_logging(job.config.options.log_level, rank=" TP0", milliseconds=job.config.env.log_ms)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(job.endpoints,), daemon=True).start()
     socket = EngineSocket(job.endpoints)
     try:
         loop = _build(job, socket, imported)
@@ -280,10 +280,11 @@ def _available_bytes(device: str) -> int:
     return int(free)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(endpoints: Endpoints) -> None:
     """Runs in a thread: the parent holds the other end of standard input open for as long as it lives."""
     os.read(sys.stdin.fileno(), 1)
     logger.error("The parent process is gone; the engine ends.")
+    endpoints.remove()
     os._exit(1)
 
 

@@ -48,12 +48,13 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
 
 
 async def _serve(engine: Launched, sock: socket.socket, phases: Phases) -> int:
-    from setpoint.frontend.http.app import create_app
-    from setpoint.frontend.http.serve import make_server
-
     stop = asyncio.Event()
     for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    # After the handlers: these take long enough for somebody to change their mind.
+    from setpoint.frontend.http.app import create_app
+    from setpoint.frontend.http.serve import make_server
+
     stopped = asyncio.create_task(stop.wait())
     async with EngineSession(engine, phases) as session:
         service = await session.service_unless(stopped)
