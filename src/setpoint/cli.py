@@ -43,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     command = arguments[0] if arguments else ""
+    if command == "bench":
+        return _bench(arguments[1:])
     if command in ("--help", "-h", "help"):
         print(_usage(), end="")
         return 0
@@ -58,7 +60,7 @@ def _run(arguments: list[str]) -> int:
 def _usage() -> str:
     from setpoint.config.commands import COMMANDS
 
-    return _USAGE.format(commands="\n".join(f"  {name:<12}{command.summary}" for name, command in COMMANDS.items()))
+    return _USAGE.format(commands="\n".join(f"  {name:<16}{command.summary}" for name, command in COMMANDS.items()))
 
 
 def _read(command: str, arguments: list[str]) -> tuple[CommandLine, EnvSettings]:
@@ -88,6 +90,21 @@ def _chat(arguments: list[str]) -> int:
     from setpoint.chat.run import chat
 
     return chat(line, env, api_key=os.environ.get("OPENAI_API_KEY"))
+
+
+def _bench(arguments: list[str]) -> int:
+    runs = {"serving": _bench_serving}
+    which = arguments[0] if arguments else ""
+    if which in runs:
+        return runs[which](arguments[1:])
+    raise ConfigError(f"'setpoint bench' measures one of: {', '.join(runs)}; got {which!r}. See 'setpoint --help'.")
+
+
+def _bench_serving(arguments: list[str]) -> int:
+    line, _ = _read("bench serving", arguments)
+    from setpoint.bench.serving import bench_serving
+
+    return bench_serving(line.own, api_key=os.environ.get("OPENAI_API_KEY"))
 
 
 if __name__ == "__main__":

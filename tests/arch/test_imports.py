@@ -53,6 +53,10 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
     "engine.executor": ({"core", "config", "planning", "engine"}, {"torch", "numpy"}),
     "batch": ({"core", "config", "observe", "frontend", "launch"}, {"msgspec", "numpy", "rich", "pyarrow", "uvloop"}),
     "launch": ({""}, None),
+    "bench": (
+        {"core", "config", "planning", "observe", "checkpoint.source", "frontend.text"},
+        {"httptools", "msgspec", "numpy", "rich", "uvloop"},
+    ),
     "chat": ({"config", "core", "observe", "offline"}, {"httpx2", "msgspec"}),
     "offline": ({"config", "core", "frontend.calls", "launch.background"}, set()),
     "cli": ({""}, None),
@@ -74,6 +78,7 @@ CONTROL_PLANE = (
     "launch.background",
     "offline",
     "chat",
+    "bench",
 )
 DETERMINISTIC = ("scheduler", "planning")
 """Clock and randomness are injected here, so that a simulator can own them."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import uvicorn
 from fastapi import FastAPI
 
 from setpoint.frontend.config import FrontendConfig
@@ -83,3 +85,38 @@ def serve() -> Callable[..., None]:
         asyncio.run(main())
 
     return run
+
+
+@contextmanager
+def _on_a_port(engine: FakeEngine, **options: Any) -> Iterator[str]:
+    ready, base_url, server = threading.Event(), "", None
+
+    async def main() -> None:
+        nonlocal base_url, server
+        service = make_service(engine, **options)
+        service.engine.start()
+        server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_config=None, lifespan="off"))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.005)
+        base_url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        ready.set()
+        await serving
+        service.engine.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield base_url
+    finally:
+        assert server is not None
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def http_url() -> Iterator[Callable[..., str]]:
+    """``http_url(engine, **config)`` serves a fresh application on a real port, in a thread; returns its base URL."""
+    with ExitStack() as stack:
+        yield lambda engine, **options: stack.enter_context(_on_a_port(engine, **options))

@@ -18,8 +18,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert "\n  serve       serve a model over HTTP\n" in text
-    assert "\n  batch       answer a file" in text
+    assert "\n  serve           serve a model over HTTP\n" in text
+    assert "\n  batch           answer a file" in text
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "a command is missing"),
         (["swerve"], "unknown command 'swerve'"),
+        (["bench"], "'setpoint bench' measures one of: serving"),
         (["serve", "--page-sise", "3"], "unknown option --page-sise"),
         (["serve", "--port", "99999"], "--port must be at most 65535"),
     ],

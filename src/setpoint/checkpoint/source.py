@@ -60,6 +60,18 @@ def locate(model_path: str | None, *, revision: str | None = None, load_format: 
     return ModelSource(_checked(folder, load_format), model_path, f"hub, {folder}", False)
 
 
+def tokenizer_folder(path_or_id: str, *, log: Callable[[str], None]) -> Path:
+    """The folder with the tokenizer's files: a folder, a GGUF file (converted once), or a hub id. Raises CheckpointError."""
+    path = Path(path_or_id).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        return _converted(path, "auto", log)
+    if HUB_ID.fullmatch(path_or_id) is None:
+        raise CheckpointError(f"No tokenizer at {path_or_id!r}: there is no such folder or file, and a hub id looks like 'owner/name'.")
+    return _from_hub(path_or_id, None, "dummy", local_only=False)
+
+
 def _default(revision: str | None, load_format: str, log: Callable[[str], None]) -> ModelSource:
     """The hub's cache, else the package, else the hub: whatever costs no waiting comes first."""
     cached = _cached_default(revision, load_format, log)

@@ -44,7 +44,8 @@ def check_values(values: msgspec.Struct, fields: Iterable[Field[Option]]) -> Non
     for field in fields:
         value = getattr(values, field.name)
         if value is not None:
-            _check_value(field, value)
+            for each in value if field.is_list else (value,):
+                _check_value(field, each)
 
 
 def _check_priorities(options: Options) -> None:
@@ -106,7 +107,7 @@ def _check_value(field: Field[Option], value: Any) -> None:
         if is_known_value(field.name, value):
             raise ConfigError(f"{field.flag} {value} is not supported by this version of Setpoint yet; supported: {allowed}.")
         raise ConfigError(f"{field.flag} must be one of {allowed}; got {value!r}.")
-    if field.kind is float and not math.isfinite(value):
+    if field.kind is float and not (math.isfinite(value) or (about.infinite and value == math.inf)):
         raise ConfigError(f"{field.flag} must be a finite number, got {value}.")
     if about.low is not None and value < about.low:
         raise ConfigError(f"{field.flag} must be at least {about.low:g}, got {value}.")

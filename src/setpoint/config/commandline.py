@@ -83,7 +83,10 @@ class _Reader:
         if rest:
             raise ConfigError(f"unexpected argument {rest[0]!r}; see 'setpoint {self._command.name} --help'.")
         values = vars(parsed)
-        argument = values.pop(_POSITIONAL)
+        for field in self._command.own_fields:
+            if field.is_list and field.name in values:
+                values[field.name] = tuple(values[field.name])
+        argument = values.pop(_POSITIONAL, None)
         name = self._command.positional
         if argument is not None:
             if name in values:
@@ -112,6 +115,8 @@ class _Reader:
         return tokens, frozenset(noted)
 
     def _canonical(self, name: str) -> str:
+        if not self._command.has_engine:
+            return sglang_names.own_flag(name, self._fields.keys(), manual=self._command.manual)
         return sglang_names.canonical(name, self._fields.keys(), command=self._command.called, manual=self._command.manual)
 
     def _yaml_tokens(self, path: Path) -> list[str]:
@@ -164,24 +169,28 @@ def _parser(command: Command) -> argparse.ArgumentParser:
         usage=f"setpoint {command.name} {command.arguments}",
         description=command.description,
         epilog="Options have SGLang's names and meanings; unambiguous prefixes are accepted (--tp 1). "
-        "Whole numbers of tokens may be written 32k (= 32000) or 32Ki (= 32768).",
+        "Whole numbers of tokens may be written 32k (= 32000) or 32Ki (= 32768)."
+        if command.has_engine
+        else None,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    flag = "--" + command.positional.replace("_", "-")
-    parser.add_argument(_POSITIONAL, nargs="?", metavar=command.arguments.split()[0].strip("[]"), default=None, help=f"same as {flag}")
+    if command.positional:
+        flag = "--" + command.positional.replace("_", "-")
+        parser.add_argument(_POSITIONAL, nargs="?", metavar=command.arguments.split()[0].strip("[]"), default=None, help=f"same as {flag}")
     groups: dict[str, argparse._ArgumentGroup] = {}
     for field in command.fields():
         about = field.about
         if about.group not in groups:
             groups[about.group] = parser.add_argument_group(about.group)
-        others = [alias for alias, flag in sglang_names.ALIASES.items() if flag == field.flag]
+        others = [alias for alias, flag in sglang_names.ALIASES.items() if flag == field.flag and command.has_engine]
         text = _help(field, command.defaults.get(field.name, field.default), others).replace("%", "%%")
         flags = [about.short, field.flag] if about.short else [field.flag]
         if field.kind is bool:
             groups[about.group].add_argument(*flags, action="store_true", help=text)
         else:
-            groups[about.group].add_argument(*flags, type=_converter(field), metavar=metavar(field), help=text)
+            several = "+" if field.is_list else None
+            groups[about.group].add_argument(*flags, type=_converter(field), metavar=metavar(field), nargs=several, help=text)
     return parser
 
 
@@ -192,14 +201,16 @@ def metavar(field: Field[Option]) -> str:
     return field.about.metavar or {int: "N", float: "X"}.get(field.kind, field.name.rpartition("_")[2].upper())
 
 
-def default_text(default: Scalar) -> str:
+def default_text(default: Any) -> str:
+    if isinstance(default, tuple):
+        return " ".join(map(str, default))
     return "" if default is None or default is False else str(default)
 
 
-def _help(field: Field[Option], default: Scalar, others: list[str]) -> str:
+def _help(field: Field[Option], default: Any, others: list[str]) -> str:
     notes = [f"also {', '.join(others)}"] if others else []
     if default_text(default):
-        notes.append(f"default: {default}")
+        notes.append(f"default: {default_text(default)}")
     return field.about.help + (f" ({'; '.join(notes)})" if notes else "")
 
 

@@ -1,18 +1,20 @@
-"""The commands that start an engine, declared once: name, what it does, its own options, what it takes from the server's.
+"""The commands, declared once: name, what it does, its own options, what it takes from the server's.
 
 ``commandline`` parses by these, ``docs`` writes them into ``docs/flags.md``, ``cli`` lists them. How a command runs is not here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
 
+from setpoint.config.bench import OURS, ServingOptions
 from setpoint.config.declare import Field, Option, Scalar, declared
 from setpoint.config.options import OPTION_FIELDS
+from setpoint.config.sglang_known import KNOWN
 
 BATCHES = "Batch"
 CHATS = "Chat"
@@ -74,13 +76,17 @@ class Command:
     arguments: str
     """What stands behind the name in the usage line."""
     positional: str
-    """The option that the argument without a flag means."""
+    """The option that the argument without a flag means; "" where there is no such argument."""
     own: type[msgspec.Struct] = NoOptions
     listens: bool = False
     """Serves clients: takes the options that are ``server_only``."""
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
     """Defaults that differ from the server's."""
 
+    sglang_flags: Set[str] = KNOWN
+    """Flags that are SGLang's; the others are marked as ours in the documentation."""
+    has_engine: bool = True
+    """Starts an engine, and takes its options."""
     is_function: bool = False
     """Called from Python, with keywords; not a word behind ``setpoint``."""
 
@@ -99,6 +105,8 @@ class Command:
 
     def fields(self) -> tuple[Field[Option], ...]:
         """Every option of the command, its own first."""
+        if not self.has_engine:
+            return self.own_fields
         return (*self.own_fields, *(each for each in OPTION_FIELDS if self.listens or not each.about.server_only))
 
 
@@ -137,4 +145,14 @@ ENGINE = Command(
     is_function=True,
     defaults={"log_level": "warning"},
 )
-COMMANDS = {command.name: command for command in (SERVE, BATCH, CHAT)}
+BENCH_SERVING = Command(
+    name="bench serving",
+    summary="measure a server, any with SGLang's or OpenAI's API",
+    description="Send traffic to a server and measure what its clients see: latencies, throughput, goodput.",
+    arguments="[options]",
+    positional="",
+    own=ServingOptions,
+    has_engine=False,
+    sglang_flags=frozenset(field.flag for field in declared(ServingOptions, Option)) - OURS,
+)
+COMMANDS = {command.name: command for command in (SERVE, BATCH, CHAT, BENCH_SERVING)}

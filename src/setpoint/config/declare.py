@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 import typing
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -40,6 +40,8 @@ class Option:
     """Smallest allowed value."""
     high: float | None = None
     """Largest allowed value."""
+    infinite: bool = False
+    """``inf`` is a value."""
     human: bool = False
     """Accepts human integers (``32k``, ``32Ki``)."""
     tunable: Range | tuple[Scalar, ...] | None = None
@@ -64,12 +66,14 @@ class EnvVar:
 
 @dataclass(slots=True, frozen=True)
 class Field(Generic[M]):
-    """One declared field: ``kind`` is the type without None."""
+    """One declared field: ``kind`` is the type of a value, without None; of one of them where there are several."""
 
     name: str
     kind: type
-    default: Scalar
+    default: Any
+    """A Scalar, or a tuple of them."""
     about: M
+    is_list: bool = False
 
     @property
     def flag(self) -> str:
@@ -84,7 +88,9 @@ def declared(struct: type[msgspec.Struct], marker: type[M]) -> tuple[Field[M], .
     for name, hint in hints.items():
         about = next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, marker)), None)
         assert about is not None, f"{struct.__name__}.{name} is not declared with {marker.__name__}"
-        found.append(Field(name=name, kind=_without_none(hint.__origin__), default=defaults[name], about=about))
+        kind = _without_none(hint.__origin__)
+        is_list = typing.get_origin(kind) is tuple
+        found.append(Field(name, typing.get_args(kind)[0] if is_list else kind, defaults[name], about, is_list))
     return tuple(found)
 
 

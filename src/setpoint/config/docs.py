@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from itertools import groupby
 from pathlib import Path
 
@@ -26,7 +26,7 @@ numbers of tokens may be written `32k` (32000) or `32Ki` (32768), and `--config 
 line winning. What is not given is decided at start, and every decision is printed with its reason.
 
 `setpoint serve` takes all options but those under the name of another command. The other commands take theirs, and all of the engine's:
-what is marked *serve only* means nothing to them and is refused.
+what is marked *serve only* means nothing to them and is refused. `setpoint bench serving` starts no engine and takes its own alone.
 
 *Live* options may change at a step boundary of a running engine; the others need a restart. *Tune* is the range worth trying.
 """
@@ -64,7 +64,8 @@ def flags_markdown() -> str:
 
 def _command(command: Command) -> str:
     others = ", ".join(f"`{_flag(name)} {value}`" for name, value in command.defaults.items())
-    return _option_table(f"`setpoint {command.name}`", command.own_fields) + (f"\nOther defaults than above: {others}.\n" if others else "")
+    table = _option_table(f"`setpoint {command.name}`", command.own_fields, sglang=command.sglang_flags)
+    return table + (f"\nOther defaults than above: {others}.\n" if others else "")
 
 
 def _workloads() -> str:
@@ -82,15 +83,16 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _option_table(title: str, fields: Iterable[Field[Option]]) -> str:
+def _option_table(title: str, fields: Iterable[Field[Option]], *, sglang: Set[str] = KNOWN) -> str:
+    """``sglang``: the flags that are not marked as ours."""
     head = f"\n## {title}\n\n| option | default | live | tune | meaning |\n|---|---|---|---|---|\n"
-    return head + "".join(_option_row(field) for field in fields)
+    return head + "".join(_option_row(field, sglang) for field in fields)
 
 
-def _option_row(field: Field[Option]) -> str:
+def _option_row(field: Field[Option], sglang: Set[str]) -> str:
     about = field.about
     value = "" if field.kind is bool else " " + metavar(field).replace("{", "").replace("}", "").replace(",", "\\|")
-    marks = ("" if field.flag in KNOWN else "*own* ") + ("*serve only* " if about.server_only else "")
+    marks = ("" if field.flag in sglang else "*own* ") + ("*serve only* " if about.server_only else "")
     live = "yes" if about.live else ""
     flag = f"{about.short}, {field.flag}" if about.short else field.flag
     return f"| `{flag}{value}` | {_code(default_text(field.default))} | {live} | {_range(about.tunable)} | {marks}{about.help} |\n"

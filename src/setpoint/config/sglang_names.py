@@ -80,6 +80,17 @@ def canonical(
     return flag
 
 
+def own_flag(spelling: str, flags: Set[str], *, manual: str) -> str:
+    """As :func:`canonical`, for a command that starts no engine: of its own ``flags`` alone."""
+    spellings = {*flags, "--help"}
+    meant = {spelling} & spellings or {name for name in spellings if name.startswith(spelling)}
+    if len(meant) > 1:
+        raise ConfigError(f"{spelling} is ambiguous: it could mean {_listed(sorted(meant))}.")
+    if not meant:
+        raise ConfigError(f"unknown option {spelling}.{_suggestion(spelling, spellings, manual)}")
+    return meant.pop()
+
+
 def is_known_value(field: str, value: object) -> bool:
     """True if SGLang accepts ``value`` for an option whose choices here are fewer."""
     return value in KNOWN_VALUES.get(field, ()) or (field in _PARALLEL_SIZES and isinstance(value, int) and value > 1)

@@ -1,0 +1,284 @@
+"""``setpoint bench serving``: traffic to a server over HTTP, and what its clients see.
+
+Exit codes: 0 every request answered; 3 some, or all, failed; 1 nothing could be measured; 2 an option that cannot be honoured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from setpoint.bench import metrics, report
+from setpoint.bench.backends import BACKENDS, Wish, on_event
+from setpoint.bench.http import ExchangeError, Server
+from setpoint.bench.load import arrival_times, drive
+from setpoint.bench.metrics import Run
+from setpoint.bench.progress import progress
+from setpoint.bench.prompts import make_prompts
+from setpoint.bench.record import Prompt, Record
+from setpoint.checkpoint.source import tokenizer_folder
+from setpoint.config.bench import ServingOptions
+from setpoint.core.errors import ConfigError, SetpointError
+from setpoint.frontend.text.template import ChatTemplate, find_chat_template
+from setpoint.frontend.text.tokenizer import Tokenizer
+
+FAILED = 3
+INFO_S = 30.0
+"""For questions that a server answers at once."""
+FLUSH_S = 60.0
+WARMUP_TOKENS = 32
+BUSY_SHARE = 0.8
+"""Of a core. One event loop that spends so much holds answers up, and their times are partly its own."""
+
+
+class BenchError(SetpointError):
+    """Nothing can be measured: the server is not there, or does not answer as it should."""
+
+
+def bench_serving(own: ServingOptions, *, api_key: str | None = None) -> int:
+    """Measure, print and record; returns the exit code. Raises BenchError, ConfigError, CheckpointError."""
+    bench = _Bench(own, api_key)
+    previous = report.Comparison(own.compare) if own.compare is not None else None
+    _raise_file_limit()
+    import uvloop
+
+    result = uvloop.run(bench.measure())
+    report.print_serving(result, own)
+    if own.output_file is not None:
+        report.append(own.output_file, result)
+    if previous is not None:
+        print(previous.table(result, own.output_file))
+    return FAILED if result["failed"] else 0
+
+
+class _Bench:
+    def __init__(self, own: ServingOptions, api_key: str | None) -> None:
+        self._own = own
+        self._backend = BACKENDS[own.backend]
+        self._server = Server(own.base_url or f"http://{own.host}:{own.port}", api_key=api_key)
+        self._limits = metrics.parse_goodput(own.goodput)
+        self._extra = _json_object(own.extra_request_body)
+        if own.request_rate <= 0:
+            raise ConfigError(f"--request-rate must be above 0, or inf; got {own.request_rate:g}.")
+        if own.tokenize_prompt and not self._backend.takes_ids:
+            raise ConfigError(f"--tokenize-prompt sends ids, which --backend {own.backend} cannot take.")
+        if own.tokenize_prompt and own.apply_chat_template:
+            raise ConfigError("--apply-chat-template makes text, --tokenize-prompt sends ids; drop one of the two.")
+        if own.output_details and own.output_file is None:
+            raise ConfigError("--output-details belongs into a file; give --output-file.")
+
+    async def measure(self) -> dict[str, Any]:
+        own = self._own
+        model = own.model or await self._first_model()
+        tokenizer, folder = await self._tokenizer(model)
+        prompts = [self._adapted(prompt) for prompt in make_prompts(own, tokenizer, as_ids=own.tokenize_prompt)]
+        if own.apply_chat_template:
+            prompts = _in_template(prompts, tokenizer, folder)
+        self._wish = Wish(model=model, stream=self._streams, ignore_eos=not own.disable_ignore_eos, extra=self._extra)
+        await self._warm_up(prompts[0])
+        if own.flush_cache:
+            await self._flush()
+        arrivals = arrival_times(len(prompts), own.request_rate, seed=own.seed)
+        with progress(len(prompts)) as on_done:
+            run = await drive(self._send, prompts, arrivals, limit=own.max_concurrency, on_done=on_done)
+        return self._result(run, tokenizer, await self._server_info())
+
+    @property
+    def _streams(self) -> bool:
+        return self._backend.generates and not self._own.disable_stream
+
+    def _adapted(self, prompt: Prompt) -> Prompt:
+        return prompt if self._backend.generates else Prompt(prompt.content, prompt.num_tokens, 0)
+
+    # -- requests
+
+    async def _send(self, prompt: Prompt) -> Record:
+        """Never raises: what goes wrong is in the record."""
+        record, backend = Record(prompt), self._backend
+        body = msgspec.json.encode(backend.body(prompt, self._wish))
+        record.started_at = time.perf_counter()
+        try:
+            answer = await self._server.post(
+                backend.path,
+                body,
+                on_event=lambda data, now: on_event(backend, record, data, now),
+                stall_s=self._own.stall_timeout,
+            )
+        except ExchangeError as error:
+            record.fail(str(error))
+        else:
+            if answer.status != 200:
+                record.fail(f"status {answer.status}: {_words(answer.body)}")
+            elif answer.body:
+                on_event(backend, record, answer.body, time.perf_counter())
+        record.ended_at = time.perf_counter()
+        if not record.is_finished:
+            record.fail("the answer ended early")
+        elif backend.generates and not record.times:
+            if record.num_outputs:
+                record.came(record.ended_at, record.num_outputs)  # tokens that are no text
+            else:
+                record.fail("no token came")
+        return record
+
+    async def _warm_up(self, prompt: Prompt) -> None:
+        short = Prompt(prompt.content, prompt.num_tokens, min(prompt.output_len, WARMUP_TOKENS))
+        records = await asyncio.gather(*(self._send(short) for _ in range(self._own.warmup_requests)))
+        for record in records:
+            if record.error:
+                raise BenchError(f"the warm-up of {self._server.url} failed: {record.error}")
+
+    async def _flush(self) -> None:
+        try:
+            answer = await self._server.post(f"/flush_cache?timeout={FLUSH_S:g}", b"", stall_s=FLUSH_S + INFO_S)
+        except ExchangeError as error:
+            raise BenchError(f"{self._server.url} did not flush its cache: {error}.") from None
+        if answer.status != 200:
+            raise BenchError(f"{self._server.url} did not flush its cache: status {answer.status}: {_words(answer.body)}")
+
+    # -- what the server is
+
+    async def _first_model(self) -> str:
+        models = await self._ask("/v1/models")
+        with suppress(KeyError, IndexError, TypeError):
+            return str(models["data"][0]["id"])
+        raise BenchError(f"{self._server.url}/v1/models names no model; give --model.")
+
+    async def _tokenizer(self, model: str) -> tuple[Tokenizer, Path]:
+        name = self._own.tokenizer
+        if name is None:
+            with suppress(BenchError):
+                info = await self._ask("/model_info")
+                named = info.get("tokenizer_path") if isinstance(info, dict) else None
+                name = str(named) if named and Path(str(named)).is_dir() else None  # else a path of another machine
+        try:
+            folder = tokenizer_folder(name or model, log=print)
+            return Tokenizer.from_folder(folder), folder
+        except SetpointError as error:
+            raise BenchError(f"{error} Name the model's tokenizer with --tokenizer.") from None
+
+    async def _server_info(self) -> Any:
+        """None where the server has no such route, or is gone."""
+        try:
+            return await self._ask("/server_info")
+        except BenchError:
+            return None
+
+    async def _ask(self, path: str) -> Any:
+        """Raises BenchError."""
+        try:
+            answer = await self._server.get(path, stall_s=INFO_S)
+        except ExchangeError as error:
+            raise BenchError(f"no answer from {self._server.url}: {error}.") from None
+        if answer.status != 200:
+            raise BenchError(f"{self._server.url}{path} answers with status {answer.status}: {_words(answer.body)}")
+        try:
+            return msgspec.json.decode(answer.body)
+        except msgspec.DecodeError:
+            raise BenchError(f"{self._server.url}{path} does not answer with JSON.") from None
+
+    # -- the outcome
+
+    def _result(self, run: Run, tokenizer: Tokenizer, server_info: Any) -> dict[str, Any]:
+        own = self._own
+        retokenized = 0
+        for record in run.good:
+            count = len(tokenizer.encode(record.text, add_special_tokens=False))
+            retokenized += count
+            if record.num_outputs is None:
+                record.num_outputs = count
+        figures = metrics.summary(run)
+        failures = metrics.failures(run)
+        result = {
+            "tag": own.tag,
+            "backend": own.backend,
+            "dataset_name": own.dataset_name,
+            "request_rate": "inf" if own.request_rate == float("inf") else own.request_rate,
+            "max_concurrency": own.max_concurrency,
+            **figures,
+            "total_input_text_tokens": figures["total_input_tokens"],
+            "total_output_tokens_retokenized": retokenized,
+            "accept_length": _accept_length(server_info),
+            "failed": sum(failures.values()),
+            "failures": failures,
+            "steady_state": metrics.steady_state(run),
+            "goodput": {"limits_ms": self._limits, "request_goodput": metrics.goodput(run, self._limits)} if self._limits else None,
+            "client_cpu_share": run.cpu_s / run.duration_s,
+            "client_is_bottleneck": run.cpu_s / run.duration_s >= BUSY_SHARE,
+            "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "options": msgspec.to_builtins({name: value for name, value in msgspec.structs.asdict(own).items() if value != float("inf")}),
+            "server_info": server_info,
+        }
+        if own.cache_report:
+            result |= metrics.cache_report(run)
+        if own.plot_throughput:
+            result["output_tokens_by_second"] = metrics.tokens_per_second(run)
+        if own.output_details:
+            result |= _details(run)
+        return result
+
+
+def _details(run: Run) -> dict[str, Any]:
+    records = run.records
+    return {
+        "input_lens": [metrics.num_prompt(record) for record in records],
+        "output_lens": [metrics.num_outputs(record) for record in records],
+        "ttfts": [metrics.ttft_s(record) for record in records],
+        "itls": [metrics.itls_s(record) for record in records],
+        "generated_texts": [record.text for record in records],
+        "errors": [record.error for record in records],
+    }
+
+
+def _in_template(prompts: list[Prompt], tokenizer: Tokenizer, folder: Path) -> list[Prompt]:
+    source = find_chat_template(folder)
+    if source is None:
+        raise ConfigError(f"--apply-chat-template: {folder} has no chat template.")
+    template = ChatTemplate(source, special_tokens=tokenizer.special_tokens)
+    texts = [template.render([{"role": "user", "content": prompt.content}]) for prompt in prompts]
+    return [
+        Prompt(text, len(tokenizer.encode(text, add_special_tokens=False)), prompt.output_len)
+        for text, prompt in zip(texts, prompts, strict=True)
+    ]
+
+
+def _accept_length(server_info: Any) -> float | None:
+    """Of speculative decoding; None without it."""
+    with suppress(KeyError, IndexError, TypeError, ValueError):
+        return float(server_info["internal_states"][0]["avg_spec_accept_length"])
+    return None
+
+
+def _json_object(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--extra-request-body is not valid JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise ConfigError("--extra-request-body must be a JSON object, e.g. '{\"top_k\": 1}'.")
+    return found
+
+
+def _words(body: bytes) -> str:
+    """An error's message, wherever the server's shape of errors has it."""
+    with suppress(msgspec.DecodeError):
+        found = msgspec.json.decode(body)
+        if isinstance(found, dict):
+            inner = found.get("error", found)
+            return str(inner.get("message", inner) if isinstance(inner, dict) else inner)
+    return body.decode("utf-8", "replace")[:200].strip() or "no text"
+
+
+def _raise_file_limit() -> None:
+    """A connection is a file, and the usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,251 @@
+"""The serving benchmark over real HTTP: against our own routes, and against servers that fail in every way."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from setpoint import cli
+from setpoint.core.model import Pooling
+from setpoint.testing.byte_tokenizer import write_byte_tokenizer
+from setpoint.testing.fake_engine import EMBEDDING_SIZE, FakeEngine
+
+Url = Callable[..., str]
+STEP_S = 0.004
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_byte_tokenizer(tmp_path)
+    return tmp_path
+
+
+def measure(folder: Path, url: str, *arguments: str, code: int = 0) -> dict[str, Any]:
+    out = folder / "out.jsonl"
+    small = ["--num-prompts", "6", "--random-input-len", "12", "--random-output-len", "5", "--random-range-ratio", "1"]
+    given = ["--base-url", url, "--tokenizer", str(folder), *small, "--output-file", str(out), "--output-details", *arguments]
+    assert cli.main(["bench", "serving", *given]) == code
+    return dict(json.loads(out.read_text().splitlines()[-1]))
+
+
+def letters() -> FakeEngine:
+    return FakeEngine(script=lambda request: list(b"abcdefgh"), step_s=STEP_S, num_cached=3)
+
+
+@pytest.mark.parametrize("backend", ["sglang", "sglang-oai", "sglang-oai-chat", "vllm", "vllm-chat"])
+@pytest.mark.parametrize("more", [[], ["--disable-stream"]])
+def test_every_language_of_a_server(http_url: Url, folder: Path, backend: str, more: list[str]) -> None:
+    engine = letters()
+    result = measure(folder, http_url(engine), "--backend", backend, *more)
+    assert (result["completed"], result["failed"], result["errors"]) == (6, 0, [""] * 6)
+    assert result["output_lens"] == [5] * 6
+    assert result["generated_texts"] == ["abcde"] * 6
+    assert result["total_output_tokens"] == result["total_output_tokens_retokenized"] == 30
+    assert result["total_input_tokens"] == sum(len(request.prompt()) for request in engine.submitted[1:])
+    assert [request.sampling.max_new_tokens for request in engine.submitted] == [5] * 7
+    assert all(request.sampling.ignore_eos and request.sampling.temperature == 0 for request in engine.submitted)
+    assert len(result["itls"][0]) == (0 if more else 4)
+    # Five steps, of at least STEP_S each, lie before the end, and one before the first token.
+    assert 5 * STEP_S <= result["mean_e2e_latency_ms"] / 1e3 < result["duration"]
+    assert STEP_S * 1e3 <= result["mean_ttft_ms"] <= result["mean_e2e_latency_ms"]
+    if not more:
+        assert result["mean_tpot_ms"] >= STEP_S * 1e3 * 0.5
+    assert result["output_throughput"] == pytest.approx(30 / result["duration"])
+    assert "pool" in result["server_info"]["internal_states"][0]
+
+
+def test_options_reach_the_server(http_url: Url, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = letters()
+    more = ["--tokenize-prompt", "--dataset-name", "random-ids", "--max-concurrency", "2", "--warmup-requests", "0", "--cache-report"]
+    more += ["--extra-request-body", '{"rid": null, "priority": 3}', "--disable-ignore-eos", "--flush-cache", "--tag", "one"]
+    result = measure(folder, http_url(engine), *more, "--goodput", "ttft:60000", "e2el:60000", "--plot-throughput")
+    assert len(engine.submitted) == 6
+    assert all(len(request.prompt()) == 12 and not request.sampling.ignore_eos for request in engine.submitted)
+    assert result["max_concurrent_requests"] == 2
+    assert (result["total_cached_tokens"], result["device_cached_tokens"], result["cache_hit_rate_pct"]) == (18, 18, 25.0)
+    assert result["goodput"]["request_goodput"] == pytest.approx(result["request_throughput"])
+    assert result["tag"] == "one"
+    printed = capsys.readouterr().out
+    for label in (
+        "Successful requests:                     6\n",
+        "Max request concurrency:                 2\n",
+        "P99 TPOT (ms):",
+        "Max ITL",
+    ):
+        assert label in printed
+    assert "Output tokens per second" in printed
+
+
+def test_a_rate_spreads_the_requests(http_url: Url, folder: Path) -> None:
+    result = measure(folder, http_url(letters()), "--request-rate", "40", "--seed", "3")
+    assert result["completed"] == 6
+    assert result["duration"] > 5 / 40 / 4
+    assert result["request_rate"] == 40
+
+
+def test_a_second_result_is_compared(http_url: Url, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = http_url(letters())
+    measure(folder, url)
+    other = folder / "other.jsonl"
+    other.write_text((folder / "out.jsonl").read_text())
+    measure(folder, url, "--compare", str(other))
+    table = capsys.readouterr().out
+    assert f"| | this, 2 runs | {other}, 1 runs | this is |" in table
+    assert "(one run: nothing is known of the noise)" in table
+
+
+def test_embeddings(http_url: Url, folder: Path) -> None:
+    result = measure(
+        folder, http_url(FakeEngine(), pooling=Pooling("last", True, EMBEDDING_SIZE, None, "test")), "--backend", "sglang-embedding"
+    )
+    assert (result["completed"], result["total_input_tokens"], result["total_output_tokens"]) == (6, 72, 0)
+    assert result["request_throughput"] > 0
+
+
+def test_refused_requests_are_failures(http_url: Url, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = letters()
+    result = measure(
+        folder, http_url(engine), "--extra-request-body", '{"sampling_params": {"top_p": 7}}', "--warmup-requests", "0", code=3
+    )
+    assert (result["completed"], result["failed"], result["total_output_tokens"], result["output_throughput"]) == (0, 6, 0, 0)
+    assert "failed, 6 x: status 400: " in capsys.readouterr().out
+
+
+# -- servers that are not well
+
+CHUNK = b'data: {"text": "a", "meta_info": {"completion_tokens": 1, "prompt_tokens": 12, "finish_reason": null}}\n\n'
+
+
+@contextmanager
+def broken(behaviour: Callable[[BaseHTTPRequestHandler], None], *, good: int = 0) -> Iterator[str]:
+    """A server that answers ``good`` requests as it should and then behaves so."""
+    left = [good]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(b'{"data": [{"id": "m"}]}')
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if left[0] > 0:
+                left[0] -= 1
+                self.answer(CHUNK.replace(b"null", b'{"type": "length"}') + b"data: [DONE]\n\n", kind="text/event-stream")
+            else:
+                behaviour(self)
+
+        def answer(self, body: bytes, status: int = 200, kind: str = "application/json") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def errs(handler: Any) -> None:
+    handler.answer(b'{"error": {"message": "out of luck"}}', status=500)
+
+
+def breaks(handler: Any) -> None:
+    handler.answer(CHUNK, kind="text/event-stream")
+
+
+def aborts(handler: Any) -> None:
+    handler.answer(CHUNK.replace(b"null", b'{"type": "abort", "message": "killed"}'), kind="text/event-stream")
+
+
+def babbles(handler: Any) -> None:
+    handler.answer(b"data: what?\n\n", kind="text/event-stream")
+
+
+def is_no_http(handler: Any) -> None:
+    handler.wfile.write(b"hello there\r\n\r\n")
+
+
+def stalls(handler: Any) -> None:
+    handler.answer(CHUNK, kind="text/event-stream")
+    handler.wfile.flush()
+    threading.Event().wait(3)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (errs, "status 500: out of luck"),
+        (breaks, "the answer ended early"),
+        (aborts, "aborted: killed"),
+        (babbles, "the answer cannot be read: "),
+        (is_no_http, "the answer is not HTTP"),
+        (stalls, "nothing received for 0.3 s"),
+    ],
+)
+def test_failures_have_a_reason_and_are_no_throughput(
+    folder: Path, behaviour: Callable[[Any], None], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with broken(behaviour, good=3) as url:
+        result = measure(folder, url, "--max-concurrency", "1", "--stall-timeout", "0.3", "--num-prompts", "4", code=3)
+    assert (result["completed"], result["failed"], result["total_output_tokens"]) == (2, 2, 2)
+    ((said, count),) = result["failures"].items()
+    assert said.startswith(reason)
+    assert count == 2
+    assert f"failed, 2 x: {reason}" in capsys.readouterr().out
+
+
+def test_a_server_that_dies_in_the_middle(folder: Path) -> None:
+    def dies(handler: Any) -> None:
+        handler.server.socket.close()
+        handler.connection.close()
+
+    with broken(dies, good=3) as url:
+        result = measure(folder, url, "--max-concurrency", "1", code=3)
+    assert (result["completed"], result["failed"]) == (2, 4)
+    assert any(reason.startswith("no connection") for reason in result["failures"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        (["--base-url", "http://127.0.0.1:9"], "no answer from http://127.0.0.1:9: no connection", 1),
+        (["--base-url", "ftp://x"], "--base-url must look like", 2),
+        (["--backend", "trt"], "--backend must be one of", 2),
+        (["--request-rate", "0"], "--request-rate must be above 0", 2),
+        (["--goodput", "ttft"], "--goodput takes", 2),
+        (["--extra-request-body", "[]"], "must be a JSON object", 2),
+        (["--backend", "vllm-chat", "--tokenize-prompt"], "cannot take", 2),
+        (["--output-details"], "give --output-file", 2),
+        (["--compare", "/missing"], "--compare /missing cannot be read", 2),
+        (["--page-size", "1"], "unknown option --page-size", 2),
+        (["--gsp", "1"], "--gsp is ambiguous", 2),
+        (["what"], "unexpected argument", 2),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(arguments: list[str], message: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "serving", *arguments]) == code
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_failed_warm_up_ends_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with broken(errs) as url:
+        assert cli.main(["bench", "serving", "--base-url", url, "--tokenizer", str(folder), "--num-prompts", "2"]) == 1
+    assert "the warm-up of" in capsys.readouterr().err
