@@ -93,7 +93,7 @@ def _chat(arguments: list[str]) -> int:
 
 
 def _bench(arguments: list[str]) -> int:
-    runs = {"serving": _bench_serving}
+    runs = {"serving": _bench_serving, "offline": _bench_offline, "one-batch": _bench_one_batch}
     which = arguments[0] if arguments else ""
     if which in runs:
         return runs[which](arguments[1:])
@@ -105,6 +105,21 @@ def _bench_serving(arguments: list[str]) -> int:
     from setpoint.bench.serving import bench_serving
 
     return bench_serving(line.own, api_key=os.environ.get("OPENAI_API_KEY"))
+
+
+def _bench_offline(arguments: list[str]) -> int:
+    line, env = _read("bench offline", arguments)
+    from setpoint.bench.offline import bench_offline
+
+    return bench_offline(line, env)
+
+
+def _bench_one_batch(arguments: list[str]) -> int:
+    line, env = _read("bench one-batch", arguments)
+    from setpoint.bench.one_batch import bench_one_batch
+    from setpoint.launch.bare import bare_engine
+
+    return bench_one_batch(line.own, lambda num_slots, length: bare_engine(line, env, num_slots=num_slots, length=length))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
         {"core", "config", "planning", "observe", "checkpoint.source", "frontend.text"},
         {"httptools", "msgspec", "numpy", "rich", "uvloop"},
     ),
+    "bench.offline": ({"bench", "config", "core", "observe", "frontend.text", "offline"}, {"msgspec"}),
     "chat": ({"config", "core", "observe", "offline"}, {"httpx2", "msgspec"}),
     "offline": ({"config", "core", "frontend.calls", "launch.background"}, set()),
     "cli": ({""}, None),

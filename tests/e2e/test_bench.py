@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -10,7 +12,7 @@ import pytest
 
 from setpoint import cli
 from setpoint.bench.prompts import make_prompts
-from setpoint.config.bench import ServingOptions
+from setpoint.config.bench import OfflineOptions, ServingOptions
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.server import ServerProcess
 
@@ -50,3 +52,42 @@ def test_serving_agrees_with_the_server(tiny: ServerProcess, tiny_model: Path, t
     assert httpx.get(f"{tiny.url}/server_info").json()["internal_states"][0]["num_running"] == 0
     printed = capsys.readouterr().out
     assert f"Output token throughput (tok/s):         {result['output_throughput']:.2f}" in printed
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "setpoint.cli", "bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_offline_counts_what_was_asked(tiny_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    shape = {"num_prompts": 8, "random_input_len": 48, "random_output_len": 16}
+    flags = [word for name, value in shape.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    done = bench("offline", str(tiny_model), "--dtype", "float32", *flags, "--output-file", str(out))
+    assert done.returncode == 0, done.stderr
+    (result,) = map(json.loads, out.read_text().splitlines())
+    prompts = make_prompts(OfflineOptions(**shape), Tokenizer.from_folder(tiny_model))
+    assert (result["successful_requests"], result["failed"]) == (8, 0)
+    assert result["total_input_tokens"] == sum(prompt.num_tokens for prompt in prompts)
+    assert result["total_output_tokens"] == sum(prompt.output_len for prompt in prompts)
+    assert result["total_cached_tokens"] == 0
+    assert result["output_throughput"] == pytest.approx(result["total_output_tokens"] / result["total_latency"])
+    assert "Successful requests:                     8\n" in done.stdout
+
+
+def test_one_batch_times_every_combination(tiny_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    lists = ["--batch-size", "1", "3", "--input-len", "8", "70", "--output-len", "5", "--chunked-prefill-size", "64"]
+    done = bench("one-batch", str(tiny_model), "--dtype", "float32", *lists, "--output-file", str(out))
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["batch_size"], row["input_len"], row["output_len"]) for row in rows] == [(1, 8, 5), (1, 70, 5), (3, 8, 5), (3, 70, 5)]
+    for row in rows:
+        assert (len(row["prefill_latencies"]), len(row["decode_latencies"])) == (3, 4)
+        assert min(row["prefill_latencies"] + row["decode_latencies"]) > 0
+        assert row["median_decode_throughput"] == pytest.approx(row["batch_size"] / row["median_decode_latency"])
+        assert (row["chunk_tokens"], row["dtype"]) == (64, "float32")
+    assert len(done.stdout.splitlines()) == 5
+    refused = bench("one-batch", str(tiny_model), "--input-len", "4096")
+    assert refused.returncode == 2
+    assert "add up to 4112, more than the context of 4096 tokens" in refused.stderr

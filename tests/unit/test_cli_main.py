@@ -27,7 +27,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "a command is missing"),
         (["swerve"], "unknown command 'swerve'"),
-        (["bench"], "'setpoint bench' measures one of: serving"),
+        (["bench"], "'setpoint bench' measures one of: serving, offline, one-batch"),
         (["serve", "--page-sise", "3"], "unknown option --page-sise"),
         (["serve", "--port", "99999"], "--port must be at most 65535"),
     ],

@@ -49,6 +49,7 @@ COMPARED = {
     "median_e2e_latency_ms": ("E2E, median, ms", False),
     "p99_e2e_latency_ms": ("E2E, P99, ms", False),
     "duration": ("duration, s", False),
+    "total_latency": ("duration, s", False),
 }
 """Key of a result -> what it is called beside another one's, and whether more is better."""
 
@@ -83,6 +84,26 @@ def print_serving(result: Mapping[str, Any], own: ServingOptions) -> None:
     lines += [f"failed, {count} x: {reason}" for reason, count in result["failures"].items()]
     if result["client_is_bottleneck"]:
         lines.append("WARNING: this client was busy most of the time; the server may be faster than these figures.")
+    print("\n".join(lines))
+
+
+def print_offline(result: Mapping[str, Any]) -> None:
+    lines = [
+        f"{' Offline Throughput Benchmark Result ':=^{WIDTH}}",
+        _line("Backend:", result["backend"]),
+        _line("Successful requests:", result["successful_requests"]),
+        *([_line("Failed requests:", result["failed"])] if result["failed"] else []),
+        _line("Benchmark duration (s):", result["total_latency"]),
+        _line("Total input tokens:", result["total_input_tokens"]),
+        _line("Total generated tokens:", result["total_output_tokens"]),
+        _line("Last generation throughput (tok/s):", result["last_gen_throughput"]),
+        _line("Request throughput (req/s):", result["request_throughput"]),
+        _line("Input token throughput (tok/s):", result["input_throughput"]),
+        _line("Output token throughput (tok/s):", result["output_throughput"]),
+        _line("Total token throughput (tok/s):", result["total_throughput"]),
+        "=" * WIDTH,
+        *(f"failed, {count} x: {reason}" for reason, count in result["failures"].items()),
+    ]
     print("\n".join(lines))
 
 

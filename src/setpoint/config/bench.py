@@ -12,6 +12,7 @@ TARGET = "Server"
 TRAFFIC = "Traffic"
 DATASET = "Dataset"
 RESULTS = "Results"
+BATCH = "Batch"
 
 BACKENDS = ("sglang", "sglang-native", "sglang-oai", "sglang-oai-chat", "sglang-embedding", "vllm", "vllm-chat", "vllm-embedding")
 DATASETS = ("random", "random-ids", "generated-shared-prefix", "sharegpt", "custom")
@@ -60,6 +61,22 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True):
             RESULTS, "Results to set beside these, with ratios. Several lines are several runs, here and in --output-file.", metavar="FILE"
         ),
     ] = None
+
+
+class OfflineOptions(DatasetOptions, frozen=True, kw_only=True):
+    """``setpoint bench offline`` beside the engine's options."""
+
+    skip_warmup: Annotated[bool, Option(DATASET, "Measure the first requests of a fresh engine, too.")] = False
+
+
+class OneBatchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """``setpoint bench one-batch`` beside the engine's options. Every combination of the three lists is measured."""
+
+    batch_size: Annotated[tuple[int, ...], Option(BATCH, "Sequences side by side.", metavar="N", low=1)] = (1,)
+    input_len: Annotated[tuple[int, ...], Option(BATCH, "Tokens of each prompt.", metavar="N", low=1)] = (1024,)
+    output_len: Annotated[tuple[int, ...], Option(BATCH, "Tokens that each gets, one per step.", metavar="N", low=2)] = (16,)
+    run_name: Annotated[str, Option(RESULTS, "A word of yours, kept in the results.")] = "default"
+    output_file: Annotated[str | None, Option(RESULTS, "JSON lines; one per combination is appended.", metavar="FILE")] = None
 
 
 class ServingOptions(DatasetOptions, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from setpoint.config.bench import OURS, ServingOptions
+from setpoint.config.bench import OURS, OfflineOptions, OneBatchOptions, ServingOptions
 from setpoint.config.declare import Field, Option, Scalar, declared
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.config.sglang_known import KNOWN
@@ -110,6 +110,11 @@ class Command:
         return (*self.own_fields, *(each for each in OPTION_FIELDS if self.listens or not each.about.server_only))
 
 
+def _of_sglang(own: type[msgspec.Struct]) -> Set[str]:
+    """The flags of a benchmark's own options that are SGLang's, too."""
+    return frozenset(field.flag for field in declared(own, Option)) - OURS
+
+
 SERVE = Command(
     name="serve",
     summary="serve a model over HTTP",
@@ -153,6 +158,26 @@ BENCH_SERVING = Command(
     positional="",
     own=ServingOptions,
     has_engine=False,
-    sglang_flags=frozenset(field.flag for field in declared(ServingOptions, Option)) - OURS,
+    sglang_flags=_of_sglang(ServingOptions),
 )
-COMMANDS = {command.name: command for command in (SERVE, BATCH, CHAT, BENCH_SERVING)}
+BENCH_OFFLINE = Command(
+    name="bench offline",
+    summary="measure an engine without HTTP",
+    description="Start an engine, give it all requests at once, and measure its throughput.",
+    arguments="[MODEL] [options]",
+    positional="model_path",
+    own=OfflineOptions,
+    sglang_flags=_of_sglang(OfflineOptions),
+    defaults={"log_level": "warning"},
+)
+BENCH_ONE_BATCH = Command(
+    name="bench one-batch",
+    summary="measure single steps, without a scheduler",
+    description="Run batches of given sizes straight on the model: the time of prefill and of decode steps.",
+    arguments="[MODEL] [options]",
+    positional="model_path",
+    own=OneBatchOptions,
+    sglang_flags=_of_sglang(OneBatchOptions),
+    defaults={"log_level": "warning"},
+)
+COMMANDS = {command.name: command for command in (SERVE, BATCH, CHAT, BENCH_SERVING, BENCH_OFFLINE, BENCH_ONE_BATCH)}

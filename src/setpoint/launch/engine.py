@@ -102,11 +102,7 @@ def launched(options: Options, env: EnvSettings, *, given: Set[str], phases: Pha
     owner = os.getpid()
     process = _spawn_engine(stderr)
     try:
-        source = locate(options.model_path, revision=options.revision, load_format=options.load_format, log=logger.info)
-        spec = read_spec(source.folder, overrides=model_overrides(options))
-        if options.is_embedding:
-            spec = replace(spec, pooling=read_pooling(source.folder, spec))
-        config = _resolve(options, env, given, spec, source)
+        source, spec, config = configured(options, env, given)
         phases.mark("model and configuration")
         with Endpoints.in_private_folder() as endpoints:
             _hand_over(process, EngineJob(config, spec, str(source.folder), endpoints))
@@ -180,7 +176,7 @@ def _spawn_engine(stderr: int | None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "setpoint.launch.engine_process"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, env=_engine_environment())
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, env=engine_environment())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -194,7 +190,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def _engine_environment() -> dict[str, str]:
+def engine_environment() -> dict[str, str]:
     """Ours, with OPENMP_SPINS unless the user has said how OpenMP's threads wait."""
     given = os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
     return dict(os.environ) if given else {**os.environ, "GOMP_SPINCOUNT": OPENMP_SPINS}
@@ -216,6 +212,15 @@ def _ending(code: int) -> str:
     name = signal.Signals(-code).name
     advice = "; if nobody did that, memory ran out: lower --max-total-tokens or --mem-fraction-static" if name == "SIGKILL" else ""
     return f"was ended by {name}{advice}"
+
+
+def configured(options: Options, env: EnvSettings, given: Set[str]) -> tuple[ModelSource, ModelSpec, ResolvedConfig]:
+    """The model on disk and the configuration for it. Raises SetpointError for one that cannot be served."""
+    source = locate(options.model_path, revision=options.revision, load_format=options.load_format, log=logger.info)
+    spec = read_spec(source.folder, overrides=model_overrides(options))
+    if options.is_embedding:
+        spec = replace(spec, pooling=read_pooling(source.folder, spec))
+    return source, spec, _resolve(options, env, given, spec, source)
 
 
 def _resolve(options: Options, env: EnvSettings, given: Set[str], spec: ModelSpec, source: ModelSource) -> ResolvedConfig:

@@ -127,21 +127,7 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
     check_device(torch.device(options.device))
     before = _available_bytes(options.device)
     logger.info("Load weight begin. avail mem=%s GB", gib(before))
-    runner = build_runner(
-        EngineConfig(
-            model_folder=folder,
-            spec=spec,
-            load_format=options.load_format,
-            dtype=options.dtype,
-            kv_dtype=options.kv_cache_dtype,
-            device=options.device,
-            page_size=options.page_size,
-            attention_backend=options.attention_backend,
-            model_impl=options.model_impl,
-            num_threads=config.num_threads,
-            seed=config.random_seed,
-        )
-    )
+    runner = build_runner(engine_config(config, spec, folder))
     report, after = runner.report, _available_bytes(options.device)
     logger.info(
         "Load weight end. elapsed=%.2f s, type=%s, avail mem=%s GB, mem usage=%s GB.",
@@ -178,6 +164,23 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
         )
     )
     return runner, pool
+
+
+def engine_config(config: ResolvedConfig, spec: ModelSpec, folder: str) -> EngineConfig:
+    options = config.options
+    return EngineConfig(
+        model_folder=folder,
+        spec=spec,
+        load_format=options.load_format,
+        dtype=options.dtype,
+        kv_dtype=options.kv_cache_dtype,
+        device=options.device,
+        page_size=options.page_size,
+        attention_backend=options.attention_backend,
+        model_impl=options.model_impl,
+        num_threads=config.num_threads,
+        seed=config.random_seed,
+    )
 
 
 def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) -> SchedulerConfig:

@@ -1,0 +1,82 @@
+"""``setpoint bench offline``: all requests to an Engine at once, and its throughput.
+
+Exit codes: 0 every request answered, 3 some failed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from setpoint.bench import report
+from setpoint.bench.prompts import make_prompts
+from setpoint.bench.record import Prompt
+from setpoint.config.bench import OfflineOptions
+from setpoint.config.commandline import CommandLine
+from setpoint.config.environment import EnvSettings
+from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.observe.logline import setup_logging
+from setpoint.offline import Engine
+
+FAILED = 3
+_WARMUP = OfflineOptions(dataset_name="random-ids", num_prompts=16, random_input_len=64, random_output_len=16)
+
+
+def bench_offline(line: CommandLine, env: EnvSettings) -> int:
+    """Measure, print and record; returns the exit code. Raises SetpointError."""
+    own: OfflineOptions = line.own
+    setup_logging(line.options.log_level, milliseconds=env.log_ms)
+    previous = report.Comparison(own.compare) if own.compare is not None else None
+    with Engine.from_options(line.options, env, given=line.given) as engine:
+        result = _measure(engine, own)
+    report.print_offline(result)
+    if own.output_file is not None:
+        report.append(own.output_file, result)
+    if previous is not None:
+        print(previous.table(result, own.output_file))
+    return FAILED if result["failed"] else 0
+
+
+def _measure(engine: Engine, own: OfflineOptions) -> dict[str, Any]:
+    tokenizer = Tokenizer.from_folder(engine.get_server_info()["tokenizer_path"])
+    prompts = make_prompts(own, tokenizer)
+    if not own.skip_warmup:
+        _generate(engine, make_prompts(_WARMUP, tokenizer), ignore_eos=True)
+        engine.flush_cache()
+    began = time.perf_counter()
+    answers = _generate(engine, prompts, ignore_eos=not own.disable_ignore_eos)
+    duration = time.perf_counter() - began
+    server_info = engine.get_server_info()
+    metas = [answer["meta_info"] for answer in answers]
+    good = [meta for meta in metas if meta["finish_reason"]["type"] != "abort"]
+    failures = Counter(meta["finish_reason"]["message"] for meta in metas if meta["finish_reason"]["type"] == "abort")
+    inputs, outputs = (sum(meta[name] for meta in good) for name in ("prompt_tokens", "completion_tokens"))
+    return {
+        "backend": "engine",
+        "dataset_name": own.dataset_name,
+        "successful_requests": len(good),
+        "total_latency": duration,
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": len(good) / duration,
+        "input_throughput": inputs / duration,
+        "output_throughput": outputs / duration,
+        "total_throughput": (inputs + outputs) / duration,
+        "last_gen_throughput": server_info["internal_states"][0]["last_gen_throughput"],
+        "total_cached_tokens": sum(meta["cached_tokens"] for meta in good),
+        "failed": failures.total(),
+        "failures": dict(failures.most_common()),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "options": msgspec.to_builtins(own),
+        "server_info": server_info,
+    }
+
+
+def _generate(engine: Engine, prompts: list[Prompt], *, ignore_eos: bool) -> list[dict[str, Any]]:
+    texts = [str(prompt.content) for prompt in prompts]
+    sampling = [{"temperature": 0.0, "max_new_tokens": prompt.output_len, "ignore_eos": ignore_eos} for prompt in prompts]
+    answers: list[dict[str, Any]] = engine.generate(texts, sampling)
+    return answers

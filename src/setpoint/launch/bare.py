@@ -1,0 +1,50 @@
+"""A model on an executor in this process, and nothing else: for measurements of single steps.
+
+Everything that decides the speed of a step (kernels, threads, data types) is resolved as for a server.
+"""
+
+from __future__ import annotations
+
+import os
+
+from setpoint.bench.one_batch import Subject
+from setpoint.config.commandline import CommandLine
+from setpoint.config.environment import EnvSettings
+from setpoint.core.errors import ConfigError
+from setpoint.launch.engine import configured, engine_environment
+from setpoint.observe.logline import setup_logging
+
+
+def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -> Subject:
+    """With room for ``num_slots`` sequences of ``length`` tokens. Raises SetpointError, ConfigError for what is longer than the context."""
+    options = line.options
+    setup_logging(options.log_level, milliseconds=env.log_ms)
+    if options.is_embedding:
+        raise ConfigError("--is-embedding has no decode steps to measure.")
+    source, spec, config = configured(options, env, line.given)
+    if length > config.context_len:
+        raise ConfigError(f"--input-len and --output-len add up to {length}, more than the context of {config.context_len} tokens.")
+    os.environ.update(engine_environment())  # OpenMP reads it when torch is loaded
+    from setpoint.engine.executor.build import build_runner
+    from setpoint.engine.executor.inproc import InprocExecutor
+    from setpoint.launch.engine_process import engine_config
+
+    runner = build_runner(engine_config(config, spec, str(source.folder)))
+    pages = -(-length // config.options.page_size)
+    runner.allocate(num_pages=num_slots * pages, max_slots=num_slots, context_len=length)
+    report = runner.report
+    return Subject(
+        executor=InprocExecutor(runner),
+        page_size=config.options.page_size,
+        vocab_size=spec.vocab_size,
+        chunk_tokens=config.chunked_prefill_size if config.chunked_prefill_size > 0 else num_slots * length,
+        about={
+            "model": source.name,
+            "dtype": config.options.dtype,
+            "device": config.options.device,
+            "num_threads": config.num_threads,
+            "kernels": report.ops,
+            "linear_layers": report.linear,
+            "attention": report.attention,
+        },
+    )
