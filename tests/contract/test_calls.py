@@ -87,6 +87,7 @@ def test_what_a_conversation_must_be(serve: Serve) -> None:
             ([[{"role": "user", "content": "a"}], []], "prompt 1: messages must not be empty"),
             ([{"role": "user", "content": 5}], "must be a string or a list of parts"),
             ([{"content": "a"}], r"messages\[0\].role must be a string"),
+            ([{"role": "user"}], r"messages\[0\].content is missing"),
             ([[5]], "prompt 0: messages"),
         ):
             with pytest.raises(RequestError, match=words):

@@ -187,6 +187,7 @@ def test_failures_are_counted_and_give_code_3_and_parquet_is_written_at_the_end(
         (None, [], 1, "cannot be read: No such file"),
         ("{}\n", ["-o", "absent/out.jsonl"], 1, "cannot be written: No such file"),
         ("{}\n", ["-o", "in.jsonl"], 1, "is the input"),
+        ("{}\n", ["-o", "-"], 2, "'-' cannot stand for stdin or stdout"),
         ("{}\n", ["--port", "1"], 2, "--port belongs to 'setpoint serve'"),
     ],
 )

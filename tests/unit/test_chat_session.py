@@ -113,6 +113,7 @@ def test_commands_change_what_is_sent(play: Play, tmp_path: Path) -> None:
         ("/params top_p=2", "top_p must be in"),
         ("/params n=2", "There is no sampling option 'n'"),
         ("/params seed=", "seed is not set"),
+        ("/params temperature", "temperature needs a value"),
     ],
 )
 def test_bad_commands(play: Play, typed: str, message: str) -> None:

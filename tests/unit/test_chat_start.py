@@ -38,6 +38,7 @@ def test_servers_that_misbehave_are_reported_in_one_line(capsys: pytest.CaptureF
         (["--base-url", "nonsense"], 1, "nonsense cannot be reached"),
         (["--base-url", "http://h/v1", "--dtype", "float32"], 2, "--dtype is about an engine of the chat's own"),
         (["--api-key", "k"], 2, "--api-key is for a server"),
+        (["--is-embedding"], 2, "a chat needs text"),
         (["--port", "1"], 2, "--port belongs to 'setpoint serve'"),
         (["--top-p", "0"], 2, "top_p must be in (0, 1]"),
         (["--temprature", "1"], 2, "Did you mean --temperature"),

@@ -97,6 +97,8 @@ def test_every_known_option_is_told_from_an_unknown_one() -> None:
     [
         (["--page-sise", "4"], r"unknown option --page-sise\. Did you mean --page-size"),
         (["--max-runing-requests=4"], r"unknown option --max-runing-requests\. Did you mean --max-running-requests"),
+        (["--portt", "1"], r"unknown option --portt\. Did you mean --port\?$"),
+        (["--keep-order"], r"unknown option --keep-order\. See 'setpoint serve --help'"),
         (["--enable-lorra"], r"unknown option --enable-lorra\. Did you mean --enable-lora"),
         (["--qqqqqq"], r"unknown option --qqqqqq\. See 'setpoint serve --help'"),
         (["--log-r"], r"--log-r is ambiguous: it could mean --log-requests, --log-requests-format, --log-requests-level and"),

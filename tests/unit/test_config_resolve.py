@@ -211,6 +211,20 @@ def test_seed_names_and_log_level() -> None:
     assert decide(Options(random_seed=0), drawn_seed=7).random_seed == 0
 
 
+def test_what_was_found_is_not_called_given() -> None:
+    found = {"model_path": ("a/b", "the default model"), "tokenizer_path": ("/cache/b", "the model's own")}
+    config = resolve(Options(), CPU, SPEC, found=found)
+    shown = {name: str(reason(config, name)) for name in ("model_path", "tokenizer_path", "served_model_name")}
+    assert shown == {
+        "model_path": "model_path=a/b (the default model)",
+        "tokenizer_path": "tokenizer_path=/cache/b (the model's own)",
+        "served_model_name": "served_model_name=a/b (the model path)",
+    }
+    config = resolve(Options(model_path="c"), CPU, SPEC, given={"model_path"}, found=found)
+    assert str(reason(config, "model_path")) == "model_path=c (given)"
+    assert config.options.served_model_name == "c"
+
+
 def test_a_wish_that_cannot_be_met_is_a_warning() -> None:
     config = decide(Options(disable_radix_cache=True, schedule_policy="lpm", enable_mixed_chunk=True, chunked_prefill_size=-1))
     assert config.options.schedule_policy == "fcfs"

@@ -89,3 +89,18 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     assert find_chat_template(tmp_path, override=str(own)) == "own"
     with pytest.raises(ConfigError, match="no such file"):
         find_chat_template(tmp_path, override="chatml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        find_chat_template(tmp_path, override=str(tmp_path))
+    own.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not a text file"):
+        find_chat_template(tmp_path, override=str(own))
+
+
+def test_a_template_in_a_json_file(tmp_path: Path) -> None:
+    path = tmp_path / "chat_template.json"
+    path.write_text(json.dumps({"chat_template": "from json"}))
+    assert find_chat_template(tmp_path, override=str(path)) == "from json"
+    for text in ("{", "[]", "{}", '{"chat_template": 1}', '{"name": "a conversation format"}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match='under "chat_template"'):
+            find_chat_template(tmp_path, override=str(path))

@@ -38,6 +38,8 @@ def run_batch(own: BatchOptions, options: Options, env: EnvSettings, *, given: S
     """Run until everything is answered, or a signal; returns the exit code. Raises SetpointError for a batch that cannot go on."""
     if own.input is None or own.output is None:
         raise ConfigError("an input and an output are needed: setpoint batch INPUT -o OUTPUT.")
+    if "-" in (own.input, own.output):
+        raise ConfigError("'-' cannot stand for stdin or stdout here: a batch reads its input twice and its output back. Name files.")
     setup_logging(options.log_level, milliseconds=env.log_ms)
     source_path, output_path = Path(own.input), Path(own.output)
     is_parquet = parquet.is_parquet(output_path)

@@ -43,6 +43,8 @@ def _check(line: CommandLine) -> None:
     own: ChatOptions = line.own
     if own.base_url is None and own.api_key is not None:
         raise ConfigError("--api-key is for a server, which --base-url names.")
+    if line.options.is_embedding:
+        raise ConfigError("--is-embedding serves vectors instead of text; a chat needs text.")
     engine_options = line.given - set(ChatOptions.__struct_fields__) - {"model_path", "config"}
     if own.base_url is not None and engine_options:
         flag = "--" + min(engine_options).replace("_", "-")

@@ -135,7 +135,9 @@ class Session:
     def _params(self, text: str) -> None:
         params = dict(self._conversation.params)
         for pair in text.split():
-            name, _, value = pair.partition("=")
+            name, equals, value = pair.partition("=")
+            if not equals:
+                raise RequestError(f"{name} needs a value: NAME=VALUE sets a sampling option, NAME= takes it back.")
             if value:
                 params.update(read_params({name: value}))
             elif params.pop(name, None) is None:

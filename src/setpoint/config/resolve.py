@@ -116,12 +116,14 @@ def resolve(
     model: ModelSpec,
     *,
     given: Set[str] = frozenset(),
+    found: Mapping[str, tuple[str, str]] | None = None,
     env: EnvSettings | None = None,
     drawn_seed: int = 0,
 ) -> ResolvedConfig:
     """Settle every option.
 
-    given: names of the options the user wrote (``commandline.parse``). drawn_seed: the seed if none is given, drawn by the caller so
+    given: names of the options the user wrote (``commandline.parse``). found: option -> what the caller found for it where the user
+    left it open, and the reason. drawn_seed: the seed if none is given, drawn by the caller so
     that this stays a pure function. Raises ConfigError for what cannot be honoured.
     """
     check_options(options)
@@ -129,6 +131,8 @@ def resolve(
     profile = apply_profile(options, hardware, hardware.device if options.device == "auto" else options.device, given=given)
     options = profile.options
     book = _Book(options, given, profile.reasons)
+    for name, (value, why) in (found or {}).items():
+        book.fill(name, value, why)
     device = _device(book, hardware)
     dtype = _dtype(book, model, device)
     _model_impl(book)
@@ -140,8 +144,8 @@ def resolve(
     _num_threads(book, hardware)
     _scheduling(book, chunk)
     book.fill("random_seed", drawn_seed, "drawn at start")
-    book.fill("tokenizer_path", options.model_path, "the model's own")
-    book.fill("served_model_name", options.model_path, "the model path")
+    book.fill("tokenizer_path", book.get("model_path"), "the model's own")
+    book.fill("served_model_name", book.get("model_path"), "the model path")
     book.fill("log_level_http", options.log_level, "as --log-level")
     depth, why = _overlap_depth(options, device)
     notes = [Decision("overlap_depth", depth, why)]
@@ -185,8 +189,8 @@ class _Book:
         return value
 
     def fill(self, name: str, value: Scalar, why: str) -> None:
-        """Settle ``name`` if the user left it open."""
-        if getattr(self.options, name) is None:
+        """Settle ``name`` if it is still open."""
+        if self.get(name) is None:
             self.put(name, value, why)
 
     def get(self, name: str) -> Any:

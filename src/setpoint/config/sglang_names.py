@@ -70,7 +70,7 @@ def canonical(
     if len(meant) > 1:
         raise ConfigError(f"{spelling} is ambiguous: it could mean {_listed(sorted(meant))}.")
     if not meant:
-        raise ConfigError(f"unknown option {spelling}.{_suggestion(spelling, spellings, manual)}")
+        raise ConfigError(f"unknown option {spelling}.{_suggestion(spelling, spellings, supported, manual)}")
     (flag,) = meant
     if flag in SUPPORTED and flag not in supported:
         raise ConfigError(f"{flag} belongs to 'setpoint serve'; {command} has no use for it.")
@@ -114,8 +114,10 @@ def _target(spelling: str) -> str:
     return ALIASES.get(spelling, spelling)
 
 
-def _suggestion(spelling: str, spellings: Set[str], manual: str) -> str:
-    close = difflib.get_close_matches(spelling, sorted(spellings), n=3, cutoff=0.6)
+def _suggestion(spelling: str, spellings: Set[str], supported: Set[str], manual: str) -> str:
+    close = difflib.get_close_matches(spelling, sorted(spellings), n=3, cutoff=0.75)
+    if close and close[0] in supported:  # a slip in one of ours is the likely case; a refused option would be no help
+        close = [name for name in close if name in supported]
     return f" Did you mean {_listed(close, 'or')}?" if close else f" See {manual}."
 
 

@@ -225,11 +225,8 @@ def configured(options: Options, env: EnvSettings, given: Set[str]) -> tuple[Mod
 
 def _resolve(options: Options, env: EnvSettings, given: Set[str], spec: ModelSpec, source: ModelSource) -> ResolvedConfig:
     """Resolve and print every decision: chosen ones with their reason, plain defaults on one line."""
-    if options.model_path is None:
-        options = msgspec.structs.replace(options, model_path=source.name)
-    if options.tokenizer_path is None:
-        options = msgspec.structs.replace(options, tokenizer_path=str(source.folder))
-    config = resolve(options, probe_hardware(), spec, given=given, env=env, drawn_seed=secrets.randbelow(1 << 30))
+    found = {"model_path": (source.name, "the default model"), "tokenizer_path": (str(source.folder), "the model's own")}
+    config = resolve(options, probe_hardware(), spec, given=given, found=found, env=env, drawn_seed=secrets.randbelow(1 << 30))
     values = {decision.field: decision.value for decision in config.decisions}
     logger.info("server_args=ServerArgs(%s)", ", ".join(f"{name}={value!r}" for name, value in values.items()))
     for decision in config.decisions:

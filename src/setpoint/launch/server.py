@@ -113,7 +113,9 @@ def _invite(config: ResolvedConfig) -> None:
     """Two things to paste into another terminal."""
     host = "127.0.0.1" if config.options.host in ("0.0.0.0", "::") else config.options.host
     url = f"http://{host}:{config.options.port}"
-    key = "" if config.options.api_key is None else " -H 'Authorization: Bearer '$API_KEY"
+    key, imported, api_key = "", "", '"none"'
+    if config.options.api_key is not None:
+        key, imported, api_key = " -H 'Authorization: Bearer '$API_KEY", "import os\n  ", 'os.environ["API_KEY"]'
     if config.options.is_embedding:
         body = '{"input": ["The capital of France is Paris.", "Paris lies on the Seine."]}'
         print(f"\nTry it:\n\n  curl {url}/v1/embeddings -H 'Content-Type: application/json'{key} \\\n    -d '{body}'\n", flush=True)
@@ -125,8 +127,8 @@ Try it:
   curl {url}/v1/completions -H 'Content-Type: application/json'{key} \\
     -d '{{"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}}'
 
-  from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key="none")
+  {imported}from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key={api_key})
   for chunk in client.chat.completions.create(model="default", stream=True, messages=[{{"role": "user", "content": "Who are you?"}}]):
       print(chunk.choices[0].delta.content or "", end="", flush=True)
 """,

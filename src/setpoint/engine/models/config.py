@@ -115,7 +115,7 @@ class ConfigReader:
         for key, neutral in NEUTRAL.items():
             value = self._config.get(key)
             if key not in self._read and value is not None and value not in neutral:
-                self.refuse(key, ELSEWHERE)
+                self.refuse(key, "" if key == "quantization_config" else ELSEWHERE)  # the fallback takes no quantised weights either
 
     def _get(self, key: str, default: Any) -> Any:
         self._read.add(key)

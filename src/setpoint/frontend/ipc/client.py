@@ -196,7 +196,7 @@ class EngineClient:
     def engine_died(self, reason: str) -> None:
         """Called by whoever watches the process. All open requests and calls end with EngineDeadError(reason)."""
         if self.state is not EngineState.DEAD:
-            logger.error("The engine died: %s; requests of its last plan: %s", reason, self.suspects)
+            logger.error("The engine died: %s Requests of its last plan: %s", reason, self.suspects)
             self._end(EngineState.DEAD, reason)
 
     def _end(self, state: EngineState, reason: str) -> None:

@@ -175,6 +175,8 @@ def flatten_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             raise RequestError(f"messages[{index}].role must be a string.")
         if role in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
             raise RequestError(f"messages[{index}]: tool calls are not supported by this server yet.")
+        if role in ("system", "user") and message.get("content") is None:
+            raise RequestError(f"messages[{index}].content is missing.")
         flat.append({**message, "content": _text_of(message.get("content"), index)})
     return flat
 

@@ -61,10 +61,7 @@ class ChatTemplate:
 def find_chat_template(folder: str | Path, *, override: str | None = None) -> str | None:
     """The source of the chat template: ``override`` (a file), else chat_template.jinja, else tokenizer_config.json; or None."""
     if override is not None:
-        path = Path(override)
-        if not path.is_file():
-            raise ConfigError(f"--chat-template {override}: no such file; give the path of a jinja template.")
-        return path.read_text(encoding="utf-8")
+        return _read_override(Path(override))
     path = Path(folder) / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
@@ -73,6 +70,24 @@ def find_chat_template(folder: str | Path, *, override: str | None = None) -> st
         by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = by_name.get("default")
     return template if isinstance(template, str) else None
+
+
+def _read_override(path: Path) -> str:
+    """A .json file has it under "chat_template", as Hugging Face's chat_template.json does; any other file is the template itself."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        template = json.loads(text)["chat_template"] if path.suffix == ".json" else text
+    except FileNotFoundError:
+        raise ConfigError(f"--chat-template {path}: no such file; give the path of a jinja template.") from None
+    except OSError as error:
+        raise ConfigError(f"--chat-template {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--chat-template {path} is not a text file.") from None
+    except (ValueError, KeyError, TypeError):
+        template = None
+    if not isinstance(template, str):
+        raise ConfigError(f'--chat-template {path} must be a JSON object with the template under "chat_template".')
+    return template
 
 
 def _tojson(value: Any, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
