@@ -87,7 +87,7 @@ def own_flag(spelling: str, flags: Set[str], *, manual: str) -> str:
     if len(meant) > 1:
         raise ConfigError(f"{spelling} is ambiguous: it could mean {_listed(sorted(meant))}.")
     if not meant:
-        raise ConfigError(f"unknown option {spelling}.{_suggestion(spelling, spellings, manual)}")
+        raise ConfigError(f"unknown option {spelling}.{_suggestion(spelling, spellings, spellings, manual)}")
     return meant.pop()
 
 
