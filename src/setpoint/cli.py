@@ -57,10 +57,10 @@ def _run(arguments: list[str]) -> int:
     raise ConfigError(f"unknown command {command!r}; see 'setpoint --help'." if command else "a command is missing; see 'setpoint --help'.")
 
 
-def _usage() -> str:
+def _usage(of: str = "") -> str:
     from setpoint.config.commands import COMMANDS
 
-    return _USAGE.format(commands="\n".join(f"  {name:<16}{command.summary}" for name, command in COMMANDS.items()))
+    return _USAGE.format(commands="\n".join(f"  {name:<16}{command.summary}" for name, command in COMMANDS.items() if name.startswith(of)))
 
 
 def _read(command: str, arguments: list[str]) -> tuple[CommandLine, EnvSettings]:
@@ -97,7 +97,10 @@ def _bench(arguments: list[str]) -> int:
     which = arguments[0] if arguments else ""
     if which in runs:
         return runs[which](arguments[1:])
-    raise ConfigError(f"'setpoint bench' measures one of: {', '.join(runs)}; got {which!r}. See 'setpoint --help'.")
+    if which in ("--help", "-h"):
+        print(_usage(of="bench"), end="")
+        return 0
+    raise ConfigError(f"'setpoint bench' measures one of: {', '.join(runs)}; got {which!r}. See 'setpoint bench --help'.")
 
 
 def _bench_serving(arguments: list[str]) -> int:

@@ -80,7 +80,8 @@ def test_options_reach_the_server(http_url: Url, folder: Path, capsys: pytest.Ca
         "Max ITL",
     ):
         assert label in printed
-    assert "Output tokens per second" in printed
+    assert "Output tokens per second (highest: " in printed
+    assert "Concurrency (highest: " in printed
 
 
 def test_a_rate_spreads_the_requests(http_url: Url, folder: Path) -> None:
@@ -233,6 +234,7 @@ def test_a_server_that_dies_in_the_middle(folder: Path) -> None:
         (["--backend", "vllm-chat", "--tokenize-prompt"], "cannot take", 2),
         (["--output-details"], "give --output-file", 2),
         (["--compare", "/missing"], "--compare /missing cannot be read", 2),
+        (["--output-file", "/missing/out"], "--output-file /missing/out cannot be written", 2),
         (["--page-size", "1"], "unknown option --page-size", 2),
         (["--gsp", "1"], "--gsp is ambiguous", 2),
         (["what"], "unexpected argument", 2),

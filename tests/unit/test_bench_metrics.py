@@ -70,6 +70,8 @@ def test_errors_are_never_throughput() -> None:
 
 def test_steady_state_leaves_out_the_filling_and_the_emptying() -> None:
     # Two in flight from 1 s to 5 s, one before and after; a token every half second of each.
+    two = Run([record(0.0, [1.0], 1.5), record(1.0, [1.2], 3.0)], 0.0, 3.0, 0.0)
+    assert metrics.concurrency_per_second(two) == [1.0, 1.5, 1.0]
     first = record(0.0, [0.5 * k for k in range(1, 11)], 5.0)
     second = record(1.0, [1 + 0.5 * k for k in range(1, 11)], 6.0)
     steady = metrics.steady_state(Run([first, second], 0.0, 6.0, 0.0))

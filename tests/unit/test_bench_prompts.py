@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from setpoint.bench.prompts import make_prompts
 from setpoint.config.bench import DatasetOptions
@@ -59,6 +61,24 @@ def test_groups_share_their_beginning_and_nothing_else() -> None:
     assert sorted(map(len, groups.values())) == [4, 4, 4]
     assert len({str(prompt.content)[30:] for prompt in prompts}) == 12
     assert len({shared[:6] for shared in groups}) == 3
+
+
+def test_text_is_as_long_as_asked_where_tokens_merge() -> None:
+    """Words of a tokenizer that joins neighbours: they stay apart, within a prompt and between its parts."""
+    syllables = ["ka", "ro", "mi", "ten", "sul", "vo"]
+    words = [first + second + third for first in syllables for second in syllables for third in syllables]
+    merging = tokenizers.Tokenizer(models.BPE())
+    merging.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    merging.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    merging.train_from_iterator([" ".join(words)] * 3, trainer)
+    tokenizer = Tokenizer(merging)
+    shape = {"gsp_num_groups": 2, "gsp_prompts_per_group": 3, "gsp_system_prompt_len": 50, "gsp_question_len": 14}
+    for name in ("random", "generated-shared-prefix"):
+        small = options(dataset_name=name, random_input_len=64, random_range_ratio=1.0, **shape)
+        for prompt in make_prompts(small, tokenizer):
+            assert prompt.num_tokens == len(tokenizer.encode(str(prompt.content))) == 64
+            assert len(set(str(prompt.content).split())) > 20
 
 
 def test_recorded_conversations(tmp_path: Path) -> None:

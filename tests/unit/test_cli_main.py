@@ -22,6 +22,12 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\n  batch           answer a file" in text
 
 
+def test_help_of_bench_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--help"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ") and "--" not in line]
+    assert [line[:2] for line in lines] == [["bench", "serving"], ["bench", "offline"], ["bench", "one-batch"]]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -150,6 +150,18 @@ def tokens_per_second(run: Run) -> list[float]:
     return np.bincount(times.astype(int), weights=weights).tolist() if len(times) else []
 
 
+def concurrency_per_second(run: Run) -> list[float]:
+    """Mean of each second of the run."""
+    means = [0.0] * int(np.ceil(run.duration_s))
+    for (begin, level), (end, _) in pairwise(concurrency(run)):
+        while begin < end:
+            second = int(begin)
+            until = min(end, second + 1.0)
+            means[second] += level * (until - begin)
+            begin = until
+    return means
+
+
 def steady_state(run: Run) -> dict[str, float] | None:
     """The figures of the window (see the module's words); None where nothing was answered."""
     levels = concurrency(run)

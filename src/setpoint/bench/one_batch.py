@@ -50,6 +50,7 @@ class Times:
 
 def bench_one_batch(own: OneBatchOptions, build: Callable[[int, int], Subject]) -> int:
     """``build(num_slots, length)``: a Subject with room for that many sequences of that length. Raises SetpointError."""
+    report.check_writable(own.output_file)
     subject = build(max(own.batch_size), max(own.input_len) + max(own.output_len))
     steps = _Steps(subject)
     print(f"{'batch':>6} {'input':>6} {'output':>6} {'prefill ms':>11} {'tok/s':>9} {'decode ms':>10} {'tok/s':>9}")

@@ -20,6 +20,7 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 
 NUM_WORDS = 2000
 """As many words of a vocabulary make texts of realistic variety."""
+FEW_WORDS = 100
 TRIES = 8
 """Of getting a text to its number of tokens."""
 
@@ -115,19 +116,20 @@ class _Maker:
         return text
 
     def _vocabulary(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Ids of tokens that are a word, or the beginning of one; of any printable letters where a vocabulary has few of those."""
+        """Ids of tokens that begin a word, for those join nowhere; of any letters where a vocabulary has FEW_WORDS of them, or none."""
         if self._words is None:
-            order = self._rng.permutation(self._tokenizer.vocab_size).tolist()
             words: list[int] = []
-            for token in order:
+            letters: list[int] = []
+            for token in self._rng.permutation(self._tokenizer.vocab_size).tolist():
                 text = self._tokenizer.decode([token])
                 if text.strip(" ").isalpha() and text.isascii() and self._encode(text) == [token]:
-                    words.append(token)
+                    (words if text.startswith(" ") else letters).append(token)
                 if len(words) == NUM_WORDS:
                     break
-            if not words:
+            found = words if len(words) >= FEW_WORDS else letters[:NUM_WORDS]
+            if not found:
                 raise ConfigError("the tokenizer has no words to make random text of; use --dataset-name random-ids.")
-            self._words = np.array(words)
+            self._words = np.array(found)
         return self._words
 
 

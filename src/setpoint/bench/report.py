@@ -81,6 +81,7 @@ def print_serving(result: Mapping[str, Any], own: ServingOptions) -> None:
     lines.append("=" * WIDTH)
     if own.plot_throughput:
         lines += plot("Output tokens per second", result["output_tokens_by_second"])
+        lines += plot("Concurrency", result["concurrency_by_second"])
     lines += [f"failed, {count} x: {reason}" for reason, count in result["failures"].items()]
     if result["client_is_bottleneck"]:
         lines.append("WARNING: this client was busy most of the time; the server may be faster than these figures.")
@@ -131,11 +132,21 @@ def plot(title: str, values: Sequence[float]) -> list[str]:
     return [f"{title} (highest: {top:.0f}; {per_column} s per column)", bars]
 
 
+def check_writable(path: str | None) -> None:
+    """Before the work, not after it. Raises ConfigError."""
+    if path is not None:
+        _write(path, b"")
+
+
 def append(path: str, result: Mapping[str, Any]) -> None:
     """One more line. Raises ConfigError."""
+    _write(path, msgspec.json.encode(result) + b"\n")
+
+
+def _write(path: str, line: bytes) -> None:
     try:
         with Path(path).open("ab") as file:
-            file.write(msgspec.json.encode(result) + b"\n")
+            file.write(line)
     except OSError as error:
         raise ConfigError(f"--output-file {path} cannot be written: {error.strerror}.") from None
 

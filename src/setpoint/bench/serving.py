@@ -46,6 +46,7 @@ class BenchError(SetpointError):
 def bench_serving(own: ServingOptions, *, api_key: str | None = None) -> int:
     """Measure, print and record; returns the exit code. Raises BenchError, ConfigError, CheckpointError."""
     bench = _Bench(own, api_key)
+    report.check_writable(own.output_file)
     previous = report.Comparison(own.compare) if own.compare is not None else None
     _raise_file_limit()
     import uvloop
@@ -221,6 +222,7 @@ class _Bench:
             result |= metrics.cache_report(run)
         if own.plot_throughput:
             result["output_tokens_by_second"] = metrics.tokens_per_second(run)
+            result["concurrency_by_second"] = metrics.concurrency_per_second(run)
         if own.output_details:
             result |= _details(run)
         return result
