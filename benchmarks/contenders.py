@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ from workloads import Workload
 
 START_TIMEOUT_S = 120.0
 REQUEST_TIMEOUT_S = 900.0
+END_TIMEOUT_S = 15.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,7 +42,7 @@ class Sample:
     cached_tokens: int | None = None
     """Prompt tokens that came from the prefix cache, of all requests; None if the server does not report them."""
     cpu_s: Mapping[str, float] = field(default_factory=dict)
-    """CPU seconds by process: "client" and "frontend", "engine" or "peer"."""
+    """CPU seconds by process: "client" and "frontend" and "engine", or "server", or "peer"."""
     foreign_share: float = 0.0
     """Part of the machine's CPU time that somebody else used meanwhile: such figures say little."""
     errors: tuple[str, ...] = ()
@@ -49,54 +51,84 @@ class Sample:
 class CpuMeter:
     """CPU seconds of some processes, and of everybody else, between its making and ``read``."""
 
-    def __init__(self, processes: Mapping[str, psutil.Process]) -> None:
+    def __init__(self, processes: Mapping[str, Sequence[psutil.Process]]) -> None:
+        """Processes by what the report calls them together."""
         self._processes = processes
         self._busy, self._begin = busy_cpu_s(), time.perf_counter()
         self._before = self._seconds()
 
     def _seconds(self) -> dict[str, float]:
-        return {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()}
+        return {name: sum(map(_cpu_s, processes)) for name, processes in self._processes.items()}
 
     def read(self) -> tuple[dict[str, float], float]:
         """Seconds by process, and the share of the machine that went to others."""
-        spent = {name: seconds - self._before[name] for name, seconds in self._seconds().items()}
+        spent = {name: max(seconds - self._before[name], 0.0) for name, seconds in self._seconds().items()}
         foreign = busy_cpu_s() - self._busy - sum(spent.values())
         return spent, max(foreign, 0.0) / (time.perf_counter() - self._begin) / (os.cpu_count() or 1)
 
 
+def _cpu_s(process: psutil.Process) -> float:
+    """Nothing for a helper that has ended meanwhile."""
+    try:
+        return float(sum(process.cpu_times()[:2]))
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
 class Contender(Protocol):
     name: str
+
+    async def ready(self) -> None:
+        """Wait until it can work. Raises StartError if it does not come to that."""
 
     async def run(self, workload: Workload, repetition: int) -> Sample: ...
 
     def close(self) -> None: ...
 
 
-class SetpointServer:
-    """``setpoint serve`` on a free port of the loopback interface."""
+class StartError(RuntimeError):
+    """A contender did not come up; the message says how it ended."""
 
-    def __init__(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], stream: bool) -> None:
-        """``stream``: every request streams, not only a single one."""
+
+class HttpServer:
+    """A process that answers ``GET /health`` with 200 once it serves, and OpenAI's ``/v1/completions`` with prompts of token ids."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        port: int,
+        environment: Mapping[str, str],
+        stream: bool = False,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        """``command`` makes it listen at ``port`` of the loopback interface. ``stream``: every request streams, not only a single one."""
         self.name = name
         self._stream = stream
-        self._log = tempfile.NamedTemporaryFile("w+", prefix="setpoint-serve-", suffix=".log")  # noqa: SIM115 - closed by close()
-        port = _free_port()
+        self._start_timeout_s = start_timeout_s
+        self._log = tempfile.NamedTemporaryFile("w+", prefix="contender-", suffix=".log")  # noqa: SIM115 - closed by close()
         self._url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "setpoint.cli", "serve", "--port", str(port), *arguments]
-        self._process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=self._log, stderr=subprocess.STDOUT)
+        try:
+            self._process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=self._log, stderr=subprocess.STDOUT)
+        except OSError as error:
+            self._log.close()
+            raise StartError(f"{name} did not start: {error}") from None
 
-    async def ready(self) -> dict[str, Any]:
-        """Wait until it serves; returns ``/server_info``. Raises RuntimeError with the end of its log if it does not."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        async with aiohttp.ClientSession() as session:
+    async def ready(self) -> None:
+        deadline = time.monotonic() + self._start_timeout_s
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while time.monotonic() < deadline and self._process.poll() is None:
                 try:
-                    async with session.get(f"{self._url}/server_info") as response:
-                        info: dict[str, Any] = await response.json()
-                        return info
-                except aiohttp.ClientConnectionError:
-                    await asyncio.sleep(0.1)
-        raise RuntimeError(f"{self.name} did not start; the end of its log:\n{Path(self._log.name).read_text()[-2000:]}")
+                    async with session.get(f"{self._url}/health") as response:
+                        if response.status == 200:
+                            return
+                except (aiohttp.ClientError, TimeoutError):
+                    pass  # not listening yet, or too busy loading to answer
+                await asyncio.sleep(0.1)
+        code = self._process.poll()
+        how = f"was not ready after {self._start_timeout_s:.0f} s" if code is None else f"ended with code {code}"
+        raise StartError(f"{self.name} {how}; the end of its log:\n{Path(self._log.name).read_text(errors='replace')[-2000:]}")
 
     async def run(self, workload: Workload, repetition: int) -> Sample:
         streams = self._stream or workload.num_requests == 1
@@ -117,14 +149,44 @@ class SetpointServer:
         return replace(sample, ttft_s=single.first_s, decode_s=single.last_s - single.first_s)
 
     def close(self) -> None:
-        self._process.terminate()
-        self._process.wait()
+        end_tree(self._process)
         self._log.close()
 
-    def _processes(self) -> dict[str, psutil.Process]:
+    def _processes(self) -> dict[str, Sequence[psutil.Process]]:
+        server = psutil.Process(self._process.pid)
+        return {"client": [psutil.Process()], "server": [server, *server.children(recursive=True)]}
+
+
+class SetpointServer(HttpServer):
+    """``setpoint serve`` on a free port."""
+
+    def __init__(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], stream: bool) -> None:
+        port = free_port()
+        command = [sys.executable, "-m", "setpoint.cli", "serve", "--port", str(port), *arguments]
+        super().__init__(name, command, port=port, environment=environment, stream=stream)
+
+    def _processes(self) -> dict[str, Sequence[psutil.Process]]:
         frontend = psutil.Process(self._process.pid)
-        (engine,) = frontend.children()
-        return {"client": psutil.Process(), "frontend": frontend, "engine": engine}
+        return {"client": [psutil.Process()], "frontend": [frontend], "engine": frontend.children()}
+
+
+def end_tree(process: subprocess.Popen[Any]) -> None:
+    """Ask a process to end, and kill what is left of it and its children after a while: nothing may work beside the next contender."""
+    try:
+        members = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        members = []
+    process.terminate()
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    _, alive = psutil.wait_procs(members, timeout=1)
+    for member in alive:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(alive, timeout=1)
 
 
 @dataclass(slots=True)
@@ -183,9 +245,18 @@ class PeerProcess:
             text=True,
         )
 
+    async def ready(self) -> None:
+        """A first line says that it has loaded."""
+        try:
+            line = await asyncio.wait_for(asyncio.to_thread(self._read), START_TIMEOUT_S)
+        except TimeoutError:
+            raise StartError(f"{self.name} was not ready after {START_TIMEOUT_S:.0f} s") from None
+        if line is None:
+            raise StartError(f"{self.name} ended; the end of its log:\n{Path(self._log.name).read_text()[-2000:]}")
+
     async def run(self, workload: Workload, repetition: int) -> Sample:
         job = {"prompts": workload.prompts(repetition), "num_outputs": workload.output_tokens}
-        meter = CpuMeter({"client": psutil.Process(), "peer": psutil.Process(self._process.pid)})
+        meter = CpuMeter({"client": [psutil.Process()], "peer": [psutil.Process(self._process.pid)]})
         answer = await asyncio.to_thread(self._ask, json.dumps(job))
         if answer is None:
             return Sample(0.0, errors=(f"the process ended:\n{Path(self._log.name).read_text()[-2000:]}",))
@@ -196,18 +267,26 @@ class PeerProcess:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):  # it still holds what a process that ended could not be told
+            self._process.stdin.close()
+        self._process.stdout.close()
         self._log.close()
 
     def _ask(self, line: str) -> dict[str, Any] | None:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             return None
-        answer = self._process.stdout.readline()
-        return json.loads(answer) if answer else None
+        return self._read()
+
+    def _read(self) -> dict[str, Any] | None:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return json.loads(line) if line else None
 
 
 def transformers_peer(folder: str, *, num_threads: int) -> PeerProcess:
@@ -227,7 +306,7 @@ def parse_variant(text: str) -> tuple[str, list[str], dict[str, str]]:
     return name, words[num_env:], dict(word.split("=", 1) for word in words[:num_env])
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -110,8 +110,8 @@ class Report:
                         lines.append(f"{head} failed | | |")
                         continue
                     versus = "" if contender == base or not ours else str(Comparison(ours, values, metric.higher_is_better))
-                    spread = f"{_number(min(values))} – {_number(max(values))}"
-                    lines.append(f"{head} {_number(statistics.median(values))} | {spread} | {versus} |")
+                    spread = f"{number(min(values))} – {number(max(values))}"
+                    lines.append(f"{head} {number(statistics.median(values))} | {spread} | {versus} |")
         return "\n".join(lines)
 
     def cpu_table(self) -> str:
@@ -143,5 +143,5 @@ class Report:
         return sentences
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

