@@ -38,15 +38,15 @@ def llama_cpp(folder: Path, kind: str, precision: str, num_threads: int) -> Peer
         return [
             str(folder / "build" / "bin" / "llama-server"),
             *("--model", str(folder / f"{kind}.gguf"), "--host", "127.0.0.1", "--port", str(port)),
-            # Without it the batch's threads are the machine's logical cores.
+            # As many as everybody, for prompts too.
             *("--threads", str(num_threads), "--threads-batch", str(num_threads)),
             # A slot per request, so that nothing queues; the context is divided between the slots.
             *("--parallel", str(NUM_SLOTS), "--cont-batching", "--ctx-size", str(NUM_SLOTS * SLOT_TOKENS)),
-            # One cache for all slots makes every row attend over everybody's cells: W3 did not end within 200 s.
+            # With one cache for all slots W3 did not end within 200 s.
             "--no-kv-unified",
             # On a CPU it gains up to a quarter in prefill (pp512 1,386 against 1,091 tok/s).
             *("--flash-attn", "on"),
-            # Temperature 0 is greedy; the default chain would sort the vocabulary first.
+            # Temperature 0 is greedy; the default chain runs all other samplers first.
             *("--samplers", "temperature"),
             # No prompt comes again after its slot is reused: keeping them would only copy.
             *("--cache-ram", "0"),
@@ -63,7 +63,7 @@ def vllm(folder: Path, model: str, *, name: str, precision: str, num_threads: in
             *("-m", "vllm.entrypoints.openai.api_server"),
             *("--model", model, "--served-model-name", "default", "--host", "127.0.0.1", "--port", str(port)),
             *("--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", str(NUM_SLOTS)),
-            # A prompt of W4's batch per step is enough to keep two cores busy; the prefix cache is on by default.
+            # Four of W4's prompts per step: large products. The prefix cache is on by default.
             *("--max-num-batched-tokens", "2048"),
             # A line per request costs the API process time.
             "--disable-uvicorn-access-log",
