@@ -53,11 +53,12 @@ class Batch:
         self.stop = asyncio.Event()
         self.num_read = 0
         self.run_: BatchRun | None = None
+        self.tally: Tally | None = None
 
     async def run(self) -> Tally:
         with closing(JsonlSource(self._out.with_name("in.jsonl"))) as source, Journal(self._out) as journal:
             survey = source.survey()
-            tally = Tally(survey.num_requests)
+            self.tally = tally = Tally(survey.num_requests)
             done = journal.recover(survey, tally, in_order=self._keep_order)
             output = InOrder(journal, after=done.last) if self._keep_order else AsTheyCome(journal)
             self.run_ = BatchRun(self._service, journal, output, tally, digest=survey.digest)
@@ -292,6 +293,27 @@ def test_stopping_lets_open_requests_end_and_begins_none(serve: Serve, tmp_path:
         assert len(set(ids(out))) == len(ids(out)) == 500
 
     serve(scenario, FakeEngine(step_s=0.002))
+
+
+def test_tokens_of_open_requests_count_at_once(serve: Serve, tmp_path: Path) -> None:
+    body = {"prompt": "p", "max_tokens": 40, "n": 2}
+    out = write(tmp_path, [line(number, body=body) for number in range(3)])
+
+    async def scenario(server: Any) -> None:
+        batch = Batch(server, out)
+        running = asyncio.create_task(batch.run())
+        seen = 0
+        while not running.done():
+            await asyncio.sleep(0.005)
+            if batch.run_ is not None and batch.tally is not None and not batch.tally.num_done:
+                batch.run_.look()
+                seen = max(seen, batch.tally.open_output_tokens)
+        tally = await running
+        assert 2 <= seen <= 240
+        batch.run_.look()
+        assert (tally.open_output_tokens, tally.output_tokens) == (0, 240)
+
+    serve(scenario, FakeEngine(step_s=0.005))
 
 
 def test_a_drain_has_an_end(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,7 @@ class _Batch:
             for task in (showing, at_once):
                 task.cancel()
             if working.done():
+                run.look()
                 shown.show(self.tally, run.view)
                 working.result()
             else:
@@ -148,5 +149,6 @@ class _Signals:
 
 async def _show(shown: Display, run: BatchRun, tally: Tally) -> None:
     while True:
+        run.look()
         shown.show(tally, run.view)
         await asyncio.sleep(EVERY_S)

@@ -38,7 +38,7 @@ def status(tally: Tally, view: EngineView) -> str:
         f"{tally.num_done}/{tally.num_requests}",
         f"{tally.num_failed} failed",
         f"{tally.prompt_tokens / tally.elapsed_s:.0f} tok/s in",
-        f"{tally.output_tokens / tally.elapsed_s:.0f} tok/s out",
+        f"{(tally.output_tokens + tally.open_output_tokens) / tally.elapsed_s:.0f} tok/s out",
         f"ETA {_clock(tally.eta_s)}",
         f"usage {view.token_usage:.2f}",
         f"{view.num_running} running",

@@ -16,6 +16,7 @@ from setpoint.batch.output import Output
 from setpoint.batch.tally import Tally
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.frontend.feed import EngineView, Gate
+from setpoint.frontend.jobs import Job
 from setpoint.frontend.openai.apis import openai_apis
 from setpoint.frontend.openai.replies import Exchange
 from setpoint.frontend.service import Service
@@ -39,6 +40,8 @@ class BatchRun:
         self.view = EngineView(service.engine)
         self._gate = Gate(self.view)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._jobs: set[Job] = set()
+        """Submitted and not yet answered."""
         self._failure: BaseException | None = None
         """What ended a task, and so ends the run."""
 
@@ -66,6 +69,10 @@ class BatchRun:
             for task in (*self._tasks, *background):
                 task.cancel()
             await asyncio.gather(*self._tasks, *background, return_exceptions=True)
+
+    def look(self) -> None:
+        """Bring the tally's count of open requests' tokens up to date."""
+        self._tally.open_output_tokens = sum(output.num_outputs for job in self._jobs for output in job.outputs)
 
     async def _feed(self, entries: Iterable[Entry], stop: asyncio.Event) -> None:
         for count, entry in enumerate(entries):
@@ -104,7 +111,11 @@ class BatchRun:
             self._gate.opened(len(exchange.job.outputs) - 1, 0)
             num_seqs = len(exchange.job.outputs)
             with exchange.job:
-                reply = await exchange.complete()
+                self._jobs.add(exchange.job)
+                try:
+                    reply = await exchange.complete()
+                finally:
+                    self._jobs.discard(exchange.job)
             usage = reply.get("usage") or {}
             self._tally.prompt_tokens += usage.get("prompt_tokens", 0)
             self._tally.output_tokens += usage.get("completion_tokens", 0)

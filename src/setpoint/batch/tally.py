@@ -27,6 +27,8 @@ class Tally:
     prompt_tokens: int = 0
     """Of requests that this run answered, like ``output_tokens``."""
     output_tokens: int = 0
+    open_output_tokens: int = 0
+    """Of requests that are not answered yet, as of the run's last look."""
     started_at: float = field(default_factory=time.monotonic)
     """When this run could send its first request."""
 
