@@ -20,16 +20,11 @@ from contenders import Sample
 from report import DECODE, OUTPUT, PREFILL, Metric, Report, number
 from workloads import Workload
 
-PANELS: Sequence[tuple[str, Metric, str]] = (
-    ("W1", DECODE, "one stream"),
-    ("W2", OUTPUT, "many at once"),
-    ("W3", OUTPUT, "shared prefix"),
-    ("W4", PREFILL, "prompts"),
-)
+PANELS: Sequence[tuple[str, Metric]] = (("W1", DECODE), ("W2", OUTPUT), ("W3", OUTPUT), ("W4", PREFILL))
 OURS = "setpoint"
 TEXT, OUR_BAR, THEIR_BAR, WHISKER = "#7a7f87", "#1f7ae0", "#9aa3ad", "#c2571a"
 """Text has a contrast of about 4 to 1 on white and 5 to 1 on black."""
-WIDTH, LABEL, VALUE, ROW, GAP = 860, 130, 70, 19, 34
+WIDTH, LABEL, VALUE, ROW, GAP = 860, 170, 70, 19, 34
 FONT = "font-family='system-ui, sans-serif' font-size='12'"
 
 
@@ -38,9 +33,10 @@ def svg(record: dict[str, Any]) -> str:
     workloads = {each["name"]: Workload(**each) for each in record["workloads"]}
     results = {name: {who: [Sample(**one) for one in samples] for who, samples in by.items()} for name, by in record["samples"].items()}
     report, parts, top = Report(list(workloads.values()), results), [], GAP
-    for name, metric, what in (panel for panel in PANELS if panel[0] in workloads):
-        values = {who: report.values(workloads[name], who, metric) for who in results[name]}
-        title = f"{name}, {what}: {workloads[name].what} – {metric.name}, {metric.unit}"
+    for name, metric in (each for each in PANELS if each[0] in workloads):
+        precision = {who: record["contenders"][who]["precision"] for who in results[name]}
+        values = {f"{who}, {precision[who]}": report.values(workloads[name], who, metric) for who in results[name]}
+        title = f"{name}: {workloads[name].what} – {metric.name}, {metric.unit}"
         parts.append(text(0, top - 10, title, weight="bold"))
         parts += panel(values, top)
         top += ROW * len(values) + GAP
@@ -59,7 +55,7 @@ def panel(values: dict[str, list[float]], top: int) -> list[str]:
     scale, parts = (WIDTH - LABEL - VALUE) / longest, []
     for row, (who, found) in enumerate(values.items()):
         y = top + row * ROW
-        parts.append(text(LABEL - 8, y + 12, who, anchor="end", weight="bold" if who == OURS else "normal"))
+        parts.append(text(LABEL - 8, y + 12, who, anchor="end", weight="bold" if who.startswith(OURS) else "normal"))
         if not found:
             parts.append(text(LABEL, y + 12, "failed"))
             continue

@@ -183,6 +183,7 @@ def record() -> dict[str, object]:
         "machine": {"cpu": "a <fast> one", "cpus": 2},
         "commit": "abc",
         "workloads": [asdict(W1), asdict(W2)],
+        "contenders": {"setpoint": {"precision": "bf16"}, "other": {"precision": "8 bit"}},
         "skipped": {"vLLM": "no wheel\nfor this machine"},
         "samples": {
             "W1": {"setpoint": samples(1.0, 2.0, 4.0), "other": samples(8.0)},
@@ -203,6 +204,7 @@ def test_the_chart_draws_medians_ranges_and_reasons() -> None:
     words = [each.text for each in root.iter(f"{name}text")]
     assert "vLLM: skipped: no wheel for this machine" in words
     assert "failed" in words
+    assert words.count("other, 8 bit") == 2
     assert any("a <fast> one" in str(each) for each in words)
 
 
