@@ -98,8 +98,11 @@ def test_a_second_result_is_compared(http_url: Url, folder: Path, capsys: pytest
     other.write_text((folder / "out.jsonl").read_text())
     measure(folder, url, "--compare", str(other))
     table = capsys.readouterr().out
+    assert "NOTE" not in table
     assert f"| | this, 2 runs | {other}, 1 runs | this is |" in table
     assert "(one run: nothing is known of the noise)" in table
+    measure(folder, url, "--compare", str(other), "--max-concurrency", "3", "--tag", "x")
+    assert "NOTE: not the same traffic: max_concurrency 3 (there None).\n" in capsys.readouterr().out
 
 
 def test_embeddings(http_url: Url, folder: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from setpoint.config.bench import ServingOptions
+from setpoint.config.bench import RESULTS, TARGET, ServingOptions
+from setpoint.config.declare import Option, declared
 from setpoint.core.errors import ConfigError
 
 WIDTH = 50
@@ -151,6 +152,12 @@ def _write(path: str, line: bytes) -> None:
         raise ConfigError(f"--output-file {path} cannot be written: {error.strerror}.") from None
 
 
+_NOT_TRAFFIC = {
+    field.name for field in declared(ServingOptions, Option) if field.about.group in (TARGET, RESULTS) and field.name != "backend"
+}
+"""Options that may differ between two results that are compared."""
+
+
 class Comparison:
     """Results of other runs, to be set beside these."""
 
@@ -169,7 +176,15 @@ class Comparison:
             mine, theirs = ([float(one[key]) for one in results if one.get(key)] for results in (ours, self._others))
             if mine and theirs:
                 lines.append(f"| {name} | {_range(mine)} | {_range(theirs)} | {verdict(mine, theirs, more_is_better)} |")
-        return "\n".join(lines)
+        return "\n".join([*lines, *_unlike(result, self._others[-1])])
+
+
+def _unlike(result: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """One line that names the options in which the two differ, if any."""
+    ours, theirs = result["options"], other.get("options", {})
+    names = [name for name in ours if name not in _NOT_TRAFFIC and name in theirs and ours[name] != theirs[name]]
+    differences = ", ".join(f"{name} {ours[name]} (there {theirs[name]})" for name in names)
+    return [f"NOTE: not the same traffic: {differences}."] if names else []
 
 
 def verdict(ours: Sequence[float], theirs: Sequence[float], more_is_better: bool) -> str:

@@ -215,7 +215,7 @@ class _Bench:
             "client_cpu_share": run.cpu_s / run.duration_s,
             "client_is_bottleneck": run.cpu_s / run.duration_s >= BUSY_SHARE,
             "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "options": msgspec.to_builtins({name: value for name, value in msgspec.structs.asdict(own).items() if value != float("inf")}),
+            "options": {name: "inf" if value == float("inf") else value for name, value in msgspec.structs.asdict(own).items()},
             "server_info": server_info,
         }
         if own.cache_report:

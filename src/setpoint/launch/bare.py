@@ -5,6 +5,7 @@ Everything that decides the speed of a step (kernels, threads, data types) is re
 
 from __future__ import annotations
 
+import gc
 import os
 
 from setpoint.bench.one_batch import Subject
@@ -32,6 +33,8 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
     runner = build_runner(engine_config(config, spec, str(source.folder)))
     pages = -(-length // config.options.page_size)
     runner.allocate(num_pages=num_slots * pages, max_slots=num_slots, context_len=length)
+    gc.collect()
+    gc.freeze()  # as the engine process does: no collection walks over the model in the middle of a step
     report = runner.report
     return Subject(
         executor=InprocExecutor(runner),
