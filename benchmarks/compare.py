@@ -117,23 +117,18 @@ def entrants(args: argparse.Namespace, model: str, run: Run) -> tuple[Entrant, l
 async def compare(
     ours: Entrant, rivals: Sequence[Entrant], workloads: Sequence[Workload], run: Run, *, reps: int, patience_s: float
 ) -> None:
-    """Ours before each rival, the rivals' order reversed in every other repetition."""
+    """Ours before each rival, the rivals' order reversed in every other repetition. Within one, everybody gets the same prompts."""
     for repetition in range(reps):
-        ordered = rivals if repetition % 2 == 0 else list(reversed(rivals))
-        for number_of_turn, rival in enumerate(ordered):
-            if rival.name in run.skipped:
-                continue
-            # Every turn's prompts are its own, though no process lives to see them twice.
-            await turn(ours, workloads, repetition * len(rivals) + number_of_turn, run, patience_s)
-            await turn(rival, workloads, repetition, run, patience_s)
+        for rival in rivals if repetition % 2 == 0 else reversed(rivals):
+            if not {ours.name, rival.name} & run.skipped.keys():
+                await turn(ours, workloads, repetition, run, patience_s)
+                await turn(rival, workloads, repetition, run, patience_s)
         if not rivals:
             await turn(ours, workloads, repetition, run, patience_s)
 
 
 async def turn(entrant: Entrant, workloads: Sequence[Workload], repetition: int, run: Run, patience_s: float) -> None:
-    """Start, measure, end. One that does not start has no further turn."""
-    if entrant.name in run.skipped:
-        return
+    """Start, measure, end. One that does not start is noted as skipped."""
     began = time.perf_counter()
     contender = None
     try:
