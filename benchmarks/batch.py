@@ -6,7 +6,7 @@
 First a batch is killed with SIGKILL five times at random moments and started again: every request must end answered exactly once.
 Then batch and server take turns, each time as a fresh process with an empty cache, on the same file of random prompts. Timed is from
 the first request to the last answer; loading the model is not. The server's client keeps --concurrency requests open. A failed
-request is an error and the exit code 1. JSON goes to benchmarks/results/.
+request is an error and the exit code 1. With --name, JSON goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=600, help="requests that the HTTP client keeps open")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and moments")
     parser.add_argument("--quick", action="store_true", help="60 requests, 2 kills, one repetition")
+    parser.add_argument("--name", help="keep the figures in benchmarks/results/<date>-<name>.json; without it they are only printed")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     if args.quick:
@@ -160,6 +161,23 @@ def report(args: argparse.Namespace, tokens: int, batch: Sequence[float], server
     return [*lines, "", f"aim: batch ≥ {AIM:.0%} of the server's throughput: {verdict} ({compared})"]
 
 
+def save(args: argparse.Namespace, figures: dict[str, Any]) -> Path:
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    record = {
+        "date": date,
+        "command": ["python", "benchmarks/batch.py", *sys.argv[1:]],
+        "machine": {"cpu": cpu_name(), "cpus": os.cpu_count()},
+        "commit": commit(),
+        "versions": versions(*PACKAGES),
+        "load": {name: getattr(args, name) for name in ("requests", "input_tokens", "output_tokens", "kills", "concurrency", "seed")},
+        **figures,
+    }
+    args.results.mkdir(parents=True, exist_ok=True)
+    path: Path = args.results / f"{date}-{args.name}.json"
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
 def main() -> int:
     args = parse()
     print(f"{environment(*PACKAGES)}; load average before: {os.getloadavg()[0]:.2f}\n", flush=True)
@@ -179,21 +197,9 @@ def main() -> int:
             server.append(asyncio.run(server_seconds(requests, folder, repetition, args)))
     lines = report(args, tokens, batch, server)
     print("\n" + "\n".join(lines))
-    record = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": ["python", "benchmarks/batch.py", *sys.argv[1:]],
-        "machine": {"cpu": cpu_name(), "cpus": os.cpu_count()},
-        "commit": commit(),
-        "versions": versions(*PACKAGES),
-        "load": {name: getattr(args, name) for name in ("requests", "input_tokens", "output_tokens", "kills", "concurrency", "seed")},
-        "killed": killed,
-        "wall_s": {"batch": batch, "server": server},
-        "report": lines,
-    }
-    args.results.mkdir(parents=True, exist_ok=True)
-    path = args.results / f"{record['date']}-batch.json"
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    print(f"\nwritten: {path}")
+    if args.name is not None:
+        figures = {"killed": killed, "wall_s": {"batch": batch, "server": server}, "report": lines}
+        print(f"\nwritten: {save(args, figures)}")
     return 1 if wrong else 0
 
 

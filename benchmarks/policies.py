@@ -6,7 +6,7 @@
 Groups of requests share a prefix each and arrive mixed, all at once, and the KV pool holds the prefixes of two groups: served in order of
 arrival most requests find that others have evicted theirs. One server per policy, the default model, the same requests for each; servers
 take turns within each repetition and only one works at a time. Prompts are fresh in every repetition. A request that fails or brings
-another number of tokens makes the figures void and the exit code 1. JSON goes to benchmarks/results/.
+another number of tokens makes the figures void and the exit code 1. With --name, JSON goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=0.0, help="seconds per sample to wait for a quiet machine, and to try again")
     parser.add_argument("--quick", action="store_true", help="a tiny workload, one repetition: does everything work?")
     parser.add_argument("--model-path", help="what `setpoint serve --model-path` takes; default: the default model")
-    parser.add_argument("--name", default="policies", help="of the result file: benchmarks/results/<date>-<name>.json")
+    parser.add_argument("--name", help="keep the figures in benchmarks/results/<date>-<name>.json; without it they are only printed")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     return parser.parse_args()
 
@@ -78,7 +78,8 @@ def main() -> int:
     report = Report([workload], results)
     judged = [] if args.quick else report.judge(AIMS)
     print("\n\n".join([report.table(policies[0]), report.cpu_table(), *judged]))
-    print(f"\nwritten: {save(args, [workload], results, judged, load)}")
+    if args.name is not None:
+        print(f"\nwritten: {save(args, [workload], results, judged, load)}")
     errors = [(who, error) for who, samples in results[workload.name].items() for one in samples for error in one.errors]
     for who, error in errors[:10]:
         print(f"FAILED {who}: {error}", file=sys.stderr)

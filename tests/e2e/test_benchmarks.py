@@ -41,7 +41,7 @@ def test_a_failed_request_is_no_throughput(tmp_path: Path) -> None:
 
 
 def test_policies_reports_prefix_hits(tmp_path: Path) -> None:
-    done = run("policies.py", "--quick", "--results", str(tmp_path))
+    done = run("policies.py", "--quick", "--name", "policies", "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("*-policies.json")
     samples = json.loads(path.read_text())["samples"]["P1"]
@@ -79,7 +79,7 @@ def test_fallback_tells_what_works_and_why_not() -> None:
 
 
 def test_batch_counts_every_answer_and_times_both_ways(tmp_path: Path) -> None:
-    done = run("batch.py", "--quick", "--results", str(tmp_path))
+    done = run("batch.py", "--quick", "--name", "batch", "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "killed 2 times, with [" in done.stdout
     assert "every request answered exactly once" in done.stdout
