@@ -85,8 +85,10 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
     hidden, num_heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
     num_kv_heads = reader.positive("num_key_value_heads", num_heads)
     head_dim = reader.positive("head_dim", hidden // num_heads)
-    if num_heads % num_kv_heads or head_dim % 2:
-        reader.fail("num_key_value_heads", f"{num_heads} heads of size {head_dim} cannot share {num_kv_heads} key-value heads")
+    if num_heads % num_kv_heads:
+        reader.fail("num_key_value_heads", f"is {num_kv_heads}, among which {num_heads} attention heads cannot be divided evenly")
+    if head_dim % 2:
+        reader.fail("head_dim", f"is {head_dim}; rotary positions need an even size")
     tensors = [tensor for tensor in safetensors_file.read_headers(folder) if not wrapper or language_tensor(tensor.name)]
     tie = config.get("tie_word_embeddings", False)
     if not isinstance(tie, bool):

@@ -43,13 +43,13 @@ class Calls:
         return {**self.service.config.sampling_defaults, "max_new_tokens": None}
 
     async def generate(self, prompt: Any, sampling: Any, request: Mapping[str, Any]) -> Any:
-        return await self._generate(_generate_body({"text": prompt}, sampling, request))
+        return await self._generate(_generate_body({"text": _text(prompt)}, sampling, request))
 
     async def chat(self, messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]) -> Any:
         return await self._generate(await self._chat_body({}, messages, sampling, variables, request))
 
     def stream(self, prompt: Any, sampling: Any, request: Mapping[str, Any]) -> Pieces:
-        return self._stream(_generate_body({"text": prompt, "stream": True}, sampling, request))
+        return self._stream(_generate_body({"text": _text(prompt), "stream": True}, sampling, request))
 
     async def stream_chat(self, messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]) -> Pieces:
         body = await self._chat_body({"stream": True}, messages, sampling, variables, request)
@@ -58,7 +58,7 @@ class Calls:
                 yield pieces
 
     async def encode(self, prompt: Any, request: Mapping[str, Any]) -> Any:
-        body = _body(EncodeBody, {"text": prompt}, request)
+        body = _body(EncodeBody, {"text": _text(prompt)}, request)
         prepared = await self._native.prepare_encode(body, max_sequences=None)
         return await self._run(prepared, lambda output: self._native.embedding(output, body.dimensions))
 
@@ -142,6 +142,22 @@ class Calls:
         text = chat_prompt(self.service.text, checked, variables=variables)
         # The template writes the special tokens itself.
         return (await self.service.intake.encode(text, add_special_tokens=False)).tolist()  # type: ignore[no-any-return]
+
+
+def _text(prompt: Any) -> Any:
+    """``prompt`` if it is one text, several, or none at all. Raises RequestError in the words of a call, where a body would say "text"."""
+    if prompt is None or isinstance(prompt, str):
+        return prompt
+    texts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, bytes) else None
+    if texts == []:
+        raise RequestError("prompt must not be an empty list.")
+    if texts is not None and all(isinstance(text, str) for text in texts):
+        return texts
+    if texts is not None and all(isinstance(token, int) for token in texts):
+        raise RequestError("prompt must be text; token ids are given as input_ids.")
+    raise RequestError(
+        f"prompt must be a string or a list of strings, not {type(prompt).__name__}{'' if texts is None else ' of other things'}."
+    )
 
 
 def _body(kind: type[T], fixed: dict[str, Any], request: Mapping[str, Any]) -> T:
