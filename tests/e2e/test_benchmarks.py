@@ -61,7 +61,7 @@ def test_scheduler_prints_its_table() -> None:
 def test_goldens_prints_its_table() -> None:
     done = run("goldens.py", "--only", "yarn", "--tokens", "4")
     assert done.returncode == 0, done.stderr
-    assert "| qwen3: yarn rope | native | " in done.stdout
+    assert "| qwen3: yarn rope | setpoint | " in done.stdout
     assert "| 32 of 32 over 8 prompts | 0 | " in done.stdout
     assert "llama3 rope" not in done.stdout
 
