@@ -174,23 +174,28 @@ class Job:
         self._mailbox.fail(ClientGoneError())
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
-        """What each wake-up brought, until all sequences are finished.
+        """What each wake-up brought, until all sequences are finished; at most one piece of a sequence at a time.
+
+        An output shows its present state (counts, end, latest ids): where several events of a sequence came together, the reader
+        must be done with the first before the next is fed.
 
         Raises RequestError when a sequence was aborted with an HTTP status, EngineDeadError, ClientGoneError.
         """
         while self._open:
-            pieces = []
+            pieces: dict[int, Piece] = {}
             for index, event in await self._mailbox.take():
                 output = self.outputs[index]
+                if index in pieces:
+                    yield list(pieces.values())
+                    pieces = {}
                 if index not in self._open:
                     continue  # ended by a stop string or cancelled; these events were on the way
-                piece = output.feed(event)
-                pieces.append(piece)
+                pieces[index] = output.feed(event)
                 if output.finish is not None:
                     self._end(output)
                     _raise_abort(output.finish)
             if pieces:
-                yield pieces
+                yield list(pieces.values())
         if self._is_cancelled:
             raise ClientGoneError
 

@@ -1,0 +1,53 @@
+"""A job's pieces when several events of a sequence arrive before anybody reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from setpoint.core.messages import Finish, Ready, TokenEvent, Tokens, encode
+from setpoint.core.request import Request, pack_ids
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.ipc.client import EngineClient
+from setpoint.frontend.jobs import Job
+from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.testing.byte_tokenizer import write_byte_tokenizer
+
+
+class Link:
+    """An engine whose messages the test sends."""
+
+    def start(self, receiver: Callable[[bytes], None]) -> None:
+        self.receive = receiver
+
+    def send(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_each_piece_shows_its_own_ids_and_only_the_last_one_the_end(tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+
+    async def scenario() -> list[tuple[int, str, list[int], int, bool]]:
+        link = Link()
+        client = EngineClient(link)
+        client.start()
+        link.receive(encode(Ready({})))
+        requests = [Request(rid=rid, prompt_ids=pack_ids([1]), sampling=SamplingParams()) for rid in "ab"]
+        with Job(client, tokenizer, requests, on_finish=lambda output: None) as job:
+            # One message per step, all here before the reader wakes up.
+            link.receive(encode(Tokens([TokenEvent("a", [65], num_outputs=1), TokenEvent("b", [75], num_outputs=1)])))
+            link.receive(encode(Tokens([TokenEvent("a", [66], num_outputs=2)])))
+            last = TokenEvent("a", [67], Finish("length"), num_outputs=3)
+            link.receive(encode(Tokens([last, TokenEvent("b", [76], Finish("length"), num_outputs=2)])))
+            return [
+                (piece.output.index, piece.text, piece.ids, piece.output.num_outputs, piece.output.finish is not None)
+                async for pieces in job.pieces()
+                for piece in pieces
+            ]
+
+    pieces = asyncio.run(scenario())
+    assert [piece[1:] for piece in pieces if piece[0] == 0] == [("A", [65], 1, False), ("B", [66], 2, False), ("C", [67], 3, True)]
+    assert [piece[1:] for piece in pieces if piece[0] == 1] == [("K", [75], 1, False), ("L", [76], 2, True)]
