@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
 import random
@@ -30,7 +29,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-from machine import commit, cpu_name, environment, versions
+from machine import environment, save, versions
 from report import Comparison
 
 from setpoint.testing.server import running_server
@@ -161,26 +160,10 @@ def report(args: argparse.Namespace, tokens: int, batch: Sequence[float], server
     return [*lines, "", f"aim: batch ≥ {AIM:.0%} of the server's throughput: {verdict} ({compared})"]
 
 
-def save(args: argparse.Namespace, figures: dict[str, Any]) -> Path:
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    record = {
-        "date": date,
-        "command": ["python", "benchmarks/batch.py", *sys.argv[1:]],
-        "machine": {"cpu": cpu_name(), "cpus": os.cpu_count()},
-        "commit": commit(),
-        "versions": versions(*PACKAGES),
-        "load": {name: getattr(args, name) for name in ("requests", "input_tokens", "output_tokens", "kills", "concurrency", "seed")},
-        **figures,
-    }
-    args.results.mkdir(parents=True, exist_ok=True)
-    path: Path = args.results / f"{date}-{args.name}.json"
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    return path
-
-
 def main() -> int:
     args = parse()
-    print(f"{environment(*PACKAGES)}; load average before: {os.getloadavg()[0]:.2f}\n", flush=True)
+    load_before = os.getloadavg()[0]
+    print(f"{environment(*PACKAGES)}; load average before: {load_before:.2f}\n", flush=True)
     batch: list[float] = []
     server: list[float] = []
     with tempfile.TemporaryDirectory() as name:
@@ -198,8 +181,10 @@ def main() -> int:
     lines = report(args, tokens, batch, server)
     print("\n" + "\n".join(lines))
     if args.name is not None:
-        figures = {"killed": killed, "wall_s": {"batch": batch, "server": server}, "report": lines}
-        print(f"\nwritten: {save(args, figures)}")
+        load = {name: getattr(args, name) for name in ("requests", "input_tokens", "output_tokens", "kills", "concurrency", "seed")}
+        figures = {"load": load, "killed": killed, "wall_s": {"batch": batch, "server": server}, "report": lines}
+        path = save(args.results, args.name, figures, packages=versions(*PACKAGES), load=load_before)
+        print(f"\nwritten: {path}")
     return 1 if wrong else 0
 
 

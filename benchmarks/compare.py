@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
-import json
 import os
 import shlex
 import signal
@@ -29,7 +27,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from contenders import Contender, HttpServer, SetpointServer, StartError, free_port, parse_variant, transformers_peer
-from machine import commit, cpu_name, environment, versions
+from machine import environment, save, versions
 from peers.catalog import Peer, catalog, installed_versions, missing
 from peers.install import DEFAULT_DIR
 from report import DECODE, OUTPUT, PREFILL, TTFT, WALL, Comparison, Metric, Report, Results, number
@@ -181,24 +179,15 @@ def one_line(reason: str, limit: int = 160) -> str:
     return line if len(line) <= limit else f"{line[: limit // 2]} … {line[-limit // 2 :]}"
 
 
-def save(args: argparse.Namespace, everybody: Sequence[Entrant], workloads: Sequence[Workload], run: Run, load: float) -> Path:
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    record = {
-        "date": date,
-        "command": ["python", "benchmarks/compare.py", *sys.argv[1:]],
-        "machine": {"cpu": cpu_name(), "cpus": os.cpu_count(), "load_average_before": load},
-        "commit": commit(),
-        "versions": versions(*PACKAGES) | installed_versions(args.peers_dir),
+def keep(args: argparse.Namespace, everybody: Sequence[Entrant], workloads: Sequence[Workload], run: Run, load: float) -> Path:
+    figures = {
         "workloads": [asdict(workload) for workload in workloads],
         "contenders": {each.name: {"precision": each.precision, **each.description} for each in everybody},
         "skipped": run.skipped,
         "start_s": run.start_s,
         "samples": {name: {who: [asdict(one) for one in samples] for who, samples in by.items()} for name, by in run.results.items()},
     }
-    args.results.mkdir(parents=True, exist_ok=True)
-    path: Path = args.results / f"{date}-{args.name}.json"
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    return path
+    return save(args.results, args.name, figures, packages=versions(*PACKAGES) | installed_versions(args.peers_dir), load=load)
 
 
 def main() -> int:
@@ -228,7 +217,7 @@ def main() -> int:
     for name, pin in installed_versions(args.peers_dir).items():
         print(f"{name} {pin}")
     if args.name is not None:
-        print(f"\nwritten: {save(args, [ours, *rivals], workloads, run, load)}")
+        print(f"\nwritten: {keep(args, [ours, *rivals], workloads, run, load)}")
     failed = any(sample.errors for by in run.results.values() for samples in by.values() for sample in samples)
     return 0 if whole and not failed and ours.name not in run.skipped else 1
 

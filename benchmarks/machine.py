@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
 import platform
 import subprocess
+import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -55,3 +60,23 @@ def busy_cpu_s() -> float:
 def is_quiet(within_s: float = 1.0, *, busy_share: float = 0.07) -> bool:
     """Whether at most ``busy_share`` of the CPUs was in use during the next ``within_s`` seconds."""
     return psutil.cpu_percent(interval=within_s) <= 100 * busy_share
+
+
+def save(folder: Path, name: str, figures: Mapping[str, Any], *, packages: Mapping[str, str], load: float) -> Path:
+    """Keep ``figures`` in folder/<date>-<name>.json with what they belong to: command, machine, commit and ``packages`` (``versions``).
+
+    load: the load average before the measurement.
+    """
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    record = {
+        "date": date,
+        "command": ["python", *sys.argv],
+        "machine": {"cpu": cpu_name(), "cpus": os.cpu_count(), "load_average_before": load},
+        "commit": commit(),
+        "versions": dict(packages),
+        **figures,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{date}-{name}.json"
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return path

@@ -23,7 +23,7 @@ from pathlib import Path
 from contenders import SetpointServer
 from machine import environment
 from report import HITS, OUTPUT, Aim, Report, Results
-from serving import NUM_THREADS, PACKAGES, measure_workload, save
+from serving import NUM_THREADS, PACKAGES, keep, measure_workload
 from workloads import GROUPS, QUICK_GROUPS, Workload
 
 FCFS, LPM = "fcfs", "lpm"
@@ -79,7 +79,7 @@ def main() -> int:
     judged = [] if args.quick else report.judge(AIMS)
     print("\n\n".join([report.table(policies[0]), report.cpu_table(), *judged]))
     if args.name is not None:
-        print(f"\nwritten: {save(args, [workload], results, judged, load)}")
+        print(f"\nwritten: {keep(args, [workload], results, judged, load)}")
     errors = [(who, error) for who, samples in results[workload.name].items() for one in samples for error in one.errors]
     for who, error in errors[:10]:
         print(f"FAILED {who}: {error}", file=sys.stderr)

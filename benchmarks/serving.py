@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import itertools
-import json
 import os
 import shlex
 import signal
@@ -29,7 +27,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from contenders import Contender, Sample, SetpointServer, parse_variant, transformers_peer
-from machine import commit, cpu_name, environment, is_quiet, versions
+from machine import environment, is_quiet, save, versions
 from report import DECODE, OUTPUT, WALL, Aim, Report, Results
 from workloads import FULL, QUICK, Workload
 
@@ -135,22 +133,13 @@ async def quiet_sample(contender: Contender, workload: Workload, repetition: int
     raise AssertionError("unreachable")
 
 
-def save(args: argparse.Namespace, workloads: Sequence[Workload], results: Results, judged: Sequence[str], load: float) -> Path:
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    record = {
-        "date": date,
-        "command": ["python", *sys.argv],
-        "machine": {"cpu": cpu_name(), "cpus": os.cpu_count(), "load_average_before": load},
-        "commit": commit(),
-        "versions": versions(*PACKAGES),
+def keep(args: argparse.Namespace, workloads: Sequence[Workload], results: Results, judged: Sequence[str], load: float) -> Path:
+    figures = {
         "workloads": [asdict(workload) for workload in workloads],
         "aims": judged,
         "samples": {name: {who: [asdict(one) for one in samples] for who, samples in by.items()} for name, by in results.items()},
     }
-    args.results.mkdir(parents=True, exist_ok=True)
-    path: Path = args.results / f"{date}-{args.name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    return path
+    return save(args.results, args.name, figures, packages=versions(*PACKAGES), load=load)
 
 
 def main() -> int:
@@ -175,7 +164,7 @@ def main() -> int:
     judged = [] if args.quick else report.judge(AIMS)
     print("\n\n".join([report.table(OURS), report.cpu_table(), *judged]))
     if args.name is not None:
-        print(f"\nwritten: {save(args, workloads, results, judged, load)}")
+        print(f"\nwritten: {keep(args, workloads, results, judged, load)}")
     errors = [(w, who, error) for w, by in results.items() for who, samples in by.items() for one in samples for error in one.errors]
     for where, who, error in errors[:10]:
         print(f"FAILED {where} {who}: {error}", file=sys.stderr)
