@@ -84,12 +84,7 @@ def summary(run: Run) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "duration": duration,
         "completed": len(good),
-        "total_input_tokens": inputs,
-        "total_output_tokens": outputs,
-        "request_throughput": len(good) / duration,
-        "input_throughput": inputs / duration,
-        "output_throughput": outputs / duration,
-        "total_throughput": (inputs + outputs) / duration,
+        **totals(len(good), inputs, outputs, duration),
     }
     for name in SERIES:
         figures |= _spread(name, series[name])
@@ -99,6 +94,18 @@ def summary(run: Run) -> dict[str, Any]:
         "concurrency": sum(series["e2e_latency"]) / duration,
         "max_output_tokens_per_s": max(second, default=0.0),
         "max_concurrent_requests": max((count for _, count in level), default=0),
+    }
+
+
+def totals(num_requests: int, num_inputs: int, num_outputs: int, duration_s: float) -> dict[str, Any]:
+    """SGLang's keys for what was answered in ``duration_s``: tokens, and everything per second."""
+    return {
+        "total_input_tokens": num_inputs,
+        "total_output_tokens": num_outputs,
+        "request_throughput": num_requests / duration_s,
+        "input_throughput": num_inputs / duration_s,
+        "output_throughput": num_outputs / duration_s,
+        "total_throughput": (num_inputs + num_outputs) / duration_s,
     }
 
 

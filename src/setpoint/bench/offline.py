@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from setpoint.bench import report
+from setpoint.bench.metrics import totals
 from setpoint.bench.prompts import make_prompts
 from setpoint.bench.record import Prompt
 from setpoint.config.bench import OfflineOptions
@@ -60,12 +61,7 @@ def _measure(engine: Engine, own: OfflineOptions) -> dict[str, Any]:
         "dataset_name": own.dataset_name,
         "successful_requests": len(good),
         "total_latency": duration,
-        "total_input_tokens": inputs,
-        "total_output_tokens": outputs,
-        "request_throughput": len(good) / duration,
-        "input_throughput": inputs / duration,
-        "output_throughput": outputs / duration,
-        "total_throughput": (inputs + outputs) / duration,
+        **totals(len(good), inputs, outputs, duration),
         "last_gen_throughput": server_info["internal_states"][0]["last_gen_throughput"],
         "total_cached_tokens": sum(meta["cached_tokens"] for meta in good),
         "failed": failures.total(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from setpoint.checkpoint.spec import read_json
+from setpoint.checkpoint.spec import read_json, read_object
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import ModelSpec, Pooling
 from setpoint.core.request import PoolingKind
@@ -42,9 +42,7 @@ def read_pooling(folder: Path, spec: ModelSpec) -> Pooling:
 
 
 def _kind(path: Path) -> PoolingKind:
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} must hold a JSON object.")
+    config = read_object(path)
     named: Any = config.get("pooling_mode")
     if named is None:
         modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]

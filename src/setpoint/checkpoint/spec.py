@@ -77,7 +77,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
 
     Raises CheckpointError naming the key and the file for anything missing or invalid.
     """
-    config, wrapper = _language_config(folder / CONFIG_NAME, _read_json(folder / CONFIG_NAME) | (overrides or {}))
+    config, wrapper = _language_config(folder / CONFIG_NAME, read_object(folder / CONFIG_NAME) | (overrides or {}))
     family = FAMILIES.get(str(config.get("model_type", "")), Family())
     config = {**family.defaults, **config}
     reader = _Reader(folder / CONFIG_NAME, {**_usual_names(config), **config})
@@ -225,7 +225,7 @@ def _context_len(reader: _Reader, family: Family) -> int:
 def _eos_ids(folder: Path, reader: _Reader) -> tuple[int, ...]:
     """generation_config.json's ids, which list every token that ends a turn, then the config's own."""
     path = folder / GENERATION_NAME
-    generation = _Reader(path, _read_json(path)).ids("eos_token_id") if path.is_file() else ()
+    generation = _Reader(path, read_object(path)).ids("eos_token_id") if path.is_file() else ()
     return tuple(dict.fromkeys(generation + reader.ids("eos_token_id")))
 
 
@@ -250,7 +250,8 @@ def _count_planned(spec: dict[str, int], config: dict[str, Any], tie: bool, fami
     return spec["num_layers"] * layer + spec["vocab_size"] * hidden * (1 if tie else 2) + hidden
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in the file. Raises CheckpointError."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object.")

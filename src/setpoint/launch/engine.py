@@ -7,7 +7,6 @@ engine asked, engine ended, sockets. It knows nothing of HTTP, batches or termin
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -28,7 +27,7 @@ import msgspec
 from setpoint import __version__
 from setpoint.checkpoint.pooling import read_pooling
 from setpoint.checkpoint.source import DEFAULT_SAMPLING, ModelSource, locate
-from setpoint.checkpoint.spec import read_spec
+from setpoint.checkpoint.spec import GENERATION_NAME, read_object, read_spec
 from setpoint.config.check import model_overrides
 from setpoint.config.environment import EnvSettings, unread_variables
 from setpoint.config.hardware import probe_hardware
@@ -293,9 +292,9 @@ def sampling_defaults(wanted: str, source: ModelSource) -> dict[str, float]:
     if wanted != "model":
         return {}
     recommended = dict(DEFAULT_SAMPLING) if source.is_default else {}
-    path = source.folder / "generation_config.json"
+    path = source.folder / GENERATION_NAME
     if path.is_file():
-        given = json.loads(path.read_text())
+        given = read_object(path)
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         recommended |= {name: given[name] for name in names if given.get(name) is not None}
     if recommended:

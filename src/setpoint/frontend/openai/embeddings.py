@@ -6,40 +6,23 @@ import base64
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
-import msgspec
-
 from setpoint.core import request as core
-from setpoint.core.errors import RequestError
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.intake import Options, namespace, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.openai.prompts import read_prompts
+from setpoint.frontend.openai.protocol import AnyBody
 from setpoint.frontend.service import Service
 
 UNSUPPORTED = ("lora_path", "routed_dp_rank", "return_hidden_states", "stream")
 
 
-class EmbeddingBody(msgspec.Struct, kw_only=True):
+class EmbeddingBody(AnyBody, kw_only=True):
     input: str | list[Any]
-    model: str = "default"
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    rid: str | None = None
-    priority: int | None = None
-    routing_key: str | None = None
-    extra_key: str | None = None
-    cache_salt: str | None = None
-    user: str | None = None
-    """An end user's name for the provider's abuse detection; means nothing here, as in SGLang."""
-
-    def check(self) -> None:
-        """Raise RequestError (400) for what this server cannot honour."""
-        if ":" in self.model:
-            raise RequestError(f"model {self.model!r} names a LoRA adapter, which is not supported by this server yet.")
-        if self.rid == "":
-            raise RequestError("A rid must not be empty.")
 
 
 class EmbeddingApi:

@@ -29,8 +29,27 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool = False
 
 
-class CommonBody(msgspec.Struct, kw_only=True):
+class AnyBody(msgspec.Struct, kw_only=True):
+    """What the body of every OpenAI route may say of its request."""
+
     model: str = "default"
+    rid: str | None = None
+    priority: int | None = None
+    routing_key: str | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    """An end user's name for the provider's abuse detection; means nothing here, as in SGLang."""
+
+    def check(self) -> None:
+        """Raise RequestError (400) for what no engine could honour, or this one cannot yet."""
+        if ":" in self.model:
+            raise RequestError(f"model {self.model!r} names a LoRA adapter, which is not supported by this server yet.")
+        if self.rid == "":
+            raise RequestError("A rid must not be empty.")
+
+
+class CommonBody(AnyBody, kw_only=True):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     n: int | None = 1
@@ -51,28 +70,17 @@ class CommonBody(msgspec.Struct, kw_only=True):
     seed: int | None = None
     logit_bias: dict[str, float] | None = None
     response_format: dict[str, Any] | None = None
-    rid: str | None = None
-    priority: int | None = None
-    routing_key: str | None = None
-    extra_key: str | None = None
-    cache_salt: str | None = None
-    user: str | None = None
-    """An end user's name for the provider's abuse detection; means nothing here, as in SGLang."""
 
     @property
     def continuous_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def check(self) -> None:
-        """Raise RequestError (400) for what no engine could honour, or this one cannot yet."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream to be true.")
         if self.response_format is not None and self.response_format.get("type") != "text":
             raise RequestError("response_format other than text is not supported by this server yet.")
-        if ":" in self.model:
-            raise RequestError(f"model {self.model!r} names a LoRA adapter, which is not supported by this server yet.")
-        if self.rid == "":
-            raise RequestError("A rid must not be empty.")
+        super().check()
 
     def sampling(self, defaults: Mapping[str, float], *, max_new_tokens: int | None) -> SamplingParams:
         """The request's values over the model's defaults over the engine's. Raises RequestError (400)."""
