@@ -93,7 +93,7 @@ def _chat(arguments: list[str]) -> int:
 
 
 def _bench(arguments: list[str]) -> int:
-    runs = {"serving": _bench_serving, "offline": _bench_offline, "one-batch": _bench_one_batch}
+    runs = {"serving": _bench_serving, "offline": _bench_offline, "one-batch": _bench_one_batch, "quality": _bench_quality}
     which = arguments[0] if arguments else ""
     if which in runs:
         return runs[which](arguments[1:])
@@ -123,6 +123,13 @@ def _bench_one_batch(arguments: list[str]) -> int:
     from setpoint.launch.bare import bare_engine
 
     return bench_one_batch(line.own, lambda num_slots, length: bare_engine(line, env, num_slots=num_slots, length=length))
+
+
+def _bench_quality(arguments: list[str]) -> int:
+    line, env = _read("bench quality", arguments)
+    from setpoint.bench.quality import bench_quality
+
+    return bench_quality(line, env)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_of_bench_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--help"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ") and "--" not in line]
-    assert [line[:2] for line in lines] == [["bench", "serving"], ["bench", "offline"], ["bench", "one-batch"]]
+    assert [line[:2] for line in lines] == [["bench", "serving"], ["bench", "offline"], ["bench", "one-batch"], ["bench", "quality"]]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_help_of_bench_lists_its_commands(capsys: pytest.CaptureFixture[str]) ->
     [
         ([], "a command is missing"),
         (["swerve"], "unknown command 'swerve'"),
-        (["bench"], "'setpoint bench' measures one of: serving, offline, one-batch"),
+        (["bench"], "'setpoint bench' measures one of: serving, offline, one-batch, quality"),
         (["serve", "--page-sise", "3"], "unknown option --page-sise"),
         (["serve", "--port", "99999"], "--port must be at most 65535"),
     ],

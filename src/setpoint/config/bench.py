@@ -79,6 +79,17 @@ class OneBatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     output_file: Annotated[str | None, Option(RESULTS, "JSON lines; one per combination is appended.", metavar="FILE")] = None
 
 
+class QualityOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """``setpoint bench quality`` beside the engine's options."""
+
+    text_file: Annotated[str | None, Option(DATASET, "UTF-8 text to predict, instead of the texts that come along.", metavar="FILE")] = None
+    max_perplexity_change: Annotated[
+        float | None,
+        Option(RESULTS, "Exit with 3 if perplexity rises by more than this share; 0.02 is 2 %.", metavar="SHARE", low=0),
+    ] = None
+    output_file: Annotated[str | None, Option(RESULTS, "JSON lines; the result is appended.", metavar="FILE")] = None
+
+
 class ServingOptions(DatasetOptions, frozen=True, kw_only=True):
     """``setpoint bench serving``."""
 

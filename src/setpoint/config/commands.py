@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from setpoint.config.bench import OURS, OfflineOptions, OneBatchOptions, ServingOptions
+from setpoint.config.bench import OURS, OfflineOptions, OneBatchOptions, QualityOptions, ServingOptions
 from setpoint.config.declare import Field, Option, Scalar, declared
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.config.sglang_known import KNOWN
@@ -180,4 +180,14 @@ BENCH_ONE_BATCH = Command(
     sglang_flags=_of_sglang(OneBatchOptions),
     defaults={"log_level": "warning"},
 )
-COMMANDS = {command.name: command for command in (SERVE, BATCH, CHAT, BENCH_SERVING, BENCH_OFFLINE, BENCH_ONE_BATCH)}
+BENCH_QUALITY = Command(
+    name="bench quality",
+    summary="measure what a configuration loses against bf16",
+    description="Compare a configuration with the same model in plain bf16: perplexity and greedy answers on fixed texts.",
+    arguments="[MODEL] [options]",
+    positional="model_path",
+    own=QualityOptions,
+    sglang_flags=frozenset(),
+    defaults={"log_level": "warning"},
+)
+COMMANDS = {command.name: command for command in (SERVE, BATCH, CHAT, BENCH_SERVING, BENCH_OFFLINE, BENCH_ONE_BATCH, BENCH_QUALITY)}

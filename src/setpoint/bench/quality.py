@@ -1,0 +1,247 @@
+"""``setpoint bench quality``: what a configuration loses against the same model in plain bf16, on a fixed set of texts.
+
+Works on two Engines, one after the other, that are given the same ids. Perplexity and the likeliest next tokens come from the texts'
+logprobs, in windows of WINDOW tokens; greedy continuations begin at even distances in them. It knows nothing of quantization.
+
+Exit codes: 0 measured, 3 measured and above --max-perplexity-change.
+
+Definitions, with p the probability that a model gives the text's next token. Perplexity: exp(mean(-ln p)). Change: perplexity of the
+candidate by that of the reference, less 1; its error is the standard error of the mean of ln p(reference) - ln p(candidate). Mean
+|Δ ln p|: of the same differences. Top-1 agreement: the share of positions where both models find the same token likeliest. Greedy
+agreement: the share of generated tokens before an answer's first difference.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from setpoint.bench import report
+from setpoint.config.bench import QualityOptions
+from setpoint.config.commandline import CommandLine
+from setpoint.config.environment import EnvSettings
+from setpoint.core.errors import ConfigError, SetpointError
+from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.observe.logline import setup_logging
+from setpoint.offline import Engine
+
+EXCEEDED = 3
+TEXTS = Path(__file__).with_name("texts")
+"""One file per kind, written for this purpose: no model has learned them by heart."""
+REFERENCE = {"dtype": "bfloat16", "kv_cache_dtype": "auto"}
+"""Options of the engine that the other one is compared with; what is not here is the user's."""
+
+WINDOW = 512
+"""Most tokens that a prediction can look back on, and of one request."""
+PROMPT = 64
+"""Tokens before a greedy continuation."""
+ANSWER = 64
+NUM_PROMPTS = 24
+AT_ONCE = 32
+"""Windows whose logprobs are held as Python objects at the same time."""
+
+
+@dataclass(slots=True, frozen=True)
+class Windows:
+    """The texts as ids, cut into requests."""
+
+    kinds: list[str]
+    """Of each window."""
+    ids: list[list[int]]
+
+    def prompts(self, prefix: int) -> list[list[int]]:
+        """Beginnings of greedy continuations, at even distances; each has the first ``prefix`` ids of its window, which are no text."""
+        starts = np.cumsum([0, *(len(ids) - prefix for ids in self.ids)])
+        count = min(NUM_PROMPTS, max(int(starts[-1]) // PROMPT, 1))
+        found = []
+        for place in (np.arange(count) * starts[-1] // count).tolist():
+            window = int(np.searchsorted(starts, place, side="right")) - 1
+            ids = self.ids[window]
+            begin = max(min(prefix + place - int(starts[window]), len(ids) - PROMPT), prefix)
+            found.append(ids[:prefix] + ids[begin : begin + PROMPT])
+        return found
+
+
+@dataclass(slots=True, frozen=True)
+class Measured:
+    """What one engine said."""
+
+    logprobs: list[npt.NDArray[np.float64]]
+    """Per window, of its tokens but the first."""
+    likeliest: list[npt.NDArray[np.int64]]
+    """The ids that the model would have put there."""
+    answers: list[list[int]]
+    about: dict[str, Any]
+    """Data types and kernels, for the result."""
+
+
+def bench_quality(line: CommandLine, env: EnvSettings) -> int:
+    """Measure, print and record; returns the exit code. Raises SetpointError, ConfigError for texts that cannot be used."""
+    own: QualityOptions = line.own
+    options = line.options
+    if options.is_embedding:
+        raise ConfigError("--is-embedding predicts no tokens that could be compared.")
+    texts = _texts(own.text_file)
+    report.check_writable(own.output_file)
+    setup_logging(options.log_level, milliseconds=env.log_ms)
+    if options.random_seed is None:
+        options = msgspec.structs.replace(options, random_seed=0)  # dummy weights are the same for both
+    _say("the reference, in bfloat16")
+    plain = msgspec.structs.replace(options, **REFERENCE)
+    with Engine.from_options(plain, env, given=line.given | REFERENCE.keys()) as engine:
+        info = engine.get_server_info()
+        tokenizer = Tokenizer.from_folder(info["tokenizer_path"])
+        windows, prefix = cut(texts, tokenizer, min(WINDOW, info["max_req_input_len"]))
+        prompts = windows.prompts(prefix)
+        reference = measure(engine, windows, prompts)
+    _say("the candidate")
+    with Engine.from_options(options, env, given=line.given) as engine:
+        candidate = measure(engine, windows, prompts)
+    result = compare(windows, reference, candidate) | {"text_file": own.text_file, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    print(table(result))
+    if own.output_file is not None:
+        report.append(own.output_file, result)
+    return EXCEEDED if is_exceeded(result, own.max_perplexity_change) else 0
+
+
+def is_exceeded(result: Mapping[str, Any], limit: float | None) -> bool:
+    """A change that is no number exceeds every limit."""
+    return limit is not None and not result["perplexity_change"] <= limit
+
+
+def cut(texts: Mapping[str, str], tokenizer: Tokenizer, length: int) -> tuple[Windows, int]:
+    """Windows of ``length`` ids at most, and how many ids each begins with that a tokenizer puts before any text."""
+    with_specials = tokenizer.encode("a").tolist()
+    prefix = with_specials[: with_specials.index(tokenizer.encode("a", add_special_tokens=False)[0])]
+    step = length - len(prefix)
+    kinds, windows = [], []
+    for kind, text in texts.items():
+        ids = tokenizer.encode(text, add_special_tokens=False).tolist()
+        for begin in range(0, len(ids), step):
+            if len(ids) - begin > 1:
+                kinds.append(kind)
+                windows.append(prefix + ids[begin : begin + step])
+    if not windows:
+        raise ConfigError("--text-file holds too little text: fewer than two tokens.")
+    return Windows(kinds, windows), len(prefix)
+
+
+def measure(engine: Engine, windows: Windows, prompts: Sequence[list[int]]) -> Measured:
+    """Raises SetpointError if a request fails."""
+    logprobs, likeliest = [], []
+    for begin in range(0, len(windows.ids), AT_ONCE):
+        asked = windows.ids[begin : begin + AT_ONCE]
+        sampling = {"temperature": 0.0, "max_new_tokens": 0}
+        for meta in _answered(
+            engine.generate(input_ids=asked, sampling_params=sampling, return_logprob=True, logprob_start_len=0, top_logprobs_num=1)
+        ):
+            logprobs.append(np.array([value for value, _, _ in meta["input_token_logprobs"][1:]]))
+            likeliest.append(np.array([top[0][1] for top in meta["input_top_logprobs"][1:]]))
+    answers = engine.generate(input_ids=list(prompts), sampling_params={"temperature": 0.0, "max_new_tokens": ANSWER, "ignore_eos": True})
+    _answered(answers)
+    info = engine.get_server_info()
+    names = ("dtype", "kv_cache_dtype", "model_impl", "kernels", "linear_layers", "attention", "weight_bytes")
+    about = {"model": info["model_path"], **{name: info[name] for name in names}}
+    return Measured(logprobs, likeliest, [answer["output_ids"] for answer in answers], about)
+
+
+def compare(windows: Windows, reference: Measured, candidate: Measured) -> dict[str, Any]:
+    """The figures of the whole set, and of each kind of text under ``by_text``."""
+    kinds = list(dict.fromkeys(windows.kinds))
+    of_kind = {kind: [index for index, each in enumerate(windows.kinds) if each == kind] for kind in kinds}
+    pairs = list(zip(reference.answers, candidate.answers, strict=True))
+    agreed = [sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(*pair, strict=True))) for pair in pairs]
+    return {
+        **_figures(range(len(windows.ids)), reference, candidate),
+        "greedy_agreement": sum(agreed) / sum(len(answer) for answer in reference.answers),
+        "identical_answers": sum(ours == theirs for ours, theirs in pairs),
+        "num_answers": len(pairs),
+        "by_text": {kind: _figures(indices, reference, candidate) for kind, indices in of_kind.items()},
+        "reference": reference.about,
+        "candidate": candidate.about,
+    }
+
+
+def _figures(indices: Sequence[int], reference: Measured, candidate: Measured) -> dict[str, Any]:
+    before = np.concatenate([reference.logprobs[index] for index in indices])
+    after = np.concatenate([candidate.logprobs[index] for index in indices])
+    same = np.concatenate([reference.likeliest[index] == candidate.likeliest[index] for index in indices])
+    lost = before - after
+    return {
+        "num_tokens": len(before),
+        "reference_perplexity": _exp(-before.mean()),
+        "perplexity": _exp(-after.mean()),
+        "perplexity_change": _exp(lost.mean()) - 1,
+        "perplexity_change_error": float(lost.std() / math.sqrt(len(lost))),
+        "mean_abs_logprob_change": float(np.abs(lost).mean()),
+        "top1_agreement": float(same.mean()),
+    }
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Markdown, as a person reads it."""
+    lines = [
+        f"{result['reference']['model']}",
+        f"reference: {_described(result['reference'])}",
+        f"candidate: {_described(result['candidate'])}",
+        "",
+        "| text | tokens | reference perplexity | candidate | change | mean abs Δ ln p | top-1 agreement |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in {**result["by_text"], "all": result}.items():
+        change = f"{row['perplexity_change']:+.2%} ± {row['perplexity_change_error']:.2%}"
+        lines.append(
+            f"| {name} | {row['num_tokens']:,} | {row['reference_perplexity']:.3f} | {row['perplexity']:.3f} | {change} "
+            f"| {row['mean_abs_logprob_change']:.4f} | {row['top1_agreement']:.2%} |"
+        )
+    same, total = result["identical_answers"], result["num_answers"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Greedy: {result['greedy_agreement']:.1%} of the tokens before the first difference; {same} of {total} answers identical.",
+        ]
+    )
+
+
+def _described(about: Mapping[str, Any]) -> str:
+    weights = f"{about['weight_bytes'] / 1e6:.1f} MB"
+    return f"dtype {about['dtype']}, KV cache {about['kv_cache_dtype']}, linear layers {about['linear_layers']}, weights {weights}"
+
+
+def _exp(value: float) -> float:
+    return float(np.exp(min(value, 700.0)))  # a larger one would not be a float
+
+
+def _answered(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    metas = [answer["meta_info"] for answer in answers]
+    failed = [meta["finish_reason"]["message"] for meta in metas if meta["finish_reason"]["type"] == "abort"]
+    if failed:
+        raise SetpointError(f"{len(failed)} of {len(metas)} requests failed: {failed[0]}")
+    return metas
+
+
+def _texts(path: str | None) -> dict[str, str]:
+    """Kind -> text: ours, or the user's under its file's name."""
+    if path is None:
+        return {file.stem: file.read_text(encoding="utf-8") for file in sorted(TEXTS.glob("*.txt"))}
+    try:
+        return {Path(path).name: Path(path).read_text(encoding="utf-8")}
+    except OSError as error:
+        raise ConfigError(f"--text-file {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--text-file {path} is not UTF-8 text.") from None
+
+
+def _say(what: str) -> None:
+    print(f"bench: measuring {what}", file=sys.stderr, flush=True)
