@@ -119,10 +119,15 @@ def _bench_offline(arguments: list[str]) -> int:
 
 def _bench_one_batch(arguments: list[str]) -> int:
     line, env = _read("bench one-batch", arguments)
+    from setpoint.bench.breakdown import engine_turns
     from setpoint.bench.one_batch import bench_one_batch
     from setpoint.launch.bare import bare_engine
 
-    return bench_one_batch(line.own, lambda num_slots, length: bare_engine(line, env, num_slots=num_slots, length=length))
+    return bench_one_batch(
+        line.own,
+        lambda num_slots, length: bare_engine(line, env, num_slots=num_slots, length=length),
+        lambda shapes: engine_turns(line, env, shapes),
+    )
 
 
 def _bench_quality(arguments: list[str]) -> int:

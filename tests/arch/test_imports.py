@@ -58,6 +58,7 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
         {"httptools", "msgspec", "numpy", "rich", "uvloop"},
     ),
     "bench.offline": ({"bench", "config", "core", "observe", "frontend.text", "offline"}, {"msgspec"}),
+    "bench.breakdown": ({"bench", "config", "core", "frontend.text", "offline"}, set()),
     "bench.quality": ({"bench", "config", "core", "observe", "frontend.text", "offline"}, {"msgspec", "numpy"}),
     "chat": ({"config", "core", "observe", "offline"}, {"httpx2", "msgspec"}),
     "offline": ({"config", "core", "frontend.calls", "launch.background"}, set()),

@@ -61,11 +61,13 @@ def test_every_language_of_a_server(http_url: Url, folder: Path, backend: str, m
     assert "pool" in result["server_info"]["internal_states"][0]
 
 
-def test_options_reach_the_server(http_url: Url, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_reach_the_server(http_url: Url, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = letters()
     more = ["--tokenize-prompt", "--dataset-name", "random-ids", "--max-concurrency", "2", "--warmup-requests", "0", "--cache-report"]
     more += ["--extra-request-body", '{"rid": null, "priority": 3}', "--disable-ignore-eos", "--flush-cache", "--tag", "one"]
-    result = measure(folder, http_url(engine), *more, "--goodput", "ttft:60000", "e2el:60000", "--plot-throughput")
+    result = measure(
+        folder, http_url(engine), *more, "--goodput", "ttft:60000", "e2el:60000", "--plot-throughput", "--plot", str(tmp_path / "run.svg")
+    )
     assert len(engine.submitted) == 6
     assert all(len(request.prompt()) == 12 and not request.sampling.ignore_eos for request in engine.submitted)
     assert result["max_concurrent_requests"] == 2
@@ -82,6 +84,7 @@ def test_options_reach_the_server(http_url: Url, folder: Path, capsys: pytest.Ca
         assert label in printed
     assert "Output tokens per second (highest: " in printed
     assert "Concurrency (highest: " in printed
+    assert "6 requests in " in (tmp_path / "run.svg").read_text()
 
 
 def test_a_rate_spreads_the_requests(http_url: Url, folder: Path) -> None:
@@ -239,6 +242,7 @@ def test_a_server_that_dies_in_the_middle(folder: Path) -> None:
         (["--output-details"], "give --output-file", 2),
         (["--compare", "/missing"], "--compare /missing cannot be read", 2),
         (["--output-file", "/missing/out"], "--output-file /missing/out cannot be written", 2),
+        (["--plot", "/missing/run.svg"], "--plot /missing/run.svg cannot be written", 2),
         (["--page-size", "1"], "unknown option --page-size", 2),
         (["--gsp", "1"], "--gsp is ambiguous", 2),
         (["what"], "unexpected argument", 2),

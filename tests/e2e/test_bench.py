@@ -78,7 +78,7 @@ def test_offline_counts_what_was_asked(tiny_model: Path, tmp_path: Path) -> None
 def test_one_batch_times_every_combination(tiny_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     lists = ["--batch-size", "1", "3", "--input-len", "8", "70", "--output-len", "5", "--chunked-prefill-size", "64"]
-    done = bench("one-batch", str(tiny_model), "--dtype", "float32", *lists, "--output-file", str(out))
+    done = bench("one-batch", str(tiny_model), "--dtype", "float32", *lists, "--breakdown", "--output-file", str(out))
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(row["batch_size"], row["input_len"], row["output_len"]) for row in rows] == [(1, 8, 5), (1, 70, 5), (3, 8, 5), (3, 70, 5)]
@@ -87,7 +87,17 @@ def test_one_batch_times_every_combination(tiny_model: Path, tmp_path: Path) -> 
         assert min(row["prefill_latencies"] + row["decode_latencies"]) > 0
         assert row["median_decode_throughput"] == pytest.approx(row["batch_size"] / row["median_decode_latency"])
         assert (row["chunk_tokens"], row["dtype"]) == (64, "float32")
-    assert len(done.stdout.splitlines()) == 5
+        for phase, latency in (("prefill", "prefill_latency"), ("decode", "median_decode_latency")):
+            parts = row["breakdown"][phase]["parts"]
+            seconds = {name: part["seconds"] for name, part in parts.items()}
+            assert set(seconds) == {"linear", "head", "attention", "elementwise", "sampling", "rest", "scheduling", "messages", "step"}
+            assert all(seconds[name] > 0 for name in seconds if name != "rest")
+            assert seconds["step"] == pytest.approx(sum(seconds.values()) - seconds["step"])
+            assert seconds["step"] >= row[latency]
+            assert parts["linear"]["bound_s"] > 0
+            assert row["breakdown"][phase]["engine_s"] > 0
+        assert row["limits"]["flops"].keys() == {"float32"}
+    assert done.stdout.count("| linear layers |") == 2 * 4
     refused = bench("one-batch", str(tiny_model), "--input-len", "4096")
     assert refused.returncode == 2
     assert "add up to 4112, more than the context of 4096 tokens" in refused.stderr

@@ -7,36 +7,45 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from setpoint import Engine
-from setpoint.bench.quality import Measured, Windows, compare, cut, measure
+from setpoint.bench.quality import compare, cut, measure
 from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.testing.server import ServerProcess
 
 TEXT = "The quick brown fox jumps over the lazy dog; 12 boxing wizards, 34 quartz sphinxes. " * 6
 
 
-def asked(folder: Path) -> tuple[Windows, list[list[int]]]:
-    windows, prefix = cut({"mine.txt": TEXT}, Tokenizer.from_folder(folder), 256)
-    return windows, windows.prompts(prefix)
+class Served:
+    """A running server as an Engine."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server = server
+
+    def generate(self, **request: Any) -> Any:
+        return self._server.generate(**request)
+
+    def get_server_info(self) -> Any:
+        return httpx.get(f"{self._server.url}/server_info").json()
 
 
-def answers(folder: Path, windows: Windows, prompts: list[list[int]]) -> Measured:
-    with Engine(str(folder), dtype="bfloat16") as engine:
-        return measure(engine, windows, prompts)
-
-
-def test_a_damaged_model_is_much_worse(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_damaged_model_is_much_worse(tiny: ServerProcess, tiny_model: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(tiny_model, damaged)
     path = damaged / "model.safetensors"
     weights = load_file(path)
     weights |= {name: np.flip(weight, 0).copy() for name, weight in weights.items() if name.endswith("down_proj.weight")}
     save_file(weights, path, {"format": "pt"})
-    windows, prompts = asked(tiny_model)
-    result = compare(windows, answers(tiny_model, windows, prompts), answers(damaged, windows, prompts))
+    windows, prefix = cut({"mine.txt": TEXT}, Tokenizer.from_folder(tiny_model), 256)
+    prompts = windows.prompts(prefix)
+    reference = measure(Served(tiny), windows, prompts)
+    with Engine(str(damaged), dtype="float32") as engine:
+        result = compare(windows, reference, measure(engine, windows, prompts))
     assert result["mean_abs_logprob_change"] > 0.5
     assert result["greedy_agreement"] < 0.5
     assert result["top1_agreement"] < 0.5

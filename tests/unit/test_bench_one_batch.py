@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from setpoint.bench.breakdown import Turns, engine_turns, parts_of, table
 from setpoint.bench.one_batch import REPEATS, Subject, bench_one_batch
 from setpoint.config.bench import OneBatchOptions
+from setpoint.config.commandline import parse
+from setpoint.config.commands import COMMANDS
+from setpoint.config.environment import read_environment
+from setpoint.core.errors import ConfigError
 from setpoint.core.plan import OWN_LENGTH, StepPlan, TokenMasks
 from setpoint.core.result import StepResult
+from setpoint.core.work import Work
+from setpoint.offline import Engine
+from setpoint.testing.byte_tokenizer import write_byte_tokenizer
 
 DECODE_S, TOKEN_S = 0.002, 0.0005
 
@@ -40,15 +51,52 @@ class Recorder:
         pass
 
 
+class Counter:
+    """Seams that have always counted the same; and limits of round numbers."""
+
+    def __init__(self) -> None:
+        self.num_entered = 0
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        self.num_entered += 1
+        yield
+
+    def take(self) -> dict[str, Work]:
+        return {
+            "linear": Work(1e-3, num_calls=10, num_bytes=8_000_000, flops=10**6, product="bfloat16"),
+            "attention": Work(2e-4, num_calls=2, num_bytes=1000, flops=10**8, product="bfloat16"),
+            "elementwise": Work(1e-5, num_calls=5, num_bytes=5000),
+        }
+
+    def read_bytes_per_s(self, num_bytes: int) -> float:
+        return {8_001_000: 1e10, 1000: 1e11, 0: 1e11}[num_bytes]
+
+    def flops(self, product: str) -> float:
+        return {"bfloat16": 1e12}[product]
+
+    def measured(self) -> dict[str, Any]:
+        return {"threads": 2, "read_bytes_per_s": {8_000_000: 1e10}, "flops": {"bfloat16": 1e12}}
+
+
+def subject(recorder: Recorder) -> Subject:
+    counter = Counter()
+    return Subject(recorder, page_size=4, vocab_size=50, chunk_tokens=7, about={}, seams=counter, limits=counter)
+
+
+def no_turns(shapes: object) -> Any:
+    raise AssertionError("no engine without --breakdown")
+
+
 def test_plans_and_times(tmp_path: Path) -> None:
     recorder, out = Recorder(), tmp_path / "out.jsonl"
 
     def build(num_slots: int, length: int) -> Subject:
         assert (num_slots, length) == (3, 14)
-        return Subject(recorder, page_size=4, vocab_size=50, chunk_tokens=7, about={})
+        return subject(recorder)
 
     own = OneBatchOptions(batch_size=(3,), input_len=(10,), output_len=(4,), output_file=str(out))
-    assert bench_one_batch(own, build) == 0
+    assert bench_one_batch(own, build, no_turns) == 0
     prefills = [plan for plan in recorder.plans if len(plan.rows) and plan.rows.starts[0] != OWN_LENGTH]
     computed: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for plan in prefills:
@@ -67,3 +115,71 @@ def test_plans_and_times(tmp_path: Path) -> None:
     assert row["median_decode_latency"] == sorted(row["decode_latencies"])[1]
     assert row["prefill_latency"] == sorted(row["prefill_latencies"])[1]
     assert row["overall_throughput"] == pytest.approx(3 * 14 / row["total_latency"])
+
+
+def test_breakdown_beside_its_bounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.jsonl"
+    own = OneBatchOptions(batch_size=(2,), input_len=(6,), output_len=(4,), breakdown=True, output_file=str(out))
+    turns = {"prefill": Turns(0.01, 1e-4, 2e-4), "decode": Turns(0.003, 1e-5, 5e-5)}
+    assert bench_one_batch(own, lambda slots, length: subject(Recorder()), lambda shapes: dict.fromkeys(shapes, turns)) == 0
+    (row,) = map(json.loads, out.read_text().splitlines())
+    decode = row["breakdown"]["decode"]["parts"]
+    assert decode["linear"]["bound_s"] == pytest.approx(8e-4), "bytes by the bandwidth over the whole step"
+    assert decode["attention"]["bound_s"] == pytest.approx(1e-4), "operations by the rate"
+    assert decode["elementwise"]["bound_s"] == pytest.approx(5e-8)
+    assert decode["rest"]["seconds"] == pytest.approx(row["median_decode_latency"] - 1e-3 - 2e-4 - 1e-5)
+    assert (decode["scheduling"]["seconds"], decode["messages"]["seconds"]) == (5e-5, 1e-5)
+    assert decode["step"]["seconds"] == pytest.approx(row["median_decode_latency"] + 6e-5)
+    assert decode["step"]["bound_s"] == pytest.approx(8e-4 + 1e-4 + 5e-8)
+    assert row["breakdown"]["decode"]["engine_s"] == 0.003
+    assert row["limits"]["flops"] == {"bfloat16": 1e12}
+    printed = capsys.readouterr().out
+    assert "| linear layers | 1,000.0 |" in printed
+    assert "| 800.0 | 80% |" in printed
+    assert "The same in a whole engine: 3,000.0 µs." in printed
+    assert "Limits of this machine with 2 threads: 10.0 GB/s over 8 MB, 1,000 GFLOP/s bfloat16." in printed
+
+
+def test_without_limits_there_are_no_bounds() -> None:
+    parts = parts_of([Counter().take()], 0.002, None, None)
+    assert {part.bound_s for part in parts.values()} == {None}
+    assert "| linear layers | 1,000.0 | 50.0% | – | – |" in table("t", parts, None)
+    assert sum(part.seconds for name, part in parts.items() if name != "step") == pytest.approx(0.002)
+
+
+def test_a_batch_that_the_engine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_byte_tokenizer(tmp_path)
+
+    class Small:
+        def get_server_info(self) -> dict[str, Any]:
+            return {"tokenizer_path": str(tmp_path), "max_running_requests": 8, "max_total_num_tokens": 1000}
+
+    monkeypatch.setattr(Engine, "from_options", lambda *args, **more: nullcontext(Small()))
+    line = parse(COMMANDS["bench one-batch"], [])
+    for shape in ((9, 4, 2), (8, 120, 6)):
+        with pytest.raises(ConfigError, match=f"--breakdown runs {shape[0]} requests of {shape[1]} .* room for 8 requests and 1000 tokens"):
+            engine_turns(line, read_environment({}), [(1, 4, 2), shape])
+
+
+def test_comparison_with_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.jsonl"
+    line = {"batch_size": 2, "input_len": 6, "output_len": 4, "prefill_latency": 1.0, "median_decode_latency": 2.0}
+    other.write_text("".join(json.dumps(line | {"median_decode_latency": latency}) + "\n" for latency in (1.0, 2.0, 3.0)))
+    own = OneBatchOptions(batch_size=(2, 3), input_len=(6,), output_len=(4,), compare=str(other))
+    assert bench_one_batch(own, lambda slots, length: subject(Recorder()), no_turns) == 0
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert head.endswith("than there: prefill  decode")
+    decode_ms, ratio = float(first.split()[5]), float(first.split()[9])
+    assert ratio == pytest.approx(2000 / decode_ms, rel=0.01)
+    assert second.endswith("not there")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("", "holds no result"), ("{}", "no 'batch_size'"), ("]", "holds no results"), (None, "cannot be read")]
+)
+def test_a_file_that_cannot_be_compared_with_is_refused_first(content: str | None, message: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    if content is not None:
+        other.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        bench_one_batch(OneBatchOptions(compare=str(other)), lambda slots, length: pytest.fail("built"), no_turns)

@@ -8,21 +8,37 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from setpoint.bench import report
+from setpoint.bench import breakdown, report
+from setpoint.bench.breakdown import PHASES, Limits, Shape, Turns
 from setpoint.config.bench import OneBatchOptions
 from setpoint.core.executor import Executor
 from setpoint.core.plan import OWN_LENGTH, Admit, PlanBuilder
 from setpoint.core.sampling import SamplingParams
+from setpoint.core.work import Work
 
+HEAD = f"{'batch':>6} {'input':>6} {'output':>6} {'prefill ms':>11} {'tok/s':>9} {'decode ms':>10} {'tok/s':>9}"
 REPEATS = 3
 WARMUP_STEPS = 2
+
+
+class Seams(Protocol):
+    """Counts what each kind of operation does."""
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Only inside is anything counted."""
+        ...
+
+    def take(self) -> dict[str, Work]:
+        """What has come together since the last call."""
+        ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,6 +52,9 @@ class Subject:
     """Most tokens of a step."""
     about: Mapping[str, Any]
     """Model and kernels, for the results."""
+    seams: Seams
+    limits: Limits | None
+    """None where the machine's cannot be measured."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,29 +65,63 @@ class Times:
     """Of whole prefills, one per repetition."""
     decodes: list[float]
     """Of each step. The context of step k is the prompt and k more tokens."""
+    works: dict[str, list[dict[str, Work]]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
+    """Of each of the above, where the seams were entered."""
 
 
-def bench_one_batch(own: OneBatchOptions, build: Callable[[int, int], Subject]) -> int:
-    """``build(num_slots, length)``: a Subject with room for that many sequences of that length. Raises SetpointError."""
+def bench_one_batch(
+    own: OneBatchOptions,
+    build: Callable[[int, int], Subject],
+    engine_turns: Callable[[Sequence[Shape]], Mapping[Shape, Mapping[str, Turns]]],
+) -> int:
+    """``build(num_slots, length)``: a Subject with room for that many sequences of that length; ``engine_turns``: what a whole engine
+    does with the batches. Raises SetpointError."""
     report.check_writable(own.output_file)
+    others = report.by_shape(own.compare) if own.compare is not None else None
+    shapes = list(product(own.batch_size, own.input_len, own.output_len))
+    turns = engine_turns(shapes) if own.breakdown else {}  # before there is a second copy of the model
     subject = build(max(own.batch_size), max(own.input_len) + max(own.output_len))
     steps = _Steps(subject)
-    print(f"{'batch':>6} {'input':>6} {'output':>6} {'prefill ms':>11} {'tok/s':>9} {'decode ms':>10} {'tok/s':>9}")
-    for batch_size, input_len, output_len in product(own.batch_size, own.input_len, own.output_len):
+    print(HEAD + (report.STEP_RATIOS if others is not None else ""))
+    for shape in shapes:
+        batch_size, input_len, output_len = shape
         steps.run(batch_size, input_len, WARMUP_STEPS)
-        result = _result(own, subject, (batch_size, input_len, output_len), steps.run(batch_size, input_len, output_len))
+        result = _result(own, subject, shape, steps.run(*shape))
+        ratios = report.step_ratios(result, others.get(shape, [])) if others is not None else ""
         print(
             f"{batch_size:>6} {input_len:>6} {output_len:>6} {result['prefill_latency'] * 1e3:>11.2f} {result['prefill_throughput']:>9.0f} "
-            f"{result['median_decode_latency'] * 1e3:>10.3f} {result['median_decode_throughput']:>9.1f}",
+            f"{result['median_decode_latency'] * 1e3:>10.3f} {result['median_decode_throughput']:>9.1f}{ratios}",
             flush=True,
         )
+        if own.breakdown:
+            result |= _breakdown(subject, result, steps.run(*shape, seams=subject.seams), turns[shape])
         if own.output_file is not None:
             report.append(own.output_file, result)
     subject.executor.shutdown()
     return 0
 
 
-def _result(own: OneBatchOptions, subject: Subject, shape: tuple[int, int, int], times: Times) -> dict[str, Any]:
+def _breakdown(subject: Subject, result: Mapping[str, Any], times: Times, turns: Mapping[str, Turns]) -> dict[str, Any]:
+    """Prints the tables; -> what the result gets. The times of the whole are those without the seams' timers."""
+    found: dict[str, Any] = {}
+    whole = {"prefill": result["prefill_latency"], "decode": result["median_decode_latency"]}
+    titles = {
+        "prefill": f"Prefill of {result['batch_size']} x {result['input_len']} tokens",
+        "decode": f"Decode step of {result['batch_size']}, median of {len(times.decodes)}",
+    }
+    for phase in PHASES:
+        parts = breakdown.parts_of(times.works[phase], whole[phase], subject.limits, turns[phase])
+        found[phase] = breakdown.as_json(parts, turns[phase])
+        print("\n".join(breakdown.table(titles[phase], parts, turns[phase])))
+    limits = None if subject.limits is None else subject.limits.measured()
+    print(
+        f"\n{breakdown.described(limits) if limits is not None else 'No bounds: the limits of this machine cannot be measured.'}\n",
+        flush=True,
+    )
+    return {"breakdown": found, "limits": limits}
+
+
+def _result(own: OneBatchOptions, subject: Subject, shape: Shape, times: Times) -> dict[str, Any]:
     """In the names of SGLang's ``bench_one_batch``, in seconds and tokens per second; then ours."""
     batch_size, input_len, output_len = shape
     prefill, decode = statistics.median(times.prefills), statistics.median(times.decodes)
@@ -99,18 +152,23 @@ class _Steps:
         self._num_steps = 0
         self._rng = np.random.default_rng(0)
 
-    def run(self, batch_size: int, input_len: int, output_len: int) -> Times:
-        slots = range(batch_size)
-        prefills = [self._prefill(slots, input_len, input_len + output_len) for _ in range(REPEATS)]
-        decodes = []
-        for _ in range(output_len - 1):
-            plan = self._plan()
-            for slot in slots:
-                plan.add_row(slot, slot, OWN_LENGTH, 1, True)
-            decodes.append(self._time(plan))
-        plan = self._plan()
-        self._time(plan, releases=tuple(slots))
-        return Times(prefills, decodes)
+    def run(self, batch_size: int, input_len: int, output_len: int, *, seams: Seams | None = None) -> Times:
+        """With ``seams`` entered, if given."""
+        slots, times = range(batch_size), Times([], [])
+        with seams.entered() if seams is not None else nullcontext():
+            for _ in range(REPEATS):
+                times.prefills.append(self._prefill(slots, input_len, input_len + output_len))
+                if seams is not None:
+                    times.works["prefill"].append(seams.take())
+            for _ in range(output_len - 1):
+                plan = self._plan()
+                for slot in slots:
+                    plan.add_row(slot, slot, OWN_LENGTH, 1, True)
+                times.decodes.append(self._time(plan))
+                if seams is not None:
+                    times.works["decode"].append(seams.take())
+        self._time(self._plan(), releases=tuple(slots))
+        return times
 
     def _prefill(self, slots: range, input_len: int, length: int) -> float:
         """Admits the slots anew; seconds of the steps that compute their prompts and sample a first token each."""

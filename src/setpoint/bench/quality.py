@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -136,7 +136,16 @@ def cut(texts: Mapping[str, str], tokenizer: Tokenizer, length: int) -> tuple[Wi
     return Windows(kinds, windows), len(prefix)
 
 
-def measure(engine: Engine, windows: Windows, prompts: Sequence[list[int]]) -> Measured:
+class Answers(Protocol):
+    """What is used of an Engine."""
+
+    @property
+    def generate(self) -> Callable[..., Any]: ...
+
+    def get_server_info(self) -> dict[str, Any]: ...
+
+
+def measure(engine: Answers, windows: Windows, prompts: Sequence[list[int]]) -> Measured:
     """Raises SetpointError if a request fails."""
     logprobs, likeliest = [], []
     for begin in range(0, len(windows.ids), AT_ONCE):

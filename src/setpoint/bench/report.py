@@ -133,23 +133,28 @@ def plot(title: str, values: Sequence[float]) -> list[str]:
     return [f"{title} (highest: {top:.0f}; {per_column} s per column)", bars]
 
 
-def check_writable(path: str | None) -> None:
+def check_writable(path: str | None, *, flag: str = "--output-file") -> None:
     """Before the work, not after it. Raises ConfigError."""
     if path is not None:
-        _write(path, b"")
+        _write(path, b"", "ab", flag)
 
 
 def append(path: str, result: Mapping[str, Any]) -> None:
     """One more line. Raises ConfigError."""
-    _write(path, msgspec.json.encode(result) + b"\n")
+    _write(path, msgspec.json.encode(result) + b"\n", "ab", "--output-file")
 
 
-def _write(path: str, line: bytes) -> None:
+def write_plot(path: str, picture: str) -> None:
+    """Raises ConfigError."""
+    _write(path, picture.encode(), "wb", "--plot")
+
+
+def _write(path: str, content: bytes, mode: str, flag: str) -> None:
     try:
-        with Path(path).open("ab") as file:
-            file.write(line)
+        with open(path, mode) as file:
+            file.write(content)
     except OSError as error:
-        raise ConfigError(f"--output-file {path} cannot be written: {error.strerror}.") from None
+        raise ConfigError(f"{flag} {path} cannot be written: {error.strerror}.") from None
 
 
 _NOT_TRAFFIC = {
@@ -177,6 +182,33 @@ class Comparison:
             if mine and theirs:
                 lines.append(f"| {name} | {_range(mine)} | {_range(theirs)} | {verdict(mine, theirs, more_is_better)} |")
         return "\n".join([*lines, *_unlike(result, self._others[-1])])
+
+
+STEP_RATIOS = f"   {'than there: prefill':>19} {'decode':>7}"
+"""Heading of what ``step_ratios`` writes."""
+
+
+def by_shape(path: str) -> dict[tuple[int, int, int], list[dict[str, Any]]]:
+    """The results of ``bench one-batch`` in a file, by batch size and lengths. Raises ConfigError for a file that holds none."""
+    found: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
+    try:
+        for one in _read(path, flag="--compare"):
+            found.setdefault((one["batch_size"], one["input_len"], one["output_len"]), []).append(one)
+    except KeyError as error:
+        raise ConfigError(f"--compare {path} holds no results of 'setpoint bench one-batch': no {error}.") from None
+    if not found:
+        raise ConfigError(f"--compare {path} holds no result.")
+    return found
+
+
+def step_ratios(result: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    """How many times as fast prefill and decode are as in the median of the others, which are of the same shape."""
+    if not others:
+        return f"   {'not there':>19}"
+    prefill, decode = (
+        statistics.median(other[name] for other in others) / result[name] for name in ("prefill_latency", "median_decode_latency")
+    )
+    return f"   {prefill:>17.2f} × {decode:>5.2f} ×"
 
 
 def _unlike(result: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

@@ -18,6 +18,7 @@ import msgspec
 
 from setpoint.bench import metrics, report
 from setpoint.bench.backends import BACKENDS, Wish, on_event
+from setpoint.bench.chart import serving_chart
 from setpoint.bench.http import ExchangeError, Server
 from setpoint.bench.load import arrival_times, drive
 from setpoint.bench.metrics import Run
@@ -47,6 +48,7 @@ def bench_serving(own: ServingOptions, *, api_key: str | None = None) -> int:
     """Measure, print and record; returns the exit code. Raises BenchError, ConfigError, CheckpointError."""
     bench = _Bench(own, api_key)
     report.check_writable(own.output_file)
+    report.check_writable(own.plot, flag="--plot")
     previous = report.Comparison(own.compare) if own.compare is not None else None
     _raise_file_limit()
     import uvloop
@@ -90,7 +92,10 @@ class _Bench:
         arrivals = arrival_times(len(prompts), own.request_rate, seed=own.seed)
         with progress(len(prompts)) as on_done:
             run = await drive(self._send, prompts, arrivals, limit=own.max_concurrency, on_done=on_done)
-        return self._result(run, tokenizer, await self._server_info())
+        result = self._result(run, tokenizer, await self._server_info())
+        if own.plot is not None:
+            report.write_plot(own.plot, serving_chart(run, result))
+        return result
 
     @property
     def _streams(self) -> bool:

@@ -75,8 +75,14 @@ class OneBatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: Annotated[tuple[int, ...], Option(BATCH, "Sequences side by side.", metavar="N", low=1)] = (1,)
     input_len: Annotated[tuple[int, ...], Option(BATCH, "Tokens of each prompt.", metavar="N", low=1)] = (1024,)
     output_len: Annotated[tuple[int, ...], Option(BATCH, "Tokens that each gets, one per step.", metavar="N", low=2)] = (16,)
+    breakdown: Annotated[
+        bool, Option(BATCH, "Show where the time of a step goes, beside what the machine's own limits, measured here, would allow.")
+    ] = False
     run_name: Annotated[str, Option(RESULTS, "A word of yours, kept in the results.")] = "default"
     output_file: Annotated[str | None, Option(RESULTS, "JSON lines; one per combination is appended.", metavar="FILE")] = None
+    compare: Annotated[
+        str | None, Option(RESULTS, "Such a file of another run: how many times as fast each combination is here.", metavar="FILE")
+    ] = None
 
 
 class QualityOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,8 +127,11 @@ class ServingOptions(DatasetOptions, frozen=True, kw_only=True):
     cache_report: Annotated[bool, Option(RESULTS, "Prompt tokens that came from the server's prefix cache.")] = False
     output_details: Annotated[bool, Option(RESULTS, "Every request's lengths, times and text in the output file.")] = False
     plot_throughput: Annotated[bool, Option(RESULTS, "Draw throughput and concurrency over time in the terminal.")] = False
+    plot: Annotated[
+        str | None, Option(RESULTS, "Draw throughput, requests in flight and the distribution of latencies into an SVG.", metavar="FILE")
+    ] = None
     tag: Annotated[str | None, Option(RESULTS, "A word of yours, kept in the result.")] = None
 
 
-OURS = frozenset({"--compare", "--stall-timeout"})
+OURS = frozenset({"--breakdown", "--compare", "--plot", "--stall-timeout"})
 """Flags that SGLang's benchmark tools do not have."""

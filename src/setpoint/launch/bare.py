@@ -28,6 +28,8 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
     os.environ.update(engine_environment())  # OpenMP reads it when torch is loaded
     from setpoint.engine.executor.build import build_runner
     from setpoint.engine.executor.inproc import InprocExecutor
+    from setpoint.engine.executor.seams import Seams
+    from setpoint.engine.kernels.cpu.limits import machine_limits
     from setpoint.launch.engine_process import engine_config
 
     runner = build_runner(engine_config(config, spec, str(source.folder)))
@@ -50,4 +52,6 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
             "linear_layers": report.linear,
             "attention": report.attention,
         },
+        seams=Seams(runner),
+        limits=machine_limits(config.options.device, threads=config.num_threads),
     )

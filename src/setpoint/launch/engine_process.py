@@ -34,6 +34,7 @@ from setpoint.engine.kernels.device import check_device
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc import Endpoints, EngineSocket
 from setpoint.launch.job import EngineJob, decode_job
+from setpoint.launch.turn_times import TimedExecutor, TimedLink, TurnTimes
 from setpoint.observe.logline import LogLines, gib, ready_line, setup_logging
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, RatioConfig, SchedulerConfig
@@ -92,7 +93,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
     config, spec = job.config, job.spec
     waited = time.perf_counter()
     runner, pool = _load(config, spec, job.folder)
-    executor = InprocExecutor(runner)
+    times = TurnTimes()
     lines = LogLines(decode_log_interval=config.options.decode_log_interval, device=config.options.device, started_at=time.monotonic())
     cache = KVCache(
         num_pages=pool.max_total_num_tokens // config.options.page_size,
@@ -105,13 +106,19 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
     scheduler = Scheduler(
         scheduler_config(config, pool, spec), cache, clock=WallClock(), draw_seed=lambda: rng.getrandbits(63), observer=lines
     )
+    watchdog = _watchdog(config.options.watchdog_timeout)
+
+    def beat() -> None:
+        times.turn()
+        watchdog()
+
     loop = Loop(
         scheduler,
-        executor,
-        SocketEnd(socket),
+        TimedExecutor(InprocExecutor(runner), times),
+        TimedLink(SocketEnd(socket), times),
         depth=config.overlap_depth,
-        heartbeat=_watchdog(config.options.watchdog_timeout),
-        state_info=lambda: _state_info(runner, lines),
+        heartbeat=beat,
+        state_info=lambda: _state_info(runner, lines) | {"turn_times": times.info()},
     )
     gc.collect()
     gc.freeze()

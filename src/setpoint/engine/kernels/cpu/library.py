@@ -71,6 +71,8 @@ _SIGNATURES = {
     "setpoint_linear": (_pointer,),
     "setpoint_silu_mul": (_pointer, _pointer, _i64, _i64, _i32, _i32),
     "setpoint_gelu_tanh_mul": (_pointer, _pointer, _i64, _i64, _i32, _i32),
+    "setpoint_read_memory": (_pointer, _i64, _i32),
+    "setpoint_multiply": (_i32, _i64, _i32),
 }
 
 
@@ -93,6 +95,9 @@ class Kernels:
         self.linear = library.setpoint_linear
         self.silu_mul = library.setpoint_silu_mul
         self.gelu_tanh_mul = library.setpoint_gelu_tanh_mul
+        self.read_memory = library.setpoint_read_memory
+        self.multiply = library.setpoint_multiply
+        self.multiply.restype = _i64
 
 
 def load(level: str | None = None) -> Kernels:

@@ -1,0 +1,178 @@
+"""Where the time of a step goes, and what this machine would need for it at least.
+
+Works on the ``Work`` of each kind of operation, on measured limits of the machine, and on how an engine's loop spent its turns on the
+same batch. A kind's bound is the larger of its bytes by the read bandwidth and its operations by the multiplication rate.
+
+The read bandwidth is that of as many bytes as pass before the same one is used again: those of the whole step for weights, keys and values,
+those of one call for activations, which the next layer's take the place of.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from setpoint.bench.prompts import make_prompts
+from setpoint.config.bench import OfflineOptions
+from setpoint.config.commandline import CommandLine
+from setpoint.config.environment import EnvSettings
+from setpoint.core.errors import ConfigError
+from setpoint.core.work import Work
+from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.offline import Engine
+
+Shape = tuple[int, int, int]
+"""Batch size, tokens of a prompt, tokens of an answer."""
+PHASES = ("prefill", "decode")
+STREAMED = ("linear", "head", "attention")
+"""Kinds whose bytes are used once per step."""
+COMPUTED = (*STREAMED, "elementwise", "sampling")
+LABELS = {"linear": "linear layers", "messages": "messages (IPC)"}
+
+
+class Limits(Protocol):
+    """The best this machine does with the engine's threads."""
+
+    def read_bytes_per_s(self, num_bytes: int) -> float:
+        """Reading that many bytes again and again."""
+        ...
+
+    def flops(self, product: str) -> float:
+        """Products of that type (``Work.product``) in registers."""
+        ...
+
+    def measured(self) -> dict[str, Any]:
+        """All of the above that was asked for, for the result."""
+        ...
+
+
+@dataclass(slots=True)
+class Part:
+    """One row."""
+
+    seconds: float
+    bound_s: float | None = None
+    """None where nothing bounds it, or the limits are not known."""
+    num_bytes: float = 0.0
+    flops: float = 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class Turns:
+    """How an engine's loop spent its steps with a batch; seconds of one decode step, or of the prefill of all prompts."""
+
+    seconds: float
+    messages_s: float
+    scheduling_s: float
+
+
+def parts_of(works: Sequence[Mapping[str, Work]], total_s: float, limits: Limits | None, turns: Turns | None) -> dict[str, Part]:
+    """``works``: of each repetition of what took ``total_s``. The last row, "step", is the sum of the others."""
+    parts = {}
+    means = {kind: _mean([work.get(kind, Work()) for work in works]) for kind in COMPUTED}
+    streamed = sum(means[kind].num_bytes for kind in STREAMED)
+    for kind, mean in means.items():
+        again = streamed if kind in STREAMED else mean.num_bytes // max(mean.num_calls, 1)
+        parts[kind] = Part(mean.seconds, None if limits is None else _bound(mean, again, limits), mean.num_bytes, mean.flops)
+    parts["rest"] = Part(max(total_s - sum(part.seconds for part in parts.values()), 0.0))
+    if turns is not None:
+        parts["scheduling"] = Part(turns.scheduling_s)
+        parts["messages"] = Part(turns.messages_s)
+    bounds = [part.bound_s for part in parts.values() if part.bound_s is not None]
+    parts["step"] = Part(
+        sum(part.seconds for part in parts.values()),
+        sum(bounds) if bounds else None,
+        sum(part.num_bytes for part in parts.values()),
+        sum(part.flops for part in parts.values()),
+    )
+    return parts
+
+
+def _mean(works: Sequence[Work]) -> Work:
+    """The median of the times; of the counts the mean, as they only grow with the context."""
+    return Work(
+        statistics.median(work.seconds for work in works),
+        round(statistics.fmean(work.num_calls for work in works)),
+        round(statistics.fmean(work.num_bytes for work in works)),
+        round(statistics.fmean(work.flops for work in works)),
+        works[0].product,
+    )
+
+
+def _bound(work: Work, again: int, limits: Limits) -> float:
+    reading = work.num_bytes / limits.read_bytes_per_s(again) if work.num_bytes else 0.0
+    multiplying = work.flops / limits.flops(work.product) if work.product else 0.0
+    return max(reading, multiplying)
+
+
+def table(title: str, parts: Mapping[str, Part], turns: Turns | None) -> list[str]:
+    """Markdown."""
+    whole = parts["step"].seconds
+    lines = ["", title, "", "| part | µs | share | bound µs | of bound |", "|---|---|---|---|---|"]
+    for name, part in parts.items():
+        bound = "– | –" if part.bound_s is None else f"{part.bound_s * 1e6:,.1f} | {part.bound_s / max(part.seconds, 1e-12):.0%}"
+        lines.append(f"| {LABELS.get(name, name)} | {part.seconds * 1e6:,.1f} | {part.seconds / whole:.1%} | {bound} |")
+    if turns is not None:
+        lines += ["", f"The same in a whole engine: {turns.seconds * 1e6:,.1f} µs."]
+    return lines
+
+
+def as_json(parts: Mapping[str, Part], turns: Turns | None) -> dict[str, Any]:
+    return {"parts": {name: asdict(part) for name, part in parts.items()}, "engine_s": None if turns is None else turns.seconds}
+
+
+def described(measured: Mapping[str, Any]) -> str:
+    """The limits in one line."""
+    reads = (f"{rate / 1e9:.1f} GB/s over {int(size) / 1e6:,.0f} MB" for size, rate in measured["read_bytes_per_s"].items())
+    rates = (f"{rate / 1e9:,.0f} GFLOP/s {product}" for product, rate in measured["flops"].items())
+    return f"Limits of this machine with {measured['threads']} threads: " + ", ".join([*reads, *rates]) + "."
+
+
+def engine_turns(line: CommandLine, env: EnvSettings, shapes: Sequence[Shape]) -> dict[Shape, dict[str, Turns]]:
+    """Give the batches to a whole engine with the same options, and ask its loop. Raises ConfigError for one that it cannot hold."""
+    with Engine.from_options(line.options, env, given=line.given) as engine:
+        info = engine.get_server_info()
+        tokenizer = Tokenizer.from_folder(info["tokenizer_path"])
+        for batch_size, input_len, output_len in shapes:
+            slots, tokens = info["max_running_requests"], info["max_total_num_tokens"]
+            if batch_size > slots or batch_size * (input_len + output_len) > tokens:
+                raise ConfigError(
+                    f"--breakdown runs {batch_size} requests of {input_len} + {output_len} tokens at once; the engine has room for {slots} "
+                    f"requests and {tokens} tokens. Raise --max-running-requests or --max-total-tokens, or measure a smaller batch."
+                )
+        return {shape: _turns(engine, tokenizer, shape) for shape in shapes}
+
+
+def _turns(engine: Engine, tokenizer: Tokenizer, shape: Shape) -> dict[str, Turns]:
+    batch_size, input_len, output_len = shape
+    found = []
+    for seed, answer in enumerate((2, output_len)):  # the first warms up
+        options = OfflineOptions(
+            dataset_name="random-ids",
+            num_prompts=batch_size,
+            random_input_len=input_len,
+            random_output_len=answer,
+            random_range_ratio=1.0,
+            seed=seed,
+        )
+        prompts = [prompt.content for prompt in make_prompts(options, tokenizer, as_ids=True)]
+        before = _sums(engine)
+        engine.generate(input_ids=prompts, sampling_params={"temperature": 0.0, "max_new_tokens": answer, "ignore_eos": True})
+        found.append(dict(_differences(before, _sums(engine))))
+        engine.flush_cache()
+    return found[-1]
+
+
+def _sums(engine: Engine) -> dict[str, dict[str, float]]:
+    sums: dict[str, dict[str, float]] = engine.get_server_info()["internal_states"][0]["turn_times"]
+    return sums
+
+
+def _differences(before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, Turns]]:
+    for phase in PHASES:
+        spent = {name: after[phase][name] - before[phase][name] for name in after[phase]}
+        per = spent["num_steps"] if phase == "decode" else 1
+        seconds, link = spent["turn_s"] / per, spent["link_s"] / per
+        yield phase, Turns(seconds, link, seconds - link - spent["model_s"] / per)

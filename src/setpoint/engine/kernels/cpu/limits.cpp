@@ -1,0 +1,88 @@
+// What the machine can do at best: read memory in order, and multiply in registers. Nothing is computed; the time is the result.
+#include "simd.h"
+#include "threads.h"
+
+namespace {
+
+constexpr int64_t kReadBlock = 64 * 1024;
+constexpr int kStreams = 8;
+
+#if SP_WIDTH == 16
+constexpr int kA = 5, kB = 4;  // 20 sums and 9 factors in 32 registers: more sums than latency times ports
+#else
+constexpr int kA = 3, kB = 3;  // 9 and 6 in 16
+#endif
+
+// Makes the compiler forget what it knows of a register, so that it can neither hoist nor drop what depends on it.
+template <class V>
+inline void forget(V& v) {
+#if defined(__x86_64__)
+  asm volatile("" : "+v"(v));
+#else
+  asm volatile("" : "+w"(v));
+#endif
+}
+
+struct F32 {
+  static constexpr int per_lane = 1;
+  static inline vf step(vf acc, vf a, vf b) { return a * b + acc; }
+};
+// Without a product of its own, a bf16 is multiplied as the fp32 that it begins.
+#if defined(__AVX512BF16__) && SP_WIDTH == 16
+struct BF16 {
+  static constexpr int per_lane = 2;
+  static inline vf step(vf acc, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b); }
+};
+#else
+typedef F32 BF16;
+#endif
+
+template <class Product>
+void multiply_registers(int64_t rounds) {
+  vf a[kA], b[kB], acc[kA][kB];
+  for (int i = 0; i < kA; ++i) a[i] = splat(1e-3f * (i + 1));
+  for (int j = 0; j < kB; ++j) b[j] = splat(1e-3f * (j + 1));
+  for (int i = 0; i < kA; ++i)
+    for (int j = 0; j < kB; ++j) acc[i][j] = vf{};
+  for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 8
+    for (int j = 0; j < kB; ++j) forget(b[j]);
+#pragma GCC unroll 8
+    for (int i = 0; i < kA; ++i)
+#pragma GCC unroll 8
+      for (int j = 0; j < kB; ++j) acc[i][j] = Product::step(acc[i][j], a[i], b[j]);
+  }
+  for (int i = 0; i < kA; ++i)
+    for (int j = 0; j < kB; ++j) forget(acc[i][j]);
+}
+
+void read_block(const char* p, int64_t bytes) {
+  vu acc[kStreams] = {};
+  for (int64_t i = 0; i + kStreams * (int64_t)sizeof(vu) <= bytes; i += kStreams * sizeof(vu))
+#pragma GCC unroll 8
+    for (int s = 0; s < kStreams; ++s) acc[s] ^= load_raw<vu>(p + i + s * sizeof(vu));
+  for (int s = 0; s < kStreams; ++s) forget(acc[s]);
+}
+
+}  // namespace
+
+// Reads `bytes` from `data` on, each thread its own part in order.
+extern "C" void setpoint_read_memory(const void* data, int64_t bytes, int32_t threads) {
+  auto no_state = [](int) { return 0; };
+  for_units((bytes + kReadBlock - 1) / kReadBlock, threads, no_state, [&](int, int64_t block) {
+    const int64_t left = bytes - block * kReadBlock;
+    read_block((const char*)data + block * kReadBlock, left < kReadBlock ? left : kReadBlock);
+  });
+}
+
+// `rounds` of independent multiply-adds on every thread; -> floating point operations of one round on one thread.
+template <class Product>
+static int64_t multiply(int64_t rounds, int32_t threads) {
+  auto no_state = [](int) { return 0; };
+  for_units(threads, threads, no_state, [&](int, int64_t) { multiply_registers<Product>(rounds); });
+  return 2 * kA * kB * W * Product::per_lane;
+}
+
+extern "C" int64_t setpoint_multiply(int32_t dtype, int64_t rounds, int32_t threads) {
+  return dtype == kBF16 ? multiply<BF16>(rounds, threads) : multiply<F32>(rounds, threads);
+}

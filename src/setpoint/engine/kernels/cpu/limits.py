@@ -1,0 +1,73 @@
+"""What this machine can do at best, measured: bytes read in order and products in registers, per second (limits.cpp).
+
+Works on whole-machine rates with a given number of threads. It does not know what they are compared with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
+from setpoint.engine.kernels.ops import KernelsUnavailable
+
+SMALLEST, LARGEST = 1 << 20, 1 << 29
+"""Bytes of a block: less is a matter of the first-level cache, more than half a GiB reads no slower."""
+SECONDS = 0.15
+"""Of each measurement; the best of its runs counts."""
+ROUNDS = 100_000
+"""Of products in a run, which takes a millisecond or so: the start of a parallel region is nothing beside it."""
+
+
+class CpuLimits:
+    """Implements ``bench.breakdown.Limits``; each figure is measured when it is first asked for."""
+
+    def __init__(self, kernels: Kernels, threads: int) -> None:
+        self._kernels = kernels
+        self._threads = threads
+        self._reads: dict[int, float] = {}
+        self._flops: dict[str, float] = {}
+
+    def read_bytes_per_s(self, num_bytes: int) -> float:
+        """Reading a block of about that size, the power of two below, again and again: in a cache if it fits there."""
+        size = 1 << min(max(num_bytes, SMALLEST), LARGEST).bit_length() - 1
+        if size not in self._reads:
+            block = torch.zeros(size, dtype=torch.uint8)
+            self._reads[size] = size / _best(lambda: self._kernels.read_memory(block.data_ptr(), size, self._threads))
+        return self._reads[size]
+
+    def flops(self, product: str) -> float:
+        """Products of this type, summed. A type that the kernels do not know is multiplied as float32."""
+        if product not in self._flops:
+            dtype = DTYPES.get(getattr(torch, product), DTYPES[torch.float32])
+            operations = self._kernels.multiply(dtype, 1, self._threads) * ROUNDS * self._threads
+            self._flops[product] = operations / _best(lambda: self._kernels.multiply(dtype, ROUNDS, self._threads))
+        return self._flops[product]
+
+    def measured(self) -> dict[str, Any]:
+        return {"threads": self._threads, "read_bytes_per_s": dict(sorted(self._reads.items())), "flops": dict(self._flops)}
+
+
+def machine_limits(device: str, *, threads: int) -> CpuLimits | None:
+    """None for a device or a machine that the kernels are not for."""
+    if device != "cpu":
+        return None
+    try:
+        return CpuLimits(load(), threads)
+    except KernelsUnavailable:
+        return None
+
+
+def _best(run: Callable[[], object]) -> float:
+    """Seconds of the fastest of the runs that fit in, at least one."""
+    best, end = float("inf"), time.perf_counter() + SECONDS
+    while True:
+        begin = time.perf_counter()
+        run()
+        now = time.perf_counter()
+        best = min(best, now - begin)
+        if now >= end:
+            return best

@@ -1,0 +1,92 @@
+"""The timers at a runner's seams change no token and count what is there; the limits of the machine are measured at every level."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.core.work import Work
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.executor.seams import Seams, visible
+from setpoint.engine.kernels.cpu import build, limits
+from setpoint.engine.kernels.cpu.library import load
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.testing.plans import Driver
+from setpoint.testing.tiny_models import TINY, write_tiny_llama
+
+PROMPTS = {0: [*range(3, 40)], 1: [*range(50, 61)]}
+
+
+def runner_of(folder: Path) -> ModelRunner:
+    runner = build_runner(EngineConfig(str(folder), read_spec(folder), dtype="bfloat16", num_threads=1))
+    runner.allocate(num_pages=2 * 64, max_slots=2, context_len=64)
+    return runner
+
+
+def test_what_is_counted_is_what_the_model_has_to_do(tmp_path: Path) -> None:
+    runner = runner_of(write_tiny_llama(tmp_path))
+    expected = Driver(InprocExecutor(runner), 1, 64).generate(PROMPTS, 5)
+    seams, works = Seams(runner), []
+
+    class Stepwise(InprocExecutor):
+        def submit(self, plan):
+            if works:
+                works[-1] = seams.take()
+            works.append({})
+            return super().submit(plan)
+
+    with seams.entered():
+        assert Driver(Stepwise(runner), 1, 64).generate(PROMPTS, 5) == expected
+    assert Driver(InprocExecutor(runner), 1, 64).generate(PROMPTS, 5) == expected
+    assert type(runner.ops).__name__ == "CpuOps"
+    assert not seams.take(), "left, they count no more"
+
+    hidden, inner, layers, vocab = TINY["hidden_size"], TINY["intermediate_size"], TINY["num_hidden_layers"], TINY["vocab_size"]
+    heads, kv_heads, dim = TINY["num_attention_heads"], TINY["num_key_value_heads"], TINY["head_dim"]
+    weights = layers * hidden * (dim * (2 * heads + 2 * kv_heads) + 3 * inner)
+    held = sum(module.multiply.num_bytes for module in runner.model.modules() if "multiply" in module.__dict__)
+    step = next(each for each in works[1:] if each and each["linear"].flops == 2 * 2 * weights)  # a decode step of both
+    assert step["linear"].num_bytes + step["head"].num_bytes == held
+    assert step["linear"].num_calls == 4 * layers
+    assert step["head"].flops == 2 * 2 * hidden * vocab
+    assert (step["linear"].product, step["elementwise"].product) == ("bfloat16", "")
+    keys = step["attention"].num_bytes // (2 * layers * 2 * kv_heads * dim)
+    assert 38 + 12 <= keys <= 42 + 16
+    assert step["attention"].flops == layers * 4 * heads * dim * keys
+    assert step["sampling"].num_bytes == 2 * vocab * 2
+    assert 4 * 2 * hidden * 2 < step["elementwise"].num_bytes / step["elementwise"].num_calls * 4
+    assert all(isinstance(work, Work) and work.seconds > 0 for work in step.values())
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 7, 100])
+def test_visible_pairs(window: int | None) -> None:
+    counts, kv_lens = np.array([1, 5, 4, 9]), np.array([6, 5, 8, 12])
+    seen = [
+        set(range(max(0, at - (window or 1000) + 1), at + 1))
+        for count, kv_len in zip(counts, kv_lens, strict=True)
+        for at in range(kv_len - count, kv_len)
+    ]
+    rows = np.split(np.array(seen, dtype=object), np.cumsum(counts)[:-1])
+    assert visible(counts, kv_lens, window) == (sum(map(len, seen)), sum(len(set().union(*row)) for row in rows))
+
+
+@pytest.mark.parametrize("level", build.supported_levels())
+def test_limits_are_above_what_plain_torch_does(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SECONDS", 0.02)
+    found = limits.CpuLimits(load(level), threads=1)
+    assert found.read_bytes_per_s(1) == found.read_bytes_per_s(limits.SMALLEST)
+    assert 1e9 < found.read_bytes_per_s(32 << 20) < 1e12
+    assert 1e9 < found.flops("float32") < 1e12
+    assert found.flops("bfloat16") >= 0.5 * found.flops("float32")
+    assert found.measured().keys() == {"threads", "read_bytes_per_s", "flops"}
+
+
+def test_no_limits_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert limits.machine_limits("cuda", threads=1) is None
+    assert limits.machine_limits("cpu", threads=1) is not None
+    monkeypatch.setenv("SETPOINT_CPU_ISA", "sse9")
+    assert limits.machine_limits("cpu", threads=1) is None
