@@ -41,6 +41,7 @@ def test_what_is_counted_is_what_the_model_has_to_do(tmp_path: Path) -> None:
 
     with seams.entered():
         assert Driver(Stepwise(runner), 1, 64).generate(PROMPTS, 5) == expected
+        seams.take()
     assert Driver(InprocExecutor(runner), 1, 64).generate(PROMPTS, 5) == expected
     assert type(runner.ops).__name__ == "CpuOps"
     assert not seams.take(), "left, they count no more"

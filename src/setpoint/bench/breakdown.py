@@ -157,7 +157,7 @@ def _turns(engine: Engine, tokenizer: Tokenizer, shape: Shape) -> dict[str, Turn
             random_range_ratio=1.0,
             seed=seed,
         )
-        prompts = [prompt.content for prompt in make_prompts(options, tokenizer, as_ids=True)]
+        prompts = [[int(token) for token in prompt.content] for prompt in make_prompts(options, tokenizer, as_ids=True)]
         before = _sums(engine)
         engine.generate(input_ids=prompts, sampling_params={"temperature": 0.0, "max_new_tokens": answer, "ignore_eos": True})
         found.append(dict(_differences(before, _sums(engine))))

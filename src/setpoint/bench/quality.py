@@ -148,12 +148,11 @@ class Answers(Protocol):
 def measure(engine: Answers, windows: Windows, prompts: Sequence[list[int]]) -> Measured:
     """Raises SetpointError if a request fails."""
     logprobs, likeliest = [], []
+    wanted = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
     for begin in range(0, len(windows.ids), AT_ONCE):
         asked = windows.ids[begin : begin + AT_ONCE]
-        sampling = {"temperature": 0.0, "max_new_tokens": 0}
-        for meta in _answered(
-            engine.generate(input_ids=asked, sampling_params=sampling, return_logprob=True, logprob_start_len=0, top_logprobs_num=1)
-        ):
+        predicted = engine.generate(input_ids=asked, sampling_params={"temperature": 0.0, "max_new_tokens": 0}, **wanted)
+        for meta in _answered(predicted):
             logprobs.append(np.array([value for value, _, _ in meta["input_token_logprobs"][1:]]))
             likeliest.append(np.array([top[0][1] for top in meta["input_top_logprobs"][1:]]))
     answers = engine.generate(input_ids=list(prompts), sampling_params={"temperature": 0.0, "max_new_tokens": ANSWER, "ignore_eos": True})
