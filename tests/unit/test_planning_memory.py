@@ -46,6 +46,7 @@ CPU_MODEL = MemoryModel(
     spec=SPEC,
     device="cpu",
     dtype_bytes=4,
+    quantization=None,
     kv_element_bytes=4,
     head_copied=True,
     reference_attention=False,
@@ -64,6 +65,10 @@ def test_parts_by_hand() -> None:
     assert weight_bytes(SPEC, 4) == 4_000_000
     assert weight_bytes(SPEC, 4, head_copied=True) == 4_000_000 + 256 * 64 * 4
     assert weight_bytes(replace(SPEC, tie_embeddings=False), 4, head_copied=True) == 4_000_000
+    weights, channels = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128, (64 + 2 * 32) + 64 + 2 * 128 + 64
+    assert weight_bytes(SPEC, 4, int8=True) == 4_000_000 - 2 * (3 * weights - 8 * channels)
+    assert replace(CPU_MODEL, quantization="w8a8_int8").weights() == weight_bytes(SPEC, 4, head_copied=True, int8=True)
+    assert replace(CPU_MODEL, quantization="unquant").weights() == CPU_MODEL.weights()
     assert kv_bytes(SPEC, 10, 4) == 10 * TOKEN
     assert step_bytes(SPEC, num_tokens=1, num_sampling=0, dtype_bytes=2) == 2 * (3 * 64 + 4 * 128)
     assert step_bytes(SPEC, num_tokens=0, num_sampling=1, dtype_bytes=2) == 256 * (2 + 24)

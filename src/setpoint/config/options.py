@@ -63,6 +63,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             choices=("auto", "half", "float16", "bfloat16", "float", "float32", "float64"),
         ),
     ] = "auto"
+    quantization: Annotated[
+        str | None,
+        Option(
+            MODEL,
+            "w8a8_int8 rounds the weights of the layers to 8 bits when they are loaded, with a scale per output channel, and activations "
+            "with a scale per token (CPU only); unquant keeps weights in --dtype. If not given, they are kept as the checkpoint has them.",
+            choices=("w8a8_int8", "unquant"),
+        ),
+    ] = None
     kv_cache_dtype: Annotated[
         str,
         Option(MODEL, "Type of the KV cache; auto is the dtype of the model.", choices=("auto", "bf16", "bfloat16", "fp32", "float32")),

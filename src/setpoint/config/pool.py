@@ -44,6 +44,7 @@ def memory_model(config: ResolvedConfig, model: ModelSpec, *, attention: str | N
         spec=model,
         device=config.options.device,
         dtype_bytes=config.dtype_bytes,
+        quantization=config.options.quantization,
         kv_element_bytes=config.kv_element_bytes,
         head_copied=kernels and model.pooling is None,
         reference_attention=attention == "torch_ref",

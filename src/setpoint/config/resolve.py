@@ -136,6 +136,7 @@ def resolve(
     device = _device(book, hardware)
     dtype = _dtype(book, model, device)
     _model_impl(book)
+    _quantization(book, device)
     _kv_cache_dtype(book, dtype)
     _context_length(book, model, env)
     chunk = _chunked_prefill_size(book, hardware, device)
@@ -232,6 +233,14 @@ def _model_impl(book: _Book) -> None:
         book.put("model_impl", "setpoint", "given as sglang")
     elif asked == "auto":
         book.put("model_impl", asked, "the engine takes its own model where it has one, else that of transformers, and says which")
+
+
+def _quantization(book: _Book, device: str) -> None:
+    asked = book.options.quantization
+    if asked == "w8a8_int8" and device != "cpu":
+        raise ConfigError(f"--quantization w8a8_int8 does not run on --device {device}; drop it, or use --device cpu.")
+    if asked is None:
+        book.put("quantization", None, "weights as the checkpoint has them")
 
 
 def _dtype(book: _Book, model: ModelSpec, device: str) -> str:

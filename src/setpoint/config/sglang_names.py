@@ -34,6 +34,11 @@ SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
 
 KNOWN_VALUES = {
     "model_impl": ("mindspore",),
+    "quantization": (
+        *("awq", "awq_marlin", "fp8", "mxfp8", "gptq", "gptq_marlin", "bitsandbytes", "gguf", "modelopt", "modelopt_fp8", "modelopt_fp4"),
+        *("modelopt_mixed", "nvfp4_online", "petit_nvfp4", "w8a8_fp8", "moe_wna16", "w4afp8", "mxfp4", "auto-round", "auto-round-int8"),
+        *("compressed-tensors", "modelslim", "mxfp_w4a8", "quark", "quark_int4fp8_moe", "quark_mxfp4", "mlx_q4", "mlx_q8", "humming"),
+    ),
     "kv_cache_dtype": ("fp8_e5m2", "fp8_e4m3", "mxfp8", "nvfp4", "fp4_mx_block16"),
     "device": ("xpu", "npu", "hpu", "mps", "musa"),
     "load_format": (

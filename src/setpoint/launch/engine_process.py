@@ -180,6 +180,7 @@ def engine_config(config: ResolvedConfig, spec: ModelSpec, folder: str) -> Engin
         spec=spec,
         load_format=options.load_format,
         dtype=options.dtype,
+        quantization=options.quantization,
         kv_dtype=options.kv_cache_dtype,
         device=options.device,
         page_size=options.page_size,

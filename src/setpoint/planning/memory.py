@@ -24,6 +24,9 @@ CPU_POOL_BYTES, CPU_POOL_CONTEXTS = 4 * GIB, 4
 CPU_RESERVE_SHARE, CPU_RESERVE_BYTES = 0.1, GIB
 """What a CPU pool always leaves to the machine: this share of the available memory, at most these bytes."""
 
+INT8_CHANNEL_BYTES = 8
+"""Of an output channel of 8-bit weights, beside the weights: its scale and the sum of its weights."""
+
 LOGITS_ROWS = 256
 """Logits are budgeted for at most this many sampling rows of a step; a runner that samples more at once needs more memory."""
 
@@ -54,10 +57,21 @@ class MemoryPlan:
         return self.available_bytes - self.weights_bytes - self.kv_bytes - self.workspace_bytes - self.graphs_bytes
 
 
-def weight_bytes(spec: ModelSpec, dtype_bytes: int, *, head_copied: bool = False) -> int:
-    """The weights as loaded. ``head_copied``: a tied embedding is kept twice, packed as output head and plain for look-up."""
+def weight_bytes(spec: ModelSpec, dtype_bytes: int, *, head_copied: bool = False, int8: bool = False) -> int:
+    """The weights as loaded.
+
+    ``head_copied``: a tied embedding is kept twice, packed as output head and plain for look-up. ``int8``: the layers' matrices take
+    one byte per weight; embedding and head stay as they are.
+    """
     copy = spec.vocab_size * spec.hidden_size if head_copied and spec.tie_embeddings else 0
-    return (spec.num_parameters + copy) * dtype_bytes
+    wide = (spec.num_parameters + copy) * dtype_bytes
+    if not int8:
+        return wide
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    q_size, qkv_size = spec.num_heads * spec.head_dim, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    weights = hidden * (qkv_size + q_size + 3 * inner)
+    channels = qkv_size + 2 * inner + 2 * hidden
+    return wide - spec.num_layers * (weights * (dtype_bytes - 1) - channels * INT8_CHANNEL_BYTES)
 
 
 def kv_bytes(spec: ModelSpec, num_tokens: int, element_bytes: int) -> int:
@@ -111,6 +125,8 @@ class MemoryModel:
     device: str
     """"cpu" or "cuda"."""
     dtype_bytes: int
+    quantization: str | None
+    """``--quantization``."""
     kv_element_bytes: int
     head_copied: bool
     """Linear weights are packed, so that a tied embedding exists twice."""
@@ -130,7 +146,7 @@ class MemoryModel:
 
     def weights(self) -> int:
         """Estimated: what they will take once loaded."""
-        return weight_bytes(self.spec, self.dtype_bytes, head_copied=self.head_copied)
+        return weight_bytes(self.spec, self.dtype_bytes, head_copied=self.head_copied, int8=self.quantization == "w8a8_int8")
 
     def workspace(self, pool_tokens: int) -> int:
         """Temporaries of the largest step, and the tables, with a pool of ``pool_tokens``.

@@ -35,6 +35,8 @@ class EngineConfig:
     load_format: str = "auto"
     dtype: str = "bfloat16"
     """One of DTYPES: of weights and activations."""
+    quantization: str | None = None
+    """None: weights as the checkpoint has them."""
     kv_dtype: str = "bfloat16"
     device: str = "cpu"
     page_size: int = 1
@@ -55,7 +57,7 @@ def build_runner(config: EngineConfig) -> ModelRunner:
     spec, device = config.spec, torch.device(config.device)
     check_device(device)
     dtype, kv_dtype = _dtype(config.dtype), _dtype(config.kv_dtype)
-    ops, linear = choose_ops(device, dtype), choose_linear(device, dtype)
+    ops, linear = choose_ops(device, dtype), choose_linear(device, dtype, config.quantization)
     shape = AttentionShape(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
@@ -67,6 +69,11 @@ def build_runner(config: EngineConfig) -> ModelRunner:
     )
     attention = choose_attention(config.attention_backend, shape)
     native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
+    if not native and config.quantization == "w8a8_int8":
+        raise ConfigError(
+            f"--quantization w8a8_int8 needs a model of this engine; {spec.architecture} runs on that of transformers, whose answers on "
+            "rounded weights could not be told from wrong ones."
+        )
     load = _load_native if native else load_transformers_model
     model, weight_bytes = load(
         spec,
@@ -102,9 +109,10 @@ def build_runner(config: EngineConfig) -> ModelRunner:
     return runner
 
 
-def _load_native(spec: ModelSpec, folder: str, **how: Any) -> tuple[nn.Module, int]:
-    model = build_model(spec)
-    return model, load_weights(model, folder, wrapped=bool(spec.wrapper), **how)
+def _load_native(spec: ModelSpec, folder: str, *, dtype: torch.dtype, device: torch.device, **how: Any) -> tuple[nn.Module, int]:
+    """The head is never quantised (decision 0017)."""
+    model, head = build_model(spec), choose_linear(device, dtype, "unquant").impl
+    return model, load_weights(model, folder, wrapped=bool(spec.wrapper), dtype=dtype, device=device, head_method=head, **how)
 
 
 def _fallbacks(config: EngineConfig, native: bool, choices: Mapping[str, Choice[Any]]) -> tuple[str, ...]:

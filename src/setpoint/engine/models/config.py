@@ -49,6 +49,7 @@ answers for it; of the others any other value is refused."""
 SLIDING, FULL = "sliding_attention", "full_attention"
 """What ``layer_types`` calls layers with and without a window."""
 ELSEWHERE = "--model-impl transformers may serve it"
+UNQUANTISED = "take the checkpoint it was made from, with --quantization to have it rounded when it is loaded"
 SHOWN = 60
 """Characters of a refused value in the message."""
 
@@ -115,7 +116,7 @@ class ConfigReader:
         for key, neutral in NEUTRAL.items():
             value = self._config.get(key)
             if key not in self._read and value is not None and value not in neutral:
-                self.refuse(key, "" if key == "quantization_config" else ELSEWHERE)  # the fallback takes no quantised weights either
+                self.refuse(key, UNQUANTISED if key == "quantization_config" else ELSEWHERE)
 
     def _get(self, key: str, default: Any) -> Any:
         self._read.add(key)

@@ -53,6 +53,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     method: LinearMethod,
+    head_method: LinearMethod,
     seed: int,
     wrapped: bool = False,
 ) -> int:
@@ -60,7 +61,7 @@ def load_weights(
 
     load_format: "auto" or "safetensors" reads ``folder``; "dummy" draws from ``seed``, each tensor by its own name, so that
     the same model and seed give the same weights everywhere. wrapped: the folder holds a model of more than text, ``model`` is
-    its language model.
+    its language model. head_method: for the output head, ``method`` for everything else.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(f"Unknown load format {load_format!r}; there are: auto, safetensors, dummy.")
@@ -71,7 +72,10 @@ def load_weights(
             heads = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, TiedHead | NoHead)]
             source.check({part.name: part.shape for parts in plan.values() for _, found in parts for part in found}, optional=heads)
         try:
-            return sum(_fill(module, plan[name], source, dtype, device, method) for name, module in model.named_modules())
+            return sum(
+                _fill(module, plan[name], source, dtype, device, head_method if f"{name}." == HEAD else method)
+                for name, module in model.named_modules()
+            )
         except RuntimeError as error:
             if "memory" in str(error):
                 raise OutOfMemoryError(f"The weights do not fit into the memory of {device}: {error}") from None

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from setpoint.core.errors import ConfigError
 from setpoint.engine.kernels.registry import Choice, choose
 
 
@@ -36,13 +37,21 @@ METHODS = {
     "plain": "setpoint.engine.quant.plain:create",
     "packed": "setpoint.engine.quant.packed:create",
     "cpu": "setpoint.engine.quant.cpu:create",
+    "w8a8_int8_ref": "setpoint.engine.quant.w8a8_int8:create",
 }
 """Name -> factory ``create(dtype) -> LinearMethod``; it raises KernelsUnavailable with the reason."""
 
 PREFERENCE = {"cpu": ("cpu", "packed", "plain"), "cuda": ("plain",)}
 """Device type -> names, best first; the last one runs everywhere."""
 
+QUANTIZED = {"w8a8_int8": ("w8a8_int8_ref",)}
+"""Quantization -> the same, on every device it runs on."""
 
-def choose_linear(device: torch.device, dtype: torch.dtype) -> Choice[LinearMethod]:
-    """The best method for this device and dtype."""
-    return choose(METHODS, PREFERENCE[device.type], dtype)
+
+def choose_linear(device: torch.device, dtype: torch.dtype, quantization: str | None) -> Choice[LinearMethod]:
+    """The best method for this device and dtype; ``quantization`` as the option of that name, None and "unquant" = weights in dtype."""
+    if quantization in (None, "unquant"):
+        return choose(METHODS, PREFERENCE[device.type], dtype)
+    if quantization not in QUANTIZED:
+        raise ConfigError(f"Unknown quantization {quantization!r}; there are: {', '.join(QUANTIZED)}, unquant.")
+    return choose(METHODS, QUANTIZED[quantization], dtype)
