@@ -57,6 +57,7 @@ runner = build_runner(
         folder,
         spec,
         dtype=settled.dtype,
+        quantization=settled.quantization,
         kv_dtype=settled.kv_cache_dtype,
         page_size=settled.page_size,
         attention_backend=settled.attention_backend,
@@ -104,6 +105,7 @@ def measured(tmp_path: Path, pool_tokens: int, **options: Any) -> dict[str, Any]
     [
         pytest.param(0.5, {"dtype": "bfloat16", "page_size": 16}, id="0.5"),
         pytest.param(1.0, {"dtype": "float32", "page_size": 1}, id="1-float32"),
+        pytest.param(0.5, {"dtype": "bfloat16", "page_size": 16, "quantization": "w8a8_int8"}, id="0.5-int8", marks=pytest.mark.full),
         pytest.param(2.0, {"dtype": "bfloat16", "page_size": 1}, id="2", marks=pytest.mark.full),
         pytest.param(4.0, {"dtype": "bfloat16", "page_size": 16}, id="4", marks=pytest.mark.full),
     ],

@@ -4,25 +4,124 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import ConfigError
 from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.kernels.cpu import build as kernels
+from setpoint.engine.kernels.ops import KernelsUnavailable
+from setpoint.engine.quant import w8a8_int8, w8a8_int8_cpu
+from setpoint.engine.quant.base import PackedWeight
 from setpoint.engine.quant.w8a8_int8 import quantize_rows
 from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.planning.memory import weight_bytes
+from setpoint.testing.plans import Driver
 from setpoint.testing.tiny_models import write_tiny_llama
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
 def test_rows_by_hand() -> None:
-    x = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 0.0], [1e-38, 0.0, 0.0], [2.5, 127.0, -3.5], [1.0, torch.nan, 0.0], [-torch.inf, 1.0, 0.0]])
+    x = torch.tensor(
+        [[1.0, -2.0, 0.5], [0.0, 0.0, 0.0], [1e-38, 0.0, 0.0], [2.5, 127.0, -3.5], [1.0, torch.nan, 0.0], [-torch.inf, 1.0, 0.0]]
+    )
     numbers, scales = quantize_rows(x)
     assert numbers.tolist() == [[64, -127, 32], [0] * 3, [0] * 3, [2, 127, -4], [0] * 3, [0] * 3]
     assert scales[:4].tolist() == pytest.approx([2 / 127, 0, 0, 1])
     assert scales[4:].isnan().all()
+
+
+LEVELS = kernels.supported_levels()
+SHAPES = [(96, 64), (70, 37), (1, 2), (33, 576), (31, 3), (64, 1536)]
+"""Columns and K: whole panels and words, and neither."""
+
+
+def packed(columns: int, k: int, dtype: torch.dtype, level: str | None, *, bias: bool = False) -> tuple[PackedWeight, PackedWeight]:
+    """The same random weight by the kernel and by the reference; some channels of it are special."""
+    torch.manual_seed(columns)
+    weight = torch.randn(columns, k).to(dtype)
+    weight[0] *= 1e-3
+    if columns > 2:
+        weight[1] = 0
+        weight[2, 0] = 1000
+    vector = torch.randn(columns).to(dtype) if bias else None
+    return w8a8_int8_cpu.create(dtype, level=level).pack(weight, vector), w8a8_int8.create(dtype).pack(weight, vector)
+
+
+def activations(rows: int, k: int, dtype: torch.dtype) -> torch.Tensor:
+    """Ordinary rows, then one of zeros, one too small to have a scale, one of nothing but the extremes, one with an outlier."""
+    x = torch.randn(rows + 4, k)
+    x[rows:] = 0
+    x[rows + 1] = 1e-37
+    x[rows + 2] = torch.tensor([3.0, -3.0]).repeat(k)[:k]
+    x[rows + 3, -1] = 1e30
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize(("columns", "k"), SHAPES)
+def test_every_level_computes_the_definition_and_a_row_knows_no_batch(columns: int, k: int, dtype: torch.dtype, level: str) -> None:
+    kernel, reference = packed(columns, k, dtype, level)
+    x = activations(119, k, dtype)
+    result = kernel(x)
+    assert torch.equal(result, reference(x))
+    for rows in (*range(1, 27), 48, 49, 122):
+        assert torch.equal(kernel(x[-rows:]), result[-rows:])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_a_bias_is_added_with_at_most_one_rounding_more(dtype: torch.dtype, level: str) -> None:
+    kernel, reference = packed(70, 36, dtype, level, bias=True)
+    x = activations(20, 36, dtype)
+    tolerance = 2e-6 if dtype == FP32 else 2**-7
+    assert torch.allclose(kernel(x), reference(x), rtol=tolerance, atol=tolerance)
+    assert kernel.num_bytes >= 70 * 36 + 70 * 8 + 70 * dtype.itemsize
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_nan_and_infinity_are_not_hidden(dtype: torch.dtype, level: str) -> None:
+    """Not in an activation, where they spoil their row, and not in a weight, where they spoil their channel."""
+    kernel, _ = packed(70, 36, dtype, level)
+    x = activations(20, 36, dtype)
+    expected = kernel(x)
+    bad = [3, 7, 19]
+    x[bad[0], 5], x[bad[1], 35], x[bad[2], 0] = torch.nan, torch.inf, -torch.inf
+    result = kernel(x)
+    assert result[bad].isnan().all()
+    good = [row for row in range(len(x)) if row not in bad]
+    assert torch.equal(result[good], expected[good])
+    weight = torch.randn(5, 8).to(dtype)
+    weight[3, 2] = torch.nan
+    result = w8a8_int8_cpu.create(dtype, level=level).pack(weight, None)(activations(2, 8, dtype))
+    assert result[:, 3].isnan().all()
+    assert result[:, [0, 1, 2, 4]].isfinite().all()
+
+
+def test_the_longest_sum_fits() -> None:
+    k = 130_000
+    for level in LEVELS:
+        weight = w8a8_int8_cpu.create(FP32, level=level).pack(torch.ones(2, k), None)
+        assert weight(torch.ones(1, k)).tolist() == [[pytest.approx(k)] * 2]
+        assert weight(-torch.ones(1, k)).tolist() == [[pytest.approx(-k)] * 2]
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    kernel, _ = packed(576, 192, BF16, None)
+    x = activations(300, 192, BF16)
+    before, results = torch.get_num_threads(), []
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        results.append(kernel(x))
+    torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 def build(folder: Path, **options: object) -> ModelRunner:
@@ -41,6 +140,43 @@ def test_a_model_is_loaded_with_its_head_as_it_is(tmp_path: Path, tied: bool) ->
     one, other = (built.model.model.layers[1].self_attn.qkv_proj(x) for built in (runner, plain))
     assert not torch.equal(one, other)
     assert torch.allclose(one.float(), other.float(), atol=0.02 * other.float().abs().max().item())
+
+
+def test_without_a_compiler_the_reference_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_tiny_llama(tmp_path)
+    monkeypatch.setattr(w8a8_int8_cpu, "load", refuse)
+    runner = build(folder, dtype="bfloat16")
+    assert runner.report.linear == "w8a8_int8_ref"
+    assert "linear layers uses w8a8_int8_ref (w8a8_int8_cpu: no compiler)" in runner.report.fallbacks
+    monkeypatch.undo()
+    x = torch.randn(3, 48).to(BF16)
+    one, other = (built.model.model.layers[1].self_attn.qkv_proj(x) for built in (runner, build(folder, dtype="bfloat16")))
+    assert torch.equal(one, other)
+
+
+def refuse(level: str | None) -> None:
+    raise KernelsUnavailable("no compiler")
+
+
+def test_greedy_answers_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    runner = build(write_tiny_llama(tmp_path, seed=4), dtype="bfloat16", kv_dtype="bfloat16", page_size=4)
+
+    def answers(prompts: dict[int, list[int]], **how: int) -> dict[int, list[int]]:
+        runner.allocate(num_pages=12 * 12, max_slots=12, context_len=48)
+        return Driver(InprocExecutor(runner), page_size=4, pages_per_slot=12).generate(prompts, 12, **how)
+
+    prompts = {slot: np.random.default_rng(slot).integers(3, 131, 1 + 2 * slot).tolist() for slot in range(12)}
+    together = answers(prompts, chunk=5)
+    alone = {slot: answers({slot: ids})[slot] for slot, ids in prompts.items()}
+    assert together == alone
+
+
+def test_dummy_weights_take_the_bytes_that_are_planned(tmp_path: Path) -> None:
+    """Of whole panels and words, so that nothing is filled up."""
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 128}
+    folder = write_tiny_llama(tmp_path, tie_word_embeddings=True, **shape)
+    runner = build(folder, load_format="dummy")
+    assert runner.report.weight_bytes == weight_bytes(runner.spec, 2, head_copied=True, int8=True)
 
 
 def test_a_model_of_transformers_is_refused(tmp_path: Path) -> None:

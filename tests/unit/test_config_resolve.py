@@ -179,7 +179,7 @@ def test_quantization_is_named_and_known_to_the_memory_model() -> None:
     assert reason(decide(), "quantization") == Decision("quantization", None, "weights as the checkpoint has them")
     with pytest.raises(ConfigError, match="--quantization w8a8_int8 does not run on --device cuda"):
         decide(Options(quantization="w8a8_int8"), GPU)
-    with pytest.raises(ConfigError, match="--quantization awq is not supported by this version .*; supported: w8a8_int8, unquant"):
+    with pytest.raises(ConfigError, match=r"--quantization awq is not supported by this version .*; supported: w8a8_int8, unquant"):
         decide(Options(quantization="awq"))
 
 

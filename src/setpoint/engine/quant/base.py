@@ -37,21 +37,24 @@ METHODS = {
     "plain": "setpoint.engine.quant.plain:create",
     "packed": "setpoint.engine.quant.packed:create",
     "cpu": "setpoint.engine.quant.cpu:create",
+    "w8a8_int8_cpu": "setpoint.engine.quant.w8a8_int8_cpu:create",
     "w8a8_int8_ref": "setpoint.engine.quant.w8a8_int8:create",
 }
 """Name -> factory ``create(dtype) -> LinearMethod``; it raises KernelsUnavailable with the reason."""
 
-PREFERENCE = {"cpu": ("cpu", "packed", "plain"), "cuda": ("plain",)}
-"""Device type -> names, best first; the last one runs everywhere."""
-
-QUANTIZED = {"w8a8_int8": ("w8a8_int8_ref",)}
-"""Quantization -> the same, on every device it runs on."""
+PREFERENCE = {
+    ("cpu", "unquant"): ("cpu", "packed", "plain"),
+    ("cuda", "unquant"): ("plain",),
+    ("cpu", "w8a8_int8"): ("w8a8_int8_cpu", "w8a8_int8_ref"),
+}
+"""(device type, quantization) -> names, best first; the last one runs everywhere."""
 
 
 def choose_linear(device: torch.device, dtype: torch.dtype, quantization: str | None) -> Choice[LinearMethod]:
-    """The best method for this device and dtype; ``quantization`` as the option of that name, None and "unquant" = weights in dtype."""
-    if quantization in (None, "unquant"):
-        return choose(METHODS, PREFERENCE[device.type], dtype)
-    if quantization not in QUANTIZED:
-        raise ConfigError(f"Unknown quantization {quantization!r}; there are: {', '.join(QUANTIZED)}, unquant.")
-    return choose(METHODS, QUANTIZED[quantization], dtype)
+    """The best method for this device and dtype; ``quantization`` as the option of that name, None = "unquant". ConfigError if none is."""
+    key = (device.type, quantization or "unquant")
+    if key not in PREFERENCE:
+        raise ConfigError(
+            f"Quantization {quantization!r} does not run on {device.type}; there are: {', '.join(map('/'.join, PREFERENCE))}."
+        )
+    return choose(METHODS, PREFERENCE[key], dtype)

@@ -14,7 +14,7 @@ from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, LinearCall, loa
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 PANEL = 32
-"""Output columns per panel (linear.cpp, kPanel)."""
+"""Output columns per panel (panels.h, kPanel)."""
 
 
 class PanelWeight:
@@ -23,7 +23,7 @@ class PanelWeight:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> None:
         self._columns, self._k = weight.shape
         self._dtype = weight.dtype
-        self._panels = _panels(weight)
+        self._panels = panels(weight)
         self._bias = bias
         self._kernels = kernels
         self.num_bytes = self._panels.nbytes + (0 if bias is None else bias.nbytes)
@@ -51,8 +51,8 @@ class PanelWeight:
         return out
 
 
-def _panels(weight: torch.Tensor) -> torch.Tensor:
-    """[N, K] -> [ceil(N / PANEL), K words, PANEL] int32 words, zero-padded past N."""
+def panels(weight: torch.Tensor) -> torch.Tensor:
+    """[N, K] of whole words -> [ceil(N / PANEL), K words, PANEL] int32 words, zero-padded past N."""
     words = weight.contiguous().view(torch.int32)
     missing = -len(words) % PANEL
     if missing:

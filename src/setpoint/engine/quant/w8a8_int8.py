@@ -21,7 +21,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[R, K] -> int8 [R, K] and fp32 scales [R]. A row with a NaN or an infinity is zero with the scale NaN."""
     wide = x.float()
     largest = wide.abs().amax(1)
-    inverse = torch.where(largest < TINY, 0.0, LARGEST / largest)
+    inverse = torch.where(largest < TINY, 0.0, torch.full_like(largest, LARGEST).div_(largest))  # 127 / tensor would round twice
     numbers = torch.where(largest.isfinite()[:, None], wide * inverse[:, None], 0.0).round_().to(torch.int8)
     return numbers, torch.where(largest < TINY, 0.0, torch.where(largest.isfinite(), largest / LARGEST, torch.nan))
 

@@ -6,6 +6,7 @@
 // rounded to bf16), else everything is fp32.
 #include <vector>
 
+#include "buffer.h"
 #include "plan.h"
 #include "simd.h"
 #include "strips.h"

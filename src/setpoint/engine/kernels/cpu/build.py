@@ -35,7 +35,8 @@ _AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma",
 _SCALAR = Level(frozenset(), ())
 LEVELS = {
     "x86_64": {
-        "avx512_bf16": Level(_AVX2 | _AVX512 | {"avx512_bf16"}, (*_AVX512_FLAGS, "-mavx512bf16")),
+        "avx512_bf16": Level(_AVX2 | _AVX512 | {"avx512_vnni", "avx512_bf16"}, (*_AVX512_FLAGS, "-mavx512vnni", "-mavx512bf16")),
+        "avx512_vnni": Level(_AVX2 | _AVX512 | {"avx512_vnni"}, (*_AVX512_FLAGS, "-mavx512vnni")),
         "avx512": Level(_AVX2 | _AVX512, _AVX512_FLAGS),
         "avx2": Level(_AVX2, ("-mavx2", "-mfma")),
         "scalar": _SCALAR,

@@ -21,7 +21,7 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 logger = logging.getLogger(__name__)
 
 LEVEL_VARIABLE = "SETPOINT_CPU_ISA"
-"""Environment variable that forces a level: scalar, avx2, avx512 or avx512_bf16."""
+"""Environment variable that forces a level: scalar, avx2, avx512, avx512_vnni or avx512_bf16."""
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The C side's numbers (simd.h, DType)."""
@@ -53,11 +53,21 @@ class RopeCall(ctypes.Structure):
 
 
 class LinearCall(ctypes.Structure):
-    """linear.cpp, struct LinearCall."""
+    """panels.h, struct LinearCall."""
 
     _fields_ = [
         *((name, _pointer) for name in ("x", "weight", "bias", "out")),
         *((name, _i64) for name in ("rows", "columns", "k_words")),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
+class Int8LinearCall(ctypes.Structure):
+    """linear_int8.cpp, struct Int8LinearCall."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("x", "weight", "scales", "shifts", "bias", "out")),
+        *((name, _i64) for name in ("rows", "columns", "k", "k_words")),
         *((name, _i32) for name in ("dtype", "threads")),
     ]
 
@@ -69,6 +79,7 @@ _SIGNATURES = {
     "setpoint_rms_norm": (_pointer, _pointer, _pointer, _pointer, _i64, _i64, ctypes.c_float, ctypes.c_float, _i32, _i32),
     "setpoint_rope_and_store": (_pointer,),
     "setpoint_linear": (_pointer,),
+    "setpoint_linear_int8": (_pointer,),
     "setpoint_silu_mul": (_pointer, _pointer, _i64, _i64, _i32, _i32),
     "setpoint_gelu_tanh_mul": (_pointer, _pointer, _i64, _i64, _i32, _i32),
     "setpoint_read_memory": (_pointer, _i64, _i32),
@@ -93,6 +104,7 @@ class Kernels:
         self.rms_norm = library.setpoint_rms_norm
         self.rope_and_store = library.setpoint_rope_and_store
         self.linear = library.setpoint_linear
+        self.linear_int8 = library.setpoint_linear_int8
         self.silu_mul = library.setpoint_silu_mul
         self.gelu_tanh_mul = library.setpoint_gelu_tanh_mul
         self.read_memory = library.setpoint_read_memory

@@ -6,9 +6,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 // Keys per block. A query's result is the left-to-right merge of one partial result per block of its row's keys, whoever computes
@@ -199,23 +197,4 @@ class AttentionPlan {
         num_partial_words += num_blocks(s.row) * heads_ * partial_words(s.tokens * group_, call_->head_dim);
       }
   }
-};
-
-// Memory that grows and never shrinks.
-class Buffer {
- public:
-  char* at_least(int64_t bytes) {
-    if (bytes > size_) {
-      size_ = (bytes + 4095) / 4096 * 4096;
-      memory_.reset(static_cast<char*>(std::aligned_alloc(4096, size_)));
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(char* p) const { std::free(p); }
-  };
-  std::unique_ptr<char, Free> memory_;
-  int64_t size_ = 0;
 };

@@ -149,10 +149,11 @@ static inline vf tanh(vf x) {
   return m / (m + 2.f);
 }
 
-// How products are summed: `word` is one 4-byte element of A (or of one lane of B), `vec` a vector of B ready to be multiplied.
+// How products are summed: `word` is one 4-byte element of A (or of one lane of B), `vec` a vector of B ready to be multiplied, `sum` a
+// vector of sums.
 struct MulF32 {
   typedef float word;
-  typedef vf vec;
+  typedef vf vec, sum;
   static constexpr int per_word = 1;
   static inline vec as_vec(vf words) { return words; }
   static inline vec load_vec(const word* b) { return load(b); }
@@ -163,6 +164,7 @@ struct MulF32 {
 struct MulBF16 {
   typedef uint32_t word;
   typedef __m512bh vec;
+  typedef vf sum;
   static constexpr int per_word = 2;
   static inline vec as_vec(vf words) { return (vec)words; }
   static inline vec load_vec(const word* b) { return load_raw<vec>(b); }
@@ -174,6 +176,7 @@ struct MulBF16 {
   struct vec {
     vf low, high;
   };
+  typedef vf sum;
   static constexpr int per_word = 2;
   static inline vec load_vec(const word* b) {
     const vu pairs = load_raw<vu>(b);
@@ -189,11 +192,11 @@ struct MulBF16 {
 // acc[m][n] = sum over k of a[m * a_row + k] * b(k, n), b giving vectors: each sum in the order of k, whatever M and N are.
 template <class Mul, int M, int N, class Columns>
 static inline __attribute__((always_inline)) void tile(const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b,
-                                                       vf (&acc)[M][N]) {
+                                                       typename Mul::sum (&acc)[M][N]) {
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) acc[m][n] = vf{};
+    for (int n = 0; n < N; ++n) acc[m][n] = typename Mul::sum{};
   for (int64_t k = 0; k < k_words; ++k) {
     typename Mul::vec columns[N];
 #pragma GCC unroll 8

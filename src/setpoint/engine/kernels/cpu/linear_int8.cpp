@@ -1,0 +1,152 @@
+// y = x Wᵀ + bias with weights and activations of 8 bits: what quant/w8a8_int8.py defines. Sums are integers, hence exact, so that a row
+// has the same bits in any batch and at any level (where the bias is added, levels differ in how often that rounds).
+//
+// Each row of x is rounded once per call, to scratch, as the unsigned numbers q + 128: the instructions that multiply bytes want one
+// unsigned factor. The 128s add 128 times the sum of a column's weights to its result, which is taken off again at the end.
+#include "buffer.h"
+#include "panels.h"
+
+namespace {
+
+// As LinearCall; words of x are those of the scratch.
+struct Int8LinearCall {
+  const void* x;        // [M, K] contiguous, bf16 or fp32
+  const void* weight;   // panels of int8; K is filled up with zeros to whole words
+  const float* scales;  // [panels * kPanel] of the columns
+  const int32_t* shifts;  // [panels * kPanel] -128 times the sum of a column's weights
+  const void* bias;     // [N] in x's type, or null
+  void* out;            // [M, N] contiguous, in x's type
+  int64_t rows, columns, k, k_words;
+  int32_t dtype, threads;
+};
+
+struct Rounded {
+  const void* x;
+  const float* row_scales;
+  const Int8LinearCall& call;
+  int64_t rows, columns, k_words;
+  int32_t threads;
+};
+
+// A word is four bytes: unsigned ones of x, signed ones of the weight.
+#if defined(__AVX512VNNI__) && SP_WIDTH == 16
+struct MulInt8 {
+  typedef uint32_t word;
+  typedef __m512i vec;
+  typedef vi sum;
+  static inline vec load_vec(const word* b) { return load_raw<vec>(b); }
+  static inline vi step(vi acc, word a, vec b) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32((int)a), b); }
+};
+#else
+typedef int16_t vs __attribute__((vector_size(W * 4)));
+typedef uint16_t vus __attribute__((vector_size(W * 4)));
+
+// Products of int16 neighbours, added in pairs.
+inline vi pair_products(vs a, vs b) {
+#if SP_WIDTH == 16
+  return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif SP_WIDTH == 8
+  return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  return ((vi)a << 16 >> 16) * ((vi)b << 16 >> 16) + ((vi)a >> 16) * ((vi)b >> 16);
+#endif
+}
+
+// Without an instruction for four bytes: those at even and at odd places apart, as int16. One that multiplies bytes to int16 sums would
+// lose the upper end of large ones.
+struct MulInt8 {
+  typedef uint32_t word;
+  struct vec {
+    vs even, odd;
+  };
+  typedef vi sum;
+  static inline vec load_vec(const word* b) {
+    const vs bytes = load_raw<vs>(b);
+    return {bytes << 8 >> 8, bytes >> 8};
+  }
+  static inline vi step(vi acc, word a, const vec& b) {
+    const vus bytes = (vus)(vu{} + a);
+    return acc + pair_products((vs)(bytes & 0xff), b.even) + pair_products((vs)(bytes >> 8), b.odd);
+  }
+};
+#endif
+
+// To the nearest integer, halves to even; |v| is small.
+inline vi nearest(vf v) {
+#if SP_WIDTH == 16
+  return (vi)_mm512_cvtps_epi32((__m512)v);
+#elif SP_WIDTH == 8
+  return (vi)_mm256_cvtps_epi32((__m256)v);
+#elif defined(__SSE2__)
+  return (vi)_mm_cvtps_epi32((__m128)v);
+#else
+  vi rounded;
+  for (int i = 0; i < W; ++i) rounded[i] = (int32_t)__builtin_rintf(v[i]);
+  return rounded;
+#endif
+}
+
+constexpr float kLargest = 127.f, kTiny = 1e-30f;  // w8a8_int8.py, LARGEST and TINY
+
+// One row of x to q + 128, `bytes` of them (K filled up to whole words); -> its scale.
+template <class T>
+float round_row(const T* x, int64_t k, uint8_t* out, int64_t bytes) {
+  typedef uint8_t vb __attribute__((vector_size(W)));
+  vi top{};  // magnitudes as integers, which order as the numbers do, with infinity and then NaN at the end
+  for (int64_t i = 0; i < k; i += W) {
+    const vi magnitude = (vi)load_part(x + i, k - i) & 0x7fffffff;
+    top = magnitude > top ? magnitude : top;
+  }
+  int32_t bits = 0;
+  for (int i = 0; i < W; ++i) bits = top[i] > bits ? top[i] : bits;
+  float largest;
+  __builtin_memcpy(&largest, &bits, 4);
+  const bool finite = bits < 0x7f800000;
+  const float inverse = finite && largest >= kTiny ? kLargest / largest : 0.f;
+  for (int64_t i = 0; i < bytes; i += W) {
+    const vf v = load_part(x + i, k - i);
+    const vb q = __builtin_convertvector(nearest(v * inverse) + 128, vb);
+    __builtin_memcpy(out + i, &q, bytes - i < W ? bytes - i : W);
+  }
+  return finite ? (largest < kTiny ? 0.f : largest / kLargest) : __builtin_nanf("");
+}
+
+template <class T, int M>
+inline __attribute__((always_inline)) void store_sums(const Rounded& x, int64_t row, int64_t at, const vi (&acc)[M][kTileVectors]) {
+  const Int8LinearCall& call = x.call;
+#pragma GCC unroll 4
+  for (int v = 0; v < kTileVectors; ++v, at += W) {
+    const int64_t left = call.columns - at;
+    if (left <= 0) return;
+    const vf scale = load(call.scales + at), bias = call.bias ? load_part((const T*)call.bias + at, left) : vf{};
+    const vi shift = load_raw<vi>(call.shifts + at);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      const vf sums = __builtin_convertvector(acc[m][v] + shift, vf);
+      store_part((T*)call.out + (row + m) * call.columns + at, sums * (scale * x.row_scales[row + m]) + bias, left);
+    }
+  }
+}
+
+template <class T>
+void linear_int8(const Int8LinearCall& call) {
+  thread_local Buffer scratch;
+  const int64_t bytes = call.k_words * 4;
+  uint8_t* rows = (uint8_t*)scratch.at_least(call.rows * (bytes + 4));
+  float* scales = (float*)(rows + call.rows * bytes);
+  for_rows(call.rows, call.k, call.threads, [&](int64_t row) {
+    scales[row] = round_row((const T*)call.x + row * call.k, call.k, rows + row * bytes, bytes);
+  });
+  const Rounded x{rows, scales, call, call.rows, call.columns, call.k_words, call.threads};
+  for_panels(x, [](int) { return 0; }, [&](int, int64_t panel, Range range, bool last) {
+    panel_rows<MulInt8, T>(x, range, panel, (const uint32_t*)call.weight + panel * kPanel * call.k_words, last);
+  });
+}
+
+}  // namespace
+
+extern "C" void setpoint_linear_int8(const Int8LinearCall* call) {
+  call->dtype == kBF16 ? linear_int8<bf16>(*call) : linear_int8<float>(*call);
+}

@@ -1,0 +1,78 @@
+"""8-bit linear layers (``w8a8_int8``) on the C++ kernel (kernels/cpu/linear_int8.cpp). Activations in bf16 or fp32."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from setpoint.engine.kernels.cpu.library import DTYPES, Int8LinearCall, Kernels, load
+from setpoint.engine.kernels.ops import KernelsUnavailable
+from setpoint.engine.quant.cpu import PANEL, panels
+from setpoint.engine.quant.w8a8_int8 import MAX_K, quantize_rows
+
+UNSIGNED = 128
+"""What the kernel adds to an activation's number, to have it unsigned."""
+WORD = 4
+"""Numbers in a word of a panel."""
+
+
+class Int8Weight:
+    """Implements ``quant.base.PackedWeight``."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> None:
+        self._columns, self._k = weight.shape
+        assert self._k < MAX_K
+        self._dtype = weight.dtype
+        self._bias = bias
+        self._kernels = kernels
+        numbers, scales = quantize_rows(torch.nn.functional.pad(weight, (0, -self._k % WORD)))
+        missing = -self._columns % PANEL
+        self._panels = panels(numbers)
+        self._scales = torch.nn.functional.pad(scales, (0, missing))
+        self._shifts = torch.nn.functional.pad(numbers.sum(1, dtype=torch.int32) * -UNSIGNED, (0, missing))
+        held = (self._panels, self._scales, self._shifts, *(() if bias is None else (bias,)))
+        self.num_bytes = sum(tensor.nbytes for tensor in held)
+        self._call = Int8LinearCall(
+            weight=self._panels.data_ptr(),
+            scales=self._scales.data_ptr(),
+            shifts=self._shifts.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            columns=self._columns,
+            k=self._k,
+            k_words=self._panels.shape[1],
+            dtype=DTYPES[weight.dtype],
+        )
+        self._call_address = ctypes.addressof(self._call)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.dtype == self._dtype
+        assert x.shape[1] == self._k
+        assert x.is_contiguous()
+        out = torch.empty((len(x), self._columns), dtype=self._dtype)
+        call = self._call
+        call.x = x.data_ptr()
+        call.out = out.data_ptr()
+        call.rows = len(x)
+        call.threads = torch.get_num_threads()
+        self._kernels.linear_int8(self._call_address)
+        return out
+
+
+class Int8Linear:
+    """Implements ``quant.base.LinearMethod``."""
+
+    copies = True
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Weight:
+        return Int8Weight(weight, bias, self._kernels)
+
+
+def create(dtype: torch.dtype, *, level: str | None = None) -> Int8Linear:
+    """The method at the given level (None: the best). KernelsUnavailable with the reason if it cannot run."""
+    if dtype not in DTYPES:
+        raise KernelsUnavailable(f"the C++ kernels take bf16 and fp32, not {dtype}")
+    return Int8Linear(load(level))
