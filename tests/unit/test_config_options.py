@@ -76,6 +76,7 @@ def test_aliases_and_known_values_point_at_something() -> None:
         ({"enable_priority_scheduling": True, "schedule_policy": "lpm"}, "orders the queue under .* fcfs or lof, not lpm"),
         ({"enable_priority_scheduling": True, "schedule_policy": "random"}, "fcfs or lof, not random"),
         ({"retraction_policy": "priority"}, "--retraction-policy priority needs --enable-priority-scheduling"),
+        ({"quantization": "awq"}, "--quantization awq is not supported by this version .*; supported: w8a8_int8, unquant"),
         ({"retraction_policy": "oldest"}, "--retraction-policy must be one of length, priority"),
         ({"schedule_policy": "shortest-prefill-first", "disable_radix_cache": True}, "needs the prefix cache"),
         ({"prefill_decode_interval": -1}, "--prefill-decode-interval must be at least 0"),
