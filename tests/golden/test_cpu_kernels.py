@@ -275,6 +275,11 @@ def test_norms_and_activation_match_reference(dtype: torch.dtype, level: str):
         assert close(normed, expected[0], dtype)
         assert close(ops.rms_norm(x, weight, 1e-5, 1.0), ref.rms_norm(x, weight, 1e-5, 1.0), dtype)
         assert close(ops.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5, 1.0)[0], ref.rms_norm(summed, weight, 1e-5, 1.0), dtype)
+        heads = torch.randn(rows, 5, columns).to(dtype)[:, 1:4]  # strided, as they come from a projection
+        assert close(ops.rms_norm(heads, weight, 1e-5), ref.rms_norm(heads, weight, 1e-5), dtype)
+        ids = torch.randint(0, rows, (9,), dtype=torch.int32)
+        for scale in (1.0, columns**0.5):
+            assert torch.equal(ops.embedding(ids, x, scale), ref.embedding(ids, x, scale))
         gate_up = torch.randn(rows, 2 * columns).mul(4).to(dtype)
         gate_up[0, :4] = torch.tensor([0.0, 200.0, -200.0, -90.0]).to(dtype)
         assert close(ops.silu_mul(gate_up), ref.silu_mul(gate_up), dtype)

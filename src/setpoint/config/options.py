@@ -353,6 +353,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             EXECUTION, "Threads that compute on a CPU; the cores this process may use if not given.", low=1, tunable=Range(1, 256, log=True)
         ),
     ] = None
+    disable_cuda_graph: Annotated[
+        bool, Option(EXECUTION, "Run every step through the model's own code instead of replaying a captured one; on a CPU as well.")
+    ] = False
     random_seed: Annotated[int | None, Option(EXECUTION, "Seed of everything random; drawn at start if not given.", low=0)] = None
 
     # -- Logs

@@ -153,6 +153,8 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
     for decision in pool.decisions:
         logger.log(logging.WARNING if decision.warn else logging.INFO, "Decision: %s", decision)
     runner.allocate(num_pages=plan.pool_tokens // options.page_size, max_slots=pool.max_running_requests, context_len=config.context_len)
+    if runner.why_eager:
+        logger.info("Steps run %s: %s", "partly eagerly" if runner.captured else "eagerly", runner.why_eager)
     half = gib(plan.kv_bytes / 2)
     logger.info(
         "KV Cache is allocated. dtype: %s, #tokens: %d, K size: %s GB, V size: %s GB", options.kv_cache_dtype, plan.pool_tokens, half, half
@@ -188,6 +190,7 @@ def engine_config(config: ResolvedConfig, spec: ModelSpec, folder: str) -> Engin
         model_impl=options.model_impl,
         num_threads=config.num_threads,
         seed=config.random_seed,
+        capture=not options.disable_cuda_graph,
     )
 
 

@@ -29,7 +29,10 @@ class CpuAttention:
     def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
         self._shape = shape
         self._kernels = kernels
+        plan = kernels.plan_create()
+        weakref.finalize(self, kernels.plan_free, plan)
         self._call = AttentionCall(
+            plan=plan,
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
@@ -38,8 +41,6 @@ class CpuAttention:
             kv_dtype=DTYPES[shape.kv_dtype],
         )
         self._call_address = ctypes.addressof(self._call)
-        self._plan = kernels.plan_create()
-        weakref.finalize(self, kernels.plan_free, self._plan)
         self._planned: AttentionBatch | None = None
         """The batch that the plan is for; held, so that its tensors stay where the call points."""
 
@@ -62,7 +63,7 @@ class CpuAttention:
         call.scale = variant.scale
         call.softcap = variant.softcap or 0.0
         call.window = variant.window or 0
-        self._kernels.attention(self._plan, self._call_address)
+        self._kernels.attention(self._call_address)
         return out
 
     def _build_plan(self, batch: AttentionBatch) -> None:
@@ -74,7 +75,8 @@ class CpuAttention:
         call.page_table = batch.page_table.data_ptr()
         call.table_stride = batch.page_table.stride(0)
         call.threads = torch.get_num_threads()
-        self._kernels.plan_build(self._plan, self._call_address, len(batch.kv_lens_host))
+        call.rows = len(batch.kv_lens_host)
+        self._kernels.attention_plan(self._call_address)
         self._planned = batch
 
 

@@ -47,6 +47,8 @@ class EngineConfig:
     """CPU threads of torch; 0 = torch's own choice."""
     seed: int = 0
     """Of dummy weights."""
+    capture: bool = True
+    """Replay small steps where that is possible (runner.captured)."""
 
 
 def build_runner(config: EngineConfig) -> ModelRunner:
@@ -103,6 +105,7 @@ def build_runner(config: EngineConfig) -> ModelRunner:
         kv_dtype=kv_dtype,
         device=device,
         report=report,
+        capture=config.capture,
     )
     if not native:
         try_out(runner)

@@ -34,6 +34,7 @@ class Seams:
     def entered(self) -> Iterator[None]:
         runner = self._runner
         with ExitStack() as stack:
+            stack.enter_context(_replaced(runner, "captured", None))  # a replay would pass by the seams
             stack.enter_context(_replaced(runner, "ops", _TimedOps(runner.ops, self._works)))
             stack.enter_context(_replaced(runner, "attention", _TimedAttention(runner.attention, self._works)))
             for module in runner.model.modules():

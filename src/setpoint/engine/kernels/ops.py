@@ -23,8 +23,15 @@ class KernelsUnavailable(Exception):
 class Ops(Protocol):
     """Contract: inputs stay unchanged unless stated; outputs may reuse buffers named as overwritten."""
 
+    def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
+        """ids [T] int32, weight [V, C] -> its rows times ``scale``, which is rounded to fp32 and then to weight's dtype first, [T, C]."""
+        ...
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
-        """x [T, C], weight [C] -> x / sqrt(mean(x²) + eps) · (weight + offset), [T, C] in x's dtype."""
+        """x [T, C] or [T, H, C], weight [C] -> x / sqrt(mean(x²) + eps) · (weight + offset) over each C, contiguous, in x's dtype.
+
+        Token rows of x may be strided.
+        """
         ...
 
     def add_rms_norm(

@@ -13,6 +13,10 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 class RefOps:
     """Implements ``kernels.ops.Ops``."""
 
+    def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
+        x = weight[ids]
+        return x if scale == 1.0 else x.mul_(torch.tensor(scale, dtype=torch.float32).to(x.dtype))
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
         wide = x.to(_wide(x.dtype))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))

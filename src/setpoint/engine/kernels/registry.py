@@ -15,6 +15,7 @@ import torch
 
 from setpoint.core.errors import ConfigError
 from setpoint.engine.kernels.ops import KernelsUnavailable, Ops
+from setpoint.engine.kernels.program import Recorder
 
 T = TypeVar("T")
 
@@ -26,6 +27,9 @@ OPS = {
 
 PREFERENCE = {"cpu": ("cpu", "ref"), "cuda": ("ref",)}
 """Device type -> names, best first; the last one runs everywhere."""
+
+RECORDERS = {"cpu": "setpoint.engine.kernels.cpu.capture:create"}
+"""Device type -> factory ``create() -> Recorder`` of captured steps, where there is one."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,6 +57,13 @@ def resolve(target: str) -> Any:
     """The object that a ``"module:attr"`` entry names."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def make_recorder(device: torch.device) -> Recorder:
+    """For capturing a step on this device. KernelsUnavailable with the reason if nothing can."""
+    if device.type not in RECORDERS:
+        raise KernelsUnavailable(f"no step can be captured on {device.type}")
+    return resolve(RECORDERS[device.type])()
 
 
 def choose_ops(device: torch.device, dtype: torch.dtype) -> Choice[Ops]:

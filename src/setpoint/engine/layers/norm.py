@@ -10,7 +10,7 @@ from setpoint.engine.layers.base import Layer
 
 
 class RMSNorm(Layer):
-    """x [T, C] and the residual stream (None at the first layer) -> (normalised, new residual).
+    """x [T, C] (or heads [T, H, C], without a residual) and the residual stream (None at the first layer) -> (normalised, new residual).
 
     ``offset`` is added to the weight: 1 where a checkpoint stores weight - 1. Not added while loading, which would round the sum.
     """

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from setpoint.core.model import ModelSpec
-from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.layers.attention import PagedAttention
 from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.context import ForwardContext
@@ -51,13 +50,8 @@ class SelfAttention(Layer):
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         q, k, v = self.qkv_proj(x).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
         if self.q_norm is not None:
-            q, k = _norm_heads(q, self.q_norm, ctx.ops), _norm_heads(k, self.k_norm, ctx.ops)
+            q, k = self.q_norm(q, None, ctx.ops)[0], self.k_norm(k, None, ctx.ops)[0]
         return self.o_proj(self.attend(q, k, v, ctx))
-
-
-def _norm_heads(heads: torch.Tensor, norm: Layer, ops: Ops) -> torch.Tensor:
-    """heads [T, H, D], token rows strided -> the same shape, contiguous: kernels normalise rows that lie side by side."""
-    return norm(heads.contiguous().view(-1, heads.shape[-1]), None, ops)[0].view(heads.shape)
 
 
 class GatedMLP(Layer):
@@ -101,7 +95,7 @@ class Decoder(Layer):
         self.norm = norm
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        x, residual = self.embed_tokens(input_ids), None
+        x, residual = self.embed_tokens(input_ids, ctx.ops), None
         for layer in self.layers:
             x, residual = layer(x, residual, ctx)
         return self.norm(x, residual, ctx.ops)[0]

@@ -13,11 +13,13 @@ from torch import nn
 
 from setpoint.core.model import ModelSpec
 from setpoint.core.plan import StepPlan, TokenMasks
-from setpoint.engine.attention.base import AttentionBackend
+from setpoint.engine.attention.base import AttentionBackend, AttentionBatch
 from setpoint.engine.kernels.device import reading_is_free
-from setpoint.engine.kernels.ops import Ops
+from setpoint.engine.kernels.ops import KernelsUnavailable, Ops
+from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.runner.batch import ForwardBatch, build_batch
+from setpoint.engine.runner.captured import CapturedForward
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.pooling import Pooled, Pooler
 from setpoint.engine.runner.rows import SlotTable
@@ -72,6 +74,7 @@ class ModelRunner:
         kv_dtype: torch.dtype,
         device: torch.device,
         report: LoadReport,
+        capture: bool = True,
     ) -> None:
         self.model = model
         self.spec = spec
@@ -82,6 +85,10 @@ class ModelRunner:
         self.kv_dtype = kv_dtype
         self.device = device
         self.report = report
+        self.capture = capture
+        self._timing = False
+        self.why_eager = "" if capture else "it is switched off"
+        """Why steps, or only their logits, are not replayed; empty if they are. Written by ``allocate``."""
 
     def allocate(self, *, num_pages: int, max_slots: int, context_len: int) -> None:
         """Claim the KV pool and the slot table. OutOfMemoryError if there is no room."""
@@ -90,6 +97,7 @@ class ModelRunner:
         self.pooler = Pooler()
         wide = torch.promote_types(self.dtype, torch.float32)
         self.cos_sin = tuple(rotary.table(context_len, wide, self.device) for rotary in self.model.rotaries)
+        self._capture()
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forward:
@@ -101,13 +109,57 @@ class ModelRunner:
         if not len(plan.rows):
             return Forward(plan, None, None, None, {})
         batch = build_batch(plan.rows, self.slots, self.page_size)
-        context = ForwardContext(self.ops, self.attention, batch.attention, self.cos_sin, self.pool.layers)
-        hidden = self.model(batch.input_ids, context)
-        num_sampling = len(batch.sample_slots)
-        last = hidden[batch.sample_index] if num_sampling else None
-        logits = self.model.logits(last) if 0 < num_sampling <= LOGITS_ROWS else None
+        hidden, last, logits = self._compute(batch)
         pooled = self.pooler.pool(plan.rows, batch, hidden, self.slots.columns)
         return Forward(plan, batch, last, logits, self._prompt_logprobs(plan, batch, hidden), pooled)
+
+    def _compute(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """-> hidden states [T, C]; then ``Forward.hidden`` and ``Forward.logits``."""
+        num_sampling = len(batch.sample_slots)
+        with_logits = 0 < num_sampling <= LOGITS_ROWS
+        last = logits = None
+        if self.captured is not None and self.captured.takes(batch):
+            if not self.captured.is_for(self.slots.pages):
+                self._capture()
+            hidden, last, logits = self.captured.run(batch, with_logits=with_logits)
+        else:
+            hidden = self.model(batch.input_ids, self._context(batch.attention))
+        if num_sampling and last is None:
+            last = hidden[batch.sample_index]
+        if with_logits and logits is None:
+            logits = self.model.logits(last)
+        return hidden, last, logits
+
+    def _context(self, batch: AttentionBatch) -> ForwardContext:
+        return ForwardContext(self.ops, self.attention, batch, self.cos_sin, self.pool.layers)
+
+    @torch.inference_mode()
+    def _capture(self) -> None:
+        """So that small steps are replayed from now on; ``why_eager`` says what is not."""
+        self.captured = None
+        if not self.capture:
+            return
+        try:
+            self.captured = CapturedForward(self.model, self._context, self.slots.pages, with_head=self.spec.pooling is None)
+        except (NotCapturable, KernelsUnavailable) as reason:
+            self.why_eager = str(reason)
+        else:
+            self.why_eager = self.captured.why_eager_head
+            if self._timing:
+                self.captured.program.start_timing()
+
+    def start_timing(self) -> None:
+        """Measure the kernels of replayed steps from now on."""
+        self._timing = True
+        if self.captured is not None:
+            self.captured.program.start_timing()
+
+    def take_times(self) -> dict[str, float]:
+        """Seconds per kind of kernel (``kernels.program.KINDS``) in replayed steps since the last look; empty if none are replayed.
+
+        Measurements end when the slot table grows, and begin anew.
+        """
+        return {} if self.captured is None else self.captured.program.take_times()
 
     @torch.inference_mode()
     def sample(self, forward: Forward, masks: TokenMasks | None) -> Sampled | None:

@@ -402,13 +402,11 @@ void* setpoint_plan_create() { return new AttentionPlan; }
 void setpoint_plan_free(void* plan) { delete static_cast<AttentionPlan*>(plan); }
 
 // Reads everything of `call` but q, out, the caches and what differs between layers (scale, softcap, window).
-void setpoint_plan_build(void* plan, const AttentionCall* call, int32_t num_rows) {
-  static_cast<AttentionPlan*>(plan)->build(*call, num_rows);
-}
+void setpoint_attention_plan(const AttentionCall* call) { call->plan->build(*call); }
 
-void setpoint_attention(const void* plan_pointer, const AttentionCall* call_pointer) {
-  const AttentionPlan& plan = *static_cast<const AttentionPlan*>(plan_pointer);
+void setpoint_attention(const AttentionCall* call_pointer) {
   const AttentionCall& call = *call_pointer;
+  const AttentionPlan& plan = *call.plan;
   thread_local std::vector<int32_t> open_items;
   thread_local Buffer scratch, partials;
   open_items = plan.open_items;

@@ -1,6 +1,34 @@
-// RMSNorm (with residual), rotary embedding with the store into the KV cache, gated activations. Arithmetic in fp32, rounded once.
+// Embedding, RMSNorm (with residual), rotary embedding with the store into the KV cache, gated activations. Arithmetic in fp32, rounded
+// once.
 #include "simd.h"
 #include "threads.h"
+
+struct EmbeddingCall {
+  const int32_t* ids;
+  const void* weight;  // [V, cols]
+  void* out;           // [rows, cols]
+  int64_t rows, cols;
+  float scale;  // rounded to the weight's type before it multiplies
+  int32_t dtype, threads;
+};
+
+// Row r of x begins at x + r / group * stride + r % group * cols: groups of rows side by side, the heads of a token.
+struct NormCall {
+  const void* x;
+  void* residual;  // [rows, cols] or null; else residual += x first, and that sum is normalised
+  const void* weight;
+  void* out;  // [rows, cols]; may be x
+  int64_t rows, cols, group, stride;
+  float eps, offset;
+  int32_t dtype, threads;
+};
+
+struct GatedCall {
+  const void* gate_up;  // [rows, 2 cols]
+  void* out;            // [rows, cols]
+  int64_t rows, cols;
+  int32_t dtype, threads;
+};
 
 struct RopeCall {
   void* q;  // [T, H, D], rotated in place; token strides in elements
@@ -11,17 +39,31 @@ struct RopeCall {
   void* k_cache;
   void* v_cache;
   const int64_t* kv_index;
-  int64_t tokens, num_heads, num_kv_heads, head_dim, rotary_dim, q_stride, k_stride, v_stride;
+  int64_t rows, num_heads, num_kv_heads, head_dim, rotary_dim, q_stride, k_stride, v_stride;
   int32_t dtype, kv_dtype, threads;
 };
 
 namespace {
 
 template <class T>
-void rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t rows, int64_t cols, float eps, float offset, int threads) {
-  for_rows(rows, cols, threads, [=](int64_t row) {
-    const T* source = x + row * cols;
-    T* target = out + row * cols;
+void embedding(const EmbeddingCall& call) {
+  const int64_t cols = call.cols;
+  const vf scale = rounded((const T*)nullptr, splat(call.scale));
+  for_rows(call.rows, cols, call.threads, [=, &call](int64_t row) {
+    const T* source = (const T*)call.weight + call.ids[row] * cols;
+    T* target = (T*)call.out + row * cols;
+    for (int64_t c = 0; c < cols; c += W) store_part(target + c, load_part(source + c, cols - c) * scale, cols - c);
+  });
+}
+
+template <class T>
+void rms_norm(const NormCall& call) {
+  const int64_t cols = call.cols;
+  T* residual = (T*)call.residual;
+  const T* weight = (const T*)call.weight;
+  for_rows(call.rows, cols, call.threads, [=, &call](int64_t row) {
+    const T* source = (const T*)call.x + row / call.group * call.stride + row % call.group * cols;
+    T* target = (T*)call.out + row * cols;
     vf squares = vf{};
     if (residual) {
       T* sums = residual + row * cols;
@@ -37,9 +79,9 @@ void rms_norm(const T* x, T* residual, const T* weight, T* out, int64_t rows, in
         squares = v * v + squares;
       }
     }
-    const vf factor = splat(1.f / __builtin_sqrtf(sum(squares) / (float)cols + eps));
+    const vf factor = splat(1.f / __builtin_sqrtf(sum(squares) / (float)cols + call.eps));
     for (int64_t c = 0; c < cols; c += W)
-      store_part(target + c, load_part(source + c, cols - c) * factor * (load_part(weight + c, cols - c) + offset), cols - c);
+      store_part(target + c, load_part(source + c, cols - c) * factor * (load_part(weight + c, cols - c) + call.offset), cols - c);
   });
 }
 
@@ -53,23 +95,15 @@ struct GeluTanh {
 };
 
 template <class Activation, class T>
-void gated(const T* gate_up, T* out, int64_t rows, int64_t cols, int threads) {
-  for_rows(rows, 4 * cols, threads, [=](int64_t row) {
-    const T* gate = gate_up + row * 2 * cols;
+void gated(const GatedCall& call) {
+  const int64_t cols = call.cols;
+  for_rows(call.rows, 4 * cols, call.threads, [=, &call](int64_t row) {
+    const T* gate = (const T*)call.gate_up + row * 2 * cols;
     const T* up = gate + cols;
-    for (int64_t c = 0; c < cols; c += W) {
-      const vf activated = Activation::of(load_part(gate + c, cols - c));
-      store_part(out + row * cols + c, activated * load_part(up + c, cols - c), cols - c);
-    }
+    T* target = (T*)call.out + row * cols;
+    for (int64_t c = 0; c < cols; c += W)
+      store_part(target + c, Activation::of(load_part(gate + c, cols - c)) * load_part(up + c, cols - c), cols - c);
   });
-}
-
-template <class Activation>
-void gated(const void* gate_up, void* out, int64_t rows, int64_t cols, int32_t dtype, int threads) {
-  if (dtype == kBF16)
-    gated<Activation>((const bf16*)gate_up, (bf16*)out, rows, cols, threads);
-  else
-    gated<Activation>((const float*)gate_up, (float*)out, rows, cols, threads);
 }
 
 template <class T, class S>
@@ -87,7 +121,7 @@ inline void rotate(const T* x, S* target, const float* cos, const float* sin, in
 template <class T, class S>
 void rope_and_store(const RopeCall& call) {
   const int64_t dim = call.head_dim, half = call.rotary_dim / 2, kv_row = call.num_kv_heads * dim;
-  for_rows(call.tokens, (call.num_heads + 2 * call.num_kv_heads) * dim, call.threads, [=, &call](int64_t t) {
+  for_rows(call.rows, (call.num_heads + 2 * call.num_kv_heads) * dim, call.threads, [=, &call](int64_t t) {
     const float* cos = call.cos_sin + call.positions[t] * call.rotary_dim;
     T* q = (T*)call.q + t * call.q_stride;
     for (int64_t h = 0; h < call.num_heads; ++h) rotate(q + h * dim, q + h * dim, cos, cos + half, half, dim);
@@ -104,22 +138,13 @@ void rope_and_store(const RopeCall& call) {
 
 extern "C" {
 
-// residual may be null; else residual += x first, and that sum is normalised. out may be x.
-void setpoint_rms_norm(const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t cols, float eps, float offset,
-                       int32_t dtype, int32_t threads) {
-  if (dtype == kBF16)
-    rms_norm((const bf16*)x, (bf16*)residual, (const bf16*)weight, (bf16*)out, rows, cols, eps, offset, threads);
-  else
-    rms_norm((const float*)x, (float*)residual, (const float*)weight, (float*)out, rows, cols, eps, offset, threads);
-}
+void setpoint_embedding(const EmbeddingCall* call) { call->dtype == kBF16 ? embedding<bf16>(*call) : embedding<float>(*call); }
 
-void setpoint_silu_mul(const void* gate_up, void* out, int64_t rows, int64_t cols, int32_t dtype, int32_t threads) {
-  gated<Silu>(gate_up, out, rows, cols, dtype, threads);
-}
+void setpoint_rms_norm(const NormCall* call) { call->dtype == kBF16 ? rms_norm<bf16>(*call) : rms_norm<float>(*call); }
 
-void setpoint_gelu_tanh_mul(const void* gate_up, void* out, int64_t rows, int64_t cols, int32_t dtype, int32_t threads) {
-  gated<GeluTanh>(gate_up, out, rows, cols, dtype, threads);
-}
+void setpoint_silu_mul(const GatedCall* call) { call->dtype == kBF16 ? gated<Silu, bf16>(*call) : gated<Silu, float>(*call); }
+
+void setpoint_gelu_tanh_mul(const GatedCall* call) { call->dtype == kBF16 ? gated<GeluTanh, bf16>(*call) : gated<GeluTanh, float>(*call); }
 
 void setpoint_rope_and_store(const RopeCall* call) {
   if (call->dtype == kBF16)

@@ -5,12 +5,15 @@ Works on raw addresses; ``ops`` and ``engine.attention.cpu`` check tensors befor
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -33,11 +36,44 @@ class AttentionCall(ctypes.Structure):
     """plan.h, struct AttentionCall."""
 
     _fields_ = [
-        *((name, _pointer) for name in ("q", "out", "k_cache", "v_cache", "cu_q", "kv_lens", "slots", "page_table")),
-        *((name, _i64) for name in ("q_stride", "table_stride", "num_heads", "num_kv_heads", "head_dim", "page_size", "window")),
+        *((name, _pointer) for name in ("plan", "q", "out", "k_cache", "v_cache", "cu_q", "kv_lens", "slots", "page_table")),
+        *((name, _i64) for name in ("rows", "q_stride", "table_stride", "num_heads", "num_kv_heads", "head_dim", "page_size", "window")),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         *((name, _i32) for name in ("q_dtype", "kv_dtype", "threads")),
+    ]
+
+
+class EmbeddingCall(ctypes.Structure):
+    """elementwise.cpp, struct EmbeddingCall."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("ids", "weight", "out")),
+        *((name, _i64) for name in ("rows", "cols")),
+        ("scale", ctypes.c_float),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
+class NormCall(ctypes.Structure):
+    """elementwise.cpp, struct NormCall."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("x", "residual", "weight", "out")),
+        *((name, _i64) for name in ("rows", "cols", "group", "stride")),
+        ("eps", ctypes.c_float),
+        ("offset", ctypes.c_float),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
+class GatedCall(ctypes.Structure):
+    """elementwise.cpp, struct GatedCall."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("gate_up", "out")),
+        *((name, _i64) for name in ("rows", "cols")),
+        *((name, _i32) for name in ("dtype", "threads")),
     ]
 
 
@@ -46,7 +82,7 @@ class RopeCall(ctypes.Structure):
 
     _fields_ = [
         *((name, _pointer) for name in ("q", "k", "v", "cos_sin", "positions", "k_cache", "v_cache", "kv_index")),
-        *((name, _i64) for name in ("tokens", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
+        *((name, _i64) for name in ("rows", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
         *((name, _i64) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, _i32) for name in ("dtype", "kv_dtype", "threads")),
     ]
@@ -72,44 +108,96 @@ class Int8LinearCall(ctypes.Structure):
     ]
 
 
-_SIGNATURES = {
-    "setpoint_plan_free": (_pointer,),
-    "setpoint_plan_build": (_pointer, _pointer, _i32),
-    "setpoint_attention": (_pointer, _pointer),
-    "setpoint_rms_norm": (_pointer, _pointer, _pointer, _pointer, _i64, _i64, ctypes.c_float, ctypes.c_float, _i32, _i32),
-    "setpoint_rope_and_store": (_pointer,),
-    "setpoint_linear": (_pointer,),
-    "setpoint_linear_int8": (_pointer,),
-    "setpoint_silu_mul": (_pointer, _pointer, _i64, _i64, _i32, _i32),
-    "setpoint_gelu_tanh_mul": (_pointer, _pointer, _i64, _i64, _i32, _i32),
-    "setpoint_read_memory": (_pointer, _i64, _i32),
-    "setpoint_multiply": (_i32, _i64, _i32),
+class Op(ctypes.Structure):
+    """program.cpp, struct ProgramOp."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("kernel", "call", "rows")),
+        *((name, _i64) for name in ("per_count", "counts", "kind")),
+    ]
+
+
+class ProgramCall(ctypes.Structure):
+    """program.cpp, struct ProgramCall."""
+
+    _fields_ = [*((name, _pointer) for name in ("ops", "counts", "nanoseconds")), ("num_ops", _i64), ("threads", _i32)]
+
+
+@dataclass(slots=True, frozen=True)
+class Kernel:
+    """One C function, ``void setpoint_<name>(const Call*)``. Its struct must have a field ``rows``, int64: the only number in it that
+    depends on the size of the step; addresses aside, the others are the layer's."""
+
+    call: type[ctypes.Structure]
+    kind: str
+    """What its time is counted as: linear, attention, norm, rope, activation, embedding."""
+    counts: str = "tokens"
+    """What ``rows`` is a multiple of: the step's "tokens", or its "sequences"."""
+
+
+KERNELS = {
+    "attention_plan": Kernel(AttentionCall, "attention", "sequences"),
+    "attention": Kernel(AttentionCall, "attention", "sequences"),
+    "embedding": Kernel(EmbeddingCall, "embedding"),
+    "gelu_tanh_mul": Kernel(GatedCall, "activation"),
+    "linear": Kernel(LinearCall, "linear"),
+    "linear_int8": Kernel(Int8LinearCall, "linear"),
+    "rms_norm": Kernel(NormCall, "norm"),
+    "rope_and_store": Kernel(RopeCall, "rope"),
+    "silu_mul": Kernel(GatedCall, "activation"),
 }
+"""Name -> kernel: every C function that computes something of a forward pass."""
 
 
 class Kernels:
-    """The entry points at one level."""
+    """The entry points at one level: a method per entry of KERNELS, called with the address of its struct.
+
+    NOTE: bindings look a kernel up at every call (``self._kernels.linear(address)``): while a step is captured, recorders stand in
+    the kernels' places (``recorded_by``).
+    """
+
+    attention_plan: Callable[[int], None]
+    attention: Callable[[int], None]
+    embedding: Callable[[int], None]
+    gelu_tanh_mul: Callable[[int], None]
+    linear: Callable[[int], None]
+    linear_int8: Callable[[int], None]
+    rms_norm: Callable[[int], None]
+    rope_and_store: Callable[[int], None]
+    silu_mul: Callable[[int], None]
+    program: Callable[[int], None]
+    """Runs a captured step."""
 
     def __init__(self, path: Path, level: str) -> None:
         library = ctypes.CDLL(str(path))
-        for name, arguments in _SIGNATURES.items():
-            getattr(library, name).argtypes = arguments
-            getattr(library, name).restype = None
-        library.setpoint_plan_create.restype = _pointer
+        for name in (*KERNELS, "program"):
+            function = getattr(library, f"setpoint_{name}")
+            function.argtypes, function.restype = (_pointer,), None
+            setattr(self, name, function)
+        self._addresses = {name: ctypes.cast(getattr(self, name), _pointer).value for name in KERNELS}
         self.level = level
         self.plan_create = library.setpoint_plan_create
+        self.plan_create.restype = _pointer
         self.plan_free = library.setpoint_plan_free
-        self.plan_build = library.setpoint_plan_build
-        self.attention = library.setpoint_attention
-        self.rms_norm = library.setpoint_rms_norm
-        self.rope_and_store = library.setpoint_rope_and_store
-        self.linear = library.setpoint_linear
-        self.linear_int8 = library.setpoint_linear_int8
-        self.silu_mul = library.setpoint_silu_mul
-        self.gelu_tanh_mul = library.setpoint_gelu_tanh_mul
+        self.plan_free.argtypes, self.plan_free.restype = (_pointer,), None
         self.read_memory = library.setpoint_read_memory
+        self.read_memory.argtypes, self.read_memory.restype = (_pointer, _i64, _i32), None
         self.multiply = library.setpoint_multiply
-        self.multiply.restype = _i64
+        self.multiply.argtypes, self.multiply.restype = (_i32, _i64, _i32), _i64
+
+    def address(self, name: str) -> int:
+        """Of the C function behind an entry of KERNELS."""
+        return self._addresses[name]
+
+    @contextlib.contextmanager
+    def recorded_by(self, record: Callable[[str, int], None]) -> Iterator[None]:
+        """Inside, calling a kernel calls ``record(name, address of its struct)`` instead."""
+        kernels = {name: getattr(self, name) for name in KERNELS}
+        self.__dict__.update({name: functools.partial(record, name) for name in KERNELS})
+        try:
+            yield
+        finally:
+            self.__dict__.update(kernels)
 
 
 def load(level: str | None = None) -> Kernels:

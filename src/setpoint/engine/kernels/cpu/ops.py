@@ -6,11 +6,10 @@ Activations in bf16 or fp32; float64 is left to the reference.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 
 import torch
 
-from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, RopeCall, load
+from setpoint.engine.kernels.cpu.library import DTYPES, EmbeddingCall, GatedCall, Kernels, NormCall, RopeCall, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 
@@ -21,13 +20,35 @@ class CpuOps:
         self._dtype = dtype
         self._dtype_number = DTYPES[dtype]
         self._kernels = kernels
-        # Calls of one token are a few µs long, so the argument struct is filled in place, not built anew.
+        # Calls of one token are a few µs long, so the argument structs are filled in place, not built anew.
+        self._embedding = EmbeddingCall(dtype=DTYPES[dtype])
+        self._embedding_address = ctypes.addressof(self._embedding)
+        self._norm = NormCall(dtype=DTYPES[dtype])
+        self._norm_address = ctypes.addressof(self._norm)
         self._rope = RopeCall(dtype=DTYPES[dtype])
         self._rope_address = ctypes.addressof(self._rope)
+        self._gated = GatedCall(dtype=DTYPES[dtype])
+        self._gated_address = ctypes.addressof(self._gated)
+
+    def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
+        assert ids.dtype == torch.int32
+        assert ids.is_contiguous()
+        assert weight.dtype == self._dtype
+        assert weight.is_contiguous()
+        out = torch.empty((len(ids), weight.shape[1]), dtype=self._dtype)
+        call = self._embedding
+        call.ids = ids.data_ptr()
+        call.weight = weight.data_ptr()
+        call.out = out.data_ptr()
+        call.rows, call.cols = out.shape
+        call.scale = scale
+        call.threads = torch.get_num_threads()
+        self._kernels.embedding(self._embedding_address)
+        return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
-        out = torch.empty_like(x)
-        self._norm(x, None, weight, out, eps, offset)
+        out = torch.empty(x.shape, dtype=self._dtype)
+        self._normalise(x, None, weight, out, eps, offset)
         return out
 
     def add_rms_norm(
@@ -36,25 +57,29 @@ class CpuOps:
         assert residual.shape == x.shape
         assert residual.dtype == self._dtype
         assert residual.is_contiguous()
-        self._norm(x, residual.data_ptr(), weight, x, eps, offset)
+        assert x.is_contiguous()
+        self._normalise(x, residual.data_ptr(), weight, x, eps, offset)
         return x, residual
 
-    def _norm(self, x: torch.Tensor, residual: int | None, weight: torch.Tensor, out: torch.Tensor, eps: float, offset: float) -> None:
-        assert x.is_contiguous()
+    def _normalise(self, x: torch.Tensor, residual: int | None, weight: torch.Tensor, out: torch.Tensor, eps: float, offset: float) -> None:
         assert x.dtype == weight.dtype == self._dtype
-        rows, columns = x.shape
-        self._kernels.rms_norm(
-            x.data_ptr(),
-            residual,
-            weight.data_ptr(),
-            out.data_ptr(),
-            rows,
-            columns,
-            eps,
-            offset,
-            self._dtype_number,
-            torch.get_num_threads(),
-        )
+        tokens, *heads, columns = x.shape
+        stride, *inner = x.stride()
+        group = heads[0] if heads else 1
+        assert inner == ([columns, 1] if heads else [1])
+        call = self._norm
+        call.x = x.data_ptr()
+        call.residual = residual
+        call.weight = weight.data_ptr()
+        call.out = out.data_ptr()
+        call.rows = tokens * group
+        call.cols = columns
+        call.group = group
+        call.stride = stride
+        call.eps = eps
+        call.offset = offset
+        call.threads = torch.get_num_threads()
+        self._kernels.rms_norm(self._norm_address)
 
     def rope_and_store(
         self,
@@ -69,7 +94,7 @@ class CpuOps:
     ) -> torch.Tensor:
         """Rotates q in place and returns it; k stays as it is."""
         call = self._rope
-        call.tokens, call.num_heads, head_dim = q.shape
+        call.rows, call.num_heads, head_dim = q.shape
         call.num_kv_heads = k.shape[1]
         call.head_dim = head_dim
         call.rotary_dim = cos_sin.shape[1]
@@ -96,17 +121,25 @@ class CpuOps:
         return q
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return self._gated(self._kernels.silu_mul, gate_up)
+        out = self._prepare_gated(gate_up)
+        self._kernels.silu_mul(self._gated_address)
+        return out
 
     def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return self._gated(self._kernels.gelu_tanh_mul, gate_up)
+        out = self._prepare_gated(gate_up)
+        self._kernels.gelu_tanh_mul(self._gated_address)
+        return out
 
-    def _gated(self, kernel: Callable[..., None], gate_up: torch.Tensor) -> torch.Tensor:
+    def _prepare_gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Fill the struct; -> its output."""
         assert gate_up.is_contiguous()
         assert gate_up.dtype == self._dtype
-        rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty((rows, columns), dtype=self._dtype)
-        kernel(gate_up.data_ptr(), out.data_ptr(), rows, columns, self._dtype_number, torch.get_num_threads())
+        out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=self._dtype)
+        call = self._gated
+        call.gate_up = gate_up.data_ptr()
+        call.out = out.data_ptr()
+        call.rows, call.cols = out.shape
+        call.threads = torch.get_num_threads()
         return out
 
 

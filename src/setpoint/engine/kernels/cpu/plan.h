@@ -15,7 +15,10 @@ constexpr int kBlock = 128;
 // Query rows (tokens x heads of one group, of one or several sequences) that are computed against a block together, at most.
 constexpr int kQueryRows = 64;
 
+class AttentionPlan;
+
 struct AttentionCall {
+  AttentionPlan* plan;
   const void* q;  // [T, H, D], token stride q_stride
   void* out;      // [T, H, D] contiguous
   const void* k_cache;
@@ -24,6 +27,7 @@ struct AttentionCall {
   const int32_t* kv_lens;
   const int32_t* slots;
   const int32_t* page_table;  // [num_slots, table_stride]
+  int64_t rows;  // n, sequences of the batch
   int64_t q_stride, table_stride, num_heads, num_kv_heads, head_dim, page_size;
   int64_t window;  // positions that a token sees, its own included; 0: all up to its own
   float scale;
@@ -81,7 +85,8 @@ class AttentionPlan {
   std::vector<int64_t> partial_begin;  // [n]
   int64_t num_partial_words = 0;
 
-  void build(const AttentionCall& call, int32_t num_rows) {
+  void build(const AttentionCall& call) {
+    const int32_t num_rows = static_cast<int32_t>(call.rows);
     call_ = &call;
     heads_ = static_cast<int32_t>(call.num_kv_heads);
     group_ = static_cast<int32_t>(call.num_heads / call.num_kv_heads);

@@ -1,0 +1,157 @@
+"""Captured steps on CPUs (``kernels.program``): the list of kernel calls that a forward pass makes, run by program.cpp.
+
+Every kernel is one C function over one struct (``library.KERNELS``). While recording, the bindings' calls end here instead: the struct
+is copied, nothing runs. Whatever else would compute must not go unnoticed: a dispatch mode sees every torch operation, serves
+allocations from the program's own memory, lets views pass and refuses the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from setpoint.engine.kernels.cpu.library import KERNELS, Kernels, Op, ProgramCall, load
+from setpoint.engine.kernels.program import KINDS, NotCapturable
+
+COUNTS = ("tokens", "sequences", "samples")
+ALIGNMENT = 64
+ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default)
+
+
+class Arena:
+    """Memory of a program's tensors. A block is used again once the last tensor on it is gone: references say what is still needed."""
+
+    def __init__(self) -> None:
+        self.memory: list[np.ndarray] = []
+        self._free: dict[int, list[np.ndarray]] = defaultdict(list)
+        """Blocks by size."""
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        size = max(1, dtype.itemsize * int(np.prod(shape)))
+        free = self._free[size]
+        block = free.pop() if free else self._new(size)
+        view = block[:]
+        weakref.finalize(view, free.append, block)
+        return torch.from_numpy(view).view(dtype)[: int(np.prod(shape))].view(shape)
+
+    def _new(self, size: int) -> np.ndarray:
+        memory = np.empty(size + ALIGNMENT, np.uint8)
+        self.memory.append(memory)
+        begin = -memory.ctypes.data % ALIGNMENT
+        return memory[begin : begin + size]
+
+
+class _Watch(TorchDispatchMode):
+    """Sees every torch operation of a recording."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()
+        self._arena = arena
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in ALLOCATIONS:
+            like = args[0] if isinstance(args[0], torch.Tensor) else None
+            shape = args[1] if func is ALLOCATIONS[2] else like.shape if like is not None else args[0]
+            dtype = kwargs.get("dtype") or (torch.get_default_dtype() if like is None else like.dtype)
+            return self._arena.empty(tuple(shape), dtype)
+        if func.is_view:
+            return func(*args, **kwargs)
+        with self:  # composite operations arrive whole in inference mode
+            result = func.decompose(*args, **kwargs)
+        if result is NotImplemented:
+            raise NotCapturable(f"the forward pass uses torch's {func.name()}, which is no kernel")
+        return result
+
+
+@dataclass(slots=True)
+class Recorded:
+    kernel: int
+    """Address of the function."""
+    call: ctypes.Structure
+    counts: str
+    kind: str
+
+
+class CpuRecorder:
+    """Implements ``kernels.program.Recorder``."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._arena = Arena()
+        self._calls: list[Recorded] = []
+
+    @contextlib.contextmanager
+    def recording(self, rows: str = "tokens", kind: str | None = None) -> Iterator[None]:
+        def record(name: str, address: int) -> None:
+            kernel = KERNELS[name]
+            call = kernel.call.from_buffer_copy(ctypes.string_at(address, ctypes.sizeof(kernel.call)))
+            counts = rows if kernel.counts == "tokens" else kernel.counts
+            self._calls.append(Recorded(self._kernels.address(name), call, counts, kind or kernel.kind))
+
+        before = len(self._calls)
+        try:
+            with self._kernels.recorded_by(record), _Watch(self._arena):
+                yield
+        except NotCapturable:
+            del self._calls[before:]
+            raise
+
+    def program(self, counts: Mapping[str, int]) -> CpuProgram:
+        return CpuProgram(self._kernels, self._calls, counts, self._arena)
+
+
+class CpuProgram:
+    """Implements ``kernels.program.Program``."""
+
+    def __init__(self, kernels: Kernels, calls: list[Recorded], counts: Mapping[str, int], arena: Arena) -> None:
+        self._run = kernels.program
+        self._held = (calls, arena)
+        """What the operations point at."""
+        self._ops = (Op * len(calls))(*(_op(call, counts) for call in calls))
+        self._counts = (ctypes.c_int64 * len(COUNTS))()
+        self._nanoseconds = (ctypes.c_int64 * len(KINDS))()
+        self._call = ProgramCall(
+            ops=ctypes.addressof(self._ops), counts=ctypes.addressof(self._counts), num_ops=len(calls), threads=torch.get_num_threads()
+        )
+        self._address = ctypes.addressof(self._call)
+
+    def run(self, counts: Mapping[str, int]) -> None:
+        for index, name in enumerate(COUNTS):
+            self._counts[index] = counts[name]
+        self._run(self._address)
+
+    def start_timing(self) -> None:
+        self._call.nanoseconds = ctypes.addressof(self._nanoseconds)
+
+    def take_times(self) -> dict[str, float]:
+        times = {kind: nanoseconds / 1e9 for kind, nanoseconds in zip(KINDS, self._nanoseconds, strict=True)}
+        ctypes.memset(self._nanoseconds, 0, ctypes.sizeof(self._nanoseconds))
+        return times
+
+
+def _op(recorded: Recorded, counts: Mapping[str, int]) -> Op:
+    per_count, rest = divmod(recorded.call.rows, counts[recorded.counts])
+    assert rest == 0, f"{recorded.call.rows} rows in a step of {counts[recorded.counts]} {recorded.counts}"
+    return Op(
+        kernel=recorded.kernel,
+        call=ctypes.addressof(recorded.call),
+        rows=ctypes.addressof(recorded.call) + type(recorded.call).rows.offset,
+        per_count=per_count,
+        counts=COUNTS.index(recorded.counts),
+        kind=KINDS.index(recorded.kind),
+    )
+
+
+def create() -> CpuRecorder:
+    """A recorder of the kernels that the other factories give. KernelsUnavailable with the reason if there are none."""
+    return CpuRecorder(load())

@@ -1,0 +1,48 @@
+"""The seam of captured steps: a recorder watches one run of a model's forward, a program repeats it with a single call.
+
+A device that can do this has an entry in ``registry.RECORDERS``; the others run every step eagerly. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+KINDS = ("linear", "attention", "norm", "rope", "activation", "embedding", "head", "sampling")
+"""What a program's time is told apart into."""
+
+
+class NotCapturable(Exception):
+    """Something in the forward cannot be recorded; the message says what, for the log."""
+
+
+class Program(Protocol):
+    def run(self, counts: Mapping[str, int]) -> None:
+        """Repeat what was recorded for a step of this size: "tokens", "sequences" and "samples", each at most what was recorded.
+
+        It reads and writes the tensors of the recording, of each tensor as many leading rows as the step has.
+        """
+        ...
+
+    def start_timing(self) -> None:
+        """Measure the time of every kernel from now on."""
+        ...
+
+    def take_times(self) -> dict[str, float]:
+        """Seconds per kind since the last look, over all runs."""
+        ...
+
+
+class Recorder(Protocol):
+    def recording(self, rows: str = "tokens", kind: str | None = None) -> AbstractContextManager[None]:
+        """What is called inside is recorded and not executed: its tensors have no values. NotCapturable comes out of the block if
+        something cannot be; then nothing of the block is recorded.
+
+        ``rows``: which of the counts the rows of kernels are a multiple of; ``kind``: in place of the kernels' own.
+        """
+        ...
+
+    def program(self, counts: Mapping[str, int]) -> Program:
+        """Of all that was recorded, at these counts, in this order. The recorder is used up."""
+        ...

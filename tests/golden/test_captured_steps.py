@@ -1,0 +1,164 @@
+"""A replayed step has the bits of the eager one: every declared architecture, any mix of rows, every level, one thread and two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.core.plan import OWN_LENGTH
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.kernels.cpu import build, capture
+from setpoint.engine.kernels.cpu.library import LEVEL_VARIABLE
+from setpoint.engine.kernels.program import KINDS, NotCapturable
+from setpoint.engine.models.registry import MODELS
+from setpoint.engine.runner import captured
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.goldens import GOLDENS
+from setpoint.testing.plans import Driver
+
+CONTEXT, PAGE, MAX_TOKENS = 128, 4, 48
+RNG = np.random.default_rng(5)
+PROMPTS = {slot: RNG.integers(3, 131, length).tolist() for slot, length in enumerate((37, 1, 16, 47, 50, 5, 90, 2))}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
+
+def of_architecture(architecture: str) -> dict:
+    config = next(golden.config for golden in reversed(GOLDENS) if golden.config["architectures"] == [architecture])
+    return config | HEADS
+
+
+@pytest.fixture(autouse=True)
+def small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that tests have steps on both sides of the limit."""
+    monkeypatch.setattr(captured, "MAX_TOKENS", MAX_TOKENS)
+
+
+def make_runner(folder: Path, dtype: str = "bfloat16", num_threads: int = 2, **more: object) -> ModelRunner:
+    config = EngineConfig(str(folder), read_spec(folder), dtype=dtype, kv_dtype=dtype, page_size=PAGE, num_threads=num_threads, **more)
+    runner = build_runner(config)
+    allocate(runner)
+    return runner
+
+
+def allocate(runner: ModelRunner) -> None:
+    runner.allocate(num_pages=20 * CONTEXT // PAGE, max_slots=20, context_len=CONTEXT)
+
+
+def said(runner: ModelRunner, chunk: int = 23) -> tuple[dict[int, list[int]], list[torch.Tensor]]:
+    """Greedy ids and the logits of every step, of prompts side by side: steps mix chunks and decode rows, up to the limit and past it."""
+    driver, logits = Driver(InprocExecutor(runner), PAGE, CONTEXT // PAGE), []
+    forward = runner.forward
+
+    def watched(plan):
+        done = forward(plan)
+        logits.append(done.logits.clone() if done.logits is not None else None)
+        return done
+
+    runner.forward = watched
+    ids = driver.generate(PROMPTS, 12, chunk=chunk)
+    plan = driver.plan()
+    driver.admit(plan, 18, PROMPTS[6])  # a higher slot: the page table grows
+    plan.add_row(18, 18, 0, 40, False)
+    for slot in PROMPTS:
+        plan.add_row(slot, slot, OWN_LENGTH, 1, True)
+    driver.run(plan)
+    runner.forward = forward
+    return ids, logits
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(a is b is None or torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_architecture(architecture: str, dtype: str, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, of_architecture(architecture))
+    replayed, eager = make_runner(folder, dtype), make_runner(folder, dtype, capture=False)
+    assert replayed.captured is not None, replayed.why_eager
+    assert eager.captured is None
+    first, second = said(replayed), said(eager)
+    assert first[0] == second[0]
+    assert same(first[1], second[1])
+    allocate(replayed)  # another pool, another table
+    assert same(said(replayed)[1], second[1])
+
+
+def test_every_level_and_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_tiny(tmp_path, of_architecture("Qwen3ForCausalLM"))
+    for level in build.supported_levels():
+        monkeypatch.setenv(LEVEL_VARIABLE, level)
+        wanted = said(make_runner(folder, capture=False))[1]
+        for num_threads in (1, 2, 3):
+            runner = make_runner(folder, num_threads=num_threads)
+            assert runner.captured is not None
+            assert same(said(runner)[1], wanted)
+
+
+def test_weights_of_8_bits(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, of_architecture("LlamaForCausalLM"))
+    replayed, eager = (make_runner(folder, quantization="w8a8_int8", capture=capture) for capture in (True, False))
+    assert replayed.captured is not None
+    assert same(said(replayed)[1], said(eager)[1])
+
+
+def test_what_cannot_be_recorded_is_a_reason(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, of_architecture("LlamaForCausalLM"))
+    for reason, how in {
+        "aten::index": {"dtype": "float64"},
+        "aten::": {"model_impl": "transformers"},
+        "switched off": {"capture": False},
+    }.items():
+        runner = make_runner(folder, **how)
+        assert runner.captured is None
+        assert reason in runner.why_eager
+        assert len(said(runner)[0][0]) == 12
+
+
+def test_the_head_alone_may_stay_eager(tmp_path: Path) -> None:
+    config = next(golden.config for golden in GOLDENS if golden.config.get("final_logit_softcapping"))
+    folder = write_tiny(tmp_path, config | HEADS)
+    replayed, eager = make_runner(folder), make_runner(folder, capture=False)
+    assert replayed.captured is not None
+    assert "aten::div_" in replayed.why_eager
+    assert same(said(replayed)[1], said(eager)[1])
+
+
+def test_times_by_kind(tmp_path: Path) -> None:
+    runner = make_runner(write_tiny(tmp_path, of_architecture("LlamaForCausalLM")))
+    runner.start_timing()
+    said(runner)  # the slots grow in the middle of it
+    said(runner)
+    times = runner.take_times()
+    assert {kind for kind, seconds in times.items() if seconds} == set(KINDS) - {"sampling"}
+    assert not any(runner.take_times().values())
+
+
+def test_memory_is_used_again_and_never_too_early() -> None:
+    arena = capture.Arena()
+    first = arena.empty((4, 3), torch.bfloat16)
+    address, view = first.data_ptr(), first[1:]
+    del first
+    assert arena.empty((4, 3), torch.bfloat16).data_ptr() != address, "a view of it is still there"
+    del view
+    assert arena.empty((3, 4), torch.bfloat16).data_ptr() == address
+    assert address % capture.ALIGNMENT == 0
+    assert len(arena.memory) == 2
+
+
+def test_an_operation_that_computes_is_refused() -> None:
+    x = torch.ones(4, 6)
+    for compute in (lambda: x + 1, lambda: x.mul_(2), lambda: x.t().contiguous(), lambda: x[torch.tensor([1])], lambda: x.sum().item()):
+        recorder = capture.create()
+        with pytest.raises(NotCapturable, match="aten::"), recorder.recording():
+            compute()
+    recorder = capture.create()
+    with recorder.recording():
+        x.view(2, 12).split(6, dim=1)[0].flatten(1).t()[1:].unsqueeze(0).expand(2, -1, -1)
+        assert torch.empty_like(x).shape == x.shape
