@@ -3,6 +3,10 @@
 A weight has one scale per output channel and is rounded when it is loaded, an activation one per token and is rounded at every call:
 scale = the row's largest magnitude / 127, number = value · (127 / largest) rounded to even. Their product is a sum of integers, hence
 the same in any order: y = sum · (activation's scale · weight's scale) + bias, in fp32.
+
+Before that, both are rotated: each run of BLOCK neighbours in K is multiplied by a Hadamard matrix H. As H Hᵀ = BLOCK · 1, the product
+stays what it was, but an outlier, whose scale would leave few steps for the rest of its row, is spread over its run (QuaRot,
+arXiv:2404.00456, rotates whole rows; a run needs additions within registers only).
 """
 
 from __future__ import annotations
@@ -15,27 +19,48 @@ TINY = 1e-30
 """A row whose largest magnitude is below it counts as zero: 127 / largest would not be finite much further down."""
 MAX_K = 2**31 // LARGEST**2
 """Products that a 32-bit sum holds."""
+BLOCK = 64
+"""Neighbours that are rotated together; of another K the largest power of two that divides it and is less."""
+
+
+def block_of(k: int) -> int:
+    return min(BLOCK, k & -k)
+
+
+def rotate(x: torch.Tensor) -> torch.Tensor:
+    """fp32 [R, K] -> each run of ``block_of(K)`` in a row times H, which is not normalised. Additions in one order, on every machine."""
+    h = 1
+    while h < block_of(x.shape[1]):
+        low, high = x.view(len(x), -1, 2, h).unbind(2)
+        x = torch.stack((low + high, low - high), 2).view(x.shape)
+        h *= 2
+    return x
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[R, K] -> int8 [R, K] and fp32 scales [R]. A row with a NaN or an infinity is zero with the scale NaN."""
-    wide = x.float()
-    largest = wide.abs().amax(1)
+    """fp32 [R, K] -> int8 [R, K] and fp32 scales [R]. A row with a NaN or an infinity is zero with the scale NaN."""
+    largest = x.abs().amax(1)
     inverse = torch.where(largest < TINY, 0.0, torch.full_like(largest, LARGEST).div_(largest))  # 127 / tensor would round twice
-    numbers = torch.where(largest.isfinite()[:, None], wide * inverse[:, None], 0.0).round_().to(torch.int8)
+    numbers = torch.where(largest.isfinite()[:, None], x * inverse[:, None], 0.0).round_().to(torch.int8)
     return numbers, torch.where(largest < TINY, 0.0, torch.where(largest.isfinite(), largest / LARGEST, torch.nan))
+
+
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N, K] -> int8 [N, K] and fp32 scales [N] that make up for both rotations."""
+    numbers, scales = quantize_rows(rotate(weight.float()))
+    return numbers, scales / block_of(weight.shape[1])
 
 
 class ReferenceWeight:
     """Implements ``quant.base.PackedWeight``."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._numbers, self._scales = quantize_rows(weight)
+        self._numbers, self._scales = quantize_weight(weight)
         self._bias = bias
         self.num_bytes = self._numbers.nbytes + self._scales.nbytes + (0 if bias is None else bias.nbytes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        numbers, scales = quantize_rows(x)
+        numbers, scales = quantize_rows(rotate(x.float()))
         sums = numbers.double() @ self._numbers.double().T  # exact
         y = sums.float() * (scales[:, None] * self._scales)
         return (y if self._bias is None else y + self._bias.float()).to(x.dtype)

@@ -9,7 +9,7 @@ import torch
 from setpoint.engine.kernels.cpu.library import DTYPES, Int8LinearCall, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.quant.cpu import PANEL, panels
-from setpoint.engine.quant.w8a8_int8 import MAX_K, quantize_rows
+from setpoint.engine.quant.w8a8_int8 import MAX_K, quantize_weight
 
 UNSIGNED = 128
 """What the kernel adds to an activation's number, to have it unsigned."""
@@ -26,7 +26,8 @@ class Int8Weight:
         self._dtype = weight.dtype
         self._bias = bias
         self._kernels = kernels
-        numbers, scales = quantize_rows(torch.nn.functional.pad(weight, (0, -self._k % WORD)))
+        numbers, scales = quantize_weight(weight)
+        numbers = torch.nn.functional.pad(numbers, (0, -self._k % WORD))
         missing = -self._columns % PANEL
         self._panels = panels(numbers)
         self._scales = torch.nn.functional.pad(scales, (0, missing))

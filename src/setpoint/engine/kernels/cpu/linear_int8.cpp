@@ -1,8 +1,8 @@
 // y = x Wᵀ + bias with weights and activations of 8 bits: what quant/w8a8_int8.py defines. Sums are integers, hence exact, so that a row
 // has the same bits in any batch and at any level (where the bias is added, levels differ in how often that rounds).
 //
-// Each row of x is rounded once per call, to scratch, as the unsigned numbers q + 128: the instructions that multiply bytes want one
-// unsigned factor. The 128s add 128 times the sum of a column's weights to its result, which is taken off again at the end.
+// Each row of x is rotated and rounded once per call, to scratch, as the unsigned numbers q + 128: the instructions that multiply bytes
+// want one unsigned factor. The 128s add 128 times the sum of a column's weights to its result, which is taken off again at the end.
 #include "buffer.h"
 #include "panels.h"
 
@@ -10,18 +10,19 @@ namespace {
 
 // As LinearCall; words of x are those of the scratch.
 struct Int8LinearCall {
-  const void* x;        // [M, K] contiguous, bf16 or fp32
-  const void* weight;   // panels of int8; K is filled up with zeros to whole words
-  const float* scales;  // [panels * kPanel] of the columns
+  const void* x;          // [M, K] contiguous, bf16 or fp32
+  const void* weight;     // panels of rotated int8; K is filled up with zeros to whole words
+  const float* scales;    // [panels * kPanel] of the columns
   const int32_t* shifts;  // [panels * kPanel] -128 times the sum of a column's weights
-  const void* bias;     // [N] in x's type, or null
-  void* out;            // [M, N] contiguous, in x's type
+  const void* bias;       // [N] in x's type, or null
+  void* out;              // [M, N] contiguous, in x's type
   int64_t rows, columns, k, k_words;
   int32_t dtype, threads;
 };
 
+// What panels.h works on.
 struct Rounded {
-  const void* x;
+  const void* x;  // [M][k_words] in scratch
   const float* row_scales;
   const Int8LinearCall& call;
   int64_t rows, columns, k_words;
@@ -89,16 +90,63 @@ inline vi nearest(vf v) {
 }
 
 constexpr float kLargest = 127.f, kTiny = 1e-30f;  // w8a8_int8.py, LARGEST and TINY
+constexpr int kBlock = 64;                          // and BLOCK
+
+// Sum and difference of the lanes h apart.
+inline vf sums_and_differences(vf v, int h) {
+  const vi lane = lane_index();
+  return __builtin_shuffle(v, lane ^ h) + v * ((lane & h) ? splat(-1.f) : splat(1.f));
+}
+
+// Each run of kRun neighbours in a row of x times the Hadamard matrix of that size, to `out`, filled up with zeros to whole vectors;
+// -> largest magnitudes as integers, which order as the numbers do, with infinity and then NaN at the end.
+template <int kRun, class T>
+vi rotate(const T* x, int64_t k, float* out) {
+  constexpr int N = kRun > W ? kRun / W : 1;
+  vi top{};
+  for (int64_t i = 0; i < k; i += N * W) {
+    vf v[N];
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) {
+      v[n] = load_part(x + i + n * W, k - i - n * W);
+#pragma GCC unroll 4
+      for (int h = 1; h < W && h < kRun; h *= 2) v[n] = sums_and_differences(v[n], h);
+    }
+#pragma GCC unroll 4
+    for (int h = 1; h < N; h *= 2)
+#pragma GCC unroll 16
+      for (int n = 0; n < N; ++n)
+        if (!(n & h)) {
+          const vf a = v[n], b = v[n + h];
+          v[n] = a + b;
+          v[n + h] = a - b;
+        }
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) {
+      store(out + i + n * W, v[n]);
+      const vi magnitude = (vi)v[n] & 0x7fffffff;
+      top = magnitude > top ? magnitude : top;
+    }
+  }
+  return top;
+}
+
+// By the largest power of two up to kBlock that divides k.
+template <class T, int kRun = kBlock>
+vi rotate_row(const T* x, int64_t k, float* out) {
+  if constexpr (kRun > 1) {
+    if (k % kRun) return rotate_row<T, kRun / 2>(x, k, out);
+  }
+  return rotate<kRun>(x, k, out);
+}
 
 // One row of x to q + 128, `bytes` of them (K filled up to whole words); -> its scale.
 template <class T>
 float round_row(const T* x, int64_t k, uint8_t* out, int64_t bytes) {
   typedef uint8_t vb __attribute__((vector_size(W)));
-  vi top{};  // magnitudes as integers, which order as the numbers do, with infinity and then NaN at the end
-  for (int64_t i = 0; i < k; i += W) {
-    const vi magnitude = (vi)load_part(x + i, k - i) & 0x7fffffff;
-    top = magnitude > top ? magnitude : top;
-  }
+  thread_local Buffer buffer;
+  float* row = (float*)buffer.at_least((k + W) * 4);
+  const vi top = rotate_row(x, k, row);
   int32_t bits = 0;
   for (int i = 0; i < W; ++i) bits = top[i] > bits ? top[i] : bits;
   float largest;
@@ -106,8 +154,7 @@ float round_row(const T* x, int64_t k, uint8_t* out, int64_t bytes) {
   const bool finite = bits < 0x7f800000;
   const float inverse = finite && largest >= kTiny ? kLargest / largest : 0.f;
   for (int64_t i = 0; i < bytes; i += W) {
-    const vf v = load_part(x + i, k - i);
-    const vb q = __builtin_convertvector(nearest(v * inverse) + 128, vb);
+    const vb q = __builtin_convertvector(nearest(load(row + i) * inverse) + 128, vb);
     __builtin_memcpy(out + i, &q, bytes - i < W ? bytes - i : W);
   }
   return finite ? (largest < kTiny ? 0.f : largest / kLargest) : __builtin_nanf("");
