@@ -25,6 +25,11 @@ import psutil
 from machine import busy_cpu_s
 from workloads import Workload
 
+from setpoint.config.commandline import parse
+from setpoint.config.commands import ENGINE
+from setpoint.config.environment import read_environment
+from setpoint.offline import Engine
+
 START_TIMEOUT_S = 120.0
 REQUEST_TIMEOUT_S = 900.0
 END_TIMEOUT_S = 15.0
@@ -131,11 +136,13 @@ class HttpServer:
         raise StartError(f"{self.name} {how}; the end of its log:\n{Path(self._log.name).read_text(errors='replace')[-2000:]}")
 
     async def run(self, workload: Workload, repetition: int) -> Sample:
-        streams = self._stream or workload.num_requests == 1
+        return await self.requests(workload, repetition, stream=self._stream or workload.num_requests == 1)
+
+    async def requests(self, workload: Workload, repetition: int, *, stream: bool) -> Sample:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)) as session:
             meter, begin = CpuMeter(self._processes()), time.perf_counter()
-            answers = [_complete(session, self._url, prompt, workload.output_tokens, streams) for prompt in workload.prompts(repetition)]
+            answers = [_complete(session, self._url, prompt, workload.output_tokens, stream) for prompt in workload.prompts(repetition)]
             outcomes = await asyncio.gather(*answers, return_exceptions=True)
             wall = time.perf_counter() - begin
             cpu, foreign = meter.read()
@@ -168,6 +175,57 @@ class SetpointServer(HttpServer):
     def _processes(self) -> dict[str, Sequence[psutil.Process]]:
         frontend = psutil.Process(self._process.pid)
         return {"client": [psutil.Process()], "frontend": [frontend], "engine": frontend.children()}
+
+
+class Streaming:
+    """A server that is measured already, with requests that all stream. Its maker ends it."""
+
+    PROMPTS = 1_000_000
+    """Added to a repetition: the server has the other prompts of it in its cache."""
+
+    def __init__(self, name: str, server: HttpServer) -> None:
+        self.name = name
+        self._server = server
+
+    async def ready(self) -> None:
+        await self._server.ready()
+
+    async def run(self, workload: Workload, repetition: int) -> Sample:
+        return await self._server.requests(workload, self.PROMPTS + repetition, stream=True)
+
+    def close(self) -> None: ...
+
+
+class OfflineEngine:
+    """``setpoint.Engine`` in this process: the same engine process as the server's, asked without HTTP for whole answers."""
+
+    def __init__(self, name: str, arguments: Sequence[str]) -> None:
+        """``arguments``: as for the server, those of HTTP aside."""
+        self.name = name
+        self._arguments = list(arguments)
+        self._engine: Engine | None = None
+
+    async def ready(self) -> None:
+        line = parse(ENGINE, self._arguments)
+        self._engine = await asyncio.to_thread(Engine.from_options, line.options, read_environment(os.environ), given=line.given)
+
+    async def run(self, workload: Workload, repetition: int) -> Sample:
+        assert self._engine is not None
+        prompts = workload.prompts(repetition)
+        sampling = {"max_new_tokens": workload.output_tokens, "temperature": 0.0, "ignore_eos": True}
+        meter = CpuMeter({"script": [psutil.Process()], "engine": [psutil.Process(self._engine.pid)]})
+        begin = time.perf_counter()
+        answers = await self._engine.async_generate(None, sampling, input_ids=prompts)
+        wall = time.perf_counter() - begin
+        cpu, foreign = meter.read()
+        counts = [answer["meta_info"]["completion_tokens"] for answer in answers]
+        wrong = [count for count in counts if count != workload.output_tokens]
+        errors = tuple(f"asked for {workload.output_tokens} tokens, got {count}" for count in wrong)
+        return Sample(wall, cpu_s=cpu, foreign_share=foreign, errors=errors)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
 
 
 def end_tree(process: subprocess.Popen[Any]) -> None:

@@ -38,12 +38,12 @@ OUTPUT = Metric("output", "tok/s", True, lambda workload, sample: workload.num_o
 PREFILL = Metric("prefill", "tok/s", True, lambda workload, sample: workload.input_tokens / sample.wall_s)
 HITS = Metric("prefix hits", "% of prompt tokens", True, _hit_share)
 
-METRICS = {"W1": (TTFT, DECODE), "W2": (WALL, OUTPUT), "W3": (WALL, OUTPUT), "W4": (WALL, PREFILL), "P1": (WALL, OUTPUT, HITS)}
+METRICS = {"W1": (TTFT, DECODE, WALL), "W2": (WALL, OUTPUT), "W3": (WALL, OUTPUT), "W4": (WALL, PREFILL), "P1": (WALL, OUTPUT, HITS)}
 
 
 @dataclass(slots=True, frozen=True)
 class Aim:
-    """``contender`` should be ``factor`` times as good as ``against``."""
+    """``contender`` should be ``factor`` times as good as ``against``: with a factor above 1, beyond the noise."""
 
     workload: str
     metric: Metric
@@ -106,8 +106,9 @@ class Report:
                         continue  # interrupted before its first one
                     values = self.values(workload, contender, metric)
                     head = f"| {workload.name}: {workload.what} | {metric.name}, {metric.unit} | {contender} |"
-                    if not values:
+                    if any(sample.errors for sample in samples):
                         lines.append(f"{head} failed | | |")
+                    if not values:
                         continue
                     versus = "" if contender == base or not ours else str(Comparison(ours, values, metric.higher_is_better))
                     spread = f"{number(min(values))} – {number(max(values))}"
@@ -137,7 +138,7 @@ class Report:
                 if not ours or not theirs:
                     continue
                 compared = Comparison(ours, theirs, aim.metric.higher_is_better)
-                verdict = "met" if compared.ratio >= aim.factor and not compared.in_the_noise else "NOT met"
+                verdict = "met" if compared.ratio >= aim.factor and (aim.factor < 1 or not compared.in_the_noise) else "NOT met"
                 what = f"{aim.workload} {aim.metric.name}: {aim.contender} ≥ {aim.factor} × {aim.against}"
                 sentences.append(f"aim {what}: {verdict} ({compared})")
         return sentences

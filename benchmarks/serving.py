@@ -3,6 +3,7 @@
     python benchmarks/serving.py                        # W1-W4, three repetitions, transformers beside it
     python benchmarks/serving.py --only W1,W2 --reps 5
     python benchmarks/serving.py --only W2,W4 --no-peer --variant "512=--chunked-prefill-size 512"
+    python benchmarks/serving.py --offline              # what HTTP costs: the server beside an Engine in this process
 
 Contenders take turns within each repetition and only one of them works at a time. Prompts are fresh in every repetition (W3's
 prefix is shared within one). Greedy, ignore_eos, so that everybody generates the same number of tokens. A request that fails or
@@ -26,7 +27,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from contenders import Contender, Sample, SetpointServer, parse_variant, transformers_peer
+from contenders import Contender, OfflineEngine, Sample, SetpointServer, Streaming, parse_variant, transformers_peer
 from machine import environment, is_quiet, save, versions
 from report import DECODE, OUTPUT, WALL, Aim, Report, Results
 from workloads import FULL, QUICK, Workload
@@ -34,6 +35,7 @@ from workloads import FULL, QUICK, Workload
 from setpoint.checkpoint.source import locate
 
 OURS, PEER, NO_CACHE = "setpoint", "transformers", "setpoint, no radix cache"
+STREAMING, OFFLINE = "setpoint, streaming", "setpoint, offline"
 PACKAGES = ("setpoint", "torch", "transformers", "aiohttp")
 NUM_THREADS = 2
 WARM_UP_TOKENS = 4
@@ -45,6 +47,7 @@ AIMS = (
     Aim("W1", DECODE, OURS, PEER, 2.0),
     Aim("W2", OUTPUT, OURS, PEER, 2.4),
     Aim("W3", WALL, OURS, NO_CACHE, 5.0),
+    *(Aim(workload.name, WALL, who, OFFLINE, 0.93) for workload in FULL for who in (OURS, STREAMING)),
 )
 
 
@@ -57,6 +60,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--variant", action="append", default=[], help="NAME=[ENV=VALUE …] [--flag value …]: one more server to compare")
     parser.add_argument("--stream", action="store_true", help="all requests stream (W1 always does)")
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
+    parser.add_argument("--offline", action="store_true", help="beside the Engine without HTTP and the server with streams, nobody else")
     parser.add_argument("--peer-w3", action="store_true", help="run W3 on transformers too, which takes minutes")
     parser.add_argument("--patience", type=float, default=0.0, help="seconds per sample to wait for a quiet machine, and to try again")
     parser.add_argument("--quick", action="store_true", help="tiny workloads, one repetition: does everything work?")
@@ -65,17 +69,21 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def server_arguments(args: argparse.Namespace) -> list[str]:
+    model = [] if args.model_path is None else ["--model-path", args.model_path]
+    return [*model, "--dtype", "bfloat16", "--num-threads", str(NUM_THREADS), *shlex.split(args.server_args)]
+
+
 def server(name: str, args: argparse.Namespace, extra: Sequence[str], environ: dict[str, str]) -> SetpointServer:
-    arguments = ["--dtype", "bfloat16", "--num-threads", str(NUM_THREADS), *shlex.split(args.server_args), *extra]
-    if args.model_path is not None:
-        arguments = ["--model-path", args.model_path, *arguments]
-    return SetpointServer(name, arguments, environment=environ, stream=args.stream)
+    return SetpointServer(name, [*server_arguments(args), *extra], environment=environ, stream=args.stream)
 
 
 def takes_part(name: str, workload: Workload, args: argparse.Namespace) -> bool:
-    """Without a radix cache only W3 is another workload; W3 takes transformers minutes."""
+    """Without a radix cache only W3 is another workload; a single request always streams; W3 takes transformers minutes."""
     if name == NO_CACHE:
         return workload.name == "W3"
+    if name == STREAMING:
+        return workload.num_requests > 1
     return name != PEER or workload.name != "W3" or args.peer_w3
 
 
@@ -84,7 +92,7 @@ async def measure(args: argparse.Namespace, workloads: Sequence[Workload], resul
     with ExitStack() as stack:
         servers = [server(OURS, args, [], {})]
         stack.callback(servers[0].close)
-        if any(workload.name == "W3" for workload in workloads):
+        if not args.offline and any(workload.name == "W3" for workload in workloads):
             servers.append(server(NO_CACHE, args, ["--disable-radix-cache"], {}))
             stack.callback(servers[-1].close)
         for text in args.variant:
@@ -92,7 +100,11 @@ async def measure(args: argparse.Namespace, workloads: Sequence[Workload], resul
             servers.append(server(name, args, extra, environ))
             stack.callback(servers[-1].close)
         contenders: list[Contender] = [*servers]
-        if not args.no_peer:
+        if args.offline:
+            offline = OfflineEngine(OFFLINE, server_arguments(args))
+            stack.callback(offline.close)
+            contenders += [Streaming(STREAMING, servers[0]), offline]
+        elif not args.no_peer:
             peer = transformers_peer(str(locate(args.model_path, log=print).folder), num_threads=NUM_THREADS)
             stack.callback(peer.close)
             contenders.append(peer)

@@ -1,103 +1,128 @@
-"""The ZeroMQ link between the frontend and the engine process: where its two sockets are, and the engine's end of it.
+"""The link between the frontend and the engine process: two connected Unix sockets, and the engine's end of them.
 
-Carries the messages of ``core.messages`` as bytes, never pickle. Each side binds the socket it reads and connects the one
-it writes, so neither has to wait for the other to start, and no message is dropped at a high-water mark. The frontend's
-end, which lives in an asyncio loop, is ``frontend/ipc/link.py``.
+Carries the messages of ``core.messages`` as bytes, each behind its length, never pickle. No side ever waits for the other: what the
+kernel does not take at once is kept until it does. No thread works for the link: a message wakes its reader and nobody else, on cores
+that compute (decision 0022). The frontend's end, which lives in an asyncio loop, is ``frontend/ipc/link.py``.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+import select
+import socket
+import struct
 
 import msgspec
-import zmq
 
-from setpoint.core.messages import ToEngine, ToFrontend, decode_to_engine, encode
+from setpoint.core.messages import Shutdown, ToEngine, ToFrontend, decode_to_engine, encode
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(slots=True, frozen=True)
-class Endpoints:
-    """The two addresses, ``ipc://…``; frozen strings, so they can be handed to the engine process."""
-
-    to_engine: str
-    to_frontend: str
-
-    @classmethod
-    @contextmanager
-    def in_private_folder(cls) -> Iterator[Endpoints]:
-        """Fresh endpoints for the time of the block, in a folder only this user can enter (mode 0700).
-
-        A forked child that ends leaves the folder alone: it is its parent's.
-        """
-        owner = os.getpid()
-        folder = tempfile.mkdtemp(prefix="setpoint-")
-        endpoints = cls(f"ipc://{folder}/to-engine", f"ipc://{folder}/to-frontend")
-        try:
-            yield endpoints
-        finally:
-            if os.getpid() == owner:
-                endpoints.remove()
-
-    def remove(self) -> None:
-        """The folder, by whoever of both processes is the last."""
-        shutil.rmtree(Path(self.to_engine.removeprefix("ipc://")).parent, ignore_errors=True)
+_LENGTH = struct.Struct("<I")
+_CHUNK = 1 << 18
 
 
-def open_pull(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.PULL)
-    socket.set(zmq.RCVHWM, 0)
-    socket.bind(address)
-    return socket
+class MessageSocket:
+    """One end of a stream socket, as whole messages. For one thread; nothing here blocks."""
 
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._unsent = bytearray()
+        self._received = bytearray()
+        self.is_cut = False
+        """The other end is gone: nothing more comes. Written by ``receive``."""
 
-def open_push(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.PUSH)
-    socket.set(zmq.SNDHWM, 0)
-    socket.set(zmq.LINGER, 1000)  # ms for last words (Failed) to leave at close
-    socket.connect(address)
-    return socket
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something waits for room in the kernel's buffer: ``flush`` when the socket becomes writable."""
+        return bool(self._unsent)
+
+    def send(self, data: bytes) -> None:
+        """What the other end does not live to read is lost."""
+        self._unsent += _LENGTH.pack(len(data))
+        self._unsent += data
+        self.flush()
+
+    def flush(self) -> None:
+        while self._unsent:
+            try:
+                num_sent = self._socket.send(self._unsent)
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                num_sent = len(self._unsent)
+            del self._unsent[:num_sent]
+
+    def receive(self) -> list[bytes]:
+        """The messages that are here, which may be none."""
+        while not self.is_cut:
+            try:
+                chunk = self._socket.recv(_CHUNK)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                chunk = b""
+            self._received += chunk
+            self.is_cut = not chunk
+            if len(chunk) < _CHUNK:
+                break
+        return self._take_whole()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _take_whole(self) -> list[bytes]:
+        messages: list[bytes] = []
+        begin, buffer = 0, self._received
+        while len(buffer) >= begin + _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, begin)
+            end = begin + _LENGTH.size + length
+            if end > len(buffer):
+                break
+            messages.append(bytes(buffer[begin + _LENGTH.size : end]))
+            begin = end
+        del buffer[:begin]
+        return messages
 
 
 class EngineSocket:
     """The engine's end: used by one thread, the scheduler's loop."""
 
-    def __init__(self, endpoints: Endpoints) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._pull = open_pull(self._context, endpoints.to_engine)
-        self._push = open_push(self._context, endpoints.to_frontend)
+    def __init__(self, descriptor: int) -> None:
+        """``descriptor``: of a connected socket, which is ours from now on."""
+        self._messages = MessageSocket(socket.socket(fileno=descriptor))
 
-    def receive(self, *, timeout_s: float | None = 0.0) -> list[ToEngine]:
-        """All messages that are here. With none, waits up to ``timeout_s`` for the first (None: without limit).
+    def receive(self, timeout_s: float = 0.0) -> list[ToEngine]:
+        """All messages that are here. With none, waits up to ``timeout_s`` for the first. A frontend that is gone says Shutdown.
 
         A malformed message is logged and dropped.
         """
-        if timeout_s != 0.0:
-            self._pull.poll(None if timeout_s is None else max(1, round(timeout_s * 1000)))
+        if timeout_s:
+            self._wait(timeout_s)
+        self._messages.flush()
         messages: list[ToEngine] = []
-        while True:
-            try:
-                data = self._pull.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return messages
+        for data in self._messages.receive():
             try:
                 messages.append(decode_to_engine(data))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 logger.error("Dropped a malformed message of %d bytes from the frontend: %s", len(data), error)
+        if self._messages.is_cut:
+            messages.append(Shutdown())
+        return messages
 
     def send(self, message: ToFrontend) -> None:
         """Never blocks: what the frontend has not read yet is queued here."""
-        self._push.send(encode(message), zmq.NOBLOCK)
+        self._messages.send(encode(message))
 
     def close(self) -> None:
-        self._pull.close()
-        self._push.close()
-        self._context.term()
+        self._messages.close()
+
+    def _wait(self, timeout_s: float) -> bool:
+        """For a message, or for room to send what waits; False if there was neither."""
+        poller = select.poll()
+        poller.register(self._messages, select.POLLIN | (select.POLLOUT if self._messages.has_unsent else 0))
+        return bool(poller.poll(timeout_s * 1000))

@@ -22,11 +22,11 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
     "observe": ({"core"}, set()),
     "config": ({"core", "planning"}, {"msgspec", "psutil", "yaml"}),
     "checkpoint": ({"core"}, {"numpy", "gguf", "huggingface_hub", "tokenizers"}),
-    "ipc": ({"core"}, {"zmq", "msgspec"}),
+    "ipc": ({"core"}, {"msgspec"}),
     "scheduler": ({"core", "config", "planning", "observe"}, {"numpy"}),
     "frontend": (
         {"core", "config", "observe", "ipc"},
-        {"fastapi", "starlette", "pydantic", "uvicorn", "uvloop", "msgspec", "tokenizers", "jinja2", "zmq", "numpy"},
+        {"fastapi", "starlette", "pydantic", "uvicorn", "uvloop", "msgspec", "tokenizers", "jinja2", "numpy"},
     ),
     "frontend.openai": (
         {"core"} | {f"frontend.{name}" for name in ("bodies", "config", "embedding", "intake", "jobs", "logprobs", "service", "text")},

@@ -1,66 +1,47 @@
-"""The ZeroMQ link: both ends, in any order of start, with nothing lost and nothing malformed let through."""
+"""The link to the engine: both ends, in any order of start, with nothing lost and nothing malformed let through."""
 
 from __future__ import annotations
 
 import asyncio
-import stat
-import subprocess
-import sys
+import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from setpoint.core.messages import Abort, Finish, Ready, Submit, TokenEvent, Tokens, encode
+from setpoint.core.messages import Abort, Finish, Ready, Shutdown, Submit, ToFrontend, TokenEvent, Tokens, decode_to_frontend, encode
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.ipc.client import EngineClient, EngineState, Mailbox
 from setpoint.frontend.ipc.link import SocketLink
-from setpoint.ipc import Endpoints, EngineSocket
+from setpoint.ipc import EngineSocket, MessageSocket
+
+Ends = tuple[SocketLink, EngineSocket]
 
 
 @pytest.fixture
-def endpoints() -> Iterator[Endpoints]:
-    with Endpoints.in_private_folder() as made:
-        folder = Path(made.to_engine.removeprefix("ipc://")).parent
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        yield made
-    assert not folder.exists()
-
-
-FORK = """
-import os, sys
-from setpoint.ipc import Endpoints
-manager = Endpoints.in_private_folder()
-folder = os.path.dirname(manager.__enter__().to_engine.removeprefix("ipc://"))
-if os.fork() == 0:
-    sys.exit(0)
-os.wait()
-print(os.path.isdir(folder))
-manager.__exit__(None, None, None)
-print(os.path.isdir(folder))
-"""
-
-
-def test_a_forked_child_leaves_the_folder_to_its_parent() -> None:
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("True\nFalse\n", "")
+def ends() -> Iterator[Ends]:
+    ours, theirs = socket.socketpair()
+    link, engine = SocketLink(ours), EngineSocket(theirs.detach())
+    yield link, engine
+    link.close()
+    engine.close()
 
 
 def request(rid: str, num_prompt: int = 3) -> Request:
     return Request(rid=rid, prompt_ids=pack_ids(range(num_prompt)), sampling=SamplingParams())
 
 
-def receive_some(socket: EngineSocket) -> list[object]:
-    return list(socket.receive(timeout_s=5))
+def receive_some(engine: EngineSocket) -> list[object]:
+    return list(engine.receive(timeout_s=5))
 
 
-def test_requests_go_out_and_tokens_come_back_in_order(endpoints: Endpoints) -> None:
+def test_requests_go_out_and_tokens_come_back_in_order(ends: Ends) -> None:
+    link, engine = ends
+
     async def scenario() -> None:
-        client = EngineClient(SocketLink(endpoints))
+        client = EngineClient(link)
         client.start()
-        engine = EngineSocket(endpoints)
         try:
             engine.send(Ready({"max_req_input_len": 7}))
             assert await client.wait_ready(timeout_s=5)
@@ -90,17 +71,16 @@ def test_requests_go_out_and_tokens_come_back_in_order(endpoints: Endpoints) -> 
             assert client.num_open == 0
         finally:
             client.close()
-            engine.close()
 
     asyncio.run(scenario())
 
 
-def test_an_engine_that_starts_first_or_late_misses_nothing(endpoints: Endpoints) -> None:
-    engine = EngineSocket(endpoints)
+def test_an_engine_that_starts_first_or_late_misses_nothing(ends: Ends) -> None:
+    link, engine = ends
     engine.send(Ready({}))
 
     async def scenario() -> None:
-        client = EngineClient(SocketLink(endpoints))
+        client = EngineClient(link)
         client.start()
         assert await client.wait_ready(timeout_s=5)
         client.submit(request("a"), Mailbox())
@@ -113,28 +93,92 @@ def test_an_engine_that_starts_first_or_late_misses_nothing(endpoints: Endpoints
         assert [type(message).__name__ for message in messages] == ["Submit", "Shutdown"]
         client.close()
 
-    try:
-        asyncio.run(scenario())
-    finally:
-        engine.close()
+    asyncio.run(scenario())
 
 
-def test_receive_waits_as_long_as_asked_and_drops_what_is_malformed(endpoints: Endpoints, caplog: pytest.LogCaptureFixture) -> None:
-    engine = EngineSocket(endpoints)
-    link = SocketLink(endpoints)
-    try:
-        assert engine.receive() == []
-        started = time.monotonic()
-        assert engine.receive(timeout_s=0.1) == []
-        assert 0.09 <= time.monotonic() - started < 2
-        for data in (b"junk", b"", encode(Ready({})), b"\x81\xa4type\xa3\xff\xff\xff"):
-            link.send(data)
-        link.send(encode(Submit(request("good"))))
-        messages: list[object] = []
-        while not messages:
-            messages = receive_some(engine)
-        assert [message.request.rid for message in messages if isinstance(message, Submit)] == ["good"]
-        assert sum("malformed" in record.message for record in caplog.records) == 4
-    finally:
-        link.close()
-        engine.close()
+def test_receive_waits_as_long_as_asked_and_drops_what_is_malformed(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
+    link, engine = ends
+    assert engine.receive() == []
+    started = time.monotonic()
+    assert engine.receive(timeout_s=0.1) == []
+    assert 0.09 <= time.monotonic() - started < 2
+    for data in (b"junk", b"", encode(Ready({})), b"\x81\xa4type\xa3\xff\xff\xff"):
+        link.send(data)
+    link.send(encode(Submit(request("good"))))
+    messages: list[object] = []
+    while not messages:
+        messages = receive_some(engine)
+    assert [message.request.rid for message in messages if isinstance(message, Submit)] == ["good"]
+    assert sum("malformed" in record.message for record in caplog.records) == 4
+
+
+def test_neither_end_waits_for_the_other(ends: Ends) -> None:
+    """Far more than the kernel buffers, both ways, while nobody reads; then every byte is there, in order."""
+    link, engine = ends
+    events = [Tokens([TokenEvent("a", list(range(token, token + 1000)))]) for token in range(500)]
+    received: list[ToFrontend] = []
+
+    async def scenario() -> None:
+        link.start(lambda data: received.append(decode_to_frontend(data)))
+        for number in range(20):
+            link.send(encode(Submit(request(f"{number}", 100_000))))
+        for event in events:
+            engine.send(event)
+        submitted: list[object] = []
+        async with asyncio.timeout(30):
+            while len(submitted) < 20 or len(received) < 500:
+                submitted += engine.receive()
+                await asyncio.sleep(0)
+        assert [message.request.rid for message in submitted if isinstance(message, Submit)] == [f"{number}" for number in range(20)]
+        assert received == events
+
+    asyncio.run(scenario())
+
+
+def test_an_idle_engine_wakes_to_send_what_waits(ends: Ends) -> None:
+    link, engine = ends
+    engine.send(Tokens([TokenEvent("a", list(range(1_000_000)))]))
+    received: list[bytes] = []
+
+    async def scenario() -> None:
+        link.start(received.append)
+        async with asyncio.timeout(30):
+            while not received:
+                assert await asyncio.to_thread(engine.receive, 0.2) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_frontend_that_is_gone_means_shutdown(ends: Ends) -> None:
+    link, engine = ends
+    link.send(encode(Submit(request("a"))))
+    link.close()
+    assert [type(message) for message in engine.receive(5)] == [Submit, Shutdown]
+    engine.send(Ready({}))  # nobody to read it
+
+
+def test_an_engine_that_is_gone_leaves_its_last_words(ends: Ends) -> None:
+    link, engine = ends
+    engine.send(Ready({}))
+    engine.close()
+    received: list[bytes] = []
+
+    async def scenario() -> None:
+        link.start(received.append)
+        await asyncio.sleep(0.05)
+        link.send(encode(Shutdown()))  # nobody to read it
+
+    asyncio.run(scenario())
+    assert received == [encode(Ready({}))]
+
+
+def test_a_message_in_pieces_is_whole_when_it_is_handed_out() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        messages = MessageSocket(theirs)
+        for byte in b"\x03\0\0\0abc\x01\0\0\0":
+            assert messages.receive() == ([b"abc"] if byte == 1 else [])
+            ours.send(bytes([byte]))
+        ours.send(b"d")
+        assert messages.receive() == [b"d"]
+        messages.close()

@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -35,7 +36,6 @@ from setpoint.config.options import Options
 from setpoint.config.resolve import ResolvedConfig, resolve
 from setpoint.core.errors import SetpointError
 from setpoint.core.model import ModelSpec
-from setpoint.ipc import Endpoints
 from setpoint.launch.job import EngineJob, encode_job
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class Launched:
     config: ResolvedConfig
     spec: ModelSpec
     source: ModelSource
-    endpoints: Endpoints
+    link: socket.socket
+    """Our end of the link to the engine; closed by whoever made this."""
 
 
 @contextmanager
@@ -98,16 +99,19 @@ def launched(options: Options, env: EnvSettings, *, given: Set[str], phases: Pha
     stderr: the descriptor that its log goes to, if not ours. Raises SetpointError for a model or configuration that cannot be served.
     """
     owner = os.getpid()
-    process = _spawn_engine(stderr)
-    try:
-        source, spec, config = configured(options, env, given)
-        phases.mark("model and configuration")
-        with Endpoints.in_private_folder() as endpoints:
-            _hand_over(process, EngineJob(config, spec, str(source.folder), endpoints))
-            yield Launched(process, config, spec, source, endpoints)
-    finally:
-        if os.getpid() == owner:  # a forked child that ends comes here, too
-            _end(process)
+    link, theirs = socket.socketpair()
+    with link:
+        with theirs:
+            descriptor = theirs.fileno()
+            process = _spawn_engine(stderr, descriptor)
+        try:
+            source, spec, config = configured(options, env, given)
+            phases.mark("model and configuration")
+            _hand_over(process, EngineJob(config, spec, str(source.folder), descriptor))
+            yield Launched(process, config, spec, source, link)
+        finally:
+            if os.getpid() == owner:  # a forked child that ends comes here, too
+                _end(process)
 
 
 class EngineSession:
@@ -118,7 +122,7 @@ class EngineSession:
         from setpoint.frontend.ipc.link import SocketLink
 
         self.engine = engine
-        self.client: EngineClient = EngineClient(SocketLink(engine.endpoints))
+        self.client: EngineClient = EngineClient(SocketLink(engine.link))
         self._phases = phases
 
     async def __aenter__(self) -> EngineSession:
@@ -169,12 +173,13 @@ def _process_started_at() -> float:
     return float(psutil.Process().create_time())
 
 
-def _spawn_engine(stderr: int | None) -> subprocess.Popen[bytes]:
-    """The engine with SIGINT and SIGTERM blocked from its first instruction: it ends when this process says so, or ends itself."""
+def _spawn_engine(stderr: int | None, link: int) -> subprocess.Popen[bytes]:
+    """The engine, which inherits the descriptor ``link``, with SIGINT and SIGTERM blocked from its first instruction: it ends when this
+    process says so, or ends itself."""
     command = [sys.executable, "-m", "setpoint.launch.engine_process"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, env=engine_environment())
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, env=engine_environment(), pass_fds=[link])
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

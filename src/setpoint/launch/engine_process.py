@@ -26,13 +26,13 @@ from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
 from setpoint.config.resolve import ResolvedConfig
 from setpoint.core.errors import SetpointError
-from setpoint.core.messages import Failed, Ready, ToEngine, ToFrontend
+from setpoint.core.messages import Failed, Ready
 from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.ipc import Endpoints, EngineSocket
+from setpoint.ipc import EngineSocket
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.turn_times import TimedExecutor, TimedLink, TurnTimes
 from setpoint.observe.logline import LogLines, gib, ready_line, setup_logging
@@ -52,19 +52,6 @@ class WallClock:
         return time.monotonic()
 
 
-class SocketEnd:
-    """The loop's link over the engine's sockets."""
-
-    def __init__(self, socket: EngineSocket) -> None:
-        self._socket = socket
-
-    def receive(self, timeout_s: float) -> list[ToEngine]:
-        return self._socket.receive(timeout_s=timeout_s)
-
-    def send(self, message: ToFrontend) -> None:
-        self._socket.send(message)
-
-
 def main() -> int:
     """Exit code 0 after Shutdown; the parent learns of a failed start from a Failed message before the exit.
 
@@ -76,8 +63,8 @@ def main() -> int:
         return 1  # the parent gave up before it had a job; it has said why
     job = decode_job(line)
     setup_logging(job.config.options.log_level, rank=" TP0", milliseconds=job.config.env.log_ms)
-    threading.Thread(target=_end_with_parent, args=(job.endpoints,), daemon=True).start()
-    socket = EngineSocket(job.endpoints)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    socket = EngineSocket(job.link)
     try:
         loop = _build(job, socket, imported)
     except SetpointError as error:
@@ -115,7 +102,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
     loop = Loop(
         scheduler,
         TimedExecutor(InprocExecutor(runner), times),
-        TimedLink(SocketEnd(socket), times),
+        TimedLink(socket, times),
         depth=config.overlap_depth,
         heartbeat=beat,
         state_info=lambda: _state_info(runner, lines) | {"turn_times": times.info()},
@@ -294,11 +281,10 @@ def _available_bytes(device: str) -> int:
     return int(free)
 
 
-def _end_with_parent(endpoints: Endpoints) -> None:
+def _end_with_parent() -> None:
     """Runs in a thread: the parent holds the other end of standard input open for as long as it lives."""
     os.read(sys.stdin.fileno(), 1)
     logger.error("The parent process is gone; the engine ends.")
-    endpoints.remove()
     os._exit(1)
 
 

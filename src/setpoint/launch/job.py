@@ -6,14 +6,14 @@ import msgspec
 
 from setpoint.config.resolve import ResolvedConfig
 from setpoint.core.model import ModelSpec
-from setpoint.ipc import Endpoints
 
 
 class EngineJob(msgspec.Struct, frozen=True):
     config: ResolvedConfig
     spec: ModelSpec
     folder: str
-    endpoints: Endpoints
+    link: int
+    """Descriptor of the engine's end of the link, which the process inherited."""
 
 
 def encode_job(job: EngineJob) -> bytes:

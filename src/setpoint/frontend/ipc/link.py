@@ -1,4 +1,4 @@
-"""The frontend's end of the ZeroMQ link, inside an asyncio loop.
+"""The frontend's end of the link to the engine process, inside an asyncio loop.
 
 Carries bytes both ways; what they mean is the EngineClient's business. It reads the socket from the loop's own reader
 callback instead of through futures: one wake-up drains everything that arrived.
@@ -7,46 +7,44 @@ callback instead of through futures: one wake-up drains everything that arrived.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 
-import zmq
-
-from setpoint.ipc import Endpoints, open_pull, open_push
+from setpoint.ipc import MessageSocket
 
 
 class SocketLink:
-    """An EngineLink over two ipc sockets. ``start`` is called inside the running loop, ``close`` when it ends."""
+    """An EngineLink over one end of a socket pair. ``start`` is called inside the running loop, ``close`` when it ends."""
 
-    def __init__(self, endpoints: Endpoints) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._pull = open_pull(self._context, endpoints.to_frontend)
-        self._descriptor = int(self._pull.getsockopt(zmq.FD))
-        self._push = open_push(self._context, endpoints.to_engine)
+    def __init__(self, sock: socket.socket) -> None:
+        self._messages = MessageSocket(sock)
         self._receiver: Callable[[bytes], None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, receiver: Callable[[bytes], None]) -> None:
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._descriptor, self._drain)
-        # ZeroMQ's descriptor signals changes only: what arrived before the reader was added gives no event.
-        self._loop.call_soon(self._drain)
+        self._loop.add_reader(self._messages.fileno(), self._drain)
 
     def send(self, data: bytes) -> None:
-        self._push.send(data, zmq.NOBLOCK)
+        self._messages.send(data)
+        if self._messages.has_unsent:
+            self._loop.add_writer(self._messages.fileno(), self._flush)
 
     def close(self) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._descriptor)
+        if self._receiver is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._messages.fileno())
+            self._loop.remove_writer(self._messages.fileno())
         self._receiver = None
-        self._pull.close()
-        self._push.close(linger=0)
-        self._context.term()
+        self._messages.close()
+
+    def _flush(self) -> None:
+        self._messages.flush()
+        if not self._messages.has_unsent:
+            self._loop.remove_writer(self._messages.fileno())
 
     def _drain(self) -> None:
-        while self._receiver is not None:
-            try:
-                data = self._pull.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._receiver(data)
+        for data in self._messages.receive():
+            if self._receiver is not None:
+                self._receiver(data)
+        if self._messages.is_cut and self._receiver is not None:
+            self._loop.remove_reader(self._messages.fileno())  # whoever watches the process says what has happened
