@@ -63,6 +63,7 @@ def test_requests_go_out_and_tokens_come_back_in_order(ends: Ends) -> None:
             num_finished = wake_ups = 0
             while num_finished < 2:
                 wake_ups += 1
+                assert engine.receive() == []  # an engine looks every step, and sends what the kernel had no room for
                 for index, event in await asyncio.wait_for(mailbox.take(), 5):
                     seen[index] += event.ids
                     num_finished += event.finish is not None
@@ -153,7 +154,7 @@ def test_a_frontend_that_is_gone_means_shutdown(ends: Ends) -> None:
     link, engine = ends
     link.send(encode(Submit(request("a"))))
     link.close()
-    assert [type(message) for message in engine.receive(5)] == [Submit, Shutdown]
+    assert [type(message) for message in [*engine.receive(5), *engine.receive(5)]] == [Submit, Shutdown]
     engine.send(Ready({}))  # nobody to read it
 
 
