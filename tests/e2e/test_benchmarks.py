@@ -40,6 +40,22 @@ def test_a_failed_request_is_no_throughput(tmp_path: Path) -> None:
     assert "| W1: one stream, 16 in, 8 out | decode, tok/s | setpoint | failed |" not in done.stdout
 
 
+def test_serving_beside_the_engine_without_http(tmp_path: Path) -> None:
+    done = run("serving.py", "--quick", "--offline", "--name", "offline", "--results", str(tmp_path), "--only", "W1,W4")
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*-offline.json")
+    samples = json.loads(path.read_text())["samples"]
+    assert set(samples["W1"]) == {"setpoint", "setpoint, offline"}
+    assert set(samples["W4"]) == {"setpoint", "setpoint, streaming", "setpoint, offline"}
+    assert all(sample["cpu_s"]["engine"] > 0 and not sample["errors"] for by in samples.values() for each in by.values() for sample in each)
+
+
+def test_frontend_prints_a_figure_per_load() -> None:
+    done = run("frontend.py", "--streams", "1,3", "--tokens", "20", "--step-ms", "1")
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" streams")[0] for line in done.stdout.splitlines() if line.endswith("µs per token")] == ["1", "3"]
+
+
 def test_policies_reports_prefix_hits(tmp_path: Path) -> None:
     done = run("policies.py", "--quick", "--name", "policies", "--results", str(tmp_path))
     assert done.returncode == 0, done.stderr
