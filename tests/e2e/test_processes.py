@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,18 +19,9 @@ LONG = {"text": "Once", "stream": True, "sampling_params": {"max_new_tokens": 30
 
 
 @pytest.fixture
-def sockets() -> Iterator[Path]:
-    """Where the server makes its temporary files; a short path, as those of sockets must be."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
-
-
-@pytest.fixture
-def server(tiny_model: Path, tmp_path: Path, sockets: Path) -> Iterator[ServerProcess]:
-    arguments = ["--model-path", str(tiny_model), "--skip-server-warmup"]
-    with running_server(tmp_path, *arguments, env={"TMPDIR": str(sockets)}) as server:
+def server(tiny_model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+    with running_server(tmp_path, "--model-path", str(tiny_model), "--skip-server-warmup") as server:
         yield server
-    wait_until(lambda: not list(sockets.iterdir()), timeout_s=10)
 
 
 async def read_streams(server: ServerProcess, count: int, act: Callable[[], None]) -> list[str]:
