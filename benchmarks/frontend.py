@@ -26,7 +26,8 @@ from machine import environment
 from setpoint.core.messages import Finish, Ready, Shutdown, Stop, Submit, TokenEvent, Tokens
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
-from setpoint.frontend.http.serve import bind_socket, listen, make_server
+from setpoint.frontend.http.port import bind_socket
+from setpoint.frontend.http.serve import listen, make_server
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.link import SocketLink
 from setpoint.frontend.service import Service

@@ -6,6 +6,7 @@ Each subcommand is imported when it is used, so that ``--help`` and a mistyped o
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"setpoint: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would kill the interpreter in its last steps
         return 130  # during start-up; a server that is up ends in order
 
 
@@ -73,7 +75,7 @@ def _read(command: str, arguments: list[str]) -> tuple[CommandLine, EnvSettings]
 
 def _serve(arguments: list[str]) -> int:
     line, env = _read("serve", arguments)
-    from setpoint.launch import serve
+    from setpoint.launch.server import serve
 
     return serve(line.options, env, given=line.given)
 

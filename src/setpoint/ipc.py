@@ -101,8 +101,8 @@ class EngineSocket:
 
         A malformed message is logged and dropped.
         """
-        if timeout_s:
-            self._wait(timeout_s)
+        if not self._wait(timeout_s):
+            return []
         self._messages.flush()
         messages: list[ToEngine] = []
         for data in self._messages.receive():

@@ -87,3 +87,15 @@ def test_ctrl_c_during_start_up_leaves_no_traceback_and_no_process(tiny_model: P
         assert server.wait_end() in (0, 130, -signal.SIGINT)  # the last: before the interpreter could do anything about it
         assert not any(child.is_running() for child in children)
         assert "Traceback" not in server.errors, server.errors
+
+
+def test_somebody_impatient_gets_the_same_end(tiny_model: Path, tmp_path: Path) -> None:
+    with running_server(tmp_path, "--model-path", str(tiny_model), ready=False) as server:
+        wait_until(lambda: "server_args" in server.errors)
+        children = psutil.Process(server.process.pid).children()
+        while server.process.poll() is None:
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.01)
+        assert server.wait_end() in (0, 130)
+        assert not any(child.is_running() for child in children)
+        assert "Traceback" not in server.errors, server.errors

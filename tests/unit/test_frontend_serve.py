@@ -11,7 +11,8 @@ import pytest
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
-from setpoint.frontend.http.serve import bind_socket, make_server
+from setpoint.frontend.http.port import bind_socket
+from setpoint.frontend.http.serve import make_server
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor

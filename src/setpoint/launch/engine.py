@@ -176,7 +176,7 @@ def _process_started_at() -> float:
 def _spawn_engine(stderr: int | None, link: int) -> subprocess.Popen[bytes]:
     """The engine, which inherits the descriptor ``link``, with SIGINT and SIGTERM blocked from its first instruction: it ends when this
     process says so, or ends itself."""
-    command = [sys.executable, "-m", "setpoint.launch.engine_process"]
+    command = [sys.executable, "-m", "setpoint.launch"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, env=engine_environment(), pass_fds=[link])

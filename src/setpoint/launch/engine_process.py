@@ -1,4 +1,4 @@
-"""The engine process: ``python -m setpoint.launch.engine_process`` with an EngineJob on its standard input.
+"""The engine process: ``python -m setpoint.launch`` with an EngineJob on its standard input.
 
 Loads the model, sizes the memory, says Ready, and runs the scheduler's loop until Shutdown. It is started before the parent
 knows the configuration, so that importing torch overlaps with finding the model.
@@ -300,7 +300,3 @@ def _watchdog(timeout_s: float) -> Callable[[], None]:
             faulthandler.dump_traceback_later(timeout_s, exit=True)
 
     return beat
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,7 +7,9 @@ open ones, engine.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import signal
 import socket
 import time
 from asyncio import Task
@@ -36,7 +38,7 @@ CLOSE_S = 5
 
 def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) -> int:
     """Serve until a signal; returns the exit code. Raises SetpointError for a start that fails."""
-    from setpoint.frontend.http.serve import bind_socket
+    from setpoint.frontend.http.port import bind_socket
 
     phases = Phases()
     setup_logging(options.log_level, milliseconds=env.log_ms)
@@ -44,6 +46,7 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
         import uvloop
 
         code: int = uvloop.run(_serve(engine, sock, phases))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # this is the end already
         return code
 
 
@@ -95,6 +98,8 @@ async def _open(config: ResolvedConfig, service: Service, phases: Phases) -> Non
     if not config.options.skip_server_warmup:
         await service.warm_up()
     phases.mark("warm-up")
+    gc.collect()
+    gc.freeze()  # what is here stays: a full collection would look at all of it while streams wait
     logger.info("The server is fired up and ready to roll!")
     logger.info("Start-up took %s; engine: %s", phases, _seconds(service.engine.info.get("phases", {})))
     _invite(config)

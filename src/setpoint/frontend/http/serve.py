@@ -1,8 +1,7 @@
-"""Binding the port and running uvicorn. The port is bound before the model loads, so that a taken one is known at once."""
+"""Running uvicorn on a port that is bound already (``port``)."""
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,35 +9,9 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from setpoint.core.errors import ConfigError
+from setpoint.frontend.http.port import cannot_listen
 
 _BACKLOG = 2048
-
-
-def bind_socket(host: str, port: int) -> socket.socket:
-    """A TCP socket bound to the address, not listening yet. Raises ConfigError with advice if it cannot be had."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ConfigError(f"--host {host}: {error.strerror or error}; give an address of this machine, e.g. 127.0.0.1.") from error
-    sock = socket.socket(family, kind, proto)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        raise _cannot_listen(host, port, error) from error
-    return sock
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    if error.errno == errno.EADDRINUSE:
-        advice = "stop the program that uses it, or choose another with --port"
-    elif error.errno == errno.EACCES:
-        advice = "ports below 1024 need privileges; choose another with --port"
-    else:
-        advice = "check --host and --port"
-    return ConfigError(f"Cannot listen on {host}:{port}: {error.strerror}; {advice}.")
 
 
 class _Server(uvicorn.Server):
@@ -74,5 +47,5 @@ async def listen(server: uvicorn.Server, sock: socket.socket) -> None:
     try:
         sock.listen(_BACKLOG)  # uvloop, which does the same, keeps the error to itself
     except OSError as error:
-        raise _cannot_listen(host, port, error) from error
+        raise cannot_listen(host, port, error) from error
     await server.serve(sockets=[sock])

@@ -1,0 +1,35 @@
+"""Binding the port, before anything heavy is imported or the model loads, so that a taken one is known at once."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from setpoint.core.errors import ConfigError
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A TCP socket bound to the address, not listening yet. Raises ConfigError with advice if it cannot be had."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {error.strerror or error}; give an address of this machine, e.g. 127.0.0.1.") from error
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise cannot_listen(host, port, error) from error
+    return sock
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    """What the user can do about an address that cannot be had."""
+    if error.errno == errno.EADDRINUSE:
+        advice = "stop the program that uses it, or choose another with --port"
+    elif error.errno == errno.EACCES:
+        advice = "ports below 1024 need privileges; choose another with --port"
+    else:
+        advice = "check --host and --port"
+    return ConfigError(f"Cannot listen on {host}:{port}: {error.strerror}; {advice}.")
