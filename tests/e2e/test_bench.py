@@ -91,9 +91,9 @@ def test_one_batch_times_every_combination(tiny_model: Path, tmp_path: Path) -> 
             parts = row["breakdown"][phase]["parts"]
             seconds = {name: part["seconds"] for name, part in parts.items()}
             assert set(seconds) == {"linear", "head", "attention", "elementwise", "sampling", "rest", "scheduling", "messages", "step"}
-            assert all(seconds[name] > 0 for name in seconds if name != "rest")
+            assert min(seconds.values()) > 0
             assert seconds["step"] == pytest.approx(sum(seconds.values()) - seconds["step"])
-            assert seconds["step"] >= row[latency]
+            assert seconds["step"] > 0.5 * row[latency]
             assert parts["linear"]["bound_s"] > 0
             assert row["breakdown"][phase]["engine_s"] > 0
         assert row["limits"]["flops"].keys() == {"float32"}

@@ -68,15 +68,16 @@ class Turns:
     scheduling_s: float
 
 
-def parts_of(works: Sequence[Mapping[str, Work]], total_s: float, limits: Limits | None, turns: Turns | None) -> dict[str, Part]:
-    """``works``: of each repetition of what took ``total_s``. The last row, "step", is the sum of the others."""
+def parts_of(works: Sequence[Mapping[str, Work]], totals_s: Sequence[float], limits: Limits | None, turns: Turns | None) -> dict[str, Part]:
+    """``works`` and ``totals_s``: of each repetition. The last row, "step", is the sum of the others."""
     parts = {}
     means = {kind: _mean([work.get(kind, Work()) for work in works]) for kind in COMPUTED}
     streamed = sum(means[kind].num_bytes for kind in STREAMED)
     for kind, mean in means.items():
         again = streamed if kind in STREAMED else mean.num_bytes // max(mean.num_calls, 1)
         parts[kind] = Part(mean.seconds, None if limits is None else _bound(mean, again, limits), mean.num_bytes, mean.flops)
-    parts["rest"] = Part(max(total_s - sum(part.seconds for part in parts.values()), 0.0))
+    rests = (total - sum(work.seconds for work in kinds.values()) for total, kinds in zip(totals_s, works, strict=True))
+    parts["rest"] = Part(statistics.median(rests))
     if turns is not None:
         parts["scheduling"] = Part(turns.scheduling_s)
         parts["messages"] = Part(turns.messages_s)
@@ -107,16 +108,15 @@ def _bound(work: Work, again: int, limits: Limits) -> float:
     return max(reading, multiplying)
 
 
-def table(title: str, parts: Mapping[str, Part], turns: Turns | None) -> list[str]:
-    """Markdown."""
+def table(title: str, parts: Mapping[str, Part], plain_s: float, turns: Turns | None) -> list[str]:
+    """Markdown. ``plain_s``: the same without timers."""
     whole = parts["step"].seconds
     lines = ["", title, "", "| part | µs | share | bound µs | of bound |", "|---|---|---|---|---|"]
     for name, part in parts.items():
         bound = "– | –" if part.bound_s is None else f"{part.bound_s * 1e6:,.1f} | {part.bound_s / max(part.seconds, 1e-12):.0%}"
         lines.append(f"| {LABELS.get(name, name)} | {part.seconds * 1e6:,.1f} | {part.seconds / whole:.1%} | {bound} |")
-    if turns is not None:
-        lines += ["", f"The same in a whole engine: {turns.seconds * 1e6:,.1f} µs."]
-    return lines
+    engine = "" if turns is None else f", and as part of a whole engine {turns.seconds * 1e6:,.1f} µs"
+    return [*lines, "", f"Without timers and scheduling it took {plain_s * 1e6:,.1f} µs{engine}."]
 
 
 def as_json(parts: Mapping[str, Part], turns: Turns | None) -> dict[str, Any]:

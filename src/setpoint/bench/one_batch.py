@@ -102,17 +102,18 @@ def bench_one_batch(
 
 
 def _breakdown(subject: Subject, result: Mapping[str, Any], times: Times, turns: Mapping[str, Turns]) -> dict[str, Any]:
-    """Prints the tables; -> what the result gets. The times of the whole are those without the seams' timers."""
+    """Prints the tables of ``times``, taken with the seams entered; -> what the result gets."""
     found: dict[str, Any] = {}
-    whole = {"prefill": result["prefill_latency"], "decode": result["median_decode_latency"]}
+    timed = {"prefill": times.prefills, "decode": times.decodes}
+    plain = {"prefill": result["prefill_latency"], "decode": result["median_decode_latency"]}
     titles = {
         "prefill": f"Prefill of {result['batch_size']} x {result['input_len']} tokens",
         "decode": f"Decode step of {result['batch_size']}, median of {len(times.decodes)}",
     }
     for phase in PHASES:
-        parts = breakdown.parts_of(times.works[phase], whole[phase], subject.limits, turns[phase])
+        parts = breakdown.parts_of(times.works[phase], timed[phase], subject.limits, turns[phase])
         found[phase] = breakdown.as_json(parts, turns[phase])
-        print("\n".join(breakdown.table(titles[phase], parts, turns[phase])))
+        print("\n".join(breakdown.table(titles[phase], parts, plain[phase], turns[phase])))
     limits = None if subject.limits is None else subject.limits.measured()
     print(
         f"\n{breakdown.described(limits) if limits is not None else 'No bounds: the limits of this machine cannot be measured.'}\n",

@@ -16,7 +16,7 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 
 SMALLEST, LARGEST = 1 << 20, 1 << 29
 """Bytes of a block: less is a matter of the first-level cache, more than half a GiB reads no slower."""
-SECONDS = 0.15
+SECONDS = 0.3
 """Of each measurement; the best of its runs counts."""
 ROUNDS = 100_000
 """Of products in a run, which takes a millisecond or so: the start of a parallel region is nothing beside it."""
