@@ -60,6 +60,7 @@ def test_the_command_compares_with_bfloat16(tiny_model: Path, tmp_path: Path) ->
     (result,) = map(json.loads, out.read_text().splitlines())
     assert done.returncode == (3 if result["perplexity_change"] > 0 else 0), done.stderr
     assert (result["reference"]["dtype"], result["candidate"]["dtype"]) == ("bfloat16", "float32")
+    assert (result["reference"]["quantization"], result["candidate"]["quantization"]) == ("unquant", None)
     assert result["by_text"].keys() == {"mine.txt"}
     assert len(TEXT) - 2 <= result["num_tokens"] <= len(TEXT)
     assert 0 < result["mean_abs_logprob_change"] < 0.05

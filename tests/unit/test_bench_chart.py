@@ -49,11 +49,18 @@ def test_curves_are_the_figures() -> None:
     assert sum(y < low for _, y in rate) == 5, "a bin per token"
     left = chart.WIDTH + chart.LEFT
     corners = [(x, y) for x, y in flight if y == pytest.approx(high)]
-    assert [round((x - left) / inner * 10, 1) for x, _ in corners] == [4.0, 7.0], "both run from 4 to 7 s of 10 shown"
+    assert [round((x - left) / inner * 8, 1) for x, _ in corners] == [4.0, 7.0], "both run from 4 to 7 s of 8"
     assert (ttft[0][0] - chart.LEFT) / inner * 2000 == pytest.approx(1000, abs=6)
     assert (ttft[-1][0] - chart.LEFT) / inner * 2000 == pytest.approx(2000, abs=6)
     assert [x for x, _ in itl] == sorted(x for x, _ in itl)
-    assert {"P50 1,500", "P50 1,000", "P99 1,990"} <= set(texts)
+    assert {"P50 1,500 ms", "P50 1,000 ms", "P99 1,990 ms", "longest 2,000 ms"} <= set(texts)
+
+
+def test_a_far_end_is_in_words() -> None:
+    run = Run([record(0.0, [float(at) for at in range(1, 150)] + [1000.0, 1001.0])], 0.0, 1001.0, 0.0)
+    texts, curves = drawn(run)
+    assert "longest 851,000 ms" in texts
+    assert max(x for x, _ in curves[3]) < 2 * chart.WIDTH - chart.RIGHT
 
 
 def test_a_run_of_failures_shows_nothing_and_says_so() -> None:
@@ -63,6 +70,6 @@ def test_a_run_of_failures_shows_nothing_and_says_so() -> None:
     assert (texts.count("nothing to show"), curves) == (4, [])
 
 
-@pytest.mark.parametrize(("value", "up"), [(0, 1), (1, 1), (1.1, 2), (19.9, 20), (21, 50), (0.03, 0.05), (500.0, 500)])
+@pytest.mark.parametrize(("value", "up"), [(0, 1), (1, 1), (1.1, 1.2), (19.9, 20), (21, 25), (0.07, 0.08), (500.0, 500)])
 def test_axes_end_at_round_numbers(value: float, up: float) -> None:
     assert chart._round_up(value) == pytest.approx(up)

@@ -14,7 +14,14 @@ from setpoint.core.errors import ConfigError
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import BOS_ID, write_byte_tokenizer
 
-ABOUT = {"model": "m", "dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "linear_layers": "cpu", "weight_bytes": 1000}
+ABOUT = {
+    "model": "m",
+    "dtype": "bfloat16",
+    "quantization": None,
+    "kv_cache_dtype": "bfloat16",
+    "linear_layers": "cpu",
+    "weight_bytes": 1000,
+}
 WINDOWS = Windows(["prose", "prose", "code"], [[1, 2, 3], [4, 5], [6, 7]])
 
 

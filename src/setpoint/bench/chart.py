@@ -22,6 +22,10 @@ HEAD = 26
 NUM_BINS = 80
 MARKED = (50, 90, 99)
 """Percentiles."""
+FAR = 1.25
+"""Times the last of them is as far as a distribution is drawn."""
+STEPS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
+"""Ends of axes."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -38,8 +42,8 @@ def serving_chart(run: Run, result: Mapping[str, Any]) -> str:
     parts = [svg.text(0, 16, title + failed, weight="bold")]
     parts += _panel(0, 0, "Output tokens per second", _rate(run), "s")
     parts += _panel(1, 0, "Requests in flight", _steps(concurrency(run)), "s")
-    parts += _panel(0, 1, "Time to first token: share of requests", _shares(ttfts), "ms", marks=_marks(ttfts))
-    parts += _panel(1, 1, "Gap between tokens: share of gaps", _shares(itls), "ms", marks=_marks(itls))
+    parts += _distribution(0, "Time to first token: share of requests", ttfts)
+    parts += _distribution(1, "Gap between tokens: share of gaps", itls)
     parts.append(svg.text(0, HEAD + 2 * HEIGHT + 14, str(result["date"])))
     return svg.document(parts, 2 * WIDTH, HEAD + 2 * HEIGHT + 20)
 
@@ -62,23 +66,22 @@ def _steps(levels: Sequence[tuple[float, int]]) -> Points:
     return points if levels else []
 
 
-def _shares(values: Sequence[float]) -> Points:
-    """Value -> share of the values that are no larger, thinned to a few hundred points."""
+def _distribution(column: int, title: str, values: Sequence[float]) -> list[str]:
+    """Value -> share of the values that are no larger, in a few hundred points. The last hundredth may reach far: its end is in words."""
     if not values:
-        return []
-    shares = np.linspace(0.0, 1.0, min(len(values), 300) + 1)
-    return list(zip(np.quantile(values, shares).tolist(), shares.tolist(), strict=True))
-
-
-def _marks(values: Sequence[float]) -> dict[str, tuple[float, float]]:
-    """Percentiles, with their names."""
-    found = np.percentile(values, MARKED).tolist() if values else []
-    return {f"P{percent} {_number(value)}": (value, percent / 100) for percent, value in zip(MARKED, found, strict=bool(found))}
+        return _panel(column, 1, title, [], "ms")
+    shares = np.linspace(0.0, 1.0, 301)
+    quantiles, limit = np.quantile(values, shares), FAR * float(np.percentile(values, 99))
+    points = [(value, share) for value, share in zip(quantiles.tolist(), shares.tolist(), strict=True) if value <= limit]
+    found = np.percentile(values, MARKED).tolist()
+    marks = {f"P{percent} {_number(value)}": (value, percent / 100) for percent, value in zip(MARKED, found, strict=True)}
+    return _panel(column, 1, title, points, "ms", marks={**marks, f"longest {_number(max(values))}": None})
 
 
 def _panel(
-    column: int, row: int, title: str, points: Points, unit: str, *, marks: Mapping[str, tuple[float, float]] | None = None
+    column: int, row: int, title: str, points: Points, unit: str, *, marks: Mapping[str, tuple[float, float] | None] | None = None
 ) -> list[str]:
+    """``marks``: words for the corner below a distribution, and the points that they name."""
     left, top = column * WIDTH + LEFT, HEAD + row * HEIGHT + TOP
     right, bottom = (column + 1) * WIDTH - RIGHT, HEAD + (row + 1) * HEIGHT - BOTTOM
     parts = [svg.text(column * WIDTH, top - 12, title, weight="bold")]
@@ -96,20 +99,20 @@ def _panel(
         x = place(share * most_x, 0)[0]
         parts.append(svg.text(x, bottom + 16, f"{_number(share * most_x)} {unit}", anchor="end" if share == 1 else "middle"))
     parts.append(svg.line([place(*point) for point in points], svg.BLUE))
-    for name, point in (marks or {}).items():
-        x, y = place(*point)
-        parts.append(svg.bar(x - 2.5, y - 2.5, 5, 5, svg.ORANGE))
-        is_right = x > (left + right) / 2
-        parts.append(svg.text(x - 8 if is_right else x + 8, y + 12, name, anchor="end" if is_right else "start"))
+    for index, (name, point) in enumerate((marks or {}).items()):
+        parts.append(svg.text(right - 6, bottom - 60 + 16 * index, f"{name} {unit}", anchor="end"))
+        if point is not None:
+            x, y = place(*point)
+            parts.append(svg.bar(x - 2.5, y - 2.5, 5, 5, svg.ORANGE))
     return parts
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, …"""
+    """The next of STEPS, times a power of ten."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 2, 5, 10) if step * power >= value * (1 - 1e-9))
+    return next(step * power for step in STEPS if step * power >= value * (1 - 1e-9))
 
 
 def _number(value: float) -> str:

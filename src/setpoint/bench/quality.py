@@ -38,7 +38,7 @@ from setpoint.offline import Engine
 EXCEEDED = 3
 TEXTS = Path(__file__).with_name("texts")
 """One file per kind, written for this purpose: no model has learned them by heart."""
-REFERENCE = {"dtype": "bfloat16", "kv_cache_dtype": "auto"}
+REFERENCE = {"dtype": "bfloat16", "quantization": "unquant", "kv_cache_dtype": "auto"}
 """Options of the engine that the other one is compared with; what is not here is the user's."""
 
 WINDOW = 512
@@ -158,7 +158,7 @@ def measure(engine: Answers, windows: Windows, prompts: Sequence[list[int]]) -> 
     answers = engine.generate(input_ids=list(prompts), sampling_params={"temperature": 0.0, "max_new_tokens": ANSWER, "ignore_eos": True})
     _answered(answers)
     info = engine.get_server_info()
-    names = ("dtype", "kv_cache_dtype", "model_impl", "kernels", "linear_layers", "attention", "weight_bytes")
+    names = ("dtype", "quantization", "kv_cache_dtype", "model_impl", "kernels", "linear_layers", "attention", "weight_bytes")
     about = {"model": info["model_path"], **{name: info[name] for name in names}}
     return Measured(logprobs, likeliest, [answer["output_ids"] for answer in answers], about)
 
@@ -223,8 +223,9 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def _described(about: Mapping[str, Any]) -> str:
-    weights = f"{about['weight_bytes'] / 1e6:.1f} MB"
-    return f"dtype {about['dtype']}, KV cache {about['kv_cache_dtype']}, linear layers {about['linear_layers']}, weights {weights}"
+    quantization = about["quantization"] or "as in the checkpoint"
+    types = f"dtype {about['dtype']}, quantization {quantization}, KV cache {about['kv_cache_dtype']}"
+    return f"{types}, linear layers {about['linear_layers']}, weights {about['weight_bytes'] / 1e6:.1f} MB"
 
 
 def _exp(value: float) -> float:

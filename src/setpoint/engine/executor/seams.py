@@ -59,7 +59,7 @@ class Seams:
             work.num_calls += 1
             work.num_bytes += weight.num_bytes
             work.flops += 2 * x.numel() * out.shape[1]
-            work.product = str(x.dtype).removeprefix("torch.")
+            work.product = getattr(weight, "product", _name(x.dtype))
             return out
 
         return multiply
@@ -150,8 +150,12 @@ class _TimedAttention:
         pairs, keys = visible(np.diff(batch.cu_q_host).astype(np.int64), batch.kv_lens_host.astype(np.int64), variant.window)
         work.num_bytes += 2 * keys * k_cache[0, 0].nbytes
         work.flops += 4 * pairs * out[0].numel()
-        work.product = str(q.dtype).removeprefix("torch.")
+        work.product = _name(q.dtype)
         return out
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def visible(counts: np.ndarray, kv_lens: np.ndarray, window: int | None) -> tuple[int, int]:

@@ -14,7 +14,10 @@ from setpoint.engine.kernels.registry import Choice, choose
 
 
 class PackedWeight(Protocol):
-    """One weight [N, K] and its bias in the method's own layout."""
+    """One weight [N, K] and its bias in the method's own layout.
+
+    A class that multiplies in another type than x's says so for measurements: ``product = "int8"``.
+    """
 
     num_bytes: int
     """Memory it holds, bias included."""

@@ -20,6 +20,8 @@ WORD = 4
 class Int8Weight:
     """Implements ``quant.base.PackedWeight``."""
 
+    product = "int8"
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> None:
         self._columns, self._k = weight.shape
         assert self._k < MAX_K

@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 
-from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
+from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
+PRODUCTS = {"float32": 0, "bfloat16": 1, "int8": 2}
+"""The C side's numbers (limits.cpp, setpoint_multiply)."""
 SMALLEST, LARGEST = 1 << 20, 1 << 29
 """Bytes of a block: less is a matter of the first-level cache, more than half a GiB reads no slower."""
 SECONDS = 0.3
@@ -40,11 +42,11 @@ class CpuLimits:
         return self._reads[size]
 
     def flops(self, product: str) -> float:
-        """Products of this type, summed. A type that the kernels do not know is multiplied as float32."""
+        """Products of this type, summed. A type that has no kernels is multiplied as float32."""
         if product not in self._flops:
-            dtype = DTYPES.get(getattr(torch, product), DTYPES[torch.float32])
-            operations = self._kernels.multiply(dtype, 1, self._threads) * ROUNDS * self._threads
-            self._flops[product] = operations / _best(lambda: self._kernels.multiply(dtype, ROUNDS, self._threads))
+            number = PRODUCTS.get(product, PRODUCTS["float32"])
+            operations = self._kernels.multiply(number, 1, self._threads) * ROUNDS * self._threads
+            self._flops[product] = operations / _best(lambda: self._kernels.multiply(number, ROUNDS, self._threads))
         return self._flops[product]
 
     def measured(self) -> dict[str, Any]:
