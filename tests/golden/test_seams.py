@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def test_what_is_counted_is_what_the_model_has_to_do(tmp_path: Path) -> None:
             works.append({})
             return super().submit(plan)
 
-    with seams.entered():
+    with seams.entered(eager=True):
         assert Driver(Stepwise(runner), 1, 64).generate(PROMPTS, 5) == expected
         seams.take()
     assert Driver(InprocExecutor(runner), 1, 64).generate(PROMPTS, 5) == expected
@@ -61,6 +62,22 @@ def test_what_is_counted_is_what_the_model_has_to_do(tmp_path: Path) -> None:
     assert step["sampling"].num_bytes == 2 * vocab * 2
     assert 4 * 2 * hidden * 2 < step["elementwise"].num_bytes / step["elementwise"].num_calls * 4
     assert all(isinstance(work, Work) and work.seconds > 0 for work in step.values())
+
+
+def test_replayed_steps_have_the_times_of_their_program(tmp_path: Path) -> None:
+    runner = runner_of(write_tiny_llama(tmp_path))
+    assert not runner.why_eager
+    driver, seams = Driver(InprocExecutor(runner), 1, 64), Seams(runner)
+    expected = driver.generate(PROMPTS, 3)
+    with seams.entered(eager=False):
+        began = time.perf_counter()
+        assert driver.generate(PROMPTS, 3) == expected
+        total = time.perf_counter() - began
+        works = seams.take()
+    assert {"linear", "attention", "elementwise", "sampling"} <= works.keys()
+    assert all(work.seconds > 0 for work in works.values())
+    assert 0.02 * total < sum(work.seconds for work in works.values()) < total
+    assert (works["linear"].num_calls, works["linear"].num_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 7, 100])

@@ -68,15 +68,26 @@ class Turns:
     scheduling_s: float
 
 
-def parts_of(works: Sequence[Mapping[str, Work]], totals_s: Sequence[float], limits: Limits | None, turns: Turns | None) -> dict[str, Part]:
-    """``works`` and ``totals_s``: of each repetition. The last row, "step", is the sum of the others."""
+def parts_of(
+    counted: Sequence[Mapping[str, Work]],
+    timed: Sequence[Mapping[str, Work]],
+    totals_s: Sequence[float],
+    limits: Limits | None,
+    turns: Turns | None,
+) -> dict[str, Part]:
+    """``counted``: of each repetition, whatever it took; ``timed`` and ``totals_s``: the times of as many or of others.
+
+    The last row, "step", is the sum of the others.
+    """
     parts = {}
-    means = {kind: _mean([work.get(kind, Work()) for work in works]) for kind in COMPUTED}
+    means = {kind: _mean([works.get(kind, Work()) for works in counted]) for kind in COMPUTED}
     streamed = sum(means[kind].num_bytes for kind in STREAMED)
     for kind, mean in means.items():
         again = streamed if kind in STREAMED else mean.num_bytes // max(mean.num_calls, 1)
-        parts[kind] = Part(mean.seconds, None if limits is None else _bound(mean, again, limits), mean.num_bytes, mean.flops)
-    rests = (total - sum(work.seconds for work in kinds.values()) for total, kinds in zip(totals_s, works, strict=True))
+        bound = None if limits is None else _bound(mean, again, limits)
+        seconds = statistics.median(works[kind].seconds if kind in works else 0.0 for works in timed)
+        parts[kind] = Part(seconds, bound, mean.num_bytes, mean.flops)
+    rests = (total - sum(work.seconds for work in works.values()) for total, works in zip(totals_s, timed, strict=True))
     parts["rest"] = Part(statistics.median(rests))
     if turns is not None:
         parts["scheduling"] = Part(turns.scheduling_s)
@@ -92,13 +103,12 @@ def parts_of(works: Sequence[Mapping[str, Work]], totals_s: Sequence[float], lim
 
 
 def _mean(works: Sequence[Work]) -> Work:
-    """The median of the times; of the counts the mean, as they only grow with the context."""
+    """Of the counts, which only grow with the context; without the times."""
     return Work(
-        statistics.median(work.seconds for work in works),
-        round(statistics.fmean(work.num_calls for work in works)),
-        round(statistics.fmean(work.num_bytes for work in works)),
-        round(statistics.fmean(work.flops for work in works)),
-        works[0].product,
+        num_calls=round(statistics.fmean(work.num_calls for work in works)),
+        num_bytes=round(statistics.fmean(work.num_bytes for work in works)),
+        flops=round(statistics.fmean(work.flops for work in works)),
+        product=works[0].product,
     )
 
 

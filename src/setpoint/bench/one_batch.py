@@ -1,7 +1,8 @@
 """``setpoint bench one-batch``: the time of single steps by batch size and context, straight on an executor.
 
 Works on plans of rows; there is no scheduler, no cache and no text. Prompts are random ids. A prefill runs in steps of at most
-``chunk_tokens``, as the engine would run it, and REPEATS times; then every sequence decodes, all in one step after the other.
+``chunk_tokens``, as the engine would run it, and REPEATS times; then every sequence decodes, all in one step after the other. What is
+shown of a step's parts comes from two more runs: one counts what each has to do, one takes the times.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ WARMUP_STEPS = 2
 class Seams(Protocol):
     """Counts what each kind of operation does."""
 
-    def entered(self) -> AbstractContextManager[None]:
-        """Only inside is anything counted."""
+    def entered(self, *, eager: bool) -> AbstractContextManager[None]:
+        """Only inside is anything counted. eager: everything is, at the cost of time."""
         ...
 
     def take(self) -> dict[str, Work]:
@@ -85,7 +86,7 @@ def bench_one_batch(
     print(HEAD + (report.STEP_RATIOS if others is not None else ""))
     for shape in shapes:
         batch_size, input_len, output_len = shape
-        steps.run(batch_size, input_len, WARMUP_STEPS)
+        steps.run(batch_size, input_len, WARMUP_STEPS, repeats=1)
         result = _result(own, subject, shape, steps.run(*shape))
         ratios = report.step_ratios(result, others.get(shape, [])) if others is not None else ""
         print(
@@ -94,31 +95,32 @@ def bench_one_batch(
             flush=True,
         )
         if own.breakdown:
-            result |= _breakdown(subject, result, steps.run(*shape, seams=subject.seams), turns[shape])
+            seams = subject.seams
+            counted = steps.run(*shape, repeats=1, seams=seams, inside=seams.entered(eager=True))
+            timed = steps.run(*shape, seams=seams, inside=seams.entered(eager=False))
+            result |= _breakdown(subject, result, counted, timed, turns[shape])
         if own.output_file is not None:
             report.append(own.output_file, result)
     subject.executor.shutdown()
     return 0
 
 
-def _breakdown(subject: Subject, result: Mapping[str, Any], times: Times, turns: Mapping[str, Turns]) -> dict[str, Any]:
-    """Prints the tables of ``times``, taken with the seams entered; -> what the result gets."""
+def _breakdown(subject: Subject, result: Mapping[str, Any], counted: Times, timed: Times, turns: Mapping[str, Turns]) -> dict[str, Any]:
+    """Prints the tables; -> what the result gets."""
     found: dict[str, Any] = {}
-    timed = {"prefill": times.prefills, "decode": times.decodes}
+    totals = {"prefill": timed.prefills, "decode": timed.decodes}
     plain = {"prefill": result["prefill_latency"], "decode": result["median_decode_latency"]}
     titles = {
         "prefill": f"Prefill of {result['batch_size']} x {result['input_len']} tokens",
-        "decode": f"Decode step of {result['batch_size']}, median of {len(times.decodes)}",
+        "decode": f"Decode step of {result['batch_size']}, median of {len(timed.decodes)}",
     }
     for phase in PHASES:
-        parts = breakdown.parts_of(times.works[phase], timed[phase], subject.limits, turns[phase])
+        parts = breakdown.parts_of(counted.works[phase], timed.works[phase], totals[phase], subject.limits, turns[phase])
         found[phase] = breakdown.as_json(parts, turns[phase])
         print("\n".join(breakdown.table(titles[phase], parts, plain[phase], turns[phase])))
     limits = None if subject.limits is None else subject.limits.measured()
-    print(
-        f"\n{breakdown.described(limits) if limits is not None else 'No bounds: the limits of this machine cannot be measured.'}\n",
-        flush=True,
-    )
+    words = "No bounds: the limits of this machine cannot be measured." if limits is None else breakdown.described(limits)
+    print(f"\n{words}\n", flush=True)
     return {"breakdown": found, "limits": limits}
 
 
@@ -153,11 +155,20 @@ class _Steps:
         self._num_steps = 0
         self._rng = np.random.default_rng(0)
 
-    def run(self, batch_size: int, input_len: int, output_len: int, *, seams: Seams | None = None) -> Times:
-        """With ``seams`` entered, if given."""
+    def run(
+        self,
+        batch_size: int,
+        input_len: int,
+        output_len: int,
+        *,
+        repeats: int = REPEATS,
+        seams: Seams | None = None,
+        inside: AbstractContextManager[None] | None = None,
+    ) -> Times:
+        """``seams``: taken after every step; ``inside``: entered for all of them."""
         slots, times = range(batch_size), Times([], [])
-        with seams.entered() if seams is not None else nullcontext():
-            for _ in range(REPEATS):
+        with inside or nullcontext():
+            for _ in range(repeats):
                 times.prefills.append(self._prefill(slots, input_len, input_len + output_len))
                 if seams is not None:
                     times.works["prefill"].append(seams.take())

@@ -1,7 +1,8 @@
 """Timers at the seams of a runner: linear layers, attention, the other operations, the head, sampling.
 
-Works on a runner whose model calls ``Ops``, ``AttentionBackend`` and ``PackedWeight`` objects, as every model here does. What is
-between the seams (Python, views, the embedding) is in no timer. Enter it for measurements only: each call gets about a µs slower.
+Works on a runner whose model calls ``Ops``, ``AttentionBackend`` and ``PackedWeight`` objects, as every model here does, and takes the
+times of replayed steps from their program. What is between the seams (Python, views) is in no timer. Enter it for measurements only:
+each eager call gets about a µs slower.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from setpoint.engine.attention.base import AttentionBatch, AttentionVariant
 from setpoint.engine.quant.base import PackedWeight
 from setpoint.engine.runner.model_runner import ModelRunner
 
+PROGRAM_KINDS = {"norm": "elementwise", "rope": "elementwise", "activation": "elementwise", "embedding": "elementwise"}
+"""Kind of a program's kernels -> ours, where it is another."""
+
 
 class Seams:
-    """Counts while ``entered``; ``take`` gives what has come together since it was last called."""
+    """Counts while entered; ``take`` gives what has come together since it was last called."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -31,10 +35,15 @@ class Seams:
         """What a product of a weight counts as now."""
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self, *, eager: bool) -> Iterator[None]:
+        """eager: no step is replayed, so that everything is counted; else replayed steps have times only."""
         runner = self._runner
         with ExitStack() as stack:
-            stack.enter_context(_replaced(runner, "captured", None))  # a replay would pass by the seams
+            if eager:
+                stack.enter_context(_replaced(runner, "captured", None))
+            else:
+                runner.start_timing()
+                runner.take_times()
             stack.enter_context(_replaced(runner, "ops", _TimedOps(runner.ops, self._works)))
             stack.enter_context(_replaced(runner, "attention", _TimedAttention(runner.attention, self._works)))
             for module in runner.model.modules():
@@ -46,6 +55,9 @@ class Seams:
             yield
 
     def take(self) -> dict[str, Work]:
+        for kind, seconds in self._runner.take_times().items():
+            if seconds:
+                self._works[PROGRAM_KINDS.get(kind, kind)].seconds += seconds
         works = dict(self._works)
         self._works.clear()
         return works
