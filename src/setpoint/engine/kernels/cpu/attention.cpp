@@ -26,6 +26,11 @@ struct Attention {
     const KV **keys, **values;
   };
 
+  // Keys of a block, [begin, end).
+  struct Keys {
+    int64_t begin, end;
+  };
+
   const AttentionCall& call;
   const AttentionWork& work;
   const int64_t dim, group, dim_words;
@@ -34,7 +39,10 @@ struct Attention {
   const float log2_scale;  // probabilities are 2^(log2_scale * (score - maximum))
   // Scratch of this thread.
   word *packed_keys, *packed_values, *queries, *probs;
-  float *scores, *state_words, *partial_of_block;
+  float *scores, *state_words;
+  float *block_max, *block_sum;  // [query rows] of the block at hand
+  float *keep, *add;             // [query rows] what the outputs so far and the block's count in their sum
+  int64_t* positions;            // [query rows]
   Block blocks[2];
 
   Attention(const AttentionCall& c, const AttentionWork& w, char* scratch)
@@ -43,16 +51,18 @@ struct Attention {
         log2_scale((c.softcap ? c.softcap : c.scale) * 1.44269504f) {
     auto take = [&scratch](int64_t bytes) {
       char* p = scratch;
-      scratch += bytes;
+      scratch += (bytes + 63) / 64 * 64;
       return p;
     };
+    const int64_t rows = max_query_rows(c);
     packed_keys = (word*)take(kBlock * dim * 4);
     packed_values = (word*)take(kBlock * dim * 4);
-    queries = (word*)take(kQueryRows * dim * 4);
-    scores = (float*)take(kQueryRows * kBlock * 4);
+    queries = (word*)take(rows * dim * 4);
+    scores = (float*)take(kStripRows * kBlock * 4);
     probs = (word*)take(kQueryRows * kBlock * 4);
-    state_words = (float*)take(partial_words(kQueryRows, dim) * 4);
-    partial_of_block = (float*)take(partial_words(kQueryRows, dim) * 4);
+    state_words = (float*)take(max_state_words(c) * 4);
+    for (float** row_words : {&block_max, &block_sum, &keep, &add}) *row_words = (float*)take(kQueryRows * 4);
+    positions = (int64_t*)take(kQueryRows * 8);
     for (Block& block : blocks) {
       block.keys = (const KV**)take(kBlock * 8);
       block.values = (const KV**)take(kBlock * 8);
@@ -78,15 +88,36 @@ struct Attention {
     return block < item.block0 ? item.block0 : block;
   }
 
-  int64_t query_rows(const AttentionItem& item) const {
+  // Notes the positions of an item's query rows; -> how many there are.
+  int64_t find_positions(const AttentionItem& item) {
     int64_t rows = 0;
-    for (int32_t i = 0; i < item.num_segments; ++i) rows += work.segments[item.segment0 + i].tokens * group;
+    for (int32_t i = 0; i < item.num_segments; ++i) {
+      const Segment& s = work.segments[item.segment0 + i];
+      for (int64_t t = 0, first = position(s); t < s.tokens; ++t)
+        for (int64_t g = 0; g < group; ++g) positions[rows++] = first + t;
+    }
     return rows;
   }
 
+  // What a query row sees of the block that begins at block_key.
+  Keys seen_by(int64_t row, int64_t block_key) const {
+    auto inside = [=](int64_t key) { return key < block_key ? 0 : (key - block_key > kBlock ? kBlock : key - block_key); };
+    return {inside(first_key(positions[row])), inside(positions[row] + 1)};
+  }
+
+  // What any of the query rows [row, row + rows) sees of it, in whole vectors.
+  Keys seen_by_any(int64_t row, int64_t rows, int64_t block_key) const {
+    Keys all{kBlock, 0};
+    for (const int64_t end = row + rows; row < end; ++row) {
+      const Keys one = seen_by(row, block_key);
+      if (one.begin == one.end) continue;
+      all = {one.begin < all.begin ? one.begin : all.begin, one.end > all.end ? one.end : all.end};
+    }
+    return all.begin < all.end ? Keys{all.begin / W * W, (all.end + W - 1) / W * W} : Keys{0, 0};
+  }
+
   template <class Q>
-  void load_queries(const AttentionItem& item, int64_t head) {
-    word* to = queries;
+  void load_queries(const AttentionItem& item, int64_t head, word* to) {
     for (int32_t i = 0; i < item.num_segments; ++i) {
       const Segment& s = work.segments[item.segment0 + i];
       const Q* q = (const Q*)call.q + (call.cu_q[s.row] + s.token) * call.q_stride + head * group * dim;
@@ -98,11 +129,11 @@ struct Attention {
     }
   }
 
-  // The addresses of a block of a row, in the one of the two slots that `keep` does not hold.
-  const Block& find(int32_t row, int32_t block, const Block* keep) {
+  // The addresses of a block of a row, in the one of the two slots that `held` is not in.
+  const Block& find(int32_t row, int32_t block, const Block* held) {
     for (Block& found : blocks)
       if (found.row == row && found.block == block) return found;
-    Block& to = blocks[&blocks[0] == keep ? 1 : 0];
+    Block& to = blocks[&blocks[0] == held ? 1 : 0];
     to.row = row;
     to.block = block;
     const int32_t* table = call.page_table + call.slots[row] * call.table_stride;
@@ -157,37 +188,51 @@ struct Attention {
     Prefetch keys, values;
   };
 
-  template <int R>
-  void few_rows_scores(const Block& block, int64_t begin, int64_t num_keys, Prefetch& prefetch) {
-    for (int64_t j = 0; j < num_keys; j += W) {
-      vf acc[R];
+  // Scores of R query rows with G neighbouring vectors of keys, whose sums do not wait for each other.
+  template <int R, int G>
+  inline void few_scores(const KV* const* keys, int64_t begin, const word* q, float* to, Prefetch& prefetch) {
+    vf acc[G][R];
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) acc[r] = vf{};
-      for (int64_t k = 0; k < dim_words; k += W) {
+    for (int g = 0; g < G; ++g)
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) acc[g][r] = vf{};
+    for (int64_t k = 0; k < dim_words; k += W)
+#pragma GCC unroll 8
+      for (int g = 0; g < G; ++g) {
         prefetch.advance();
         vf square[W];
-        load_square(block.keys + j, begin, k, square);
+        load_square(keys + g * W, begin, k, square);
 #pragma GCC unroll 16
         for (int i = 0; i < W; ++i)
 #pragma GCC unroll 8
-          for (int r = 0; r < R; ++r) acc[r] = Mul::step(acc[r], queries[r * dim_words + k + i], Mul::as_vec(square[i]));
+          for (int r = 0; r < R; ++r) acc[g][r] = Mul::step(acc[g][r], q[r * dim_words + k + i], Mul::as_vec(square[i]));
       }
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) store(scores + r * kBlock + j, acc[r]);
+    for (int g = 0; g < G; ++g)
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) store(to + r * kBlock + g * W, acc[g][r]);
+  }
+
+  template <int R>
+  void few_rows_scores(const Block& block, int64_t begin, Keys keys, const word* q, Prefetch& prefetch) {
+    int64_t j = keys.begin;
+    for (; j + 2 * W <= keys.end; j += 2 * W) few_scores<R, 2>(block.keys + j, begin, q, scores + j, prefetch);
+    if (j < keys.end) few_scores<R, 1>(block.keys + j, begin, q, scores + j, prefetch);
+  }
+
+  void few_rows_scores(int64_t rows, const Block& block, int64_t begin, Keys keys, const word* q, Prefetch& prefetch) {
+    switch (rows) {
+      case 1: return few_rows_scores<1>(block, begin, keys, q, prefetch);
+      case 2: return few_rows_scores<2>(block, begin, keys, q, prefetch);
+      case 3: return few_rows_scores<3>(block, begin, keys, q, prefetch);
+      case 4: return few_rows_scores<4>(block, begin, keys, q, prefetch);
+      case 5: return few_rows_scores<5>(block, begin, keys, q, prefetch);
+      case 6: return few_rows_scores<6>(block, begin, keys, q, prefetch);
     }
   }
 
-  void compute_scores(const Block& block, int64_t begin, int64_t num_keys, int64_t rows, Prefetch& prefetch) {
-    prefetch.spread_over((num_keys + W - 1) / W * (dim_words / W));
-    switch (rows) {
-      case 1: return few_rows_scores<1>(block, begin, num_keys, prefetch);
-      case 2: return few_rows_scores<2>(block, begin, num_keys, prefetch);
-      case 3: return few_rows_scores<3>(block, begin, num_keys, prefetch);
-      case 4: return few_rows_scores<4>(block, begin, num_keys, prefetch);
-      case 5: return few_rows_scores<5>(block, begin, num_keys, prefetch);
-      case 6: return few_rows_scores<6>(block, begin, num_keys, prefetch);
-    }
-    for (int64_t j = 0; j < num_keys; j += W) {  // packed_keys[j / W][dim_words][W]
+  void pack_keys(const Block& block, int64_t begin, Keys keys, Prefetch& prefetch) {  // packed_keys[j / W][dim_words][W]
+    for (int64_t j = keys.begin; j < keys.end; j += W)
       for (int64_t k = 0; k < dim_words; k += W) {
         prefetch.advance();
         vf square[W];
@@ -195,94 +240,135 @@ struct Attention {
 #pragma GCC unroll 16
         for (int i = 0; i < W; ++i) store_raw(packed_keys + j * dim_words + (k + i) * W, square[i]);
       }
-    }
-    multiply<Mul>(rows, (num_keys + W - 1) / W, queries, dim_words, dim_words, Packed<Mul>{packed_keys, dim_words * W, W}, scores, kBlock);
   }
 
-  void compute_output(const Block& block, int64_t begin, int64_t num_keys, int64_t rows, Prefetch& prefetch, float* out) {
-    const int64_t k_words = (num_keys + P - 1) / P, vectors = dim / W, d = dim;
-    const KV* const* values = block.values;
-    prefetch.spread_over(k_words);
-    if (rows <= kStripRows) {
-      auto columns = [=, &prefetch](int64_t k, int64_t n) {
-        if (n == 0) prefetch.advance();
-        return Mul::as_vec(value_words(Mul(), values, k, begin, n, d));
-      };
-      multiply<Mul>(rows, vectors, probs, kBlock / P, k_words, columns, out, dim);
-      return;
+  void pack_values(const Block& block, int64_t begin, Keys keys, Prefetch& prefetch) {  // packed_values[key words][D]
+    const int64_t vectors = dim / W;
+    for (int64_t k = keys.begin / P; k < keys.end / P; ++k) {
+      prefetch.advance();
+      word* to = packed_values + k * dim;
+      int n = 0;
+      for (; n + 2 <= vectors; n += 2)
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) store_raw(to + (n + i) * W, value_words(Mul(), block.values, k, begin, n, i, 2));
+      if (n < vectors) store_raw(to + n * W, value_words(Mul(), block.values, k, begin, n, 0, 1));
     }
-    for (int64_t k = 0; k < k_words; ++k, prefetch.advance())  // packed_values[k_words][D]
-      for (int64_t n = 0; n < vectors; ++n) store_raw(packed_values + k * dim + n * W, value_words(Mul(), values, k, begin, n, d));
-    multiply<Mul>(rows, vectors, probs, kBlock / P, k_words, Packed<Mul>{packed_values, W, dim}, out, dim);
   }
 
-  // Scores of one query row to probabilities relative to the row's maximum over the keys [begin, end) that it sees; zero elsewhere.
-  void softmax_row(float* s, word* p, int64_t begin, int64_t end, int64_t num_keys, float& row_max, float& row_sum) {
+  // Scores of one query row to probabilities relative to its maximum over the keys that it sees; zero for the others of `keys`.
+  template <bool kSeesAll>
+  void softmax_row(const float* s, word* p, Keys seen, Keys keys, float& row_max, float& row_sum) {
     const vi lanes = lane_index();
-    const int64_t first = begin / W * W;
     auto visible = [=](int64_t j, vf v, vf otherwise) {
-      if (begin <= j && j + W <= end) return v;
-      return select((lanes >= (int32_t)(begin - j)) & (lanes < (int32_t)(end - j)), v, otherwise);
+      if constexpr (kSeesAll) return v;
+      return select((lanes >= (int32_t)(seen.begin - j)) & (lanes < (int32_t)(seen.end - j)), v, otherwise);
     };
-    auto write = [p](int64_t j, vf v) {
-      if constexpr (P == 1)
-        store(p + j, v);
-      else
-        store((bf16*)p + j, v);
-    };
-    if (tanh_scale)
-      for (int64_t j = first; j < end; j += W) store(s + j, tanh(load(s + j) * tanh_scale));
     vf top = splat(-__builtin_inff());
-    for (int64_t j = first; j < end; j += W) top = vmax(top, visible(j, load(s + j), top));
+    for (int64_t j = keys.begin; j < keys.end; j += W) top = vmax(top, visible(j, load(s + j), top));
     row_max = max(top);
     vf total = vf{};
-    int64_t j = 0;
-    for (; j < first; j += W) write(j, vf{});
-    for (; j < end; j += W) {
+    for (int64_t j = keys.begin; j < keys.end; j += W) {
       const vf e = visible(j, exp2<P == 2>((load(s + j) - row_max) * log2_scale), vf{});
       total = total + e;
-      write(j, e);
+      if constexpr (P == 1)
+        store(p + j, e);
+      else
+        store((bf16*)p + j, e);
     }
-    for (; j < num_keys; j += W) write(j, vf{});
     row_sum = sum(total);
   }
 
-  void compute_block(const AttentionItem& item, const Block& block, int64_t head, int64_t num_keys, int64_t rows, Ahead& ahead,
-                     const Partial& to) {
-    compute_scores(block, head * dim, num_keys, rows, ahead.keys);
-    int64_t r = 0;
-    for (int32_t i = 0; i < item.num_segments; ++i) {
-      const Segment& s = work.segments[item.segment0 + i];
-      for (int64_t t = 0; t < s.tokens; ++t) {
-        const int64_t at = position(s) + t, block_key = (int64_t)block.block * kBlock;
-        auto inside = [=](int64_t key) { return key < block_key ? 0 : (key - block_key > num_keys ? num_keys : key - block_key); };
-        const int64_t begin = inside(first_key(at)), end = inside(at + 1);
-        for (int64_t g = 0; g < group; ++g, ++r)
-          softmax_row(scores + r * kBlock, probs + r * (kBlock / P), begin, end, num_keys, to.max[r], to.sum[r]);
-      }
-    }
-    compute_output(block, head * dim, num_keys, rows, ahead.values, to.out);
-  }
-
-  // Not inlined: every user must execute the very same instructions.
-  __attribute__((noinline)) void merge(const Partial& to, const Partial& part, int64_t rows) {
-    for (int64_t r = 0; r < rows; ++r) {
-      if (part.sum[r] == 0.f) continue;  // the query sees nothing of the block
-      const float top = to.max[r] > part.max[r] ? to.max[r] : part.max[r];
-      const float keep = exp2(splat((to.max[r] - top) * log2_scale))[0], add = exp2(splat((part.max[r] - top) * log2_scale))[0];
-      to.max[r] = top;
-      to.sum[r] = to.sum[r] * keep + part.sum[r] * add;
-      float *a = to.out + r * dim, *b = part.out + r * dim;
-      for (int64_t i = 0; i < dim; i += W) store(a + i, load(a + i) * keep + load(b + i) * add);
+  void softmax(int64_t row, int64_t rows, Keys keys, int64_t block_key) {
+    for (int64_t m = 0; m < rows; ++m) {
+      float* s = scores + m * kBlock;
+      word* p = probs + (row + m) * (kBlock / P);
+      const Keys seen = seen_by(row + m, block_key);
+      if (tanh_scale)
+        for (int64_t j = keys.begin; j < keys.end; j += W) store(s + j, tanh(load(s + j) * tanh_scale));
+      if (seen.begin <= keys.begin && keys.end <= seen.end)
+        softmax_row<true>(s, p, seen, keys, block_max[row + m], block_sum[row + m]);
+      else
+        softmax_row<false>(s, p, seen, keys, block_max[row + m], block_sum[row + m]);
     }
   }
 
+  // Takes a block's maxima and sums into those of `to`, and leaves in keep and add what the outputs of the two count in their sum.
+  __attribute__((noinline)) void merge_statistics(const Partial& to, const float* part_max, const float* part_sum, int64_t rows) {
+    for (int64_t r = 0; r < rows; r += W) {
+      const vf before = load(to.max + r), here = load(part_max + r), top = vmax(before, here);
+      const vf base = select(top == splat(-__builtin_inff()), vf{}, top);  // a row that has seen nothing yet: 0, not NaN
+      const vf kept = exp2((before - base) * log2_scale), added = exp2((here - base) * log2_scale);
+      store(to.max + r, top);
+      store(to.sum + r, fma(load(to.sum + r), kept, load(part_sum + r) * added));
+      store(keep + r, kept);
+      store(add + r, added);
+    }
+  }
+
+  // Every output is merged by these instructions, wherever the block's part comes from.
+  static inline void merge_vector(float* to, float kept, vf part, float added) { store(to, fma(load(to), splat(kept), part * added)); }
+
+  void merge(const Partial& to, const Partial& part, int64_t rows) {
+    merge_statistics(to, part.max, part.sum, rows);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = r * dim; i < (r + 1) * dim; i += W) merge_vector(to.out + i, keep[r], load(part.out + i), add[r]);
+  }
+
+  // Merges probabilities x V of the query rows [row, row + rows) into their outputs; v gives the vectors of V.
+  template <class Columns>
+  void merge_output(int64_t row, int64_t rows, Keys keys, const Columns& v, const Partial& to) {
+    const int64_t k0 = keys.begin / P;
+    multiply<Mul>(
+        rows, probs + row * (kBlock / P) + k0, kBlock / P, keys.end / P - k0, 0, dim / W,
+        [&](int64_t k, int64_t n, int i, int strip) { return v(k0 + k, n, i, strip); },
+        [&](int m, int64_t n, vf sum) { merge_vector(to.out + (row + m) * dim + n * W, keep[row + m], sum, add[row + m]); });
+  }
+
+  // One block against a head's query rows q, few enough to read K and V in place; the results are merged into `to`.
+  void few_rows_block(const Block& block, int64_t begin, const word* q, int64_t rows, Ahead& ahead, const Partial& to) {
+    const int64_t block_key = (int64_t)block.block * kBlock;
+    const Keys keys = seen_by_any(0, rows, block_key);
+    ahead.keys.spread_over((keys.end - keys.begin) / W * (dim_words / W));
+    few_rows_scores(rows, block, begin, keys, q, ahead.keys);
+    softmax(0, rows, keys, block_key);
+    merge_statistics(to, block_max, block_sum, rows);
+    ahead.values.spread_over((keys.end - keys.begin) / P);
+    auto columns = [&, values = block.values](int64_t k, int64_t n, int i, int strip) {
+      if (i == 0) ahead.values.advance();
+      return Mul::as_vec(value_words(Mul(), values, k, begin, n, i, strip));
+    };
+    merge_output(0, rows, keys, columns, to);
+  }
+
+  // The same for any number of query rows, on packed copies of K and V.
+  void many_rows_block(const Block& block, int64_t begin, const word* q, int64_t rows, Ahead& ahead, const Partial& to) {
+    const int64_t block_key = (int64_t)block.block * kBlock;
+    const Keys all = seen_by_any(0, rows, block_key);
+    Keys of_strip[kQueryRows / kStripRows + 1];
+    ahead.keys.spread_over((all.end - all.begin) / W * (dim_words / W));
+    pack_keys(block, begin, all, ahead.keys);
+    for (int64_t row = 0; row < rows; row += kStripRows) {
+      const int64_t count = rows - row < kStripRows ? rows - row : kStripRows;
+      const Keys keys = of_strip[row / kStripRows] = seen_by_any(row, count, block_key);
+      multiply<Mul>(count, q + row * dim_words, dim_words, dim_words, keys.begin / W, keys.end / W,
+                    Packed<Mul>{packed_keys, dim_words * W, W}, [&](int m, int64_t n, vf sum) { store(scores + m * kBlock + n * W, sum); });
+      softmax(row, count, keys, block_key);
+    }
+    merge_statistics(to, block_max, block_sum, rows);
+    ahead.values.spread_over((all.end - all.begin) / P);
+    pack_values(block, begin, all, ahead.values);
+    for (int64_t row = 0; row < rows; row += kStripRows)
+      merge_output(row, rows - row < kStripRows ? rows - row : kStripRows, of_strip[row / kStripRows],
+                   Packed<Mul>{packed_values, W, dim}, to);
+  }
+
+  // A result of no block: merging into it leaves what is merged.
   void start(const Partial& s, int64_t rows) {
     for (int64_t r = 0; r < rows; ++r) {
       s.max[r] = -__builtin_inff();
       s.sum[r] = 0.f;
     }
-    for (int64_t i = 0; i < rows * dim; i += W) store(s.out + i, vf{});
+    for (int64_t i = 0; i < rows * dim; i += W) store(s.out + i, splat(-0.f));
   }
 
   template <class Q>
@@ -306,7 +392,7 @@ struct Attention {
   }
 
   // Partials of the rows of an item to where the rows' last finisher finds them.
-  void keep(const AttentionItem& item, int64_t block, int64_t head, const Partial& from) {
+  void keep_partials(const AttentionItem& item, int64_t block, int64_t head, const Partial& from) {
     int64_t first = 0;
     for (int32_t i = 0; i < item.num_segments; ++i) {
       const Segment& s = work.segments[item.segment0 + i];
@@ -321,22 +407,24 @@ struct Attention {
 
   void merge_kept(const Segment& s) {
     const int64_t rows = s.tokens * group, num_blocks = (call.kv_lens[s.row] + kBlock - 1) / kBlock;
-    const int64_t first = first_key(position(s)) / kBlock;  // the ones before were skipped
-    const Partial state = partial_at(state_words, rows, dim);
+    const int64_t first = first_key(position(s)) / kBlock, merged = work.merged_blocks[s.row];  // the ones before `first` were skipped
     for (int64_t head = 0; head < call.num_kv_heads; ++head) {
-      start(state, rows);
-      for (int64_t block = first; block < num_blocks; ++block) merge(state, kept_partial(s.row, block, head), rows);
+      const Partial state = first < merged ? kept_partial(s.row, 0, head) : partial_at(state_words, rows, dim);
+      if (first >= merged) start(state, rows);
+      for (int64_t block = first < merged ? merged : first; block < num_blocks; ++block)
+        merge(state, kept_partial(s.row, block, head), rows);
       finish(s, head, state);
     }
   }
 
-  Ahead look_ahead(int32_t index, int64_t head, int32_t block, const Block* keep) {
+  // What comes after a head's turn at a block.
+  Ahead look_ahead(int32_t index, int64_t head, int32_t block, const Block* held) {
     const AttentionItem* item = &work.items[index];
-    if (block + 1 < item->block1) {
-      ++block;
-    } else if (head + 1 < item->head1) {
-      block = first_block(*item);
+    if (head + 1 < item->head1) {
       ++head;
+    } else if (block + 1 < item->block1) {
+      ++block;
+      head = item->head0;
     } else if (index + 1 < work.num_items) {
       ++item;
       block = first_block(*item);
@@ -345,7 +433,7 @@ struct Attention {
     } else {
       return {};
     }
-    const Block& next = find(work.segments[item->segment0].row, block, keep);
+    const Block& next = find(work.segments[item->segment0].row, block, held);
     const int64_t bytes = dim * sizeof(KV);
     return {{next.keys, head * dim, bytes, 0, next.num_keys, 0}, {next.values, head * dim, bytes, 0, next.num_keys, 0}};
   }
@@ -353,26 +441,35 @@ struct Attention {
   void compute_item(int32_t index, int32_t block0) {
     const AttentionItem& item = work.items[index];
     const Segment& first = work.segments[item.segment0];
-    const int64_t rows = query_rows(item), end = position(first) + first.tokens;  // keys that the item's last token sees
-    const Partial state = partial_at(state_words, rows, dim), part = partial_at(partial_of_block, rows, dim);
+    const int64_t rows = find_positions(item);
+    const bool merges = !item.partial || item.block0 == 0;
+    auto state = [&](int64_t head) {
+      return partial_at(state_words + (head - item.head0) * partial_words(rows, dim), rows, dim);
+    };
+    auto queries_of = [&](int64_t head) { return queries + (head - item.head0) * rows * dim_words; };
     for (int64_t head = item.head0; head < item.head1; ++head) {
       if constexpr (P == 2)
-        load_queries<bf16>(item, head);
+        load_queries<bf16>(item, head, queries_of(head));
       else
-        call.q_dtype == kBF16 ? load_queries<bf16>(item, head) : load_queries<float>(item, head);
-      if (!item.partial) start(state, rows);
-      for (int32_t b = block0; b < item.block1; ++b) {
-        const Block& block = find(first.row, b, nullptr);
-        const int64_t left = end - (int64_t)b * kBlock;
-        Ahead ahead = look_ahead(index, head, b, &block);
-        compute_block(item, block, head, left < kBlock ? left : kBlock, rows, ahead, part);
-        if (item.partial)
-          keep(item, b, head, part);
-        else
-          merge(state, part, rows);
-      }
-      if (!item.partial) finish(first, head, state);
+        call.q_dtype == kBF16 ? load_queries<bf16>(item, head, queries_of(head)) : load_queries<float>(item, head, queries_of(head));
+      start(state(head), rows);
     }
+    for (int32_t b = block0; b < item.block1; ++b) {
+      const Block& block = find(first.row, b, nullptr);
+      for (int64_t head = item.head0; head < item.head1; ++head) {
+        Ahead ahead = look_ahead(index, head, b, &block);
+        if (rows <= kStripRows)
+          few_rows_block(block, head * dim, queries_of(head), rows, ahead, state(head));
+        else
+          many_rows_block(block, head * dim, queries_of(head), rows, ahead, state(head));
+        if (merges) continue;
+        keep_partials(item, b, head, state(head));
+        start(state(head), rows);
+      }
+    }
+    if (!merges) return;
+    for (int64_t head = item.head0; head < item.head1; ++head)
+      item.partial ? keep_partials(item, 0, head, state(head)) : finish(first, head, state(head));
   }
 
   void run(int32_t index) {
@@ -410,12 +507,13 @@ void setpoint_attention(const AttentionCall* call_pointer) {
   thread_local std::vector<int32_t> open_items;
   thread_local Buffer scratch, partials;
   open_items = plan.open_items;
-  const int64_t per_thread = attention_scratch_bytes(call.head_dim);
+  const int64_t per_thread = attention_scratch_bytes(call);
   const AttentionWork work{plan.segments.data(),
                            plan.items.data(),
                            static_cast<int32_t>(plan.items.size()),
                            open_items.data(),
                            plan.partial_begin.data(),
+                           plan.merged_blocks.data(),
                            reinterpret_cast<float*>(partials.at_least(plan.num_partial_words * 4)),
                            scratch.at_least(per_thread * call.threads),
                            per_thread};

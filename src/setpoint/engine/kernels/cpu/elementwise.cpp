@@ -1,5 +1,6 @@
 // Embedding, RMSNorm (with residual), rotary embedding with the store into the KV cache, gated activations. Arithmetic in fp32, rounded
 // once.
+#include "activations.h"
 #include "simd.h"
 #include "threads.h"
 
@@ -52,7 +53,7 @@ void embedding(const EmbeddingCall& call) {
   for_rows(call.rows, cols, call.threads, [=, &call](int64_t row) {
     const T* source = (const T*)call.weight + call.ids[row] * cols;
     T* target = (T*)call.out + row * cols;
-    for (int64_t c = 0; c < cols; c += W) store_part(target + c, load_part(source + c, cols - c) * scale, cols - c);
+    for_vectors(cols, [=](int64_t c, int64_t n) { store_part(target + c, load_part(source + c, n) * scale, n); });
   });
 }
 
@@ -67,32 +68,24 @@ void rms_norm(const NormCall& call) {
     vf squares = vf{};
     if (residual) {
       T* sums = residual + row * cols;
-      for (int64_t c = 0; c < cols; c += W) {
-        const vf v = rounded(sums, load_part(source + c, cols - c) + load_part(sums + c, cols - c));
+      for_vectors(cols, [&](int64_t c, int64_t n) {
+        const vf v = rounded(sums, load_part(source + c, n) + load_part(sums + c, n));
         squares = v * v + squares;
-        store_part(sums + c, v, cols - c);
-      }
+        store_part(sums + c, v, n);
+      });
       source = sums;
     } else {
-      for (int64_t c = 0; c < cols; c += W) {
-        const vf v = load_part(source + c, cols - c);
+      for_vectors(cols, [&](int64_t c, int64_t n) {
+        const vf v = load_part(source + c, n);
         squares = v * v + squares;
-      }
+      });
     }
     const vf factor = splat(1.f / __builtin_sqrtf(sum(squares) / (float)cols + call.eps));
-    for (int64_t c = 0; c < cols; c += W)
-      store_part(target + c, load_part(source + c, cols - c) * factor * (load_part(weight + c, cols - c) + call.offset), cols - c);
+    for_vectors(cols, [&](int64_t c, int64_t n) {
+      store_part(target + c, load_part(source + c, n) * factor * (load_part(weight + c, n) + call.offset), n);
+    });
   });
 }
-
-struct Silu {
-  static inline vf of(vf g) { return g / (exp2(g * -1.44269504f) + 1.f); }
-};
-
-// x / 2 (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3).
-struct GeluTanh {
-  static inline vf of(vf g) { return g / (exp2((g * g * 0.044715f + 1.f) * g * -2.30220820f) + 1.f); }
-};
 
 template <class Activation, class T>
 void gated(const GatedCall& call) {
@@ -101,21 +94,21 @@ void gated(const GatedCall& call) {
     const T* gate = (const T*)call.gate_up + row * 2 * cols;
     const T* up = gate + cols;
     T* target = (T*)call.out + row * cols;
-    for (int64_t c = 0; c < cols; c += W)
-      store_part(target + c, Activation::of(load_part(gate + c, cols - c)) * load_part(up + c, cols - c), cols - c);
+    for_vectors(cols, [=](int64_t c, int64_t n) {
+      store_part(target + c, Activation::template of<kRoundedToBF16<T>>(load_part(gate + c, n)) * load_part(up + c, n), n);
+    });
   });
 }
 
 template <class T, class S>
 inline void rotate(const T* x, S* target, const float* cos, const float* sin, int64_t half, int64_t dim) {
-  for (int64_t i = 0; i < half; i += W) {
-    const int64_t n = half - i;
+  for_vectors(half, [=](int64_t i, int64_t n) {
     const vf a = load_part(x + i, n), b = load_part(x + half + i, n), c = load_part(cos + i, n), s = load_part(sin + i, n);
     // Rounded to the activations' type first: the reference does, and a cache of another type must hold the same values.
     store_part(target + i, rounded(x, a * c - b * s), n);
     store_part(target + half + i, rounded(x, b * c + a * s), n);
-  }
-  for (int64_t i = 2 * half; i < dim; i += W) store_part(target + i, load_part(x + i, dim - i), dim - i);
+  });
+  for_vectors(dim - 2 * half, [=](int64_t i, int64_t n) { store_part(target + 2 * half + i, load_part(x + 2 * half + i, n), n); });
 }
 
 template <class T, class S>
@@ -130,7 +123,7 @@ void rope_and_store(const RopeCall& call) {
     for (int64_t h = 0; h < call.num_kv_heads; ++h) rotate(k + h * dim, k_row + h * dim, cos, cos + half, half, dim);
     const T* v = (const T*)call.v + t * call.v_stride;
     S* v_row = (S*)call.v_cache + call.kv_index[t] * kv_row;
-    for (int64_t i = 0; i < kv_row; i += W) store_part(v_row + i, load_part(v + i, kv_row - i), kv_row - i);
+    for_vectors(kv_row, [=](int64_t i, int64_t n) { store_part(v_row + i, load_part(v + i, n), n); });
   });
 }
 

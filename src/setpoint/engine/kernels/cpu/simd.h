@@ -38,7 +38,16 @@ static inline void store_raw(void* p, V v) {
 
 static inline vf splat(float x) { return vf{} + x; }
 static inline vf select(vi mask, vf a, vf b) { return mask ? a : b; }
+#if SP_WIDTH == 16
+static inline vf vmax(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }  // a > b ? a : b
+static inline vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+#elif SP_WIDTH == 8
+static inline vf vmax(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+static inline vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+#else
 static inline vf vmax(vf a, vf b) { return a > b ? a : b; }
+static inline vf fma(vf a, vf b, vf c) { return a * b + c; }
+#endif
 
 static inline vf load(const float* p) { return load_raw<vf>(p); }
 static inline vf load(const bf16* p) { return (vf)(__builtin_convertvector(load_raw<vh>(p), vu) << 16); }
@@ -80,6 +89,14 @@ static inline void store_part(T* p, vf v, int64_t n) {
   T lanes[W];
   store(lanes, v);
   for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
+}
+
+// body(i, n) for the elements [i, i + n) of each vector of `total` elements; n is the constant W but for a last, shorter one.
+template <class Body>
+static inline __attribute__((always_inline)) void for_vectors(int64_t total, const Body& body) {
+  int64_t i = 0;
+  for (; i + W <= total; i += W) body(i, (int64_t)W);
+  if (i < total) body(i, total - i);
 }
 
 // Sum and maximum over the lanes, always in the same tree order.
@@ -128,6 +145,15 @@ static inline vf exp2(vf x) {
 #else
   return x < -126.f ? vf{} : (vf)((vi)p + (((vi)shifted - (vi)magic) << 23));
 #endif
+}
+
+// a / b, for kCoarse to 14 bits.
+template <bool kCoarse = false>
+static inline vf divided(vf a, vf b) {
+#if SP_WIDTH == 16
+  if constexpr (kCoarse) return a * (vf)_mm512_rcp14_ps((__m512)b);
+#endif
+  return a / b;
 }
 
 // tanh(x) = m / (m + 2) with m = e^2x - 1, and m from 2^n (2^f - 1) + (2^n - 1), so that small results keep their relative accuracy:

@@ -1,41 +1,42 @@
-// What attention multiplies with: products of any number of rows in strips, and how words of K and V are read from the pool.
+// What attention multiplies with: products of a few rows, and how words of K and V are read from the pool.
 #pragma once
+#include "plan.h"
 #include "simd.h"
 
-constexpr int kStripRows = 6, kStripVectors = W == 16 ? 4 : 2;
+constexpr int kStripVectors = W == 16 ? 4 : 2;
 
-// out[rows, vectors * W] = a x b in strips of kStripRows x kStripVectors; b(k, n) is a vector.
-template <class Mul, int M, int N, class Columns>
-inline void strip(const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b, float* out, int64_t out_row) {
+// M rows of a x b, vectors [n, n + N) of the result: to(m, n + i, sum). b(k, n, i, N) is the vector n + i of b; N and i are constants, and n
+// is even, for who wants to read vectors in pairs.
+template <class Mul, int M, int N, class Columns, class To>
+inline void strip(const typename Mul::word* a, int64_t a_row, int64_t k_words, int64_t n, const Columns& b, const To& to) {
   vf acc[M][N];
-  tile<Mul, M, N>(a, a_row, k_words, b, acc);
+  tile<Mul, M, N>(a, a_row, k_words, [&](int64_t k, int i) { return b(k, n, i, N); }, acc);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
-    for (int n = 0; n < N; ++n) store(out + m * out_row + n * W, acc[m][n]);
+    for (int i = 0; i < N; ++i) to(m, n + i, acc[m][i]);
 }
 
-template <class Mul, int N, class Columns>
-inline void strips(int64_t rows, const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b, float* out,
-                   int64_t out_row) {
-  for (; rows >= kStripRows; rows -= kStripRows, a += kStripRows * a_row, out += kStripRows * out_row)
-    strip<Mul, kStripRows, N>(a, a_row, k_words, b, out, out_row);
+template <class Mul, int M, class Columns, class To>
+inline void strips(const typename Mul::word* a, int64_t a_row, int64_t k_words, int64_t n, int64_t end, const Columns& b, const To& to) {
+  for (; n + kStripVectors <= end; n += kStripVectors) strip<Mul, M, kStripVectors>(a, a_row, k_words, n, b, to);
+  if constexpr (kStripVectors > 2)
+    for (; n + 2 <= end; n += 2) strip<Mul, M, 2>(a, a_row, k_words, n, b, to);
+  for (; n < end; ++n) strip<Mul, M, 1>(a, a_row, k_words, n, b, to);
+}
+
+// Up to kStripRows rows of a x b, vectors [n, end) of the result.
+template <class Mul, class Columns, class To>
+inline void multiply(int64_t rows, const typename Mul::word* a, int64_t a_row, int64_t k_words, int64_t n, int64_t end, const Columns& b,
+                     const To& to) {
   switch (rows) {
-    case 1: return strip<Mul, 1, N>(a, a_row, k_words, b, out, out_row);
-    case 2: return strip<Mul, 2, N>(a, a_row, k_words, b, out, out_row);
-    case 3: return strip<Mul, 3, N>(a, a_row, k_words, b, out, out_row);
-    case 4: return strip<Mul, 4, N>(a, a_row, k_words, b, out, out_row);
-    case 5: return strip<Mul, 5, N>(a, a_row, k_words, b, out, out_row);
+    case 1: return strips<Mul, 1>(a, a_row, k_words, n, end, b, to);
+    case 2: return strips<Mul, 2>(a, a_row, k_words, n, end, b, to);
+    case 3: return strips<Mul, 3>(a, a_row, k_words, n, end, b, to);
+    case 4: return strips<Mul, 4>(a, a_row, k_words, n, end, b, to);
+    case 5: return strips<Mul, 5>(a, a_row, k_words, n, end, b, to);
+    case 6: return strips<Mul, 6>(a, a_row, k_words, n, end, b, to);
   }
-}
-
-template <class Mul, class Columns>
-inline void multiply(int64_t rows, int64_t vectors, const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b,
-                     float* out, int64_t out_row) {
-  int64_t n = 0;
-  for (; n + kStripVectors <= vectors; n += kStripVectors)
-    strips<Mul, kStripVectors>(rows, a, a_row, k_words, [=](int64_t k, int i) { return b(k, n + i); }, out + n * W, out_row);
-  for (; n < vectors; ++n) strips<Mul, 1>(rows, a, a_row, k_words, [=](int64_t k, int i) { return b(k, n + i); }, out + n * W, out_row);
 }
 
 // Vectors of a packed block: n_stride words from one to the next, k_stride from one k to the next.
@@ -43,9 +44,10 @@ template <class Mul>
 struct Packed {
   const typename Mul::word* words;
   int64_t n_stride, k_stride;
-  inline typename Mul::vec operator()(int64_t k, int64_t n) const { return Mul::load_vec(words + n * n_stride + k * k_stride); }
+  inline typename Mul::vec operator()(int64_t k, int64_t n, int i, int) const {
+    return Mul::load_vec(words + (n + i) * n_stride + k * k_stride);
+  }
 };
-
 // n elements to n / per_word words.
 template <class T>
 inline void pack_words(const T* from, float* to, int64_t n) {
@@ -58,25 +60,25 @@ template <class KV>
 inline vf key_words(MulF32, const KV* row, int64_t k) {
   return load(row + k);
 }
-// W words of V, elements n * W .. of the keys that word k stands for.
+// W words of V, elements (n + i) * W .. of the keys that word k stands for; i of N that are read together.
 template <class KV>
-inline vf value_words(MulF32, const KV* const* rows, int64_t k, int64_t begin, int64_t n, int64_t) {
-  return load(rows[k] + begin + n * W);
+inline vf value_words(MulF32, const KV* const* rows, int64_t k, int64_t begin, int64_t n, int i, int) {
+  return load(rows[k] + begin + (n + i) * W);
 }
 #ifdef __AVX512BF16__
 inline vf key_words(MulBF16, const bf16* row, int64_t k) { return load_raw<vf>(row + 2 * k); }
 
-inline vf value_words(MulBF16, const bf16* const* rows, int64_t k, int64_t begin, int64_t n, int64_t dim) {
-  // Interleave 16 elements of two rows. Two neighbouring vectors share their loads where 32 elements are there to load.
+inline __attribute__((always_inline)) vf value_words(MulBF16, const bf16* const* rows, int64_t k, int64_t begin, int64_t n, int i, int N) {
+  const bf16 *a = rows[2 * k] + begin + n * W, *b = rows[2 * k + 1] + begin + n * W;
+  if (N == 1) {
+    const __m512i low = _mm512_cvtepu16_epi32(load_raw<__m256i>(a)), high = _mm512_cvtepu16_epi32(load_raw<__m256i>(b));
+    return (vf)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  }
+  // Interleave 16 elements of two rows. Two neighbouring vectors share their loads.
   alignas(64) static constexpr uint16_t order[2][32] = {
       {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
       {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
-  const bf16 *a = rows[2 * k] + begin, *b = rows[2 * k + 1] + begin;
-  if (n / 2 * 32 + 32 <= dim) {
-    const __m512i index = _mm512_load_si512(order[n % 2]);
-    return (vf)_mm512_permutex2var_epi16(load_raw<__m512i>(a + n / 2 * 32), index, load_raw<__m512i>(b + n / 2 * 32));
-  }
-  const __m512i low = _mm512_cvtepu16_epi32(load_raw<__m256i>(a + n * 16)), high = _mm512_cvtepu16_epi32(load_raw<__m256i>(b + n * 16));
-  return (vf)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  const __m512i index = _mm512_load_si512(order[i % 2]);
+  return (vf)_mm512_permutex2var_epi16(load_raw<__m512i>(a + i / 2 * 32), index, load_raw<__m512i>(b + i / 2 * 32));
 }
 #endif

@@ -1,0 +1,172 @@
+"""What each kernel of a layer costs inside a step, for the steps of W1-W4, and how near it is to its bound.
+
+    python benchmarks/layer.py [--threads N] [--level avx2] [--only "decode 64"] [--seconds 4]
+
+All kernels of a layer run in the model's order on weights and pools of all 30 layers of SmolLM2-135M (random numbers), so every one meets
+the caches as its predecessor left them. Figures are medians in µs per layer. The bound of a kernel is the larger of two times: useful
+multiplications and additions at the rate of a large product, bytes at the rate of a sum over 1 GB, both measured here first. Bytes are
+weights, K and V (what rows share counts once), and activations read and written once: those usually stay in the caches, so elementwise
+kernels may beat their bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from kernels import BF16, HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, NUM_LAYERS, PRODUCTS, Attend, problem
+from machine import environment
+
+from setpoint.engine.attention import cpu as cpu_attention
+from setpoint.engine.attention.base import AttentionShape, AttentionVariant
+from setpoint.engine.kernels.cpu import library
+from setpoint.engine.kernels.cpu import ops as cpu_ops
+from setpoint.engine.quant import cpu as panels
+from setpoint.engine.quant.base import PackedWeight
+
+STEPS = (
+    Attend("prefill 4 x 512", (512,) * 4, 512),
+    Attend("prefill 16 x 128", (128,) * 16, 128),
+    Attend("prefill 64 x 32 behind 1024 shared", (32,) * 64, 1056, shared=1024),
+    Attend("decode 64 at 160", (1,) * 64, 160),
+    Attend("decode 64 at 1056, 1024 shared", (1,) * 64, 1056, shared=1024),
+    Attend("decode 64 at 1056", (1,) * 64, 1056),
+    Attend("decode 1 at 160", (1,), 160),
+    Attend("decode 1 at 4000", (1,), 4000),
+)
+LARGEST_POOLS_BYTES = 1 << 30
+"""Fewer layers than the model has share their pools beyond this."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    flops: float
+    """Multiplications and additions per second of a large product."""
+    bytes: float
+    """Read per second from memory."""
+
+    def bound_s(self, flops: float, num_bytes: float) -> float:
+        return max(flops / self.flops, num_bytes / self.bytes)
+
+
+def measure_rates(level: str | None) -> Rates:
+    linear, x = panels.create(BF16, level=level).pack(torch.randn(1024, 1024).to(BF16), None), torch.randn(2048, 1024).to(BF16)
+    memory = torch.ones(1 << 28)
+    product, total = (min(seconds(call) for _ in range(10)) for call in (lambda: linear(x), memory.sum))
+    return Rates(2 * 2048 * 1024 * 1024 / product, memory.nbytes / total)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+class Layers:
+    """All layers' weights; runs a step of them and notes how long each kernel took."""
+
+    def __init__(self, level: str | None) -> None:
+        method = panels.create(BF16, level=level)
+        self.level = level
+        self.ops = cpu_ops.create(BF16, level=level)
+        shapes = {name: shape for name, shape in PRODUCTS.items() if name != "head"}
+        self.weights: list[dict[str, PackedWeight]] = [
+            {name: method.pack(torch.randn(shape).mul(0.02).to(BF16), None) for name, shape in shapes.items()} for _ in range(NUM_LAYERS)
+        ]
+        self.norm = torch.ones(HIDDEN, dtype=BF16)
+        self.cos_sin = torch.randn(8192, HEAD_DIM)
+
+    def prepare(self, case: Attend) -> Callable[[dict[str, float]], None]:
+        """-> a function that runs the step once and adds the seconds of each kernel to what it is given."""
+        pages = case.shared + len(case.counts) * (case.kv_len - case.shared)
+        per_pool = pages * KV_HEADS * HEAD_DIM * 4
+        case = Attend(case.name, case.counts, case.kv_len, shared=case.shared, copies=min(NUM_LAYERS, LARGEST_POOLS_BYTES // per_pool))
+        _, pools, batch = problem(case)
+        shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, case.page_size, BF16, BF16, torch.device("cpu"))
+        attention, variant = cpu_attention.create(shape, level=self.level), AttentionVariant(HEAD_DIM**-0.5)
+        num_tokens, count = sum(case.counts), case.counts[0]
+        hidden = torch.randn(num_tokens, HIDDEN).to(BF16)
+        positions = torch.arange(case.kv_len - count, case.kv_len).repeat(len(case.counts))
+        kv_index = batch.page_table[:, case.kv_len - count : case.kv_len].reshape(-1).long()
+        ops = self.ops
+
+        def step(spent: dict[str, float]) -> None:
+            def timed(name: str, call: Callable[..., torch.Tensor], *arguments: object) -> torch.Tensor:
+                begin = time.perf_counter()
+                result = call(*arguments)
+                spent[name] += time.perf_counter() - begin
+                return result
+
+            residual, x = hidden.clone(), hidden
+            for layer, weights in enumerate(self.weights):
+                k_cache, v_cache = pools[layer % len(pools)]
+                x = timed("norms", lambda x: ops.add_rms_norm(x, residual, self.norm, 1e-5)[0], x)
+                qkv = timed("qkv", weights["qkv"], x).view(num_tokens, -1, HEAD_DIM).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+                q = timed("rope and store", ops.rope_and_store, *qkv, self.cos_sin, positions, k_cache, v_cache, kv_index)
+                x = timed("attention", attention.forward, q, k_cache, v_cache, batch, variant).flatten(1)
+                x = timed("o", weights["o"], x)
+                x = timed("norms", lambda x: ops.add_rms_norm(x, residual, self.norm, 1e-5)[0], x)
+                x = timed("gate_up", weights["gate_up"], x)
+                x = timed("silu_mul", ops.silu_mul, x)
+                x = timed("down", weights["down"], x)
+
+        return step
+
+
+def work(case: Attend) -> dict[str, tuple[float, float]]:
+    """Kernel -> multiplications and additions, bytes; of one layer."""
+    tokens, count = sum(case.counts), case.counts[0]
+    seen = len(case.counts) * (count * (case.kv_len - count) + count * (count + 1) // 2)
+    keys = case.shared + len(case.counts) * (case.kv_len - case.shared)
+    result: dict[str, tuple[float, float]] = {
+        "norms": (0, 2 * tokens * HIDDEN * 2 * 4),
+        "rope and store": (0, tokens * (HEADS + 2 * KV_HEADS) * HEAD_DIM * 2 * 2),
+        "attention": (seen * HEADS * HEAD_DIM * 4, keys * KV_HEADS * HEAD_DIM * 4 + 2 * tokens * HEADS * HEAD_DIM * 2),
+        "silu_mul": (0, tokens * INNER * 2 * 3),
+    }
+    for name, (n, k) in PRODUCTS.items():
+        if name != "head":
+            result[name] = (2 * tokens * n * k, 2 * (n * k + tokens * (n + k)))
+    return result
+
+
+def report(case: Attend, layers: Layers, rates: Rates, limit_s: float) -> None:
+    step = layers.prepare(case)
+    step(defaultdict(float))
+    runs: list[dict[str, float]] = []
+    end = time.perf_counter() + limit_s
+    while time.perf_counter() < end or len(runs) < 3:
+        runs.append(defaultdict(float))
+        step(runs[-1])
+    medians = {name: statistics.median(run[name] for run in runs) / NUM_LAYERS for name in runs[0]}
+    total, bounds = sum(medians.values()), {name: rates.bound_s(*amounts) for name, amounts in work(case).items()}
+    print(f"\n{case.name:38} {'µs':>9} {'share':>7} {'bound':>9} {'of bound':>9}   ({len(runs)} runs)")
+    for name, spent in medians.items():
+        print(f"  {name:36} {spent * 1e6:9.1f} {spent / total:7.1%} {bounds[name] * 1e6:9.1f} {bounds[name] / spent:9.0%}")
+    print(f"  {'all':36} {total * 1e6:9.1f} {1:7.1%} {sum(bounds.values()) * 1e6:9.1f} {sum(bounds.values()) / total:9.0%}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--level", help="instruction set; default: the best")
+    parser.add_argument("--only", default="", help="steps whose name holds this")
+    parser.add_argument("--seconds", type=float, default=2.0, help="per step")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(f"{environment('torch')}, level {library.load(arguments.level).level}, {arguments.threads} threads")
+    rates = measure_rates(arguments.level)
+    print(f"a large product {rates.flops / 1e9:.0f} GFLOP/s, memory {rates.bytes / 1e9:.0f} GB/s")
+    layers = Layers(arguments.level)
+    for case in STEPS:
+        if arguments.only in case.name:
+            report(case, layers, rates, arguments.seconds)
+
+
+if __name__ == "__main__":
+    main()
