@@ -329,6 +329,24 @@ def test_linear_matches_torch_and_a_row_knows_no_batch(columns, k, dtype, level)
     assert linear.num_bytes >= weight.nbytes + bias.nbytes
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize("gate", ["silu_mul", "gelu_tanh_mul"])
+@pytest.mark.parametrize(("size", "k"), [(48, 64), (70, 36), (1, 2)])
+def test_a_gated_product_matches_torch_and_a_row_knows_no_batch(size, k, gate, dtype, level):
+    torch.manual_seed(size)
+    weight, bias = torch.randn(2 * size, k).div(k**0.5).to(dtype), torch.randn(2 * size).to(dtype)
+    x = torch.randn(61, k).to(dtype)
+    for b in (None, bias):
+        linear = cpu_linear.create(dtype, level=level).pack_gated(weight, b, gate)
+        result = linear(x)
+        products = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+        exact = getattr(RefOps(), gate)(products)
+        assert torch.allclose(result.double(), exact, rtol=2**-7 if dtype == BF16 else 4e-6, atol=1e-5)
+        for rows in (1, 5, 12, 13, 48):
+            assert torch.equal(linear(x[-rows:]), result[-rows:])
+
+
 def test_number_of_threads_does_not_change_a_product(threads):
     weight, x = torch.randn(576, 192), torch.randn(60, 192)
     linear = cpu_linear.create(FP32).pack(weight, None)

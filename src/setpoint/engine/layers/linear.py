@@ -7,7 +7,7 @@ from torch import nn
 
 from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.embedding import Embedding
-from setpoint.engine.quant.base import LinearMethod, PackedWeight
+from setpoint.engine.quant.base import GatedMethod, LinearMethod, PackedWeight
 
 
 class Linear(Layer):
@@ -30,12 +30,33 @@ class Linear(Layer):
     def finish_loading(self, method: LinearMethod) -> int:
         """Hand the loaded weight to the method; -> bytes held from now on."""
         assert self.weight is not None, "loaded twice"
-        self.multiply = method.pack(self.weight.data, None if self.bias is None else self.bias.data)
+        self.multiply = self._pack(method, self.weight.data, None if self.bias is None else self.bias.data)
         self.weight = self.bias = None
         return self.multiply.num_bytes
 
+    def _pack(self, method: LinearMethod, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
+        return method.pack(weight, bias)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiply(x)
+
+
+class GatedLinear(Linear):
+    """Gate and up of a gated MLP, stacked: x [T, K] -> [T, 2F], or, where ``activates``, activation(gate(x)) · up(x), [T, F].
+
+    ``gated`` names the activation, an operation of ``Ops``.
+    """
+
+    activates: bool
+    """Written by ``finish_loading``: the method applies the activation as well."""
+
+    def __init__(self, in_features: int, size: int, gated: str, *, bias: bool = False) -> None:
+        super().__init__(in_features, {"gate_proj": size, "up_proj": size}, bias=bias)
+        self.gated = gated
+
+    def _pack(self, method: LinearMethod, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
+        self.activates = isinstance(method, GatedMethod)
+        return method.pack_gated(weight, bias, self.gated) if isinstance(method, GatedMethod) else method.pack(weight, bias)
 
 
 class TiedHead(Layer):

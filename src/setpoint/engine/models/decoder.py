@@ -20,7 +20,7 @@ from setpoint.engine.layers.attention import PagedAttention
 from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.layers.embedding import Embedding
-from setpoint.engine.layers.linear import Linear, TiedHead
+from setpoint.engine.layers.linear import GatedLinear, Linear, TiedHead
 from setpoint.engine.layers.norm import RMSNorm
 from setpoint.engine.layers.rotary import RotaryEmbedding
 
@@ -60,12 +60,14 @@ class GatedMLP(Layer):
     def __init__(self, spec: ModelSpec, gated: str, *, bias: bool = False) -> None:
         super().__init__()
         size = spec.intermediate_size
-        self.gated = gated
-        self.gate_up_proj = Linear(spec.hidden_size, {"gate_proj": size, "up_proj": size}, bias=bias)
+        self.gate_up_proj = GatedLinear(spec.hidden_size, size, gated, bias=bias)
         self.down_proj = Linear(size, spec.hidden_size, bias=bias)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        return self.down_proj(getattr(ctx.ops, self.gated)(self.gate_up_proj(x)))
+        x = self.gate_up_proj(x)
+        if not self.gate_up_proj.activates:
+            x = getattr(ctx.ops, self.gate_up_proj.gated)(x)
+        return self.down_proj(x)
 
 
 class PreNormLayer(Layer):

@@ -5,7 +5,7 @@ Works on one weight matrix at a time. Knows nothing of which layer it belongs to
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -33,6 +33,18 @@ class LinearMethod(Protocol):
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
         """Take a loaded weight [N, K] and its bias [N]. The caller drops its own references."""
+        ...
+
+
+@runtime_checkable
+class GatedMethod(LinearMethod, Protocol):
+    """A method that also multiplies and activates a gated layer in one go, so that its [T, 2F] products are never stored."""
+
+    def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str) -> PackedWeight:
+        """As ``pack`` for the stacked weights of gate and up, [2F, K]; the result's call gives [T, F].
+
+        gate: the operation of ``Ops`` ("silu_mul", "gelu_tanh_mul") that it stands for. It sees products that were not rounded.
+        """
         ...
 
 

@@ -16,13 +16,20 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 PANEL = 32
 """Output columns per panel (panels.h, kPanel)."""
 
+GATES = {None: 0, "silu_mul": 1, "gelu_tanh_mul": 2}
+"""The C side's numbers (panels.h, Gate)."""
+
 
 class PanelWeight:
-    """Implements ``quant.base.PackedWeight``."""
+    """Implements ``quant.base.PackedWeight``; ``gate`` as in ``GatedMethod.pack_gated``."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, gate: str | None = None) -> None:
         self._columns, self._k = weight.shape
         self._dtype = weight.dtype
+        if gate is not None:
+            self._columns //= 2
+            weight = _alternating(weight, kernels.vector_columns)
+            bias = None if bias is None else _alternating(bias, kernels.vector_columns)
         self._panels = panels(weight)
         self._bias = bias
         self._kernels = kernels
@@ -33,6 +40,7 @@ class PanelWeight:
             columns=self._columns,
             k_words=self._panels.shape[1],
             dtype=DTYPES[weight.dtype],
+            gate=GATES[gate],
         )
         self._call_address = ctypes.addressof(self._call)
 
@@ -60,8 +68,17 @@ def panels(weight: torch.Tensor) -> torch.Tensor:
     return words.view(-1, PANEL, words.shape[1]).transpose(1, 2).contiguous()
 
 
+def _alternating(stacked: torch.Tensor, width: int) -> torch.Tensor:
+    """Gate over up, [2F, ...] -> ``width`` rows of each in turn, zero-padded to whole panels."""
+    halves = stacked.view(2, -1, *stacked.shape[1:])
+    missing = -halves.shape[1] % (PANEL // 2)
+    if missing:
+        halves = torch.cat((halves, halves.new_zeros((2, missing, *halves.shape[2:]))), dim=1)
+    return halves.unflatten(1, (-1, width)).transpose(0, 1).flatten(0, 2).contiguous()
+
+
 class PanelLinear:
-    """Implements ``quant.base.LinearMethod``."""
+    """Implements ``quant.base.GatedMethod``."""
 
     copies = True
 
@@ -70,6 +87,9 @@ class PanelLinear:
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PanelWeight:
         return PanelWeight(weight, bias, self._kernels)
+
+    def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str) -> PanelWeight:
+        return PanelWeight(weight, bias, self._kernels, gate)
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> PanelLinear:

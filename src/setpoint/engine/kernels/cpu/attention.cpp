@@ -179,7 +179,7 @@ struct Attention {
     int64_t begin = 0, bytes = 0, next = 0, num_rows = 0, stride = 0;
 
     void spread_over(int64_t calls) { stride = (num_rows + calls - 1) / calls; }
-    inline void advance() {
+    inline __attribute__((always_inline)) void advance() {
       for (int64_t stop = next + stride < num_rows ? next + stride : num_rows; next < stop; ++next)
         for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch((const char*)(rows[next] + begin) + byte, 0, 2);
     }
@@ -197,7 +197,7 @@ struct Attention {
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) acc[g][r] = vf{};
     for (int64_t k = 0; k < dim_words; k += W)
-#pragma GCC unroll 8
+#pragma GCC unroll 1  // else the words of q are kept for the next g, in memory, four times as large as they are
       for (int g = 0; g < G; ++g) {
         prefetch.advance();
         vf square[W];
@@ -320,8 +320,10 @@ struct Attention {
     const int64_t k0 = keys.begin / P;
     multiply<Mul>(
         rows, probs + row * (kBlock / P) + k0, kBlock / P, keys.end / P - k0, 0, dim / W,
-        [&](int64_t k, int64_t n, int i, int strip) { return v(k0 + k, n, i, strip); },
-        [&](int m, int64_t n, vf sum) { merge_vector(to.out + (row + m) * dim + n * W, keep[row + m], sum, add[row + m]); });
+        [&](int64_t k, int64_t n, int i, int strip) __attribute__((always_inline)) { return v(k0 + k, n, i, strip); },
+        [&](int m, int64_t n, vf sum) __attribute__((always_inline)) {
+          merge_vector(to.out + (row + m) * dim + n * W, keep[row + m], sum, add[row + m]);
+        });
   }
 
   // One block against a head's query rows q, few enough to read K and V in place; the results are merged into `to`.
@@ -333,7 +335,7 @@ struct Attention {
     softmax(0, rows, keys, block_key);
     merge_statistics(to, block_max, block_sum, rows);
     ahead.values.spread_over((keys.end - keys.begin) / P);
-    auto columns = [&, values = block.values](int64_t k, int64_t n, int i, int strip) {
+    auto columns = [&, values = block.values](int64_t k, int64_t n, int i, int strip) __attribute__((always_inline)) {
       if (i == 0) ahead.values.advance();
       return Mul::as_vec(value_words(Mul(), values, k, begin, n, i, strip));
     };
@@ -351,7 +353,7 @@ struct Attention {
       const int64_t count = rows - row < kStripRows ? rows - row : kStripRows;
       const Keys keys = of_strip[row / kStripRows] = seen_by_any(row, count, block_key);
       multiply<Mul>(count, q + row * dim_words, dim_words, dim_words, keys.begin / W, keys.end / W,
-                    Packed<Mul>{packed_keys, dim_words * W, W}, [&](int m, int64_t n, vf sum) { store(scores + m * kBlock + n * W, sum); });
+                    Packed<Mul>{packed_keys, dim_words * W, W}, [&](int m, int64_t n, vf sum) __attribute__((always_inline)) { store(scores + m * kBlock + n * W, sum); });
       softmax(row, count, keys, block_key);
     }
     merge_statistics(to, block_max, block_sum, rows);

@@ -94,7 +94,7 @@ class LinearCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("x", "weight", "bias", "out")),
         *((name, _i64) for name in ("rows", "columns", "k_words")),
-        *((name, _i32) for name in ("dtype", "threads")),
+        *((name, _i32) for name in ("dtype", "gate", "threads")),
     ]
 
 
@@ -176,6 +176,9 @@ class Kernels:
             setattr(self, name, function)
         self._addresses = {name: ctypes.cast(getattr(self, name), _pointer).value for name in KERNELS}
         self.level = level
+        library.setpoint_vector_columns.restype = _i64
+        self.vector_columns: int = library.setpoint_vector_columns()
+        """fp32 elements of a vector at this level."""
         self.plan_create = library.setpoint_plan_create
         self.plan_create.restype = _pointer
         self.plan_free = library.setpoint_plan_free

@@ -10,13 +10,19 @@
 // are zero.
 constexpr int kPanel = 32;
 
+enum Gate : int32_t { kNoGate = 0, kSilu = 1, kGeluTanh = 2 };
+
+// With a gate the weight is that of gate and up: its columns are one vector of the gate and one of up in turn, so that a tile holds both,
+// and the result is activation(gate) * up.
 struct LinearCall {
   const void* x;  // [M, K] contiguous
   const void* weight;
-  const void* bias;  // [N] in x's type, or null
+  const void* bias;  // [N] in x's type, or null; with a gate as the weight's columns, and as many
   void* out;         // [M, N] contiguous, in x's type
-  int64_t rows, columns, k_words;
-  int32_t dtype, threads;
+  int64_t rows;
+  int64_t columns;  // N
+  int64_t k_words;
+  int32_t dtype, gate, threads;
 };
 
 #if SP_WIDTH == 16

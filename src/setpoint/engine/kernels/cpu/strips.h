@@ -10,7 +10,7 @@ constexpr int kStripVectors = W == 16 ? 4 : 2;
 template <class Mul, int M, int N, class Columns, class To>
 inline void strip(const typename Mul::word* a, int64_t a_row, int64_t k_words, int64_t n, const Columns& b, const To& to) {
   vf acc[M][N];
-  tile<Mul, M, N>(a, a_row, k_words, [&](int64_t k, int i) { return b(k, n, i, N); }, acc);
+  tile<Mul, M, N>(a, a_row, k_words, [&](int64_t k, int i) __attribute__((always_inline)) { return b(k, n, i, N); }, acc);
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 8
