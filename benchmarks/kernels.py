@@ -47,6 +47,8 @@ class Attend:
     page_size: int = 1
     shared: int = 0
     copies: int = 4
+    scattered: bool = True
+    """Pages in random order; else one after the other, as a fresh pool hands them out."""
     softcap: float | None = None
     window: int | None = None
 
@@ -141,7 +143,8 @@ def sdpa(q: torch.Tensor, kv: torch.Tensor, times: int) -> None:
 def problem(case: Attend) -> tuple[torch.Tensor, Pools, AttentionBatch]:
     num_rows, shared = len(case.counts), case.shared // case.page_size
     own = -(-case.kv_len // case.page_size) - shared
-    pages = (torch.randperm(shared + num_rows * own) + 1).int()
+    order = torch.randperm if case.scattered else torch.arange
+    pages = (order(shared + num_rows * own) + 1).int()
     table = torch.cat((pages[:shared].expand(num_rows, -1), pages[shared:].view(num_rows, own)), dim=1).contiguous()
     cache = (len(pages) + 1, case.page_size, KV_HEADS, HEAD_DIM)
     pools = [(torch.randn(cache).to(BF16), torch.randn(cache).to(BF16)) for _ in range(case.copies)]

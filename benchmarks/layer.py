@@ -16,7 +16,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from kernels import BF16, HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, NUM_LAYERS, PRODUCTS, Attend, problem
@@ -27,7 +27,7 @@ from setpoint.engine.attention.base import AttentionShape, AttentionVariant
 from setpoint.engine.kernels.cpu import library
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.quant import cpu as panels
-from setpoint.engine.quant.base import LinearMethod, PackedWeight
+from setpoint.engine.quant.base import PackedWeight
 
 STEPS = (
     Attend("prefill 4 x 512", (512,) * 4, 512),
@@ -67,22 +67,21 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def pack(method: LinearMethod, name: str, weight: torch.Tensor) -> PackedWeight:
-    if name == "gate_up" and hasattr(method, "pack_gated"):
-        return method.pack_gated(weight, None, "silu_mul")
-    return method.pack(weight, None)
-
-
 class Layers:
     """All layers' weights; runs a step of them and notes how long each kernel took."""
 
-    def __init__(self, level: str | None) -> None:
+    def __init__(self, level: str | None, scattered: bool) -> None:
         method = panels.create(BF16, level=level)
+
+        def pack(name: str, weight: torch.Tensor) -> PackedWeight:
+            return method.pack_gated(weight, None, "silu_mul") if name == "gate_up" else method.pack(weight, None)
+
         self.level = level
+        self.scattered = scattered
         self.ops = cpu_ops.create(BF16, level=level)
         shapes = {name: shape for name, shape in PRODUCTS.items() if name != "head"}
         self.weights: list[dict[str, PackedWeight]] = [
-            {name: pack(method, name, torch.randn(shape).mul(0.02).to(BF16)) for name, shape in shapes.items()} for _ in range(NUM_LAYERS)
+            {name: pack(name, torch.randn(shape).mul(0.02).to(BF16)) for name, shape in shapes.items()} for _ in range(NUM_LAYERS)
         ]
         self.norm = torch.ones(HIDDEN, dtype=BF16)
         self.cos_sin = torch.randn(8192, HEAD_DIM)
@@ -91,8 +90,7 @@ class Layers:
         """-> a function that runs the step once and adds the seconds of each kernel to what it is given."""
         pages = case.shared + len(case.counts) * (case.kv_len - case.shared)
         per_pool = pages * KV_HEADS * HEAD_DIM * 4
-        case = Attend(case.name, case.counts, case.kv_len, shared=case.shared, copies=min(NUM_LAYERS, LARGEST_POOLS_BYTES // per_pool))
-        _, pools, batch = problem(case)
+        _, pools, batch = problem(replace(case, copies=min(NUM_LAYERS, LARGEST_POOLS_BYTES // per_pool), scattered=self.scattered))
         shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, case.page_size, BF16, BF16, torch.device("cpu"))
         attention, variant = cpu_attention.create(shape, level=self.level), AttentionVariant(HEAD_DIM**-0.5)
         num_tokens, count = sum(case.counts), case.counts[0]
@@ -117,9 +115,7 @@ class Layers:
                 x = timed("attention", attention.forward, q, k_cache, v_cache, batch, variant).flatten(1)
                 x = timed("o", weights["o"], x)
                 x = timed("norms", lambda x: ops.add_rms_norm(x, residual, self.norm, 1e-5)[0], x)
-                x = timed("gate_up", weights["gate_up"], x)
-                if x.shape[1] != INNER:
-                    x = timed("silu_mul", ops.silu_mul, x)
+                x = timed("gate_up and silu", weights["gate_up"], x)
                 x = timed("down", weights["down"], x)
 
         return step
@@ -134,11 +130,10 @@ def work(case: Attend) -> dict[str, tuple[float, float]]:
         "norms": (0, 2 * tokens * HIDDEN * 2 * 4),
         "rope and store": (0, tokens * (HEADS + 2 * KV_HEADS) * HEAD_DIM * 2 * 2),
         "attention": (seen * HEADS * HEAD_DIM * 4, keys * KV_HEADS * HEAD_DIM * 4 + 2 * tokens * HEADS * HEAD_DIM * 2),
-        "silu_mul": (0, tokens * INNER * 2 * 3),
     }
     for name, (n, k) in PRODUCTS.items():
         if name != "head":
-            result[name] = (2 * tokens * n * k, 2 * (n * k + tokens * (n + k)))
+            result["gate_up and silu" if name == "gate_up" else name] = (2 * tokens * n * k, 2 * (n * k + tokens * (n + k)))
     return result
 
 
@@ -163,13 +158,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--level", help="instruction set; default: the best")
     parser.add_argument("--only", default="", help="steps whose name holds this")
+    parser.add_argument("--scattered", action="store_true", help="pages in random order, not as a fresh pool hands them out")
     parser.add_argument("--seconds", type=float, default=2.0, help="per step")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print(f"{environment('torch')}, level {library.load(arguments.level).level}, {arguments.threads} threads")
     rates = measure_rates(arguments.level)
     print(f"a large product {rates.flops / 1e9:.0f} GFLOP/s, memory {rates.bytes / 1e9:.0f} GB/s")
-    layers = Layers(arguments.level)
+    layers = Layers(arguments.level, arguments.scattered)
     for case in STEPS:
         if arguments.only in case.name:
             report(case, layers, rates, arguments.seconds)

@@ -48,7 +48,8 @@ class Seams:
             stack.enter_context(_replaced(runner, "attention", _TimedAttention(runner.attention, self._works)))
             for module in runner.model.modules():
                 if "multiply" in module.__dict__:
-                    stack.enter_context(_replaced(module, "multiply", self._timed_product(module.multiply)))
+                    factors = 2 if getattr(module, "activates", False) else 1  # gate and up, of which only the product comes out
+                    stack.enter_context(_replaced(module, "multiply", self._timed_product(module.multiply, factors)))
             stack.enter_context(_replaced(runner.model, "logits", self._head(runner.model.logits)))
             stack.enter_context(_replaced(runner, "sample", self._sampling(runner.sample)))
             self._works.clear()
@@ -62,7 +63,7 @@ class Seams:
         self._works.clear()
         return works
 
-    def _timed_product(self, weight: PackedWeight) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _timed_product(self, weight: PackedWeight, factors: int) -> Callable[[torch.Tensor], torch.Tensor]:
         def multiply(x: torch.Tensor) -> torch.Tensor:
             began = time.perf_counter()
             out = weight(x)
@@ -70,7 +71,7 @@ class Seams:
             work.seconds += time.perf_counter() - began
             work.num_calls += 1
             work.num_bytes += weight.num_bytes
-            work.flops += 2 * x.numel() * out.shape[1]
+            work.flops += 2 * x.numel() * out.shape[1] * factors
             work.product = getattr(weight, "product", _name(x.dtype))
             return out
 

@@ -180,8 +180,11 @@ struct Attention {
 
     void spread_over(int64_t calls) { stride = (num_rows + calls - 1) / calls; }
     inline __attribute__((always_inline)) void advance() {
-      for (int64_t stop = next + stride < num_rows ? next + stride : num_rows; next < stop; ++next)
-        for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch((const char*)(rows[next] + begin) + byte, 0, 2);
+      for (int64_t stop = next + stride < num_rows ? next + stride : num_rows; next < stop; ++next) {
+        const char* row = (const char*)(rows[next] + begin);
+        __builtin_prefetch(row, 0, 2);
+        for (int64_t byte = 64; byte < bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+      }
     }
   };
   struct Ahead {
