@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from kernels import BF16, HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, NUM_LAYERS, PRODUCTS, Attend, problem
+from kernels import BF16, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, NUM_LAYERS, PRODUCTS, Attend, problem
 from machine import environment
 
 from setpoint.engine.attention import cpu as cpu_attention
