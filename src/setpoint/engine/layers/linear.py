@@ -55,8 +55,11 @@ class GatedLinear(Linear):
         self.gated = gated
 
     def _pack(self, method: LinearMethod, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
-        self.activates = isinstance(method, GatedMethod)
-        return method.pack_gated(weight, bias, self.gated) if isinstance(method, GatedMethod) else method.pack(weight, bias)
+        if isinstance(method, GatedMethod):
+            self.activates = True
+            return method.pack_gated(weight, bias, self.gated)
+        self.activates = False
+        return method.pack(weight, bias)
 
 
 class TiedHead(Layer):
