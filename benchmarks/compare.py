@@ -96,7 +96,7 @@ def peer_entrant(peer: Peer) -> Entrant:
 
 def entrants(args: argparse.Namespace, model: str, run: Run) -> tuple[Entrant, list[Entrant]]:
     """Setpoint, and everybody who is asked for and installed; the others are noted in ``run``. Raises ValueError for an unknown name."""
-    ours = setpoint_entrant(OURS, "bf16", model, shlex.split(args.server_args), {})
+    ours = setpoint_entrant(OURS, "bf16", model, ["--quantization", "unquant", *shlex.split(args.server_args)], {})
     rivals = []
     for text in args.variant:
         name, arguments, environ = parse_variant(text)

@@ -18,19 +18,21 @@ import numpy as np
 import torch
 from machine import environment
 
+from setpoint.core.model import BLOCK, BLOCK_BYTES
 from setpoint.engine.attention import cpu as cpu_attention
 from setpoint.engine.attention.base import AttentionBackend, AttentionBatch, AttentionShape, AttentionVariant
 from setpoint.engine.kernels.cpu import library
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ref import RefOps
+from setpoint.engine.quant import blocks, packed
 from setpoint.engine.quant import cpu as panels
-from setpoint.engine.quant import packed
-from setpoint.engine.quant.base import PackedWeight
+from setpoint.engine.quant.base import Blocks, PackedWeight
 
 BF16 = torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB = 9, 3, 64, 576, 1536, 49152
 PRODUCTS = {"qkv": (960, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER), "head": (VOCAB, HIDDEN)}
 NUM_LAYERS = 30
+ALL_PRODUCTS = [(name, shape) for name, shape in PRODUCTS.items() for _ in range(1 if name == "head" else NUM_LAYERS)]
 SECONDS_PER_LINE = 2.0
 
 Timer = Callable[[], float]
@@ -81,25 +83,39 @@ def best_of(calls: list[Callable[[], object]], clock: Timer) -> list[float]:
 
 
 def products(level: str | None, clock: Timer) -> None:
-    print("\nproducts, bf16                        panels                            oneDNN packed          ratio")
     ours, theirs = panels.create(BF16, level=level), packed.create(BF16)
-    all_layers = [(name, shape) for name, shape in PRODUCTS.items() for _ in range(1 if name == "head" else NUM_LAYERS)]
-    weights = [torch.randn(shape).to(BF16) for _, shape in all_layers]
-    packs = [(ours.pack(weight, None), theirs.pack(weight, None)) for weight in weights]
-    lines = {name: [packs[i] for i, (other, _) in enumerate(all_layers) if other == name] for name in PRODUCTS} | {"whole model": packs}
-    for name, pairs in lines.items():
-        num_bytes = sum(pair[0].num_bytes for pair in pairs)
-        for rows in (1, 4, 16, 64, 256):
-            inputs = {columns: torch.randn(rows, columns).to(BF16) for columns in (HIDDEN, INNER)}
-            columns = [k for other, (_, k) in all_layers if name in (other, "whole model")]
+    weights = [torch.randn(shape).to(BF16) for _, shape in ALL_PRODUCTS]
+    print("\nproducts, bf16                        panels                            oneDNN packed          ratio")
+    compare_products([(ours.pack(weight, None), theirs.pack(weight, None)) for weight in weights], clock)
 
-            calls = [partial(multiply, [pair[which] for pair in pairs], [inputs[k] for k in columns]) for which in (0, 1)]
-            mine, other = (seconds / len(pairs) for seconds in best_of(calls, clock))
-            scale = len(pairs) if name == "whole model" else 1
-            rate = num_bytes / len(pairs) / mine / 1e9
+
+def block_products(level: str | None, clock: Timer) -> None:
+    """As the default model's file has them: Q4_1, and Q8_0 for the head."""
+    ours, theirs = blocks.create(BF16, level=level), panels.create(BF16, level=level)
+    pairs = []
+    for name, (columns, k) in ALL_PRODUCTS:
+        kind = "Q8_0" if name == "head" else "Q4_1"
+        raw = torch.randint(0, 64, (columns, k // BLOCK * BLOCK_BYTES[kind]), dtype=torch.uint8)
+        pairs.append((ours.pack(Blocks(kind, raw), None), theirs.pack(torch.randn(columns, k).to(BF16), None)))
+    print("\nproducts, bf16                        blocks of 4 and 8 bits            panels of bf16         ratio")
+    compare_products(pairs, clock)
+
+
+def compare_products(packs: list[tuple[PackedWeight, PackedWeight]], clock: Timer) -> None:
+    """packs: of ALL_PRODUCTS, ours and theirs."""
+    lines = {name: [i for i, (other, _) in enumerate(ALL_PRODUCTS) if other == name] for name in PRODUCTS}
+    for name, chosen in (lines | {"whole model": list(range(len(packs)))}).items():
+        num_bytes, sizes = sum(packs[i][0].num_bytes for i in chosen), [ALL_PRODUCTS[i][1] for i in chosen]
+        for rows in (1, 4, 8, 16, 64, 256):
+            inputs = {columns: torch.randn(rows, columns).to(BF16) for columns in (HIDDEN, INNER)}
+            columns = [k for _, k in sizes]
+            calls = [partial(multiply, [packs[i][which] for i in chosen], [inputs[k] for k in columns]) for which in (0, 1)]
+            mine, other = best_of(calls, clock)
+            scale = 1e6 if name == "whole model" else 1e6 / len(chosen)
+            flops = 2 * rows * sum(n * k for n, k in sizes)
             print(
-                f"{name:12} rows {rows:4} {mine * scale * 1e6:12.1f} µs {rate:7.1f} GB/s {rate * rows:7.0f} GFLOP/s"
-                f" {other * scale * 1e6:12.1f} µs {other / mine:12.2f}"
+                f"{name:12} rows {rows:4} {mine * scale:12.1f} µs {num_bytes / mine / 1e9:7.1f} GB/s {flops / mine / 1e9:7.0f} GFLOP/s"
+                f" {other * scale:12.1f} µs {other / mine:12.2f}"
             )
 
 
@@ -187,7 +203,7 @@ def main() -> None:
     clock = time.thread_time if arguments.threads == 1 else time.perf_counter
     level = library.load(arguments.level).level
     print(f"{environment('torch')}, level {level}, {arguments.threads} threads, {clock.__name__}")
-    for part in (products, attention, elementwise):
+    for part in (products, block_products, attention, elementwise):
         part(arguments.level, clock)
 
 

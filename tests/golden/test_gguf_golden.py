@@ -20,7 +20,10 @@ from setpoint.checkpoint import source
 from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.checkpoint.spec import read_spec, weights_bytes
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.testing import tiny_gguf
+from setpoint.testing.plans import Driver
 
 TEXTS = [
     "The capital of France is",
@@ -88,6 +91,23 @@ def test_the_converted_model_knows_the_capital_of_france(folder: Path, hf_tokeni
     assert spec.num_parameters == model.num_parameters() == 134_515_008
     assert weights_bytes(folder) == 2 * spec.num_parameters
     assert spec.eos_token_ids == tuple(model.generation_config.eos_token_id)
+
+
+def test_the_default_model_answers_bit_for_bit_from_its_blocks(folder: Path) -> None:
+    ids = np.random.default_rng(0).integers(3, 49_000, 70).tolist()
+    logits = []
+    for quantization in (None, "unquant"):
+        runner = build_runner(EngineConfig(str(folder), read_spec(folder), num_threads=2, page_size=16, quantization=quantization))
+        runner.allocate(num_pages=20, max_slots=4, context_len=128)
+        driver, steps = Driver(InprocExecutor(runner), 16, 5), []
+        for slot, count in enumerate((70, 1, 5)):  # many rows, one, a few
+            plan = driver.plan()
+            driver.admit(plan, slot, ids[:count])
+            plan.add_row(slot, slot, 0, count, True)
+            steps.append(runner.forward(plan.build()).logits.clone())
+        logits.append(torch.cat(steps))
+        assert ("120 Q4_1 and 1 Q8_0" in runner.report.weights) is (quantization is None)
+    assert torch.equal(logits[0], logits[1])
 
 
 def test_the_tokenizer_gives_the_ids_transformers_gives(folder: Path, hf_tokenizer: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from setpoint.core.errors import OutOfMemoryError
-from setpoint.core.model import ModelSpec
+from setpoint.core.model import KeptBlocks, ModelSpec
 from setpoint.planning.memory import (
     CPU_POOL_BYTES,
     GIB,
@@ -47,6 +47,7 @@ CPU_MODEL = MemoryModel(
     device="cpu",
     dtype_bytes=4,
     quantization=None,
+    blocks_kept=True,
     kv_element_bytes=4,
     head_copied=True,
     reference_attention=False,
@@ -74,6 +75,18 @@ def test_parts_by_hand() -> None:
     assert step_bytes(SPEC, num_tokens=0, num_sampling=1, dtype_bytes=2) == 256 * (2 + 24)
     assert step_bytes(SPEC, num_tokens=0, num_sampling=1, dtype_bytes=8) == 256 * (8 + 48)
     assert table_bytes(3, context_len=33, page_size=16) == 4 * 3 * (33 + 3)
+
+
+def test_blocks_of_a_gguf_take_their_own_bytes() -> None:
+    kept = replace(SPEC, blocks=KeptBlocks(900_000, 500_000, ("Q4_1",), 0))
+    assert weight_bytes(kept, 2, blocks=True) == 2 * 100_000 + 500_000
+    assert weight_bytes(kept, 2, head_copied=True, blocks=True) == 2 * 100_000 + 500_000 + 2 * 256 * 64
+    assert weight_bytes(kept, 2, blocks=False) == weight_bytes(SPEC, 2, blocks=True) == 2_000_000
+    tied = replace(kept, blocks=KeptBlocks(900_000, 500_000, ("Q4_1", "Q8_0"), 10_000))
+    assert weight_bytes(tied, 2, head_copied=True, blocks=True) == 2 * 100_000 + 500_000
+    rounded = weight_bytes(SPEC, 2, int8=True)
+    assert weight_bytes(tied, 2, head_copied=True, int8=True, blocks=True) == rounded - 2 * 256 * 64 + 10_000
+    assert replace(CPU_MODEL, spec=tied, dtype_bytes=2).weights() == 2 * 100_000 + 500_000
 
 
 def test_attention_decides_where_it_is_wider_than_the_mlp() -> None:

@@ -1,6 +1,7 @@
 """Turns a GGUF file into a Hugging Face-style folder, once: config, safetensors, tokenizer, chat template.
 
-Works tensor by tensor with numpy, so that memory stays at one tensor. The result is cached under the user's cache folder by
+Quantised matrices are dequantised for every reader of such folders, and kept as they are beside that (``core.model.BLOCKS_FILE``) for
+the engine. Works tensor by tensor with numpy, so that memory stays at one tensor. The result is cached under the user's cache folder by
 the file's identity; a folder that is there is complete. It knows nothing of torch and of how the weights will be used.
 """
 
@@ -24,8 +25,9 @@ import numpy.typing as npt
 from setpoint.checkpoint import gguf_llama, gguf_tokenizer, safetensors_file
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.core.errors import CheckpointError
+from setpoint.core.model import BLOCK_BYTES, BLOCKS_FILE
 
-FORMAT = 1
+FORMAT = 2
 """Version of what this module writes; raising it converts every file anew."""
 
 ARCHITECTURES = {"llama": gguf_llama}
@@ -109,6 +111,25 @@ def _write_files(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) ->
     infos = [safetensors_file.TensorInfo(target.name, target.source.shape, DTYPES[dtype]) for target in targets]
     chunks = (chunk for target in targets for chunk in _cast(file, target, dtype))
     safetensors_file.write(folder / safetensors_file.SINGLE_NAME, infos, chunks)
+    _write_blocks(file, [target for target in targets if target.source.kind.name in BLOCK_BYTES], folder)
+
+
+def _write_blocks(file: GGUFFile, targets: list[gguf_llama.Target], folder: Path) -> None:
+    """The raw rows of ``targets``, whose values were found finite when they were dequantised."""
+    if not targets:
+        return
+    infos = []
+    for target in targets:
+        source = target.source
+        shape = (source.num_rows, source.num_bytes // source.num_rows)
+        infos.append(safetensors_file.TensorInfo(f"{target.name}.{source.kind.name}", shape, "U8"))
+    safetensors_file.write(folder / BLOCKS_FILE, infos, (_rows(file, target).tobytes() for target in targets))
+
+
+def _rows(file: GGUFFile, target: gguf_llama.Target) -> npt.NDArray[np.uint8]:
+    """Raw, in the new order: a row is self-contained in every ggml type, so rows can move before dequantisation."""
+    rows = file.rows(target.source)
+    return rows if target.row_order is None else rows[target.row_order]
 
 
 def _dtype(targets: list[gguf_llama.Target]) -> str:
@@ -123,10 +144,7 @@ def _dtype(targets: list[gguf_llama.Target]) -> str:
 
 def _cast(file: GGUFFile, target: gguf_llama.Target, dtype: str) -> Iterator[bytes]:
     """The bytes of ``target`` in ``dtype``, a chunk of rows at a time."""
-    source = target.source
-    rows = file.rows(source)
-    if target.row_order is not None:
-        rows = rows[target.row_order]  # a row is self-contained in every ggml type, so rows can move before dequantisation
+    source, rows = target.source, _rows(file, target)
     step = max(1, CHUNK_ELEMENTS // source.shape[-1])
     for start in range(0, source.num_rows, step):
         try:

@@ -15,9 +15,10 @@ from typing import Any, NoReturn
 
 from setpoint.checkpoint import safetensors_file
 from setpoint.core.errors import CheckpointError
-from setpoint.core.model import ModelSpec, language_tensor
+from setpoint.core.model import BLOCKS_FILE, KeptBlocks, ModelSpec, language_tensor
 
 CONFIG_NAME = "config.json"
+EMBEDDING = "model.embed_tokens.weight"
 GENERATION_NAME = "generation_config.json"
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 ROPES_THAT_STRETCH = ("linear", "dynamic", "yarn")
@@ -112,6 +113,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
         eos_token_ids=_eos_ids(folder, reader),
         num_rotaries=family.num_rotaries,
         rope_by_context=_rope(reader)[0] in ROPES_BY_CONTEXT,
+        blocks=_blocks(folder, tensors),
         bos_token_id=next(iter(reader.ids("bos_token_id")), None),
         wrapper=wrapper,
         pooling=None,
@@ -227,6 +229,20 @@ def _eos_ids(folder: Path, reader: _Reader) -> tuple[int, ...]:
     path = folder / GENERATION_NAME
     generation = _Reader(path, read_object(path)).ids("eos_token_id") if path.is_file() else ()
     return tuple(dict.fromkeys(generation + reader.ids("eos_token_id")))
+
+
+def _blocks(folder: Path, tensors: list[safetensors_file.TensorInfo]) -> KeptBlocks | None:
+    path = folder / BLOCKS_FILE
+    if not path.is_file():
+        return None
+    sizes = {tensor.name: tensor.num_elements for tensor in tensors}
+    kept = {tensor.name.rpartition(".")[::2]: tensor.num_bytes for tensor in safetensors_file.read_header(path)}
+    return KeptBlocks(
+        num_parameters=sum(sizes.get(name, 0) for name, _ in kept),
+        num_bytes=sum(kept.values()),
+        kinds=tuple(sorted({kind for _, kind in kept})),
+        embedding_bytes=sum(size for (name, _), size in kept.items() if name == EMBEDDING),
+    )
 
 
 def _count_stored(tensors: list[safetensors_file.TensorInfo], tie: bool) -> int:

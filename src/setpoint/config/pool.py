@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from setpoint.config.resolve import Decision, ResolvedConfig
+from setpoint.config.resolve import Decision, ResolvedConfig, keeps_blocks
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.model import ModelSpec
 from setpoint.planning.memory import MemoryModel, max_running_requests
@@ -45,6 +45,7 @@ def memory_model(config: ResolvedConfig, model: ModelSpec, *, attention: str | N
         device=config.options.device,
         dtype_bytes=config.dtype_bytes,
         quantization=config.options.quantization,
+        blocks_kept=keeps_blocks(config.options),
         kv_element_bytes=config.kv_element_bytes,
         head_copied=kernels and model.pooling is None,
         reference_attention=attention == "torch_ref",

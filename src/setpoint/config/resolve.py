@@ -136,7 +136,7 @@ def resolve(
     device = _device(book, hardware)
     dtype = _dtype(book, model, device)
     _model_impl(book)
-    _quantization(book, device)
+    _quantization(book, model, device, dtype)
     _kv_cache_dtype(book, dtype)
     _context_length(book, model, env)
     chunk = _chunked_prefill_size(book, hardware, device)
@@ -235,12 +235,26 @@ def _model_impl(book: _Book) -> None:
         book.put("model_impl", asked, "the engine takes its own model where it has one, else that of transformers, and says which")
 
 
-def _quantization(book: _Book, device: str) -> None:
+def keeps_blocks(options: Options) -> bool:
+    """Whether these settled options let a GGUF's blocks stay as they are."""
+    native = options.model_impl != "transformers"
+    return native and options.device == "cpu" and options.dtype == "bfloat16" and options.quantization != "unquant"
+
+
+def _quantization(book: _Book, model: ModelSpec, device: str, dtype: str) -> None:
     asked = book.options.quantization
     if asked == "w8a8_int8" and device != "cpu":
         raise ConfigError(f"--quantization w8a8_int8 does not run on --device {device}; drop it, or use --device cpu.")
-    if asked is None:
-        book.put("quantization", None, "weights as the checkpoint has them")
+    if asked is not None:
+        return
+    if model.blocks is None:
+        why = "weights as the checkpoint has them"
+    elif device == "cpu" and dtype == "bfloat16" and book.get("model_impl") != "transformers":
+        kinds = " and ".join(model.blocks.kinds)
+        why = f"the GGUF's {kinds} blocks multiplied as they are, with the results of bfloat16; unquant dequantises them at load"
+    else:
+        why = "the GGUF's blocks dequantised at load; they are multiplied as they are in bfloat16 on a CPU, by models of this engine"
+    book.put("quantization", None, why)
 
 
 def _dtype(book: _Book, model: ModelSpec, device: str) -> str:

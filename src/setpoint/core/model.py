@@ -23,6 +23,28 @@ class Pooling:
     """Where this was found, for the decisions."""
 
 
+BLOCKS_FILE = "model.blocks"
+"""Beside a converted GGUF's weights in bfloat16: those matrices whose blocks can be multiplied as they are. "NAME.KIND" is the tensor NAME
+as uint8 [rows, bytes of a row]. In the safetensors format but without its ending: other engines load every file that has it."""
+
+BLOCK = 32
+"""Values of a block, neighbours in a row."""
+
+BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
+"""Kinds of blocks that are kept, by ggml's name -> bytes of a block (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h)."""
+
+
+@dataclass(slots=True, frozen=True)
+class KeptBlocks:
+    """What of a model lies in its BLOCKS_FILE; written once by ``checkpoint``."""
+
+    num_parameters: int
+    num_bytes: int
+    kinds: tuple[str, ...]
+    embedding_bytes: int
+    """Of the embedding if it is among them, else 0; tied to the head it is held once."""
+
+
 LANGUAGE_MODEL = (("language_model.", ""), ("model.language_model.", "model."), ("lm_head.", "lm_head."))
 """How the names of a language model's tensors begin in a model of more than text (before transformers 4.52, and since), and alone."""
 
@@ -59,6 +81,8 @@ class ModelSpec:
     bos_token_id: int | None = None
     rope_by_context: bool = False
     """Positions are rotated otherwise for a longer context; the engine decides once, by the configured length."""
+    blocks: KeptBlocks | None = None
+    """Quantised matrices that a converted GGUF holds as they were, beside all of them in ``dtype``."""
     wrapper: str = ""
     """The architecture that takes more than text and whose language model this is; empty for a model of its own."""
     pooling: Pooling | None = None

@@ -49,6 +49,7 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
             "device": config.options.device,
             "num_threads": config.num_threads,
             "kernels": report.ops,
+            "weights": report.weights,
             "linear_layers": report.linear,
             "attention": report.attention,
         },

@@ -131,6 +131,7 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
         gib(report.weight_bytes),
     )
     logger.info("Model: %s, kernels: %s, linear layers: %s, attention: %s", report.model_impl, report.ops, report.linear, report.attention)
+    logger.info("Weights: %s", report.weights)
     for fallback in report.fallbacks:
         logger.warning("Fallback: %s", fallback)
     plan = memory_model(config, spec, attention=report.attention).plan(
@@ -258,6 +259,7 @@ def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
         "max_req_len": pool.max_req_len,
         "max_req_input_len": pool.max_req_input_len,
         "weight_bytes": runner.report.weight_bytes,
+        "weights": runner.report.weights,
         "model_impl": runner.report.model_impl,
         "kernels": runner.report.ops,
         "linear_layers": runner.report.linear,

@@ -57,14 +57,20 @@ class MemoryPlan:
         return self.available_bytes - self.weights_bytes - self.kv_bytes - self.workspace_bytes - self.graphs_bytes
 
 
-def weight_bytes(spec: ModelSpec, dtype_bytes: int, *, head_copied: bool = False, int8: bool = False) -> int:
+def weight_bytes(spec: ModelSpec, dtype_bytes: int, *, head_copied: bool = False, int8: bool = False, blocks: bool = False) -> int:
     """The weights as loaded.
 
     ``head_copied``: a tied embedding is kept twice, packed as output head and plain for look-up. ``int8``: the layers' matrices take
-    one byte per weight; embedding and head stay as they are.
+    one byte per weight; embedding and head stay as they are. ``blocks``: those of a GGUF
+    are kept where they are not rounded again, an embedding among them once.
     """
-    copy = spec.vocab_size * spec.hidden_size if head_copied and spec.tie_embeddings else 0
+    kept, embedding = spec.blocks if blocks else None, spec.vocab_size * spec.hidden_size
+    copy = embedding if head_copied and spec.tie_embeddings and not (kept and kept.embedding_bytes) else 0
     wide = (spec.num_parameters + copy) * dtype_bytes
+    if kept and not int8:
+        return wide - kept.num_parameters * dtype_bytes + kept.num_bytes
+    if kept and kept.embedding_bytes:
+        wide += kept.embedding_bytes - embedding * dtype_bytes
     if not int8:
         return wide
     hidden, inner = spec.hidden_size, spec.intermediate_size
@@ -127,6 +133,8 @@ class MemoryModel:
     dtype_bytes: int
     quantization: str | None
     """``--quantization``."""
+    blocks_kept: bool
+    """Blocks of a GGUF stay as they are where the model has some."""
     kv_element_bytes: int
     head_copied: bool
     """Linear weights are packed, so that a tied embedding exists twice."""
@@ -146,7 +154,8 @@ class MemoryModel:
 
     def weights(self) -> int:
         """Estimated: what they will take once loaded."""
-        return weight_bytes(self.spec, self.dtype_bytes, head_copied=self.head_copied, int8=self.quantization == "w8a8_int8")
+        int8 = self.quantization == "w8a8_int8"
+        return weight_bytes(self.spec, self.dtype_bytes, head_copied=self.head_copied, int8=int8, blocks=self.blocks_kept)
 
     def workspace(self, pool_tokens: int) -> int:
         """Temporaries of the largest step, and the tables, with a pool of ``pool_tokens``.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +18,10 @@ from setpoint.engine.attention.base import AttentionShape, choose_attention
 from setpoint.engine.executor.trial import try_out
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.kernels.registry import Choice, choose_ops
-from setpoint.engine.models.loader import load_weights
+from setpoint.engine.models.loader import Methods, load_weights
 from setpoint.engine.models.registry import build_model, is_native
 from setpoint.engine.models.transformers_model import load_transformers_model
-from setpoint.engine.quant.base import choose_linear
+from setpoint.engine.quant.base import LinearMethod, choose_blocks, choose_linear
 from setpoint.engine.runner.model_runner import LoadReport, ModelRunner
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
@@ -76,7 +78,7 @@ def build_runner(config: EngineConfig) -> ModelRunner:
             f"--quantization w8a8_int8 needs a model of this engine; {spec.architecture} runs on that of transformers, whose answers on "
             "rounded weights could not be told from wrong ones."
         )
-    load = _load_native if native else load_transformers_model
+    load = partial(_load_native, quantization=config.quantization) if native else load_transformers_model
     model, weight_bytes = load(
         spec,
         config.model_folder,
@@ -89,6 +91,7 @@ def build_runner(config: EngineConfig) -> ModelRunner:
     report = LoadReport(
         load_seconds=time.perf_counter() - begin,
         weight_bytes=weight_bytes,
+        weights=_weights(model, config) if native else config.dtype,
         model_impl="setpoint" if native else "transformers",
         ops=ops.name,
         linear=linear.name,
@@ -112,10 +115,22 @@ def build_runner(config: EngineConfig) -> ModelRunner:
     return runner
 
 
-def _load_native(spec: ModelSpec, folder: str, *, dtype: torch.dtype, device: torch.device, **how: Any) -> tuple[nn.Module, int]:
-    """The head is never quantised (decision 0017)."""
-    model, head = build_model(spec), choose_linear(device, dtype, "unquant").impl
-    return model, load_weights(model, folder, wrapped=bool(spec.wrapper), dtype=dtype, device=device, head_method=head, **how)
+def _load_native(
+    spec: ModelSpec, folder: str, *, dtype: torch.dtype, device: torch.device, method: LinearMethod, quantization: str | None, **how: Any
+) -> tuple[nn.Module, int]:
+    """The head is never quantised (decision 0017), and blocks change no result (0018), so that only "unquant" does without them."""
+    model = build_model(spec)
+    head = method if quantization in (None, "unquant") else choose_linear(device, dtype, "unquant").impl
+    blocks = None if quantization == "unquant" else choose_blocks(device, dtype)
+    methods = Methods(layers=method, head=head, blocks=blocks)
+    return model, load_weights(model, folder, wrapped=bool(spec.wrapper), dtype=dtype, device=device, methods=methods, **how)
+
+
+def _weights(model: nn.Module, config: EngineConfig) -> str:
+    kinds = Counter(module.blocks for module in model.modules() if hasattr(module, "keep_blocks"))
+    kept = [f"{count} {kind}" for kind, count in sorted(kinds.items()) if kind]
+    rest = config.quantization if config.quantization == "w8a8_int8" else config.dtype
+    return f"{' and '.join(kept)} matrices in the GGUF's own blocks, {kinds['']} in {rest}" if kept else rest
 
 
 def _fallbacks(config: EngineConfig, native: bool, choices: Mapping[str, Choice[Any]]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from torch import nn
 
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.layers.base import Layer
+from setpoint.engine.quant.base import BlockMethod, Blocks, PackedRows
 
 
 class Embedding(Layer):
@@ -15,7 +16,19 @@ class Embedding(Layer):
     def __init__(self, vocab_size: int, hidden_size: int, *, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = scale
-        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+        self.packed: PackedRows | None = None
+        """In place of the weight; written by ``keep_blocks``."""
+        self.blocks = ""
+        """The kind of the blocks that are kept, if any; written by ``keep_blocks``."""
+
+    def keep_blocks(self, method: BlockMethod, blocks: Blocks) -> int:
+        """Look up in ``blocks`` instead of a weight; -> bytes held from now on."""
+        self.packed, self.weight, self.blocks = method.pack(blocks, None), None, blocks.kind
+        return self.packed.num_bytes
 
     def forward(self, ids: torch.Tensor, ops: Ops) -> torch.Tensor:
-        return ops.embedding(ids, self.weight, self.scale)
+        if self.packed is None:
+            return ops.embedding(ids, self.weight, self.scale)
+        x = self.packed.rows(ids)
+        return x if self.scale == 1.0 else x.mul_(torch.tensor(self.scale, dtype=torch.float32).to(x.dtype))

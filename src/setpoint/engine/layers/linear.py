@@ -7,7 +7,7 @@ from torch import nn
 
 from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.embedding import Embedding
-from setpoint.engine.quant.base import GatedMethod, LinearMethod, PackedWeight
+from setpoint.engine.quant.base import BlockMethod, Blocks, GatedMethod, LinearMethod, PackedWeight
 
 
 class Linear(Layer):
@@ -18,7 +18,7 @@ class Linear(Layer):
     """
 
     multiply: PackedWeight
-    """Written by ``finish_loading``; until then the layer holds plain parameters and cannot run."""
+    """Written by ``finish_loading`` or ``keep_blocks``; until then the layer holds plain parameters and cannot run."""
 
     def __init__(self, in_features: int, out_features: int | dict[str, int], *, bias: bool = False) -> None:
         super().__init__()
@@ -26,13 +26,23 @@ class Linear(Layer):
         size = sum(out_features.values()) if isinstance(out_features, dict) else out_features
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(size, in_features), requires_grad=False)
         self.bias: nn.Parameter | None = nn.Parameter(torch.empty(size), requires_grad=False) if bias else None
+        self.blocks = ""
+        """The kind of the blocks that are kept, if any; written by ``keep_blocks``."""
 
     def finish_loading(self, method: LinearMethod) -> int:
         """Hand the loaded weight to the method; -> bytes held from now on."""
         assert self.weight is not None, "loaded twice"
-        self.multiply = self._pack(method, self.weight.data, None if self.bias is None else self.bias.data)
+        return self._keep(self._pack(method, self.weight.data, None if self.bias is None else self.bias.data))
+
+    def keep_blocks(self, method: BlockMethod, blocks: Blocks) -> int:
+        """As ``finish_loading``, with ``blocks`` in place of the weight."""
+        self.blocks = blocks.kind
+        return self._keep(method.pack(blocks, None if self.bias is None else self.bias.data))
+
+    def _keep(self, packed: PackedWeight) -> int:
+        self.multiply = packed
         self.weight = self.bias = None
-        return self.multiply.num_bytes
+        return packed.num_bytes
 
     def _pack(self, method: LinearMethod, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
         return method.pack(weight, bias)
@@ -48,7 +58,7 @@ class GatedLinear(Linear):
     """
 
     activates: bool
-    """Written by ``finish_loading``: the method applies the activation as well."""
+    """Written by ``finish_loading`` or ``keep_blocks``: the method applies the activation as well."""
 
     def __init__(self, in_features: int, size: int, gated: str, *, bias: bool = False) -> None:
         super().__init__(in_features, {"gate_proj": size, "up_proj": size}, bias=bias)
@@ -60,6 +70,10 @@ class GatedLinear(Linear):
             return method.pack_gated(weight, bias, self.gated)
         self.activates = False
         return method.pack(weight, bias)
+
+    def keep_blocks(self, method: BlockMethod, blocks: Blocks) -> int:
+        self.blocks, self.activates = blocks.kind, True
+        return self._keep(method.pack_gated(blocks, None if self.bias is None else self.bias.data, self.gated))
 
 
 class TiedHead(Layer):
@@ -75,7 +89,12 @@ class TiedHead(Layer):
         self.source = (embedding,)  # in a tuple, so that it is not registered as a child a second time
 
     def finish_loading(self, method: LinearMethod) -> int:
-        self.multiply = method.pack(self.source[0].weight.data, None)
+        embedding = self.source[0]
+        if embedding.packed is not None:
+            self.multiply = embedding.packed
+            return 0
+        assert embedding.weight is not None
+        self.multiply = method.pack(embedding.weight.data, None)
         return self.multiply.num_bytes if method.copies else 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

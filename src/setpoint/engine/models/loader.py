@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,10 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from setpoint.core.errors import CheckpointError, ConfigError, OutOfMemoryError
-from setpoint.core.model import language_tensor
+from setpoint.core.model import BLOCK, BLOCK_BYTES, BLOCKS_FILE, language_tensor
+from setpoint.engine.layers.embedding import Embedding
 from setpoint.engine.layers.linear import NoHead, TiedHead
-from setpoint.engine.quant.base import LinearMethod
+from setpoint.engine.quant.base import BlockMethod, Blocks, LinearMethod
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -34,6 +35,17 @@ out the first."""
 
 DUMMY_STD = 0.02
 """Standard deviation of dummy weights (transformers' initializer_range)."""
+
+
+@dataclass(slots=True, frozen=True)
+class Methods:
+    """Who keeps and multiplies the weights; chosen by ``executor.build``."""
+
+    layers: LinearMethod
+    head: LinearMethod
+    """Of the output head; another than that of the layers if theirs quantises."""
+    blocks: BlockMethod | None
+    """Of weights that the folder holds as blocks too and that nobody quantises; None: they are loaded in dtype."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,8 +64,7 @@ def load_weights(
     load_format: str,
     dtype: torch.dtype,
     device: torch.device,
-    method: LinearMethod,
-    head_method: LinearMethod,
+    methods: Methods,
     seed: int,
     wrapped: bool = False,
 ) -> int:
@@ -61,19 +72,22 @@ def load_weights(
 
     load_format: "auto" or "safetensors" reads ``folder``; "dummy" draws from ``seed``, each tensor by its own name, so that
     the same model and seed give the same weights everywhere. wrapped: the folder holds a model of more than text, ``model`` is
-    its language model. head_method: for the output head, ``method`` for everything else.
+    its language model.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(f"Unknown load format {load_format!r}; there are: auto, safetensors, dummy.")
     with ExitStack() as stack:
-        source = _Dummy(seed) if load_format == "dummy" else _Checkpoint(Path(folder), stack, wrapped)
+        if load_format == "dummy":
+            source: _Dummy | _Checkpoint = _Dummy(seed)
+        else:
+            source = _Checkpoint(Path(folder), stack, wrapped=wrapped, with_blocks=methods.blocks is not None)
         plan = {name: list(_parts(module, name, source.files)) for name, module in model.named_modules()}
         if isinstance(source, _Checkpoint):
             heads = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, TiedHead | NoHead)]
             source.check({part.name: part.shape for parts in plan.values() for _, found in parts for part in found}, optional=heads)
         try:
             return sum(
-                _fill(module, plan[name], source, dtype, device, head_method if f"{name}." == HEAD else method)
+                _fill(module, plan[name], source, dtype, device, methods, is_head=f"{name}." == HEAD)
                 for name, module in model.named_modules()
             )
         except RuntimeError as error:
@@ -104,15 +118,25 @@ def _fill(
     source: _Dummy | _Checkpoint,
     dtype: torch.dtype,
     device: torch.device,
-    method: LinearMethod,
+    methods: Methods,
+    *,
+    is_head: bool,
 ) -> int:
-    num_bytes = 0
+    method = methods.head if is_head or isinstance(module, Embedding) else methods.layers
+    blocks = methods.blocks if method is methods.head and hasattr(module, "keep_blocks") else None
+    num_bytes, kept = 0, None
     for name, parts in parameters:
+        if name == "weight" and blocks is not None:
+            kept = source.read_blocks(parts, blocks.kinds)
+            if kept is not None:
+                continue
         memory = torch.empty(getattr(module, name).shape, dtype=dtype, device=device)
         for part in parts:
             source.read_into(part.name, memory[part.begin : part.begin + part.shape[0]])
         setattr(module, name, nn.Parameter(memory, requires_grad=False))
         num_bytes += memory.nbytes
+    if kept is not None:
+        return module.keep_blocks(blocks, kept)
     finish = getattr(module, "finish_loading", None)
     return num_bytes if finish is None else finish(method)
 
@@ -125,6 +149,9 @@ class _Dummy:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
+
+    def read_blocks(self, parts: list[Part], kinds: Set[str]) -> None:
+        """There are none."""
 
     def read_into(self, name: str, memory: torch.Tensor) -> None:
         if memory.dim() == 1:
@@ -139,17 +166,11 @@ class _Dummy:
 class _Checkpoint:
     """The safetensors files of a folder, memory-mapped; open as long as the ExitStack it was given."""
 
-    def __init__(self, folder: Path, stack: ExitStack, wrapped: bool) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, wrapped: bool, with_blocks: bool) -> None:
         self.folder = folder
-        self.files: dict[str, tuple[Path, Any, str]] = {}
-        """Tensor name -> its file, open, and the name it has there."""
-        for file in _files(folder):
-            try:
-                handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{file} cannot be read ({error}): truncated or not safetensors; fetch it again.") from None
-            names = handle.keys()
-            self.files.update({name: (file, handle, name) for name in names})
+        self.files = _open(_files(folder), stack)
+        blocks = folder / BLOCKS_FILE
+        self.blocks = _open([blocks] if with_blocks and blocks.is_file() else [], stack)
         if wrapped:
             self.files = {alone: entry for name, entry in self.files.items() if (alone := language_tensor(name)) is not None}
         if not any(name.startswith(BODY) for name in self.files):
@@ -168,12 +189,43 @@ class _Checkpoint:
             if name not in wanted and name not in optional and not name.endswith(IGNORED):
                 raise CheckpointError(f"Tensor {stored!r} in {file} belongs to no part of this architecture.")
 
+    def read_blocks(self, parts: list[Part], kinds: Set[str]) -> Blocks | None:
+        """What ``parts`` hold together, if all of it is kept as blocks of one of ``kinds``."""
+        kind = next((kind for kind in kinds if all(f"{part.name}.{kind}" in self.blocks for part in parts)), None)
+        if kind is None:
+            return None
+        rows = []
+        for part in parts:
+            file, handle, stored = self.blocks[f"{part.name}.{kind}"]
+            found, expected = _read(file, handle, stored), (part.shape[0], part.shape[1] // BLOCK * BLOCK_BYTES[kind])
+            if found.dtype != torch.uint8 or found.shape != expected or part.shape[1] % BLOCK:
+                raise CheckpointError(f"Tensor {stored!r} in {file} has shape {list(found.shape)}; the config asks for {list(expected)}.")
+            rows.append(found)
+        return Blocks(kind, rows[0] if len(rows) == 1 else torch.cat(rows))
+
     def read_into(self, name: str, memory: torch.Tensor) -> None:
         file, handle, stored = self.files[name]
+        memory.copy_(_read(file, handle, stored))
+
+
+def _open(files: list[Path], stack: ExitStack) -> dict[str, tuple[Path, Any, str]]:
+    """Tensor name -> its file, open as long as the stack, and the name it has there."""
+    found = {}
+    for file in files:
         try:
-            memory.copy_(handle.get_tensor(stored))
-        except SafetensorError as error:
-            raise CheckpointError(f"Tensor {stored!r} in {file} cannot be read: {error}") from None
+            handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file} cannot be read ({error}): truncated or not safetensors; fetch it again.") from None
+        names = handle.keys()
+        found.update({name: (file, handle, name) for name in names})
+    return found
+
+
+def _read(file: Path, handle: Any, stored: str) -> torch.Tensor:
+    try:
+        return handle.get_tensor(stored)
+    except SafetensorError as error:
+        raise CheckpointError(f"Tensor {stored!r} in {file} cannot be read: {error}") from None
 
 
 def _files(folder: Path) -> list[Path]:

@@ -5,12 +5,15 @@ Works on one weight matrix at a time. Knows nothing of which layer it belongs to
 
 from __future__ import annotations
 
+from collections.abc import Set
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from setpoint.core.errors import ConfigError
-from setpoint.engine.kernels.registry import Choice, choose
+from setpoint.engine.kernels.ops import KernelsUnavailable
+from setpoint.engine.kernels.registry import Choice, choose, resolve
 
 
 class PackedWeight(Protocol):
@@ -33,6 +36,40 @@ class LinearMethod(Protocol):
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
         """Take a loaded weight [N, K] and its bias [N]. The caller drops its own references."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class Blocks:
+    """A weight [N, K] as a GGUF file has it (``core.model.BLOCKS_FILE``)."""
+
+    kind: str
+    """A key of ``core.model.BLOCK_BYTES``."""
+    rows: torch.Tensor
+    """uint8 [N, bytes of K values]."""
+
+
+class PackedRows(PackedWeight, Protocol):
+    """A weight that also gives its rows back: a tied embedding and head are held once."""
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [T] int32 -> those rows of the weight, [T, K]."""
+        ...
+
+
+class BlockMethod(Protocol):
+    """Multiplies blocks as they are. Contract: bit for bit as the best LinearMethod of quantization "unquant" multiplies the values that
+    the converted folder has in bfloat16."""
+
+    kinds: Set[str]
+    """Which it takes."""
+
+    def pack(self, blocks: Blocks, bias: torch.Tensor | None) -> PackedRows:
+        """Take a loaded weight and its bias [N]. The caller drops its own references."""
+        ...
+
+    def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: str) -> PackedWeight:
+        """As ``GatedMethod.pack_gated``."""
         ...
 
 
@@ -73,3 +110,15 @@ def choose_linear(device: torch.device, dtype: torch.dtype, quantization: str | 
             f"Quantization {quantization!r} does not run on {device.type}; there are: {', '.join(map('/'.join, PREFERENCE))}."
         )
     return choose(METHODS, PREFERENCE[key], dtype)
+
+
+BLOCK_METHODS = {"cpu": "setpoint.engine.quant.blocks:create"}
+"""Device type -> factory ``create(dtype) -> BlockMethod``; it raises KernelsUnavailable."""
+
+
+def choose_blocks(device: torch.device, dtype: torch.dtype) -> BlockMethod | None:
+    """The method for blocks on this device and in this dtype; None: there is none, they are loaded in dtype like every other weight."""
+    try:
+        return resolve(BLOCK_METHODS[device.type])(dtype) if device.type in BLOCK_METHODS else None
+    except KernelsUnavailable:
+        return None

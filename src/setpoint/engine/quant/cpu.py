@@ -21,26 +21,35 @@ GATES = {None: 0, "silu_mul": 1, "gelu_tanh_mul": 2}
 
 
 class PanelWeight:
-    """Implements ``quant.base.PackedWeight``; ``gate`` as in ``GatedMethod.pack_gated``."""
+    """x times a weight in panels. Implements ``quant.base.PackedWeight``."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, gate: str | None = None) -> None:
-        self._columns, self._k = weight.shape
-        self._dtype = weight.dtype
-        if gate is not None:
-            self._columns //= 2
-            weight = _alternating(weight, kernels.vector_columns)
-            bias = None if bias is None else _alternating(bias, kernels.vector_columns)
-        self._panels = panels(weight)
+    def __init__(
+        self,
+        packed: torch.Tensor,
+        bias: torch.Tensor | None,
+        kernels: Kernels,
+        *,
+        columns: int,
+        k: int,
+        dtype: torch.dtype,
+        gate: str | None = None,
+        blocks: int = 0,
+    ) -> None:
+        """packed: the panels, of words, or of blocks of the kind ``blocks``. gate: as in ``GatedMethod.pack_gated``; ``packed`` and
+        ``bias`` are then ``alternating``."""
+        self._columns, self._k, self._dtype = columns, k, dtype
+        self._panels = packed
         self._bias = bias
         self._kernels = kernels
-        self.num_bytes = self._panels.nbytes + (0 if bias is None else bias.nbytes)
+        self.num_bytes = packed.nbytes + (0 if bias is None else bias.nbytes)
         self._call = LinearCall(
-            weight=self._panels.data_ptr(),
+            weight=packed.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
-            columns=self._columns,
-            k_words=self._panels.shape[1],
-            dtype=DTYPES[weight.dtype],
+            columns=columns,
+            k_words=k * dtype.itemsize // 4,
+            dtype=DTYPES[dtype],
             gate=GATES[gate],
+            blocks=blocks,
         )
         self._call_address = ctypes.addressof(self._call)
 
@@ -68,7 +77,7 @@ def panels(weight: torch.Tensor) -> torch.Tensor:
     return words.view(-1, PANEL, words.shape[1]).transpose(1, 2).contiguous()
 
 
-def _alternating(stacked: torch.Tensor, width: int) -> torch.Tensor:
+def alternating(stacked: torch.Tensor, width: int) -> torch.Tensor:
     """Gate over up, [2F, ...] -> ``width`` rows of each in turn, zero-padded to whole panels."""
     halves = stacked.view(2, -1, *stacked.shape[1:])
     missing = -halves.shape[1] % (PANEL // 2)
@@ -86,10 +95,14 @@ class PanelLinear:
         self._kernels = kernels
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PanelWeight:
-        return PanelWeight(weight, bias, self._kernels)
+        columns, k = weight.shape
+        return PanelWeight(panels(weight), bias, self._kernels, columns=columns, k=k, dtype=weight.dtype)
 
     def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str) -> PanelWeight:
-        return PanelWeight(weight, bias, self._kernels, gate)
+        columns, k = weight.shape
+        width = self._kernels.vector_columns
+        packed, bias = panels(alternating(weight, width)), None if bias is None else alternating(bias, width)
+        return PanelWeight(packed, bias, self._kernels, columns=columns // 2, k=k, dtype=weight.dtype, gate=gate)
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> PanelLinear:

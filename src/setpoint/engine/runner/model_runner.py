@@ -34,6 +34,8 @@ class LoadReport:
 
     load_seconds: float
     weight_bytes: int
+    weights: str
+    """Their dtype; where a GGUF's blocks are kept, how many matrices of which kind."""
     model_impl: str
     """"setpoint" or "transformers": whose model code runs."""
     ops: str

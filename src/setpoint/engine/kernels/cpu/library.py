@@ -94,7 +94,17 @@ class LinearCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("x", "weight", "bias", "out")),
         *((name, _i64) for name in ("rows", "columns", "k_words")),
-        *((name, _i32) for name in ("dtype", "gate", "threads")),
+        *((name, _i32) for name in ("dtype", "gate", "blocks", "threads")),
+    ]
+
+
+class BlockRowsCall(ctypes.Structure):
+    """blocks.cpp, struct BlockRowsCall."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("ids", "weight", "out")),
+        *((name, _i64) for name in ("rows", "blocks")),
+        *((name, _i32) for name in ("kind", "threads")),
     ]
 
 
@@ -138,6 +148,7 @@ class Kernel:
 KERNELS = {
     "attention_plan": Kernel(AttentionCall, "attention", "sequences"),
     "attention": Kernel(AttentionCall, "attention", "sequences"),
+    "block_rows": Kernel(BlockRowsCall, "embedding"),
     "embedding": Kernel(EmbeddingCall, "embedding"),
     "gelu_tanh_mul": Kernel(GatedCall, "activation"),
     "linear": Kernel(LinearCall, "linear"),
@@ -158,6 +169,7 @@ class Kernels:
 
     attention_plan: Callable[[int], None]
     attention: Callable[[int], None]
+    block_rows: Callable[[int], None]
     embedding: Callable[[int], None]
     gelu_tanh_mul: Callable[[int], None]
     linear: Callable[[int], None]
@@ -183,6 +195,8 @@ class Kernels:
         self.plan_create.restype = _pointer
         self.plan_free = library.setpoint_plan_free
         self.plan_free.argtypes, self.plan_free.restype = (_pointer,), None
+        self.pack_blocks = library.setpoint_pack_blocks
+        self.pack_blocks.argtypes, self.pack_blocks.restype = (_pointer, _i64, _i64, _pointer, _i32, _i32), None
         self.read_memory = library.setpoint_read_memory
         self.read_memory.argtypes, self.read_memory.restype = (_pointer, _i64, _i32), None
         self.multiply = library.setpoint_multiply

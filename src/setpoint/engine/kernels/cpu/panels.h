@@ -16,13 +16,15 @@ enum Gate : int32_t { kNoGate = 0, kSilu = 1, kGeluTanh = 2 };
 // and the result is activation(gate) * up.
 struct LinearCall {
   const void* x;  // [M, K] contiguous
-  const void* weight;
+  const void* weight;  // panels of words, or of blocks (blocks.cpp)
   const void* bias;  // [N] in x's type, or null; with a gate as the weight's columns, and as many
   void* out;         // [M, N] contiguous, in x's type
   int64_t rows;
   int64_t columns;  // N
   int64_t k_words;
-  int32_t dtype, gate, threads;
+  int32_t dtype, gate;
+  int32_t blocks;  // their kind; 0: words
+  int32_t threads;
 };
 
 #if SP_WIDTH == 16
@@ -112,3 +114,8 @@ static inline void for_panels(const Call& call, const Make& make, const Body& bo
     body(worker, panel, batch.part(unit, units), unit == units - 1 && panel + 1 < panels);
   });
 }
+
+// Rows of x times a panel of bf16 words (linear.cpp).
+void multiply_panel(const LinearCall& call, Range rows, int64_t panel, const uint32_t* words);
+
+void linear_on_blocks(const LinearCall& call);  // blocks.cpp

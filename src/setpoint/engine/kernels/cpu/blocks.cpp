@@ -1,0 +1,302 @@
+// y = x Wᵀ + bias on weights that stay in the blocks of a GGUF file: 32 neighbours in K share an fp16 scale d (and a minimum m), each is
+// a code q of 4 or 8 bits. What is multiplied is round_bf16(d q + m), what a conversion to bf16 gives, in the order of panels.h: results
+// are bit for bit those of bf16 panels. d q is exact in fp32 (11 + 8 bits), so a fused multiply-add gives the same as two operations.
+//
+// Codes become bf16 pairs in registers, once per panel and thread: the first rows are multiplied with them at once, and if there are more
+// rows the pairs are left behind as a panel of words.
+#include "buffer.h"
+#include "gated.h"
+
+namespace {
+
+constexpr int kBlock = 32, kHalfWords = 8;  // a block is two halves of 8 pairs of K
+// Rows that are multiplied while a panel is unpacked; each number up to it is code of its own.
+constexpr int kFirstRows = kTileRows < 8 ? kTileRows : 8;
+
+enum Kind : int32_t { kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8 };  // ggml's numbers
+
+#if defined(__AVX512BF16__) && SP_WIDTH == 16
+constexpr bool kInterleaved = true;  // k and k + 1 of a column lie in neighbouring lanes, as in a word of bf16
+#else
+constexpr bool kInterleaved = false;  // 32 columns of k, then those of k + 1
+#endif
+
+constexpr int place(int column, int parity) { return kInterleaved ? 2 * column + parity : kPanel * parity + column; }
+
+// A block of K for the columns of a panel: [kPanel] scales, for Q4_1 [kPanel] minimums, codes.
+// Codes of 8 bits: [kBlock / 2][place(column, k % 2)] int8. Codes of 4 bits: [2][place(column, k % 2)] words, of which word i has
+// k = 16 i + 2 s + parity in bits 4 s … 4 s + 3.
+template <int kKind>
+struct Layout {
+  static constexpr bool kMinimum = kKind == kQ4_1, kWide = kKind == kQ8_0;
+  static constexpr int kScales = kPanel * 2 * (kMinimum ? 2 : 1);
+  static constexpr int kBytes = kScales + kPanel * kBlock / (kWide ? 1 : 2);
+  static constexpr int kRawScales = kMinimum ? 4 : 2, kRawBytes = kRawScales + kBlock / (kWide ? 1 : 2);
+};
+
+inline float half(const uint8_t* p) {
+  uint16_t bits;
+  __builtin_memcpy(&bits, p, 2);
+  float magnitude;  // the exponents' biases differ by 112; a product makes subnormal numbers normal. No infinity: conversion refuses it
+  const uint32_t shifted = (bits & 0x7fffu) << 13;
+  __builtin_memcpy(&magnitude, &shifted, 4);
+  return (bits & 0x8000 ? -0x1p112f : 0x1p112f) * magnitude;
+}
+
+inline vf halves(const uint8_t* p) {
+#if SP_WIDTH == 16
+  return (vf)_mm512_cvtph_ps(load_raw<__m256i>(p));
+#else
+  const vu bits = __builtin_convertvector(load_raw<vh>(p), vu);
+  return (vf)((vu)((vf)((bits & 0x7fff) << 13) * 0x1p112f) | (bits & 0x8000) << 16);
+#endif
+}
+
+#if defined(__AVX512BF16__) && SP_WIDTH == 16
+
+// W columns (vector v) of a block.
+template <int kKind>
+struct Columns {
+  typedef Layout<kKind> L;
+  const uint8_t* codes;
+  __m512 scale[2], minimum[2];  // of columns 0 … 7 and 8 … 15, each twice
+
+  inline __attribute__((always_inline)) Columns(const uint8_t* block, int v) : codes(block + L::kScales + v * (L::kWide ? 32 : 128)) {
+    twice(halves(block + v * 32), scale);
+    if constexpr (L::kMinimum) twice(halves(block + kPanel * 2 + v * 32), minimum);
+  }
+
+  // Pair w of a half.
+  inline __attribute__((always_inline)) MulBF16::vec word(int half, int w) const {
+    return _mm512_cvtne2ps_pbh(values(half, w, 1), values(half, w, 0));
+  }
+
+ private:
+  static inline __attribute__((always_inline)) void twice(vf columns, __m512 (&out)[2]) {
+    const __m512i low = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    out[0] = _mm512_permutexvar_ps(low, (__m512)columns);
+    out[1] = _mm512_permutexvar_ps(_mm512_add_epi32(low, _mm512_set1_epi32(8)), (__m512)columns);
+  }
+
+  inline __attribute__((always_inline)) __m512 values(int half, int w, int i) const {
+    if constexpr (L::kWide) {
+      const __m512i q = _mm512_cvtepi8_epi32(load_raw<__m128i>(codes + (half * kHalfWords + w) * 2 * kPanel + i * 16));
+      return _mm512_mul_ps(_mm512_cvtepi32_ps(q), scale[i]);
+    } else {
+      // A permutation looks at the low 4 bits of an index only, so the other codes of the word need not be masked off.
+      const __m512i q = _mm512_srli_epi32(load_raw<__m512i>(codes + half * 8 * kPanel + i * 64), w * 4);
+      if constexpr (L::kMinimum) {
+        const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        return _mm512_fmadd_ps(_mm512_permutexvar_ps(q, table), scale[i], minimum[i]);
+      } else {
+        const __m512 table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+        return _mm512_mul_ps(_mm512_permutexvar_ps(q, table), scale[i]);
+      }
+    }
+  }
+};
+
+inline void store_words(uint32_t* to, MulBF16::vec words) { store_raw(to, words); }
+
+#else
+
+template <int kKind>
+struct Columns {
+  typedef Layout<kKind> L;
+  typedef int8_t bytes __attribute__((vector_size(W)));
+  const uint8_t* codes;
+  vf scale, minimum;
+
+  inline __attribute__((always_inline)) Columns(const uint8_t* block, int v)
+      : codes(block + L::kScales + v * W * (L::kWide ? 1 : 4)), scale(halves(block + v * W * 2)) {
+    if constexpr (L::kMinimum) minimum = halves(block + kPanel * 2 + v * W * 2);
+  }
+
+  inline __attribute__((always_inline)) MulBF16::vec word(int half, int w) const { return {value(half, w, 0), value(half, w, 1)}; }
+
+ private:
+  inline __attribute__((always_inline)) vf value(int half, int w, int parity) const {
+    vf v;
+    if constexpr (L::kWide) {
+      const bytes q = load_raw<bytes>(codes + (half * kHalfWords + w) * 2 * kPanel + parity * kPanel);
+      v = __builtin_convertvector(__builtin_convertvector(q, vi), vf) * scale;
+    } else {
+      const vi q = (vi)((load_raw<vu>(codes + (half * 2 + parity) * 4 * kPanel) >> (w * 4)) & 15);
+      if constexpr (L::kMinimum)
+        v = __builtin_convertvector(q, vf) * scale + minimum;
+      else
+        v = __builtin_convertvector(q - 8, vf) * scale;
+    }
+    const vu bits = (vu)v;  // finite: to_bf16 without its care for NaN
+    return (vf)((bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u);
+  }
+};
+
+inline void store_words(uint32_t* to, const MulBF16::vec& words) { store_raw(to, ((vu)words.low >> 16) | (vu)words.high); }
+
+#endif
+
+// One code for a plain and for a gated product, up to here.
+template <int M>
+__attribute__((noinline)) void store_gated(const LinearCall& call, int64_t row, int64_t at, const vf (&acc)[M][kTileVectors]) {
+  store_sums<bf16>(GatedLinearCall(call), row, at, acc);
+}
+
+// kStore: what was unpacked also goes to `words`, a panel of bf16.
+template <int kKind, int M, bool kStore>
+void block_tile(const LinearCall& call, int64_t row, int64_t panel, const uint8_t* blocks, uint32_t* words) {
+  for (int n = 0; n < kPanel; n += kTileVectors * W) {
+    const uint32_t* x = (const uint32_t*)call.x + row * call.k_words;
+    const uint8_t* block = blocks;
+    uint32_t* to = words + n;
+    vf acc[M][kTileVectors] = {};
+    for (int64_t k = 0; k < call.k_words; k += kBlock / 2, block += Layout<kKind>::kBytes) {
+      const Columns<kKind> columns[kTileVectors] = {{block, n / W}, {block, n / W + 1}};
+      for (int half = 0; half < 2; ++half, x += kHalfWords, to += kHalfWords * kPanel)
+#pragma GCC unroll 8
+        for (int w = 0; w < kHalfWords; ++w)
+#pragma GCC unroll 2
+          for (int v = 0; v < kTileVectors; ++v) {
+            const MulBF16::vec pairs = columns[v].word(half, w);
+            if constexpr (kStore) store_words(to + w * kPanel + v * W, pairs);
+#pragma GCC unroll 16
+            for (int m = 0; m < M; ++m) acc[m][v] = MulBF16::step(acc[m][v], x[m * call.k_words + w], pairs);
+          }
+    }
+    if (call.gate == kNoGate) {
+      store_sums<bf16>(call, row, panel * kPanel + n, acc);
+    } else {
+      vf sums[M][kTileVectors];
+      __builtin_memcpy(sums, acc, sizeof(acc));
+      store_gated(call, row, panel * kPanel + n, sums);
+    }
+  }
+}
+
+template <int kKind, int M = 1>
+void few_rows(const LinearCall& call, Range rows, int64_t panel, const uint8_t* blocks) {
+  if (rows.size() == M) return block_tile<kKind, M, false>(call, rows.begin, panel, blocks, nullptr);
+  if constexpr (M < kFirstRows) few_rows<kKind, M + 1>(call, rows, panel, blocks);
+}
+
+template <int kKind>
+void linear(const LinearCall& call) {
+  struct Worker {
+    uint32_t* words;
+    int64_t panel;  // that lies there
+  };
+  const bool few = call.rows <= kFirstRows;
+  auto make = [&](int) {
+    thread_local Buffer buffer;
+    return Worker{few ? nullptr : (uint32_t*)buffer.at_least(call.k_words * kPanel * 4), -1};
+  };
+  auto multiply = [&](Worker& worker, int64_t panel, Range rows, bool) {
+    const uint8_t* blocks = (const uint8_t*)call.weight + panel * (call.k_words / (kBlock / 2)) * Layout<kKind>::kBytes;
+    if (few) return few_rows<kKind>(call, rows, panel, blocks);
+    if (worker.panel != panel) {
+      block_tile<kKind, kFirstRows, true>(call, rows.begin, panel, blocks, worker.words);
+      worker.panel = panel;
+      rows.begin += kFirstRows;
+    }
+    multiply_panel(call, rows, panel, worker.words);
+  };
+  call.gate == kNoGate ? for_panels(call, make, multiply) : for_panels(GatedLinearCall(call), make, multiply);
+}
+
+template <int kKind>
+void pack_block(const uint8_t* raw, int column, uint8_t* block) {
+  typedef Layout<kKind> L;
+  __builtin_memcpy(block + column * 2, raw, 2);
+  if constexpr (L::kMinimum) __builtin_memcpy(block + (kPanel + column) * 2, raw + 2, 2);
+  const uint8_t* codes = raw + L::kRawScales;
+  if constexpr (L::kWide) {
+    for (int k = 0; k < kBlock; ++k) block[L::kScales + k / 2 * 2 * kPanel + place(column, k % 2)] = codes[k];
+  } else {
+    for (int i = 0; i < 2; ++i)  // a file has k in the low and k + 16 in the high half of a byte
+      for (int parity = 0; parity < 2; ++parity) {
+        uint32_t word = 0;
+        for (int s = 0; s < 8; ++s) word |= (uint32_t)(codes[2 * s + parity] >> (4 * i) & 15) << (4 * s);
+        __builtin_memcpy(block + L::kScales + (i * 2 * kPanel + place(column, parity)) * 4, &word, 4);
+      }
+  }
+}
+
+template <int kKind>
+void pack(const uint8_t* raw, int64_t columns, int64_t blocks, uint8_t* to, int threads) {
+  typedef Layout<kKind> L;
+  for_units((columns + kPanel - 1) / kPanel, threads, [](int) { return 0; }, [&](int, int64_t panel) {
+    uint8_t* at = to + panel * blocks * L::kBytes;
+    __builtin_memset(at, 0, blocks * L::kBytes);
+    for (int column = 0; column < kPanel && panel * kPanel + column < columns; ++column)
+      for (int64_t b = 0; b < blocks; ++b)
+        pack_block<kKind>(raw + ((panel * kPanel + column) * blocks + b) * L::kRawBytes, column, at + b * L::kBytes);
+  });
+}
+
+template <int kKind>
+void read_row(const uint8_t* weight, int64_t row, int64_t blocks, bf16* out) {
+  typedef Layout<kKind> L;
+  const uint8_t* block = weight + row / kPanel * blocks * L::kBytes;
+  const int column = row % kPanel;
+  for (int64_t b = 0; b < blocks; ++b, block += L::kBytes, out += kBlock) {
+    const float scale = half(block + column * 2), minimum = L::kMinimum ? half(block + (kPanel + column) * 2) : 0.f;
+    const uint8_t* codes = block + L::kScales;
+    for (int k = 0; k < kBlock; ++k) {
+      float value;
+      if constexpr (L::kWide) {
+        value = scale * (int8_t)codes[k / 2 * 2 * kPanel + place(column, k % 2)];
+      } else {
+        uint32_t word;
+        __builtin_memcpy(&word, codes + (k / 16 * 2 * kPanel + place(column, k % 2)) * 4, 4);
+        const int q = word >> (k % 16 / 2 * 4) & 15;
+        value = L::kMinimum ? scale * q + minimum : scale * (q - 8);
+      }
+      uint32_t bits;
+      __builtin_memcpy(&bits, &value, 4);
+      out[k].bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    }
+  }
+}
+
+}  // namespace
+
+struct BlockRowsCall {
+  const int32_t* ids;
+  const uint8_t* weight;  // packed
+  bf16* out;              // [rows][blocks * kBlock]
+  int64_t rows, blocks;
+  int32_t kind, threads;
+};
+
+// call.weight: packed; x, bias and out in bf16.
+void linear_on_blocks(const LinearCall& call) {
+  switch (call.blocks) {
+    case kQ4_0: return linear<kQ4_0>(call);
+    case kQ4_1: return linear<kQ4_1>(call);
+    case kQ8_0: return linear<kQ8_0>(call);
+  }
+}
+
+extern "C" {
+
+// raw: [columns][blocks] blocks as in the file. to: panels [ceil(columns / kPanel)][blocks] of Layout.
+void setpoint_pack_blocks(const uint8_t* raw, int64_t columns, int64_t blocks, uint8_t* to, int32_t kind, int32_t threads) {
+  switch (kind) {
+    case kQ4_0: return pack<kQ4_0>(raw, columns, blocks, to, threads);
+    case kQ4_1: return pack<kQ4_1>(raw, columns, blocks, to, threads);
+    case kQ8_0: return pack<kQ8_0>(raw, columns, blocks, to, threads);
+  }
+}
+
+// Rows `ids` of the matrix that was packed.
+void setpoint_block_rows(const BlockRowsCall* call) {
+  for_rows(call->rows, call->blocks * kBlock, call->threads, [&](int64_t i) {
+    bf16* out = call->out + i * call->blocks * kBlock;
+    switch (call->kind) {
+      case kQ4_0: return read_row<kQ4_0>(call->weight, call->ids[i], call->blocks, out);
+      case kQ4_1: return read_row<kQ4_1>(call->weight, call->ids[i], call->blocks, out);
+      case kQ8_0: return read_row<kQ8_0>(call->weight, call->ids[i], call->blocks, out);
+    }
+  });
+}
+}

@@ -1,0 +1,71 @@
+"""Linear layers on the blocks of a GGUF (kernels/cpu/blocks.cpp): codes of 4 or 8 bits, made bf16 as they are multiplied. bf16 only.
+
+The product is bit for bit that of ``quant.cpu`` on the dequantised weight in bf16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from setpoint.core.model import BLOCK, BLOCK_BYTES
+from setpoint.engine.kernels.cpu.library import BlockRowsCall, Kernels, load
+from setpoint.engine.kernels.ops import KernelsUnavailable
+from setpoint.engine.quant.base import Blocks
+from setpoint.engine.quant.cpu import PANEL, PanelWeight, alternating
+
+KINDS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8}
+"""ggml's numbers, which are the C side's too (blocks.cpp, Kind)."""
+
+
+class BlockWeight(PanelWeight):
+    """Implements ``quant.base.PackedRows``."""
+
+    def __init__(self, blocks: Blocks, bias: torch.Tensor | None, kernels: Kernels, gate: str | None = None) -> None:
+        raw, kind = blocks.rows.contiguous(), KINDS[blocks.kind]
+        if gate is not None:
+            raw = alternating(raw, kernels.vector_columns)
+            bias = None if bias is None else alternating(bias, kernels.vector_columns)
+        columns, row_bytes = raw.shape
+        num_blocks = row_bytes // BLOCK_BYTES[blocks.kind]
+        panels = torch.empty((-(-columns // PANEL), PANEL * row_bytes), dtype=torch.uint8)
+        kernels.pack_blocks(raw.data_ptr(), columns, num_blocks, panels.data_ptr(), kind, torch.get_num_threads())
+        outputs = columns if gate is None else len(blocks.rows) // 2
+        super().__init__(panels, bias, kernels, columns=outputs, k=num_blocks * BLOCK, dtype=torch.bfloat16, gate=gate, blocks=kind)
+        self._rows_call = BlockRowsCall(weight=panels.data_ptr(), blocks=num_blocks, kind=kind)
+        self._rows_address = ctypes.addressof(self._rows_call)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        assert ids.dtype == torch.int32
+        assert ids.is_contiguous()
+        out = torch.empty((len(ids), self._k), dtype=torch.bfloat16)
+        call = self._rows_call
+        call.ids = ids.data_ptr()
+        call.out = out.data_ptr()
+        call.rows = len(ids)
+        call.threads = torch.get_num_threads()
+        self._kernels.block_rows(self._rows_address)
+        return out
+
+
+class BlockLinear:
+    """Implements ``quant.base.BlockMethod``."""
+
+    kinds = KINDS.keys()
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def pack(self, blocks: Blocks, bias: torch.Tensor | None) -> BlockWeight:
+        return BlockWeight(blocks, bias, self._kernels)
+
+    def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: str) -> BlockWeight:
+        return BlockWeight(blocks, bias, self._kernels, gate)
+
+
+def create(dtype: torch.dtype, *, level: str | None = None) -> BlockLinear:
+    """The method at the given level (None: the best). KernelsUnavailable with the reason if it cannot run."""
+    if dtype != torch.bfloat16:
+        raise KernelsUnavailable(f"blocks are multiplied in bfloat16, not {dtype}")
+    return BlockLinear(load(level))

@@ -1,0 +1,196 @@
+"""Weights kept in a GGUF's blocks give every bit that they give in bf16, at every level and for any number of rows and threads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Kind
+from safetensors.numpy import load_file
+
+from setpoint.checkpoint.gguf_convert import _round_bf16, converted_folder
+from setpoint.checkpoint.spec import read_spec
+from setpoint.core.errors import CheckpointError
+from setpoint.core.model import BLOCK_BYTES, BLOCKS_FILE, ModelSpec
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.kernels.cpu import build
+from setpoint.engine.quant import blocks as block_linear
+from setpoint.engine.quant import cpu as panel_linear
+from setpoint.engine.quant.base import Blocks
+from setpoint.engine.quant.blocks import KINDS
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.testing import tiny_gguf
+from setpoint.testing.plans import Driver
+
+BF16 = torch.bfloat16
+LEVELS = build.supported_levels()
+ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 24, 25, 48, 49, 64, 123)
+
+
+def quantised(kind: str, columns: int, k: int, seed: int = 0) -> tuple[Blocks, torch.Tensor]:
+    """Random blocks (all codes, scales of both signs, zero and subnormal), and what the conversion makes of them."""
+    rng = np.random.default_rng(seed)
+    scales = rng.normal(0, 0.1, (2, columns, k // 32)).astype(np.float16)
+    scales[:, ::7] *= np.float16(1e-4)
+    scales[0, ::5] = 0
+    raw = rng.integers(0, 256, (columns, k // 32, BLOCK_BYTES[kind]), dtype=np.uint8)
+    raw[..., :2] = scales[0][..., None].view(np.uint8)
+    if kind == "Q4_1":
+        raw[..., 2:4] = scales[1][..., None].view(np.uint8)
+    rows = raw.reshape(columns, -1)
+    bits = _round_bf16(gguf.dequantize(rows, Kind[kind]))
+    return Blocks(kind, torch.from_numpy(rows)), torch.from_numpy(bits.view(np.int16)).view(BF16)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("columns", "k"), [(1, 32), (33, 64), (70, 96), (96, 608)])
+def test_a_product_on_blocks_is_that_on_bf16(columns: int, k: int, kind: str, level: str) -> None:
+    torch.manual_seed(columns)
+    blocks, weight = quantised(kind, columns, k)
+    x, bias = torch.randn(max(ROWS), k).to(BF16), torch.randn(columns).to(BF16)
+    for b in (None, bias):
+        ours, panels = block_linear.create(BF16, level=level).pack(blocks, b), panel_linear.create(BF16, level=level).pack(weight, b)
+        for rows in ROWS:
+            assert torch.equal(ours(x[-rows:]), panels(x[-rows:])), rows
+    assert ours.num_bytes == -(-columns // 32) * 32 * blocks.rows.shape[1] + bias.nbytes
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [16, 35])
+def test_a_gated_product_on_blocks_is_that_on_bf16(size: int, kind: str, level: str) -> None:
+    torch.manual_seed(size)
+    blocks, weight = quantised(kind, 2 * size, 96)
+    x, bias = torch.randn(60, 96).to(BF16), torch.randn(2 * size).to(BF16)
+    for b, gate in ((None, "silu_mul"), (bias, "gelu_tanh_mul")):
+        ours = block_linear.create(BF16, level=level).pack_gated(blocks, b, gate)
+        panels = panel_linear.create(BF16, level=level).pack_gated(weight, b, gate)
+        for rows in (1, 3, 8, 9, 60):
+            assert torch.equal(ours(x[-rows:]), panels(x[-rows:])), rows
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_those_of_the_dequantised_weight(kind: str, level: str) -> None:
+    blocks, weight = quantised(kind, 70, 96)
+    ids = torch.randint(0, 70, (200,), dtype=torch.int32)
+    assert torch.equal(block_linear.create(BF16, level=level).pack(blocks, None).rows(ids), weight[ids])
+
+
+@pytest.mark.parametrize("num_rows", [3, 60])
+def test_number_of_threads_does_not_change_a_product_on_blocks(threads, num_rows: int) -> None:
+    blocks, _ = quantised("Q4_1", 576, 192)
+    x, results = torch.randn(num_rows, 192).to(BF16), []
+    for count in (1, 2, 5):
+        threads(count)
+        results.append(block_linear.create(BF16).pack(blocks, None)(x))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def convert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **how: object) -> Path:
+    """A tiny random model in Q4_1, but for what ``how`` changes, converted under ``tmp_path``."""
+    model = tiny_gguf.TinyLlama(tie=bool(how.pop("tie", True)))
+    tensors = tiny_gguf.gguf_tensors(model, model.weights())
+    raw = {name: (gguf.quantize(tensors[name], kind), kind) for name, kind in how.pop("kinds", {}).items()}
+    path = tiny_gguf.write(tmp_path / "m.gguf", tensors, tiny_gguf.metadata(model), kind=Kind.Q4_1, raw=raw)
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        return converted_folder(path, log=lambda line: None)
+
+
+def runner_of(folder: Path, quantization: str | None = None, *, dtype: str = "bfloat16", spec: ModelSpec | None = None) -> ModelRunner:
+    spec = spec or read_spec(folder)
+    config = EngineConfig(str(folder), spec, dtype=dtype, kv_dtype=dtype, page_size=4, num_threads=2, quantization=quantization)
+    runner = build_runner(config)
+    runner.allocate(num_pages=64, max_slots=4, context_len=64)
+    return runner
+
+
+def logits_of(runner: ModelRunner, ids: list[int]) -> torch.Tensor:
+    driver = Driver(InprocExecutor(runner), 4, 16)
+    plan = driver.plan()
+    driver.admit(plan, 0, ids)
+    plan.add_row(0, 0, 0, len(ids), True)
+    return runner.forward(plan.build()).logits
+
+
+def kinds_kept(runner: ModelRunner) -> Counter[str]:
+    return Counter(module.blocks for module in runner.model.modules() if hasattr(module, "keep_blocks"))
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_a_model_on_blocks_is_the_model_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tie: bool) -> None:
+    folder = convert(tmp_path, monkeypatch, tie=tie, kinds={"token_embd.weight": Kind.Q8_0})
+    kept, wide = runner_of(folder), runner_of(folder, "unquant")
+    ids = np.random.default_rng(0).integers(3, 300, 33).tolist()
+    assert torch.equal(logits_of(kept, ids), logits_of(wide, ids))
+    assert kinds_kept(kept) == {"Q4_1": 8 + (not tie), "Q8_0": 1}
+    assert kinds_kept(wide) == {"": 9 + (not tie)}
+    assert kept.report.weight_bytes < 0.5 * wide.report.weight_bytes
+    assert "Q4_1" in kept.report.weights
+    assert kept.captured is not None
+    assert not kept.why_eager
+
+
+def test_what_has_no_kernel_is_bf16_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"token_embd.weight": Kind.Q5_1, "blk.0.attn_k.weight": Kind.Q8_0, "blk.1.ffn_down.weight": Kind.Q5_0}
+    folder = convert(tmp_path, monkeypatch, kinds=kinds)
+    kept, wide = runner_of(folder), runner_of(folder, "unquant")
+    assert kinds_kept(kept) == {"Q4_1": 6, "": 3}  # the embedding, one stack of q, k, v and one down projection are not kept
+    ids = list(range(3, 30))
+    assert torch.equal(logits_of(kept, ids), logits_of(wide, ids))
+
+
+def test_fp32_multiplies_the_values_of_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = convert(tmp_path, monkeypatch)
+    runner = runner_of(folder, dtype="float32")
+    assert kinds_kept(runner) == {"": 9}
+    assert runner.report.weights == "float32"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:5000], "model.blocks cannot be read"),
+        (lambda data: data.replace(b"Q4_1", b"Q8_0"), "in .*model.blocks has shape"),
+        (lambda data: b"", "model.blocks cannot be read"),
+    ],
+)
+def test_damaged_blocks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage, message: str) -> None:
+    folder = convert(tmp_path, monkeypatch)
+    file, spec = folder / BLOCKS_FILE, read_spec(folder)
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(CheckpointError, match=message):
+        runner_of(folder, spec=spec)
+    runner_of(folder, "unquant", spec=spec)  # bf16 does not read them
+
+
+def test_only_blocks_that_are_multiplied_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = convert(tmp_path, monkeypatch, kinds={"token_embd.weight": Kind.Q5_1})
+    assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]  # what other engines load
+    names = list(load_file(folder / BLOCKS_FILE))
+    assert len(names) == 14
+    assert all(name.endswith(".weight.Q4_1") for name in names)
+    kept = read_spec(folder).blocks
+    assert kept.kinds == ("Q4_1",)
+    assert kept.embedding_bytes == 0
+    assert kept.num_bytes == kept.num_parameters * 20 // 32
+    model = tiny_gguf.TinyLlama()
+    tensors = tiny_gguf.gguf_tensors(model, model.weights())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plain = tiny_gguf.write(tmp_path / "f.gguf", tensors, tiny_gguf.metadata(model), kind=Kind.F16)
+    assert not (converted_folder(plain, log=lambda line: None) / BLOCKS_FILE).exists()

@@ -1,0 +1,46 @@
+"""When a GGUF's blocks are kept, the decision says so and the memory model counts so."""
+
+from __future__ import annotations
+
+import pytest
+
+from setpoint.config.hardware import Hardware
+from setpoint.config.options import Options
+from setpoint.config.pool import memory_model
+from setpoint.config.resolve import resolve
+from setpoint.core.model import KeptBlocks, ModelSpec
+from setpoint.planning.memory import GIB
+
+SPEC = ModelSpec(
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    num_layers=2,
+    hidden_size=64,
+    intermediate_size=128,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=1024,
+    context_len=512,
+    tie_embeddings=True,
+    dtype="bfloat16",
+    num_parameters=200_000,
+    blocks=KeptBlocks(num_parameters=190_000, num_bytes=150_000, kinds=("Q4_1", "Q8_0"), embedding_bytes=69_632),
+)
+CPU = Hardware(device="cpu", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_bytes", "words"),
+    [
+        (Options(), 2 * 10_000 + 150_000, "the GGUF's Q4_1 and Q8_0 blocks multiplied as they are"),
+        (Options(dtype="float32"), 4 * (200_000 + 65_536), "dequantised at load; they are multiplied as they are in bfloat16 on a CPU"),
+        (Options(model_impl="transformers"), 2 * (200_000 + 65_536), "dequantised at load; they are"),
+        (Options(quantization="unquant"), 2 * (200_000 + 65_536), ""),
+    ],
+)
+def test_blocks_of_a_gguf_are_kept_in_bfloat16(options: Options, num_bytes: int, words: str) -> None:
+    config = resolve(options, CPU, SPEC)
+    (decision,) = (decision for decision in config.decisions if decision.field == "quantization")
+    assert words in decision.why
+    assert memory_model(config, SPEC).weights() == num_bytes
