@@ -41,7 +41,7 @@ def bfloat16_logits(folder: Path, prompts: list[list[int]]) -> torch.Tensor:
         plan = driver.plan()
         driver.admit(plan, 0, prompt)
         plan.add_row(0, 0, 0, len(prompt), True)
-        logits.append(runner.forward(plan.build()).logits[0])
+        logits.append(runner.forward(plan.build()).logits[0].clone())  # a replayed step leaves them in its own memory
     return torch.stack(logits)
 
 

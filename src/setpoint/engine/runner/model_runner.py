@@ -47,7 +47,7 @@ class LoadReport:
 
 @dataclass(slots=True, frozen=True)
 class Forward:
-    """A forward pass on its way; the tensors are still on the device."""
+    """A forward pass on its way; the tensors are still on the device, those of a replayed step only until the next one."""
 
     plan: StepPlan
     batch: ForwardBatch | None
