@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from setpoint.core.errors import OutOfMemoryError
-from setpoint.core.model import KeptBlocks, ModelSpec
+from setpoint.core.model import KeptBlocks, ModelSpec, Pooling
 from setpoint.planning.memory import (
     CPU_POOL_BYTES,
     GIB,
@@ -67,7 +67,10 @@ def test_parts_by_hand() -> None:
     assert weight_bytes(SPEC, 4, head_copied=True) == 4_000_000 + 256 * 64 * 4
     assert weight_bytes(replace(SPEC, tie_embeddings=False), 4, head_copied=True) == 4_000_000
     weights, channels = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128, (64 + 2 * 32) + 64 + 2 * 128 + 64
-    assert weight_bytes(SPEC, 4, int8=True) == 4_000_000 - 2 * (3 * weights - 8 * channels)
+    headless, head = 4_000_000 - 2 * (3 * weights - 8 * channels), 256 * 64 + 8 * 256
+    assert weight_bytes(replace(SPEC, pooling=Pooling("mean", True, 64, None, "")), 4, int8=True) == headless
+    assert weight_bytes(SPEC, 4, head_copied=True, int8=True) == headless + head
+    assert weight_bytes(replace(SPEC, tie_embeddings=False), 4, int8=True) == headless + head - 4 * 256 * 64
     assert replace(CPU_MODEL, quantization="w8a8_int8").weights() == weight_bytes(SPEC, 4, head_copied=True, int8=True)
     assert replace(CPU_MODEL, quantization="unquant").weights() == CPU_MODEL.weights()
     assert kv_bytes(SPEC, 10, 4) == 10 * TOKEN
@@ -84,8 +87,6 @@ def test_blocks_of_a_gguf_take_their_own_bytes() -> None:
     assert weight_bytes(kept, 2, blocks=False) == weight_bytes(SPEC, 2, blocks=True) == 2_000_000
     tied = replace(kept, blocks=KeptBlocks(900_000, 500_000, ("Q4_1", "Q8_0"), 10_000))
     assert weight_bytes(tied, 2, head_copied=True, blocks=True) == 2 * 100_000 + 500_000
-    rounded = weight_bytes(SPEC, 2, int8=True)
-    assert weight_bytes(tied, 2, head_copied=True, int8=True, blocks=True) == rounded - 2 * 256 * 64 + 10_000
     assert replace(CPU_MODEL, spec=tied, dtype_bytes=2).weights() == 2 * 100_000 + 500_000
 
 

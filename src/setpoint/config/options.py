@@ -67,9 +67,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             MODEL,
-            "w8a8_int8 rounds the weights of the layers to 8 bits when they are loaded, with a scale per output channel, and activations "
-            "with a scale per token (CPU only); unquant keeps weights in --dtype. If not given, they are kept as the checkpoint has them, "
-            "a GGUF's blocks included.",
+            "w8a8_int8 rounds weights to 8 bits when they are loaded, with a scale per output channel, and activations with a scale per "
+            "token (CPU only); unquant keeps weights in --dtype. If not given, they are kept as the checkpoint has them, a GGUF's blocks "
+            "included.",
             choices=("w8a8_int8", "unquant"),
         ),
     ] = None

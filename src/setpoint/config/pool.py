@@ -47,7 +47,7 @@ def memory_model(config: ResolvedConfig, model: ModelSpec, *, attention: str | N
         quantization=config.options.quantization,
         blocks_kept=keeps_blocks(config.options),
         kv_element_bytes=config.kv_element_bytes,
-        head_copied=kernels and model.pooling is None,
+        head_copied=(kernels or config.options.quantization == "w8a8_int8") and model.pooling is None,
         reference_attention=attention == "torch_ref",
         page_size=config.options.page_size,
         context_len=config.context_len,

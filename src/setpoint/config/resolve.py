@@ -238,7 +238,7 @@ def _model_impl(book: _Book) -> None:
 def keeps_blocks(options: Options) -> bool:
     """Whether these settled options let a GGUF's blocks stay as they are."""
     native = options.model_impl != "transformers"
-    return native and options.device == "cpu" and options.dtype == "bfloat16" and options.quantization != "unquant"
+    return native and options.device == "cpu" and options.dtype == "bfloat16" and options.quantization is None
 
 
 def _quantization(book: _Book, model: ModelSpec, device: str, dtype: str) -> None:

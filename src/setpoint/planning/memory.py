@@ -60,24 +60,24 @@ class MemoryPlan:
 def weight_bytes(spec: ModelSpec, dtype_bytes: int, *, head_copied: bool = False, int8: bool = False, blocks: bool = False) -> int:
     """The weights as loaded.
 
-    ``head_copied``: a tied embedding is kept twice, packed as output head and plain for look-up. ``int8``: the layers' matrices take
-    one byte per weight; embedding and head stay as they are. ``blocks``: those of a GGUF
-    are kept where they are not rounded again, an embedding among them once.
+    ``head_copied``: a tied embedding is kept twice, packed as output head and plain for look-up. ``int8``: the matrices of layers and
+    head take one byte per weight, the embedding stays as it is. ``blocks``: those of a GGUF are kept, an embedding among them once.
     """
     kept, embedding = spec.blocks if blocks else None, spec.vocab_size * spec.hidden_size
     copy = embedding if head_copied and spec.tie_embeddings and not (kept and kept.embedding_bytes) else 0
     wide = (spec.num_parameters + copy) * dtype_bytes
-    if kept and not int8:
-        return wide - kept.num_parameters * dtype_bytes + kept.num_bytes
-    if kept and kept.embedding_bytes:
-        wide += kept.embedding_bytes - embedding * dtype_bytes
+    if kept:
+        wide += kept.num_bytes - kept.num_parameters * dtype_bytes
     if not int8:
         return wide
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q_size, qkv_size = spec.num_heads * spec.head_dim, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    weights = hidden * (qkv_size + q_size + 3 * inner)
-    channels = qkv_size + 2 * inner + 2 * hidden
-    return wide - spec.num_layers * (weights * (dtype_bytes - 1) - channels * INT8_CHANNEL_BYTES)
+    weights = spec.num_layers * hidden * (qkv_size + q_size + 3 * inner)
+    channels = spec.num_layers * (qkv_size + 2 * inner + 2 * hidden)
+    if spec.pooling is None:
+        weights += spec.vocab_size * hidden
+        channels += spec.vocab_size
+    return wide - weights * (dtype_bytes - 1) + channels * INT8_CHANNEL_BYTES
 
 
 def kv_bytes(spec: ModelSpec, num_tokens: int, element_bytes: int) -> int:

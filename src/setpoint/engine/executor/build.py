@@ -18,10 +18,10 @@ from setpoint.engine.attention.base import AttentionShape, choose_attention
 from setpoint.engine.executor.trial import try_out
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.kernels.registry import Choice, choose_ops
-from setpoint.engine.models.loader import Methods, load_weights
+from setpoint.engine.models.loader import load_weights
 from setpoint.engine.models.registry import build_model, is_native
 from setpoint.engine.models.transformers_model import load_transformers_model
-from setpoint.engine.quant.base import LinearMethod, choose_blocks, choose_linear
+from setpoint.engine.quant.base import choose_blocks, choose_linear
 from setpoint.engine.runner.model_runner import LoadReport, ModelRunner
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
@@ -116,14 +116,11 @@ def build_runner(config: EngineConfig) -> ModelRunner:
 
 
 def _load_native(
-    spec: ModelSpec, folder: str, *, dtype: torch.dtype, device: torch.device, method: LinearMethod, quantization: str | None, **how: Any
+    spec: ModelSpec, folder: str, *, dtype: torch.dtype, device: torch.device, quantization: str | None, **how: Any
 ) -> tuple[nn.Module, int]:
-    """The head is never quantised (decision 0017), and blocks change no result (0018), so that only "unquant" does without them."""
     model = build_model(spec)
-    head = method if quantization in (None, "unquant") else choose_linear(device, dtype, "unquant").impl
-    blocks = None if quantization == "unquant" else choose_blocks(device, dtype)
-    methods = Methods(layers=method, head=head, blocks=blocks)
-    return model, load_weights(model, folder, wrapped=bool(spec.wrapper), dtype=dtype, device=device, methods=methods, **how)
+    blocks = choose_blocks(device, dtype) if quantization is None else None
+    return model, load_weights(model, folder, wrapped=bool(spec.wrapper), dtype=dtype, device=device, blocks=blocks, **how)
 
 
 def _weights(model: nn.Module, config: EngineConfig) -> str:

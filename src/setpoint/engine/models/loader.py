@@ -20,7 +20,6 @@ from torch import nn
 
 from setpoint.core.errors import CheckpointError, ConfigError, OutOfMemoryError
 from setpoint.core.model import BLOCK, BLOCK_BYTES, BLOCKS_FILE, language_tensor
-from setpoint.engine.layers.embedding import Embedding
 from setpoint.engine.layers.linear import NoHead, TiedHead
 from setpoint.engine.quant.base import BlockMethod, Blocks, LinearMethod
 
@@ -35,17 +34,6 @@ out the first."""
 
 DUMMY_STD = 0.02
 """Standard deviation of dummy weights (transformers' initializer_range)."""
-
-
-@dataclass(slots=True, frozen=True)
-class Methods:
-    """Who keeps and multiplies the weights; chosen by ``executor.build``."""
-
-    layers: LinearMethod
-    head: LinearMethod
-    """Of the output head; another than that of the layers if theirs quantises."""
-    blocks: BlockMethod | None
-    """Of weights that the folder holds as blocks too and that nobody quantises; None: they are loaded in dtype."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,7 +52,8 @@ def load_weights(
     load_format: str,
     dtype: torch.dtype,
     device: torch.device,
-    methods: Methods,
+    method: LinearMethod,
+    blocks: BlockMethod | None,
     seed: int,
     wrapped: bool = False,
 ) -> int:
@@ -72,7 +61,7 @@ def load_weights(
 
     load_format: "auto" or "safetensors" reads ``folder``; "dummy" draws from ``seed``, each tensor by its own name, so that
     the same model and seed give the same weights everywhere. wrapped: the folder holds a model of more than text, ``model`` is
-    its language model.
+    its language model. blocks: for weights that the folder holds as blocks too; None: they are loaded in dtype.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(f"Unknown load format {load_format!r}; there are: auto, safetensors, dummy.")
@@ -80,16 +69,13 @@ def load_weights(
         if load_format == "dummy":
             source: _Dummy | _Checkpoint = _Dummy(seed)
         else:
-            source = _Checkpoint(Path(folder), stack, wrapped=wrapped, with_blocks=methods.blocks is not None)
+            source = _Checkpoint(Path(folder), stack, wrapped=wrapped, with_blocks=blocks is not None)
         plan = {name: list(_parts(module, name, source.files)) for name, module in model.named_modules()}
         if isinstance(source, _Checkpoint):
             heads = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, TiedHead | NoHead)]
             source.check({part.name: part.shape for parts in plan.values() for _, found in parts for part in found}, optional=heads)
         try:
-            return sum(
-                _fill(module, plan[name], source, dtype, device, methods, is_head=f"{name}." == HEAD)
-                for name, module in model.named_modules()
-            )
+            return sum(_fill(module, plan[name], source, dtype, device, method, blocks) for name, module in model.named_modules())
         except RuntimeError as error:
             if "memory" in str(error):
                 raise OutOfMemoryError(f"The weights do not fit into the memory of {device}: {error}") from None
@@ -118,15 +104,12 @@ def _fill(
     source: _Dummy | _Checkpoint,
     dtype: torch.dtype,
     device: torch.device,
-    methods: Methods,
-    *,
-    is_head: bool,
+    method: LinearMethod,
+    blocks: BlockMethod | None,
 ) -> int:
-    method = methods.head if is_head or isinstance(module, Embedding) else methods.layers
-    blocks = methods.blocks if method is methods.head and hasattr(module, "keep_blocks") else None
     num_bytes, kept = 0, None
     for name, parts in parameters:
-        if name == "weight" and blocks is not None:
+        if name == "weight" and blocks is not None and hasattr(module, "keep_blocks"):
             kept = source.read_blocks(parts, blocks.kinds)
             if kept is not None:
                 continue

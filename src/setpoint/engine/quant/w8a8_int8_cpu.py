@@ -9,7 +9,7 @@ import torch
 from setpoint.engine.kernels.cpu.library import DTYPES, Int8LinearCall, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.quant.cpu import PANEL, panels
-from setpoint.engine.quant.w8a8_int8 import MAX_K, quantize_weight
+from setpoint.engine.quant.w8a8_int8 import MAX_K, block_of
 
 UNSIGNED = 128
 """What the kernel adds to an activation's number, to have it unsigned."""
@@ -28,8 +28,7 @@ class Int8Weight:
         self._dtype = weight.dtype
         self._bias = bias
         self._kernels = kernels
-        numbers, scales = quantize_weight(weight)
-        numbers = torch.nn.functional.pad(numbers, (0, -self._k % WORD))
+        numbers, scales = _quantized(weight, kernels)
         missing = -self._columns % PANEL
         self._panels = panels(numbers)
         self._scales = torch.nn.functional.pad(scales, (0, missing))
@@ -60,6 +59,17 @@ class Int8Weight:
         call.threads = torch.get_num_threads()
         self._kernels.linear_int8(self._call_address)
         return out
+
+
+def _quantized(weight: torch.Tensor, kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor]:
+    """``w8a8_int8.quantize_weight`` by the kernel, K filled up with zeros to whole words."""
+    rows, k = weight.shape
+    weight = weight.contiguous()
+    numbers, scales = torch.empty((rows, -(-k // WORD) * WORD), dtype=torch.uint8), torch.empty(rows)
+    threads = torch.get_num_threads()
+    address = numbers.data_ptr()
+    kernels.int8_round(weight.data_ptr(), rows, k, address, numbers.shape[1], scales.data_ptr(), DTYPES[weight.dtype], threads)
+    return numbers.bitwise_xor_(UNSIGNED).view(torch.int8), scales.div_(block_of(k))
 
 
 class Int8Linear:

@@ -197,6 +197,9 @@ class Kernels:
         self.plan_free.argtypes, self.plan_free.restype = (_pointer,), None
         self.pack_blocks = library.setpoint_pack_blocks
         self.pack_blocks.argtypes, self.pack_blocks.restype = (_pointer, _i64, _i64, _pointer, _i32, _i32), None
+        self.int8_round = library.setpoint_int8_round
+        self.int8_round.argtypes = (_pointer, _i64, _i64, _pointer, _i64, _pointer, _i32, _i32)
+        self.int8_round.restype = None
         self.read_memory = library.setpoint_read_memory
         self.read_memory.argtypes, self.read_memory.restype = (_pointer, _i64, _i32), None
         self.multiply = library.setpoint_multiply

@@ -178,14 +178,17 @@ inline __attribute__((always_inline)) void store_sums(const Rounded& x, int64_t 
 }
 
 template <class T>
+void round_rows(const T* x, int64_t rows, int64_t k, uint8_t* out, int64_t bytes, float* scales, int threads) {
+  for_rows(rows, k, threads, [&](int64_t row) { scales[row] = round_row(x + row * k, k, out + row * bytes, bytes); });
+}
+
+template <class T>
 void linear_int8(const Int8LinearCall& call) {
   thread_local Buffer scratch;
   const int64_t bytes = call.k_words * 4;
   uint8_t* rows = (uint8_t*)scratch.at_least(call.rows * (bytes + 4));
   float* scales = (float*)(rows + call.rows * bytes);
-  for_rows(call.rows, call.k, call.threads, [&](int64_t row) {
-    scales[row] = round_row((const T*)call.x + row * call.k, call.k, rows + row * bytes, bytes);
-  });
+  round_rows((const T*)call.x, call.rows, call.k, rows, bytes, scales, call.threads);
   const Rounded x{rows, scales, call, call.rows, call.columns, call.k_words, call.threads};
   for_panels(x, [](int) { return 0; }, [&](int, int64_t panel, Range range, bool last) {
     panel_rows<MulInt8, T>(x, range, panel, (const uint32_t*)call.weight + panel * kPanel * call.k_words, last);
@@ -194,6 +197,17 @@ void linear_int8(const Int8LinearCall& call) {
 
 }  // namespace
 
-extern "C" void setpoint_linear_int8(const Int8LinearCall* call) {
+extern "C" {
+
+void setpoint_linear_int8(const Int8LinearCall* call) {
   call->dtype == kBF16 ? linear_int8<bf16>(*call) : linear_int8<float>(*call);
+}
+
+// Rows of a weight as those of x: x [rows, k] -> out [rows, bytes], q + 128, and scales [rows].
+void setpoint_int8_round(const void* x, int64_t rows, int64_t k, uint8_t* out, int64_t bytes, float* scales, int32_t dtype, int32_t threads) {
+  if (dtype == kBF16)
+    round_rows((const bf16*)x, rows, k, out, bytes, scales, threads);
+  else
+    round_rows((const float*)x, rows, k, out, bytes, scales, threads);
+}
 }
