@@ -154,7 +154,7 @@ def test_layers_and_head_of_a_model_are_rounded_and_its_embedding_is_not(tmp_pat
     plain = build_runner(EngineConfig(str(folder), read_spec(folder), num_threads=1, quantization="unquant"))
     x = torch.randn(3, 48).to(BF16)
     assert torch.equal(runner.model.model.embed_tokens.weight, plain.model.model.embed_tokens.weight)
-    for name in ("model.layers.1.self_attn.qkv_proj", "model.layers.0.mlp.gate_up_proj", "lm_head"):
+    for name in ("model.layers.1.self_attn.qkv_proj", "lm_head"):
         one, other = (built.model.get_submodule(name)(x).float() for built in (runner, plain))
         assert not torch.equal(one, other)
         assert torch.allclose(one, other, atol=0.02 * other.abs().max().item())
