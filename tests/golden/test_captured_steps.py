@@ -95,7 +95,7 @@ def test_every_level_and_number_of_threads(tmp_path: Path, monkeypatch: pytest.M
     for level in build.supported_levels():
         monkeypatch.setenv(LEVEL_VARIABLE, level)
         wanted = said(make_runner(folder, capture=False))[1]
-        for num_threads in (1, 2, 3):
+        for num_threads in (1, 2):
             runner = make_runner(folder, num_threads=num_threads)
             assert runner.captured is not None
             assert same(said(runner)[1], wanted)
@@ -111,8 +111,8 @@ def test_weights_of_8_bits(tmp_path: Path) -> None:
 def test_what_cannot_be_recorded_is_a_reason(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path, of_architecture("LlamaForCausalLM"))
     for reason, how in {
-        "aten::index": {"dtype": "float64"},
-        "aten::": {"model_impl": "transformers"},
+        "aten::": {"dtype": "float64"},
+        "torch's": {"model_impl": "transformers"},
         "switched off": {"capture": False},
     }.items():
         runner = make_runner(folder, **how)
@@ -137,7 +137,7 @@ def test_times_by_kind(tmp_path: Path) -> None:
     said(runner)
     times = runner.take_times()
     # The activation is part of the product of gate and up.
-    assert {kind for kind, seconds in times.items() if seconds} == set(KINDS) - {"sampling", "activation"}
+    assert {kind for kind, seconds in times.items() if seconds} == set(KINDS) - {"activation"}
     assert not any(runner.take_times().values())
 
 

@@ -288,6 +288,26 @@ def test_norms_and_activation_match_reference(dtype: torch.dtype, level: str):
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_tokens_are_placed_and_chosen_as_the_reference_does(level: str):
+    ops, ref, torch_ids = cpu_ops.create(BF16, level=level), RefOps(), {"dtype": torch.int32}
+    known, pages = torch.randint(0, 999, (9, 40), **torch_ids), torch.randint(0, 99, (9, 13), **torch_ids)
+    slots, counts, kv_lens = (torch.tensor(values, **torch_ids) for values in ((4, 0, 8), (1, 6, 39), (17, 6, 39)))
+    cu_q = torch.cat((torch.zeros(1, **torch_ids), counts.cumsum(0).int()))
+    for ours, theirs in zip(*(each.place_tokens(slots, cu_q, kv_lens, known, pages, 3, 46) for each in (ops, ref)), strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+    for columns, dtype in itertools.product((1, 7, 16, 131, 4096), (BF16, FP32)):
+        logits = torch.randn(12, columns).to(dtype).round(decimals=1)  # with ties
+        logits[1] = torch.nan
+        logits[2, -1] = torch.nan
+        logits[3, 0] = torch.nan
+        logits[4, -1] = torch.inf
+        logits[5] = -torch.inf
+        logits[6, :-1] = -torch.inf
+        assert torch.equal(ops.best_tokens(logits), ref.best_tokens(logits))
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("kv_dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize(

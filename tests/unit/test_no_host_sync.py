@@ -83,8 +83,9 @@ def pretend_to_pin(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """A device that is not the host."""
-    for table in (attention, kernels, quant):
+    for table in (attention, kernels):
         monkeypatch.setitem(table.PREFERENCE, "meta", table.PREFERENCE["cuda"])
+    monkeypatch.setitem(quant.PREFERENCE, ("meta", "unquant"), quant.PREFERENCE["cuda", "unquant"])
     monkeypatch.setattr(torch.Tensor, "pin_memory", pretend_to_pin)
     yield torch.device("meta")
     PINNED.clear()

@@ -8,6 +8,7 @@ import torch
 
 from setpoint.core.plan import Admit, TokenMasks
 from setpoint.core.sampling import SamplingParams
+from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.runner.rows import SlotTable
 from setpoint.engine.sampling import sampler
 from setpoint.engine.sampling.random import uniform
@@ -47,7 +48,7 @@ def table_of(params: list[SamplingParams], histories: list[list[int]], **more: o
 
 
 def run(logits: torch.Tensor, table: SlotTable, slots: list[int], masks: TokenMasks | None = None, *, peek: bool = True) -> Sampled:
-    return sample(logits, table.sampling_rows(np.array(slots, np.int32)), masks, peek=peek)
+    return sample(logits, table.sampling_rows(np.array(slots, np.int32)), masks, RefOps(), peek=peek)
 
 
 def edited(logits: np.ndarray, params: SamplingParams, ids: list[int]) -> np.ndarray:
@@ -135,7 +136,7 @@ def test_frequencies_follow_the_distribution(params: SamplingParams) -> None:
     for vary in ("seed", "length"):
         rows.columns["seed"], rows.columns["length"] = 42, 17
         rows.columns[vary] = np.arange(num_draws)
-        counts = np.bincount(sample(logits, rows, None, peek=True).ids.numpy(), minlength=VOCAB)
+        counts = np.bincount(sample(logits, rows, None, RefOps(), peek=True).ids.numpy(), minlength=VOCAB)
         assert counts[probs == 0].sum() == 0
         common = probs * num_draws >= 5
         expected = np.append(probs[common], probs[~common].sum()) * num_draws

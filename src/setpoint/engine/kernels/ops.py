@@ -23,6 +23,27 @@ class KernelsUnavailable(Exception):
 class Ops(Protocol):
     """Contract: inputs stay unchanged unless stated; outputs may reuse buffers named as overwritten."""
 
+    def place_tokens(
+        self,
+        slots: torch.Tensor,
+        cu_q: torch.Tensor,
+        kv_lens: torch.Tensor,
+        known: torch.Tensor,
+        page_table: torch.Tensor,
+        page_size: int,
+        num_tokens: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """-> of each of the T = num_tokens tokens of a step its id [T] int32, position [T] int64 and kv_index [T] int64.
+
+        slots, kv_lens [n] and cu_q [n + 1], int32, as in ``AttentionBatch``: row i owns the tokens [cu_q[i], cu_q[i + 1]), the last of
+        them at position kv_lens[i] - 1. known [num_slots, context] and page_table [num_slots, W], int32: ids and pages of each slot.
+        """
+        ...
+
+    def best_tokens(self, logits: torch.Tensor) -> torch.Tensor:
+        """logits [S, V] -> the first of the largest of each row, [S] int64; -1 where that is not finite or anything is NaN."""
+        ...
+
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
         """ids [T] int32, weight [V, C] -> its rows times ``scale``, which is rounded to fp32 and then to weight's dtype first, [T, C]."""
         ...

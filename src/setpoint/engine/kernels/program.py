@@ -35,11 +35,11 @@ class Program(Protocol):
 
 
 class Recorder(Protocol):
-    def recording(self, rows: str = "tokens", kind: str | None = None) -> AbstractContextManager[None]:
+    def recording(self, rows: str = "tokens", *, products: str = "linear") -> AbstractContextManager[None]:
         """What is called inside is recorded and not executed: its tensors have no values. NotCapturable comes out of the block if
         something cannot be; then nothing of the block is recorded.
 
-        ``rows``: which of the counts the rows of kernels are a multiple of; ``kind``: in place of the kernels' own.
+        ``rows``: which of the counts the rows of kernels are a multiple of; ``products``: the kind that linear layers count as.
         """
         ...
 

@@ -13,6 +13,27 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 class RefOps:
     """Implements ``kernels.ops.Ops``."""
 
+    def place_tokens(
+        self,
+        slots: torch.Tensor,
+        cu_q: torch.Tensor,
+        kv_lens: torch.Tensor,
+        known: torch.Tensor,
+        page_table: torch.Tensor,
+        page_size: int,
+        num_tokens: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        row = torch.repeat_interleave(cu_q.diff(), output_size=num_tokens)
+        slot, shift = slots[row], (kv_lens - cu_q[1:])[row]
+        positions = torch.arange(num_tokens, device=slots.device) + shift
+        page = page_table[slot, positions // page_size].long()
+        return known[slot, positions], positions, page * page_size + positions % page_size
+
+    def best_tokens(self, logits: torch.Tensor) -> torch.Tensor:
+        # The maximum is NaN, inf or -inf exactly when no token can be chosen: the guard costs no pass of its own.
+        best, ids = logits.max(dim=-1)
+        return ids.where(best.isfinite(), -1)
+
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
         x = weight[ids]
         return x if scale == 1.0 else x.mul_(torch.tensor(scale, dtype=torch.float32).to(x.dtype))

@@ -8,84 +8,83 @@ outputs, which the next step overwrites. One recording, at the largest step, ser
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
-from setpoint.engine.attention.base import AttentionBatch
-from setpoint.engine.kernels.program import NotCapturable, Program
+from setpoint.core.request import Ids
+from setpoint.engine.kernels.device import to_device
+from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.kernels.registry import make_recorder
-from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.runner.batch import ForwardBatch
 
 MAX_TOKENS = 512
 """Of a step that is replayed. In larger ones the work outweighs the calls by far, and they would keep larger buffers."""
 
 
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """What the S sampling rows come to."""
+
+    hidden: torch.Tensor
+    """[S, H]."""
+    logits: torch.Tensor
+    """[S, V]."""
+    best: torch.Tensor
+    """[S] int64: ``Ops.best_tokens`` of the logits."""
+
+
+class Forwarding(Protocol):
+    """A runner's forward pass, of which both ways to run it are made."""
+
+    def hidden_of(self, num_tokens: int, slots: torch.Tensor, cu_q: torch.Tensor, kv_lens: torch.Tensor, *hosts: Ids) -> torch.Tensor:
+        """Rows as in ``AttentionBatch``, then cu_q and kv_lens on the host -> hidden states [T, H]."""
+        ...
+
+    def answer_of(self, hidden: torch.Tensor, sample_index: torch.Tensor) -> Answer:
+        """hidden [T, H], sample_index [S] int32."""
+        ...
+
+
 class CapturedForward:
-    """Implements the model's part of a step for batches that ``takes`` accepts."""
+    """Runs the batches that ``takes`` accepts."""
 
-    def __init__(
-        self, model: nn.Module, context_of: Callable[[AttentionBatch], ForwardContext], page_table: torch.Tensor, *, with_head: bool
-    ) -> None:
+    def __init__(self, forwarding: Forwarding, device: torch.device, *, with_head: bool) -> None:
         """``with_head``: whether the model has logits. NotCapturable with the reason; KernelsUnavailable where nothing can be captured."""
-        self._max_tokens = max_tokens = MAX_TOKENS
-        self._page_table = page_table
-
-        def zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros(size, dtype=dtype, device=page_table.device)
-
-        host = np.zeros(max_tokens + 1, np.int32)
-        self._ids, self._sample_index = zeros(max_tokens, torch.int32), zeros(max_tokens, torch.int32)
-        self._batch = AttentionBatch(
-            positions=zeros(max_tokens, torch.int64),
-            kv_index=zeros(max_tokens, torch.int64),
-            cu_q=zeros(max_tokens + 1, torch.int32),
-            cu_q_host=host,
-            kv_lens=zeros(max_tokens, torch.int32),
-            kv_lens_host=host[:-1],
-            slots=zeros(max_tokens, torch.int32),
-            page_table=page_table,
-        )
-        self.program = self._record(model, context_of(self._batch), with_head)
-
-    def _record(self, model: nn.Module, context: ForwardContext, with_head: bool) -> Program:
-        recorder = make_recorder(self._page_table.device)
+        self._max_tokens = size = MAX_TOKENS
+        self._device = device
+        self._slots, self._kv_lens, self._index = (torch.zeros(size, dtype=torch.int32, device=device) for _ in range(3))
+        self._cu_q = torch.zeros(size + 1, dtype=torch.int32, device=device)
+        recorder = make_recorder(device)
+        host = np.zeros(size + 1, np.int32)
         with recorder.recording():
-            self._hidden = model(self._ids, context)
-        self._has_head, self.why_eager_head = with_head, ""
+            self._hidden = forwarding.hidden_of(size, self._slots, self._cu_q, self._kv_lens, host, host[1:])
+        self._answer: Answer | None = None
+        self.why_eager_head = ""
+        """Why logits are not part of it; empty if they are, or if there are none."""
         if with_head:
             try:
-                with recorder.recording("samples", "head"):
-                    self._last = context.ops.embedding(self._sample_index, self._hidden, 1.0)
-                    self._logits = model.logits(self._last)
+                with recorder.recording("samples", products="head"):
+                    self._answer = forwarding.answer_of(self._hidden, self._index)
             except NotCapturable as reason:
-                self._has_head, self.why_eager_head = False, str(reason)
-        return recorder.program({"tokens": self._max_tokens, "sequences": self._max_tokens, "samples": self._max_tokens})
+                self.why_eager_head = str(reason)
+        self.program = recorder.program({"tokens": size, "sequences": size, "samples": size})
 
     def takes(self, batch: ForwardBatch) -> bool:
-        return len(batch.input_ids) <= self._max_tokens
+        return batch.num_tokens <= self._max_tokens
 
-    def is_for(self, page_table: torch.Tensor) -> bool:
-        """False once the page table has grown into another tensor."""
-        return page_table is self._page_table
-
-    def run(self, batch: ForwardBatch, *, with_logits: bool) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """-> hidden states [T, C]; of the sampling rows hidden states [S, C] and logits [S, V], or None, None without logits. All are
-        overwritten by the next step."""
-        num_tokens, num_rows, num_samples = len(batch.input_ids), len(batch.attention.slots), len(batch.sample_index)
-        source, target = batch.attention, self._batch
-        self._ids[:num_tokens] = batch.input_ids
-        target.positions[:num_tokens] = source.positions
-        target.kv_index[:num_tokens] = source.kv_index
-        target.cu_q[: num_rows + 1] = source.cu_q
-        target.kv_lens[:num_rows] = source.kv_lens
-        target.slots[:num_rows] = source.slots
-        with_logits = with_logits and self._has_head
-        if with_logits:
-            self._sample_index[:num_samples] = batch.sample_index
-        self.program.run({"tokens": num_tokens, "sequences": num_rows, "samples": num_samples if with_logits else 0})
-        hidden = self._hidden[:num_tokens]
-        return (hidden, self._last[:num_samples], self._logits[:num_samples]) if with_logits else (hidden, None, None)
+    def run(self, batch: ForwardBatch, *, with_logits: bool) -> tuple[torch.Tensor, Answer | None]:
+        """-> hidden states [T, H], and the answer if it is wanted and part of this. The next step overwrites them."""
+        num_samples = 0 if self._answer is None or not with_logits else len(batch.sample_index)
+        inputs = [(self._slots, batch.slots), (self._cu_q, batch.cu_q), (self._kv_lens, batch.kv_lens)]
+        if num_samples:
+            inputs.append((self._index, batch.sample_index))
+        for tensor, values in inputs:
+            tensor[: len(values)] = to_device(values, self._device)
+        self.program.run({"tokens": batch.num_tokens, "sequences": len(batch.slots), "samples": num_samples})
+        hidden, answer = self._hidden[: batch.num_tokens], self._answer
+        if not num_samples:
+            return hidden, None
+        return hidden, Answer(answer.hidden[:num_samples], answer.logits[:num_samples], answer.best[:num_samples])

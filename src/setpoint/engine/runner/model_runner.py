@@ -13,13 +13,14 @@ from torch import nn
 
 from setpoint.core.model import ModelSpec
 from setpoint.core.plan import StepPlan, TokenMasks
+from setpoint.core.request import Ids
 from setpoint.engine.attention.base import AttentionBackend, AttentionBatch
-from setpoint.engine.kernels.device import reading_is_free
+from setpoint.engine.kernels.device import reading_is_free, to_device
 from setpoint.engine.kernels.ops import KernelsUnavailable, Ops
 from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.runner.batch import ForwardBatch, build_batch
-from setpoint.engine.runner.captured import CapturedForward
+from setpoint.engine.runner.captured import Answer, CapturedForward
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.pooling import Pooled, Pooler
 from setpoint.engine.runner.rows import SlotTable
@@ -59,6 +60,8 @@ class Forward:
     prompt_logprobs: dict[int, Logprobs]
     """By row index."""
     pooled: Pooled | None = None
+    best: torch.Tensor | None = None
+    """[S] int64: ``Ops.best_tokens`` of the logits; None where they are."""
 
 
 class ModelRunner:
@@ -110,39 +113,60 @@ class ModelRunner:
         self.slots.map_pages(plan.pages)
         if not len(plan.rows):
             return Forward(plan, None, None, None, {})
-        batch = build_batch(plan.rows, self.slots, self.page_size)
-        hidden, last, logits = self._compute(batch)
-        pooled = self.pooler.pool(plan.rows, batch, hidden, self.slots.columns)
-        return Forward(plan, batch, last, logits, self._prompt_logprobs(plan, batch, hidden), pooled)
-
-    def _compute(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """-> hidden states [T, C]; then ``Forward.hidden`` and ``Forward.logits``."""
+        batch = build_batch(plan.rows, self.slots)
         num_sampling = len(batch.sample_slots)
-        with_logits = 0 < num_sampling <= LOGITS_ROWS
-        last = logits = None
-        if self.captured is not None and self.captured.takes(batch):
-            if not self.captured.is_for(self.slots.pages):
-                self._capture()
-            hidden, last, logits = self.captured.run(batch, with_logits=with_logits)
-        else:
-            hidden = self.model(batch.input_ids, self._context(batch.attention))
-        if num_sampling and last is None:
-            last = hidden[batch.sample_index]
-        if with_logits and logits is None:
-            logits = self.model.logits(last)
-        return hidden, last, logits
+        hidden, answer = self._compute(batch, with_logits=0 < num_sampling <= LOGITS_ROWS)
+        pooled = self.pooler.pool(plan.rows, batch, hidden, self.slots.columns)
+        prompt = self._prompt_logprobs(plan, batch, hidden)
+        if answer is not None:
+            return Forward(plan, batch, answer.hidden, answer.logits, prompt, pooled, answer.best)
+        return Forward(plan, batch, hidden[to_device(batch.sample_index, self.device)] if num_sampling else None, None, prompt, pooled)
 
-    def _context(self, batch: AttentionBatch) -> ForwardContext:
-        return ForwardContext(self.ops, self.attention, batch, self.cos_sin, self.pool.layers)
+    def _compute(self, batch: ForwardBatch, *, with_logits: bool) -> tuple[torch.Tensor, Answer | None]:
+        """-> hidden states [T, H] and, with logits, what the sampling rows come to."""
+        if self.captured is not None and self.captured.takes(batch):
+            if self.slots.pages is not self._captured_table:
+                self._capture()
+            hidden, answer = self.captured.run(batch, with_logits=with_logits)
+        else:
+            tensors = (to_device(array, self.device) for array in (batch.slots, batch.cu_q, batch.kv_lens))
+            hidden, answer = self.hidden_of(batch.num_tokens, *tensors, batch.cu_q, batch.kv_lens), None
+        if with_logits and answer is None:
+            answer = self.answer_of(hidden, to_device(batch.sample_index, self.device))
+        return hidden, answer
+
+    def hidden_of(
+        self, num_tokens: int, slots: torch.Tensor, cu_q: torch.Tensor, kv_lens: torch.Tensor, cu_q_host: Ids, kv_lens_host: Ids
+    ) -> torch.Tensor:
+        """Part of ``captured.Forwarding``."""
+        table = self.slots
+        ids, positions, kv_index = self.ops.place_tokens(slots, cu_q, kv_lens, table.ids, table.pages, self.page_size, num_tokens)
+        batch = AttentionBatch(
+            positions=positions,
+            kv_index=kv_index,
+            cu_q=cu_q,
+            cu_q_host=cu_q_host,
+            kv_lens=kv_lens,
+            kv_lens_host=kv_lens_host,
+            slots=slots,
+            page_table=table.pages,
+        )
+        return self.model(ids, ForwardContext(self.ops, self.attention, batch, self.cos_sin, self.pool.layers))
+
+    def answer_of(self, hidden: torch.Tensor, sample_index: torch.Tensor) -> Answer:
+        """Part of ``captured.Forwarding``."""
+        last = self.ops.embedding(sample_index, hidden, 1.0)
+        logits = self.model.logits(last)
+        return Answer(last, logits, self.ops.best_tokens(logits))
 
     @torch.inference_mode()
     def _capture(self) -> None:
-        """So that small steps are replayed from now on; ``why_eager`` says what is not."""
-        self.captured = None
+        """So that small steps are replayed from now on, as long as the slot table does not grow; ``why_eager`` says what is not."""
+        self.captured, self._captured_table = None, self.slots.pages
         if not self.capture:
             return
         try:
-            self.captured = CapturedForward(self.model, self._context, self.slots.pages, with_head=self.spec.pooling is None)
+            self.captured = CapturedForward(self, self.device, with_head=self.spec.pooling is None)
         except (NotCapturable, KernelsUnavailable) as reason:
             self.why_eager = str(reason)
         else:
@@ -173,8 +197,8 @@ class ModelRunner:
         for begin in range(0, len(slots), LOGITS_ROWS):
             block = slice(begin, begin + LOGITS_ROWS)
             logits = self.model.logits(forward.hidden[block]) if forward.logits is None else forward.logits
-            rows = self.slots.sampling_rows(slots[block])
-            blocks.append(sample(logits, rows, masks_of(masks, slots[block]), peek=reading_is_free(self.device)))
+            rows, peek = self.slots.sampling_rows(slots[block]), reading_is_free(self.device)
+            blocks.append(sample(logits, rows, masks_of(masks, slots[block]), self.ops, peek=peek, best=forward.best))
         sampled = joined(blocks)
         self.slots.append(slots, sampled.ids)
         return sampled
@@ -189,7 +213,7 @@ class ModelRunner:
             end = min(start + int(plan.rows.counts[row]) + 1, int(columns["num_prompt"][row]))
             if begin >= end:
                 continue
-            first = int(batch.attention.cu_q_host[row]) - start - 1
+            first = int(batch.cu_q[row]) - start - 1
             lists = self.slots.lists.get(slot)
             found[row] = prompt_logprobs(
                 hidden[first + begin : first + end],

@@ -52,8 +52,8 @@ class Pooler:
         if not self._kinds:
             return None
         seq_ids, vectors = [], []
-        bounds = batch.attention.cu_q_host.tolist()
-        ends = batch.attention.kv_lens_host.tolist()
+        bounds = batch.cu_q.tolist()
+        ends = batch.kv_lens.tolist()
         for row, (slot, seq_id) in enumerate(zip(rows.slots.tolist(), rows.seq_ids.tolist(), strict=True)):
             kind = self._kinds.get(slot)
             if kind is None:

@@ -15,6 +15,7 @@ import torch
 from setpoint.core.plan import TokenMasks
 from setpoint.core.request import Ids
 from setpoint.engine.kernels.device import to_device
+from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.sampling.columns import Columns, SamplingRows
 from setpoint.engine.sampling.edits import edit_logits
 from setpoint.engine.sampling.logprobs import Logprobs, joined_logprobs, output_logprobs
@@ -34,19 +35,21 @@ class Sampled:
     """Of the rows that want them, in row order."""
 
 
-def sample(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | None, *, peek: bool) -> Sampled:
-    """logits [S, V] -> a token per row. ``peek``: reading a value from the device costs nothing (the device is the CPU)."""
-    logits = edit_logits(logits, rows, masks)
-    # The maximum is NaN, inf or -inf exactly when no token can be chosen: the guard costs no pass of its own.
-    best, ids = logits.max(dim=-1)
+def sample(
+    logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | None, ops: Ops, *, peek: bool, best: torch.Tensor | None = None
+) -> Sampled:
+    """logits [S, V] -> a token per row. ``peek``: reading a value from the device costs nothing (the device is the CPU); ``best``: the
+    logits' ``ops.best_tokens``, if they are known."""
+    edited = edit_logits(logits, rows, masks)
+    ids = ops.best_tokens(edited) if best is None or edited is not logits else best
     drawn = np.flatnonzero(~rows.columns["greedy"])
     if len(drawn) == len(ids):
-        ids = _draw(logits, rows.columns, peek)
+        ids = _draw(edited, rows.columns, peek).where(ids >= 0, -1)
     elif len(drawn):
         index = to_device(drawn, logits.device)
-        ids[index] = _draw(logits[index], rows.columns[drawn], peek)
-    logprobs = output_logprobs(logits, ids, rows) if rows.columns["logprobs"].any() else None
-    return Sampled(ids.where(best.isfinite(), -1), logprobs)
+        ids = ids.index_put((index,), _draw(edited[index], rows.columns[drawn], peek).where(ids[index] >= 0, -1))
+    logprobs = output_logprobs(edited, ids.clamp(min=0), rows) if rows.columns["logprobs"].any() else None
+    return Sampled(ids, logprobs)
 
 
 def masks_of(masks: TokenMasks | None, slots: Ids) -> TokenMasks | None:

@@ -91,12 +91,12 @@ class CpuRecorder:
         self._calls: list[Recorded] = []
 
     @contextlib.contextmanager
-    def recording(self, rows: str = "tokens", kind: str | None = None) -> Iterator[None]:
+    def recording(self, rows: str = "tokens", *, products: str = "linear") -> Iterator[None]:
         def record(name: str, address: int) -> None:
             kernel = KERNELS[name]
             call = kernel.call.from_buffer_copy(ctypes.string_at(address, ctypes.sizeof(kernel.call)))
             counts = rows if kernel.counts == "tokens" else kernel.counts
-            self._calls.append(Recorded(self._kernels.address(name), call, counts, kind or kernel.kind))
+            self._calls.append(Recorded(self._kernels.address(name), call, counts, products if kernel.kind == "linear" else kernel.kind))
 
         before = len(self._calls)
         try:

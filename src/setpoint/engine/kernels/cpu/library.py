@@ -118,6 +118,25 @@ class Int8LinearCall(ctypes.Structure):
     ]
 
 
+class PlaceCall(ctypes.Structure):
+    """rows.cpp, struct PlaceCall."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("slots", "cu_q", "kv_lens", "known", "page_table", "ids", "positions", "kv_index")),
+        *((name, _i64) for name in ("rows", "known_stride", "table_stride", "page_size")),
+    ]
+
+
+class BestCall(ctypes.Structure):
+    """rows.cpp, struct BestCall."""
+
+    _fields_ = [
+        *((name, _pointer) for name in ("logits", "out")),
+        *((name, _i64) for name in ("rows", "cols")),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
 class Op(ctypes.Structure):
     """program.cpp, struct ProgramOp."""
 
@@ -140,7 +159,7 @@ class Kernel:
 
     call: type[ctypes.Structure]
     kind: str
-    """What its time is counted as: linear, attention, norm, rope, activation, embedding."""
+    """What its time is counted as (``kernels.program.KINDS``)."""
     counts: str = "tokens"
     """What ``rows`` is a multiple of: the step's "tokens", or its "sequences"."""
 
@@ -148,11 +167,13 @@ class Kernel:
 KERNELS = {
     "attention_plan": Kernel(AttentionCall, "attention", "sequences"),
     "attention": Kernel(AttentionCall, "attention", "sequences"),
+    "best_tokens": Kernel(BestCall, "sampling"),
     "block_rows": Kernel(BlockRowsCall, "embedding"),
     "embedding": Kernel(EmbeddingCall, "embedding"),
     "gelu_tanh_mul": Kernel(GatedCall, "activation"),
     "linear": Kernel(LinearCall, "linear"),
     "linear_int8": Kernel(Int8LinearCall, "linear"),
+    "place_tokens": Kernel(PlaceCall, "embedding", "sequences"),
     "rms_norm": Kernel(NormCall, "norm"),
     "rope_and_store": Kernel(RopeCall, "rope"),
     "silu_mul": Kernel(GatedCall, "activation"),
@@ -169,11 +190,13 @@ class Kernels:
 
     attention_plan: Callable[[int], None]
     attention: Callable[[int], None]
+    best_tokens: Callable[[int], None]
     block_rows: Callable[[int], None]
     embedding: Callable[[int], None]
     gelu_tanh_mul: Callable[[int], None]
     linear: Callable[[int], None]
     linear_int8: Callable[[int], None]
+    place_tokens: Callable[[int], None]
     rms_norm: Callable[[int], None]
     rope_and_store: Callable[[int], None]
     silu_mul: Callable[[int], None]

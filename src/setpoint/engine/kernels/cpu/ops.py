@@ -9,7 +9,7 @@ import ctypes
 
 import torch
 
-from setpoint.engine.kernels.cpu.library import DTYPES, EmbeddingCall, GatedCall, Kernels, NormCall, RopeCall, load
+from setpoint.engine.kernels.cpu.library import DTYPES, BestCall, EmbeddingCall, GatedCall, Kernels, NormCall, PlaceCall, RopeCall, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 
@@ -21,6 +21,10 @@ class CpuOps:
         self._dtype_number = DTYPES[dtype]
         self._kernels = kernels
         # Calls of one token are a few µs long, so the argument structs are filled in place, not built anew.
+        self._place = PlaceCall()
+        self._place_address = ctypes.addressof(self._place)
+        self._best = BestCall()
+        self._best_address = ctypes.addressof(self._best)
         self._embedding = EmbeddingCall(dtype=DTYPES[dtype])
         self._embedding_address = ctypes.addressof(self._embedding)
         self._norm = NormCall(dtype=DTYPES[dtype])
@@ -29,6 +33,45 @@ class CpuOps:
         self._rope_address = ctypes.addressof(self._rope)
         self._gated = GatedCall(dtype=DTYPES[dtype])
         self._gated_address = ctypes.addressof(self._gated)
+
+    def place_tokens(
+        self,
+        slots: torch.Tensor,
+        cu_q: torch.Tensor,
+        kv_lens: torch.Tensor,
+        known: torch.Tensor,
+        page_table: torch.Tensor,
+        page_size: int,
+        num_tokens: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        given = (slots, cu_q, kv_lens, known, page_table)
+        assert all(tensor.dtype == torch.int32 and tensor.is_contiguous() for tensor in given)
+        ids = torch.empty(num_tokens, dtype=torch.int32)
+        positions, kv_index = (torch.empty(num_tokens, dtype=torch.int64) for _ in range(2))
+        call = self._place
+        for name, tensor in zip(("slots", "cu_q", "kv_lens", "known", "page_table"), given, strict=True):
+            setattr(call, name, tensor.data_ptr())
+        call.ids = ids.data_ptr()
+        call.positions = positions.data_ptr()
+        call.kv_index = kv_index.data_ptr()
+        call.rows = len(slots)
+        call.known_stride = known.shape[1]
+        call.table_stride = page_table.shape[1]
+        call.page_size = page_size
+        self._kernels.place_tokens(self._place_address)
+        return ids, positions, kv_index
+
+    def best_tokens(self, logits: torch.Tensor) -> torch.Tensor:
+        assert logits.is_contiguous()
+        out = torch.empty(len(logits), dtype=torch.int64)
+        call = self._best
+        call.logits = logits.data_ptr()
+        call.out = out.data_ptr()
+        call.rows, call.cols = logits.shape
+        call.dtype = DTYPES[logits.dtype]
+        call.threads = torch.get_num_threads()
+        self._kernels.best_tokens(self._best_address)
+        return out
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
         assert ids.dtype == torch.int32

@@ -1,0 +1,79 @@
+// The two ends of a step: where each of its tokens stands, and the best token of each row of logits.
+#include "simd.h"
+#include "threads.h"
+
+struct PlaceCall {
+  const int32_t* slots;    // [rows]
+  const int32_t* cu_q;     // [rows + 1]
+  const int32_t* kv_lens;  // [rows]
+  const int32_t* known;    // [num_slots, known_stride], token ids
+  const int32_t* page_table;
+  int32_t* ids;        // [T]
+  int64_t* positions;  // [T]
+  int64_t* kv_index;   // [T]
+  int64_t rows, known_stride, table_stride, page_size;
+};
+
+struct BestCall {
+  const void* logits;  // [rows, cols]
+  int64_t* out;        // [rows]
+  int64_t rows, cols;
+  int32_t dtype, threads;
+};
+
+namespace {
+
+// The first of the largest; -1 if the largest is not finite or anything is NaN.
+template <class T>
+int64_t best(const T* logits, int64_t cols) {
+  vf largest = splat(-__builtin_inff());
+  vi strange = vi{};
+  int64_t c = 0;
+  for (; c + W <= cols; c += W) {
+    const vf v = load(logits + c);
+    largest = vmax(v, largest);
+    strange |= v != v;
+  }
+  float top = max(largest);
+  bool ok = true;
+  for (int i = 0; i < W; ++i) ok &= !strange[i];
+  auto value = [=](int64_t at) { return load_part(logits + at, 1)[0]; };
+  for (; c < cols; ++c) {
+    top = value(c) > top ? value(c) : top;
+    ok &= value(c) == value(c);
+  }
+  if (!ok || !__builtin_isfinite(top)) return -1;
+  for (c = 0; c + W <= cols; c += W) {
+    const vi equal = load(logits + c) == top;
+    for (int i = 0; i < W; ++i)
+      if (equal[i]) return c + i;
+  }
+  for (; value(c) != top;) ++c;
+  return c;
+}
+
+}  // namespace
+
+extern "C" {
+
+void setpoint_place_tokens(const PlaceCall* call) {
+  for (int64_t row = 0; row < call->rows; ++row) {
+    const int64_t slot = call->slots[row], begin = call->cu_q[row], end = call->cu_q[row + 1];
+    const int32_t *known = call->known + slot * call->known_stride, *pages = call->page_table + slot * call->table_stride;
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t position = call->kv_lens[row] - end + t;
+      call->ids[t] = known[position];
+      call->positions[t] = position;
+      call->kv_index[t] = pages[position / call->page_size] * call->page_size + position % call->page_size;
+    }
+  }
+}
+
+void setpoint_best_tokens(const BestCall* call) {
+  for_rows(call->rows, call->cols, call->threads, [=](int64_t row) {
+    call->out[row] = call->dtype == kBF16 ? best((const bf16*)call->logits + row * call->cols, call->cols)
+                                          : best((const float*)call->logits + row * call->cols, call->cols);
+  });
+}
+
+}  // extern "C"
