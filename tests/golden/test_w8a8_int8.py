@@ -104,6 +104,31 @@ def test_nan_and_infinity_are_not_hidden(dtype: torch.dtype, level: str) -> None
     assert result[:, [0, 1, 2, 4]].isfinite().all()
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize(("size", "k", "bias"), [(48, 64, False), (37, 36, True), (1, 6, False), (1536, 64, True)])
+def test_a_gated_layer_is_its_activation_of_both_products(size: int, k: int, bias: bool, dtype: torch.dtype, level: str) -> None:
+    torch.manual_seed(size)
+    weight = torch.randn(2 * size, k).to(dtype)
+    vector = torch.randn(2 * size).to(dtype) if bias else None
+    x = activations(70, k, dtype)[:-1]
+    wide = None if vector is None else vector.float()
+    # The product's definition sees numbers of the dtype; what it gives is not to be rounded before the activation.
+    exact = w8a8_int8.create(FP32).pack(weight.float(), wide)(x.float())
+    method = w8a8_int8_cpu.create(dtype, level=level)
+    for gate, activation in (
+        ("silu_mul", torch.nn.functional.silu),
+        ("gelu_tanh_mul", lambda v: torch.nn.functional.gelu(v, approximate="tanh")),
+    ):
+        kernel = method.pack_gated(weight, vector, gate)
+        result = kernel(x)
+        expected = activation(exact[:, :size]) * exact[:, size:]
+        tolerance = 1e-5 if dtype == FP32 else 2**-7
+        assert torch.allclose(result.float(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item() / 100)
+        for rows in (1, 5, 12, 13, 48):
+            assert torch.equal(kernel(x[-rows:]), result[-rows:])
+
+
 def test_the_longest_sum_fits() -> None:
     k = 130_001  # odd: not rotated
     for level in LEVELS:

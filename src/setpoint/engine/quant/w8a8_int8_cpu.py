@@ -8,7 +8,7 @@ import torch
 
 from setpoint.engine.kernels.cpu.library import DTYPES, Int8LinearCall, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
-from setpoint.engine.quant.cpu import PANEL, panels
+from setpoint.engine.quant.cpu import GATES, PANEL, alternating, panels
 from setpoint.engine.quant.w8a8_int8 import MAX_K, block_of
 
 UNSIGNED = 128
@@ -18,18 +18,22 @@ WORD = 4
 
 
 class Int8Weight:
-    """Implements ``quant.base.PackedWeight``."""
+    """Implements ``quant.base.PackedWeight``; ``gate`` as in ``GatedMethod.pack_gated``."""
 
     product = "int8"
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, gate: str | None = None) -> None:
         self._columns, self._k = weight.shape
         assert self._k < MAX_K
         self._dtype = weight.dtype
+        if gate is not None:
+            self._columns //= 2
+            weight = alternating(weight, kernels.vector_columns)
+            bias = None if bias is None else alternating(bias, kernels.vector_columns)
         self._bias = bias
         self._kernels = kernels
         numbers, scales = _quantized(weight, kernels)
-        missing = -self._columns % PANEL
+        missing = -len(weight) % PANEL
         self._panels = panels(numbers)
         self._scales = torch.nn.functional.pad(scales, (0, missing))
         self._shifts = torch.nn.functional.pad(numbers.sum(1, dtype=torch.int32) * -UNSIGNED, (0, missing))
@@ -44,6 +48,7 @@ class Int8Weight:
             k=self._k,
             k_words=self._panels.shape[1],
             dtype=DTYPES[weight.dtype],
+            gate=GATES[gate],
         )
         self._call_address = ctypes.addressof(self._call)
 
@@ -73,7 +78,7 @@ def _quantized(weight: torch.Tensor, kernels: Kernels) -> tuple[torch.Tensor, to
 
 
 class Int8Linear:
-    """Implements ``quant.base.LinearMethod``."""
+    """Implements ``quant.base.GatedMethod``."""
 
     copies = True
 
@@ -82,6 +87,9 @@ class Int8Linear:
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Int8Weight:
         return Int8Weight(weight, bias, self._kernels)
+
+    def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str) -> Int8Weight:
+        return Int8Weight(weight, bias, self._kernels, gate)
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> Int8Linear:

@@ -114,7 +114,7 @@ class Int8LinearCall(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("x", "weight", "scales", "shifts", "bias", "out")),
         *((name, _i64) for name in ("rows", "columns", "k", "k_words")),
-        *((name, _i32) for name in ("dtype", "threads")),
+        *((name, _i32) for name in ("dtype", "gate", "threads")),
     ]
 
 

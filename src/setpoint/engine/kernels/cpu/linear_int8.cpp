@@ -4,11 +4,11 @@
 // Each row of x is rotated and rounded once per call, to scratch, as the unsigned numbers q + 128: the instructions that multiply bytes
 // want one unsigned factor. The 128s add 128 times the sum of a column's weights to its result, which is taken off again at the end.
 #include "buffer.h"
-#include "panels.h"
+#include "gated.h"
 
 namespace {
 
-// As LinearCall; words of x are those of the scratch.
+// As LinearCall, gate included; words of x are those of the scratch.
 struct Int8LinearCall {
   const void* x;          // [M, K] contiguous, bf16 or fp32
   const void* weight;     // panels of rotated int8; K is filled up with zeros to whole words
@@ -17,10 +17,10 @@ struct Int8LinearCall {
   const void* bias;       // [N] in x's type, or null
   void* out;              // [M, N] contiguous, in x's type
   int64_t rows, columns, k, k_words;
-  int32_t dtype, threads;
+  int32_t dtype, gate, threads;
 };
 
-// What panels.h works on.
+// What panels.h works on; with a gate the columns are those of the panels.
 struct Rounded {
   const void* x;  // [M][k_words] in scratch
   const float* row_scales;
@@ -28,6 +28,7 @@ struct Rounded {
   int64_t rows, columns, k_words;
   int32_t threads;
 };
+struct GatedRounded : Rounded {};
 
 // A word is four bytes: unsigned ones of x, signed ones of the weight.
 #if defined(__AVX512VNNI__) && SP_WIDTH == 16
@@ -160,6 +161,17 @@ float round_row(const T* x, int64_t k, uint8_t* out, int64_t bytes) {
   return finite ? (largest < kTiny ? 0.f : largest / kLargest) : __builtin_nanf("");
 }
 
+// From the sums of a vector of columns to numbers.
+template <class T>
+struct Columns {
+  vf scale, bias;
+  vi shift;
+  inline Columns(const Int8LinearCall& call, int64_t at, int64_t left)
+      : scale(load(call.scales + at)), bias(call.bias ? load_part((const T*)call.bias + at, left) : vf{}),
+        shift(load_raw<vi>(call.shifts + at)) {}
+  inline vf operator()(vi sums, float row_scale) const { return __builtin_convertvector(sums + shift, vf) * (scale * row_scale) + bias; }
+};
+
 template <class T, int M>
 inline __attribute__((always_inline)) void store_sums(const Rounded& x, int64_t row, int64_t at, const vi (&acc)[M][kTileVectors]) {
   const Int8LinearCall& call = x.call;
@@ -167,19 +179,37 @@ inline __attribute__((always_inline)) void store_sums(const Rounded& x, int64_t 
   for (int v = 0; v < kTileVectors; ++v, at += W) {
     const int64_t left = call.columns - at;
     if (left <= 0) return;
-    const vf scale = load(call.scales + at), bias = call.bias ? load_part((const T*)call.bias + at, left) : vf{};
-    const vi shift = load_raw<vi>(call.shifts + at);
+    const Columns<T> columns(call, at, left);
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-      const vf sums = __builtin_convertvector(acc[m][v] + shift, vf);
-      store_part((T*)call.out + (row + m) * call.columns + at, sums * (scale * x.row_scales[row + m]) + bias, left);
-    }
+    for (int m = 0; m < M; ++m)
+      store_part((T*)call.out + (row + m) * call.columns + at, columns(acc[m][v], x.row_scales[row + m]), left);
+  }
+}
+
+template <class T, int M>
+inline __attribute__((always_inline)) void store_sums(const GatedRounded& x, int64_t row, int64_t at, const vi (&acc)[M][kTileVectors]) {
+  static_assert(kTileVectors == 2);
+  const Int8LinearCall& call = x.call;
+  const int64_t left = call.columns - at / 2;
+  if (left <= 0) return;
+  const Columns<T> gate(call, at, W), up(call, at + W, W);
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+    const float scale = x.row_scales[row + m];
+    store_part((T*)call.out + (row + m) * call.columns + at / 2, activated<T>(call.gate, gate(acc[m][0], scale)) * up(acc[m][1], scale), left);
   }
 }
 
 template <class T>
 void round_rows(const T* x, int64_t rows, int64_t k, uint8_t* out, int64_t bytes, float* scales, int threads) {
   for_rows(rows, k, threads, [&](int64_t row) { scales[row] = round_row(x + row * k, k, out + row * bytes, bytes); });
+}
+
+template <class T, class X>
+void multiply(const X& x) {
+  for_panels(x, [](int) { return 0; }, [&](int, int64_t panel, Range range, bool last) {
+    panel_rows<MulInt8, T>(x, range, panel, (const uint32_t*)x.call.weight + panel * kPanel * x.k_words, last);
+  });
 }
 
 template <class T>
@@ -190,9 +220,10 @@ void linear_int8(const Int8LinearCall& call) {
   float* scales = (float*)(rows + call.rows * bytes);
   round_rows((const T*)call.x, call.rows, call.k, rows, bytes, scales, call.threads);
   const Rounded x{rows, scales, call, call.rows, call.columns, call.k_words, call.threads};
-  for_panels(x, [](int) { return 0; }, [&](int, int64_t panel, Range range, bool last) {
-    panel_rows<MulInt8, T>(x, range, panel, (const uint32_t*)call.weight + panel * kPanel * call.k_words, last);
-  });
+  if (call.gate == kNoGate) return multiply<T>(x);
+  GatedRounded gated{x};
+  gated.columns = (2 * call.columns + kPanel - 1) / kPanel * kPanel;
+  multiply<T>(gated);
 }
 
 }  // namespace
