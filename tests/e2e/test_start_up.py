@@ -23,7 +23,7 @@ START_UP = [
     rf"Load weight end\. elapsed=\d+\.\d\d s, type=LlamaForCausalLM, avail mem={GB}, mem usage={GB}\.",
     rf"KV Cache is allocated\. dtype: float32, #tokens: \d+, K size: {GB}, V size: {GB}",
     rf"Memory pool end\. avail mem={GB}",
-    r"max_total_num_tokens=(\d+), chunked_prefill_size=2048, max_prefill_tokens=16384, max_running_requests=(\d+), "
+    r"max_total_num_tokens=(\d+), chunked_prefill_size=512, max_prefill_tokens=16384, max_running_requests=(\d+), "
     rf"context_len=4096, available_cpu_mem={GB}",
     r"Started server process \[\d+\]",
     re.escape(READY),

@@ -136,8 +136,8 @@ def test_a_language_model_that_is_served_without_the_rest_is_said() -> None:
 @pytest.mark.parametrize(
     ("options", "hardware", "chunk"),
     [
-        (Options(), CPU, 2048),
-        (Options(page_size=48), CPU, 2016),
+        (Options(), CPU, 512),
+        (Options(page_size=48), CPU, 480),
         (Options(page_size=4096), CPU, 4096),
         (Options(chunked_prefill_size=96, page_size=48), CPU, 96),
         (Options(chunked_prefill_size=-1), CPU, -1),

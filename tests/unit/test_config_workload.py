@@ -66,11 +66,11 @@ VALUES: list[tuple[str, Hardware, dict[str, Any]]] = [
             "mem_fraction_static": CPU_MEM_FRACTION,
             "max_running_requests": 256,
             "schedule_conservativeness": 0.3,
-            "chunked_prefill_size": 2048,
+            "chunked_prefill_size": 512,
         },
     ),
     ("long-context", GPU, {"page_size": 64, "schedule_policy": "lpm", "chunked_prefill_size": 16384}),
-    ("long-context", CPU, {"page_size": 64, "schedule_policy": "lpm", "chunked_prefill_size": 2048}),
+    ("long-context", CPU, {"page_size": 64, "schedule_policy": "lpm", "chunked_prefill_size": 512}),
     ("multi-turn", GPU, {"page_size": 1, "disable_radix_cache": False}),
     ("multi-turn", CPU, {"page_size": 1, "disable_radix_cache": False}),
 ]
