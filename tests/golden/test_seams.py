@@ -100,6 +100,8 @@ def test_limits_are_above_what_plain_torch_does(level: str, monkeypatch: pytest.
     assert 1e9 < found.read_bytes_per_s(32 << 20) < 1e12
     assert 1e9 < found.flops("float32") < 1e12
     assert all(found.flops(product) >= 0.5 * found.flops("float32") for product in limits.PRODUCTS)
+    if level in ("avx512_vnni", "avx512_bf16"):
+        assert found.flops("int8") > 1.4 * found.flops("float32") * (2 if level == "avx512_bf16" else 1)
     assert found.measured().keys() == {"threads", "read_bytes_per_s", "flops"}
 
 

@@ -24,12 +24,14 @@ inline void forget(V& v) {
 }
 
 struct F32 {
+  typedef vf vec;
   static constexpr int per_lane = 1;
   static inline vf step(vf acc, vf a, vf b) { return a * b + acc; }
 };
 // Without a product of its own, a bf16 is multiplied as the fp32 that it begins.
 #if defined(__AVX512BF16__) && SP_WIDTH == 16
 struct BF16 {
+  typedef vf vec;
   static constexpr int per_lane = 2;
   static inline vf step(vf acc, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b); }
 };
@@ -39,8 +41,9 @@ typedef F32 BF16;
 // Without an instruction for four bytes, two products of a lane take two instructions: as many as in fp32.
 #if defined(__AVX512VNNI__) && SP_WIDTH == 16
 struct Int8 {
+  typedef vi vec;  // as vf, sums would be copied at every round
   static constexpr int per_lane = 4;
-  static inline vf step(vf acc, vf a, vf b) { return (vf)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b); }
+  static inline vi step(vi acc, vi a, vi b) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b); }
 };
 #else
 typedef F32 Int8;
@@ -48,11 +51,12 @@ typedef F32 Int8;
 
 template <class Product>
 void multiply_registers(int64_t rounds) {
-  vf a[kA], b[kB], acc[kA][kB];
-  for (int i = 0; i < kA; ++i) a[i] = splat(1e-3f * (i + 1));
-  for (int j = 0; j < kB; ++j) b[j] = splat(1e-3f * (j + 1));
+  typedef typename Product::vec vec;
+  vec a[kA], b[kB], acc[kA][kB];
+  for (int i = 0; i < kA; ++i) a[i] = (vec)splat(1e-3f * (i + 1));
+  for (int j = 0; j < kB; ++j) b[j] = (vec)splat(1e-3f * (j + 1));
   for (int i = 0; i < kA; ++i)
-    for (int j = 0; j < kB; ++j) acc[i][j] = vf{};
+    for (int j = 0; j < kB; ++j) acc[i][j] = vec{};
   for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 8
     for (int j = 0; j < kB; ++j) forget(b[j]);
