@@ -38,6 +38,7 @@ _NEEDS = {
     "prefill_delayer_queue_min_ratio": ("enable_prefill_delayer",),
     "prefill_delayer_max_delay_passes": ("enable_prefill_delayer", "min_free_slots_delay"),
     "prefill_delayer_max_delay_ms": ("enable_prefill_delayer", "min_free_slots_delay"),
+    "torch_compile_max_bs": ("enable_torch_compile",),
 }
 """Options that do nothing unless one of those named is on."""
 

@@ -30,11 +30,13 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
     from setpoint.engine.executor.inproc import InprocExecutor
     from setpoint.engine.executor.seams import Seams
     from setpoint.engine.kernels.cpu.limits import machine_limits
-    from setpoint.launch.engine_process import engine_config
+    from setpoint.launch.engine_process import compile_small_steps, engine_config
 
     runner = build_runner(engine_config(config, spec, str(source.folder)))
     pages = -(-length // config.options.page_size)
     runner.allocate(num_pages=num_slots * pages, max_slots=num_slots, context_len=length)
+    if config.options.enable_torch_compile:
+        compile_small_steps(runner, config.options)
     gc.collect()
     gc.freeze()  # as the engine process does: no collection walks over the model in the middle of a step
     report = runner.report
@@ -52,6 +54,7 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
             "weights": report.weights,
             "linear_layers": report.linear,
             "attention": report.attention,
+            "kernel_level": report.level,
         },
         seams=Seams(runner),
         limits=machine_limits(config.options.device, threads=config.num_threads),

@@ -29,6 +29,7 @@ from setpoint.core.errors import SetpointError
 from setpoint.core.messages import Failed, Ready
 from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.compiling import compile_steps
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.runner.model_runner import ModelRunner
@@ -130,7 +131,14 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
         gib(after),
         gib(report.weight_bytes),
     )
-    logger.info("Model: %s, kernels: %s, linear layers: %s, attention: %s", report.model_impl, report.ops, report.linear, report.attention)
+    logger.info(
+        "Model: %s, kernels: %s, linear layers: %s, attention: %s, instruction set: %s",
+        report.model_impl,
+        report.ops,
+        report.linear,
+        report.attention,
+        report.level or "torch's own",
+    )
     logger.info("Weights: %s", report.weights)
     for fallback in report.fallbacks:
         logger.warning("Fallback: %s", fallback)
@@ -149,6 +157,8 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
     )
     left = _available_bytes(options.device)
     logger.info("Memory pool end. avail mem=%s GB", gib(left))
+    if options.enable_torch_compile:
+        compile_small_steps(runner, options)
     logger.info(
         ready_line(
             max_total_num_tokens=plan.pool_tokens,
@@ -161,6 +171,25 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
         )
     )
     return runner, pool
+
+
+def compile_small_steps(runner: ModelRunner, options: Options) -> None:
+    """``--enable-torch-compile``: what was compiled, what was reused, what it gains, or why it does not."""
+    wanted = options.torch_compile_max_bs
+    logger.info("torch.compile: steps of up to %d tokens; a first start may take a minute", wanted)
+    report = compile_steps(runner, wanted)
+    if report.num_graphs:
+        logger.info(
+            "torch.compile: %d graphs in %.1f s, %d of them from the cache %s",
+            report.num_graphs,
+            report.seconds,
+            report.num_reused,
+            report.folder,
+        )
+        logger.info("torch.compile: steps by number of tokens, without sampling: %s", "; ".join(map(str, report.durations)))
+    if report.why_not_more:
+        which = f"steps of more than {report.max_tokens} tokens run" if report.max_tokens else "every step runs"
+        logger.warning("torch.compile: %s without it: %s.", which, report.why_not_more)
 
 
 def engine_config(config: ResolvedConfig, spec: ModelSpec, folder: str) -> EngineConfig:
@@ -264,6 +293,7 @@ def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
         "kernels": runner.report.ops,
         "linear_layers": runner.report.linear,
         "attention": runner.report.attention,
+        "kernel_level": runner.report.level,
         "fallbacks": list(runner.report.fallbacks),
     }
 

@@ -29,6 +29,7 @@ class CpuAttention:
     def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
         self._shape = shape
         self._kernels = kernels
+        self.level = kernels.level
         plan = kernels.plan_create()
         weakref.finalize(self, kernels.plan_free, plan)
         self._call = AttentionCall(

@@ -16,6 +16,7 @@ from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.attention.base import AttentionShape, choose_attention
 from setpoint.engine.executor.trial import try_out
+from setpoint.engine.kernels.cpu.build import why_no_better
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.kernels.registry import Choice, choose_ops
 from setpoint.engine.models.loader import load_weights
@@ -72,6 +73,7 @@ def build_runner(config: EngineConfig) -> ModelRunner:
         device=device,
     )
     attention = choose_attention(config.attention_backend, shape)
+    choices = {"kernels": ops, "linear layers": linear, "attention": attention}
     native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
     if not native and config.quantization == "w8a8_int8":
         raise ConfigError(
@@ -96,7 +98,8 @@ def build_runner(config: EngineConfig) -> ModelRunner:
         ops=ops.name,
         linear=linear.name,
         attention=attention.name,
-        fallbacks=_fallbacks(config, native, {"kernels": ops, "linear layers": linear, "attention": attention}),
+        level=_level(choices),
+        fallbacks=_fallbacks(config, native, choices),
     )
     runner = ModelRunner(
         model=model,
@@ -135,7 +138,15 @@ def _fallbacks(config: EngineConfig, native: bool, choices: Mapping[str, Choice[
     found = [f"{what} uses {choice.name} ({choice.fallback})" for what, choice in choices.items() if choice.fallback]
     if not native and config.model_impl == "auto":
         found.insert(0, f"model uses transformers (no declaration of {config.spec.architecture} here; slower than one would be)")
+    level = _level(choices)
+    if level and (why := why_no_better(level)):
+        found.append(f"C++ kernels run at the level {level} ({why})")
     return tuple(found)
+
+
+def _level(choices: Mapping[str, Choice[Any]]) -> str:
+    """The instruction set of the C++ kernels among the choices; one library holds them all. Empty without any."""
+    return next((choice.impl.level for choice in choices.values() if hasattr(choice.impl, "level")), "")
 
 
 def _dtype(name: str) -> torch.dtype:

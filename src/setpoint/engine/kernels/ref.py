@@ -60,11 +60,17 @@ class RefOps:
         v_cache: torch.Tensor,
         kv_index: torch.Tensor,
     ) -> torch.Tensor:
-        cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        q, k = self.rotated(q, k, cos_sin, positions)
         k_cache.view(-1, *k_cache.shape[2:])[kv_index] = k.to(k_cache.dtype)
         v_cache.view(-1, *v_cache.shape[2:])[kv_index] = v.to(v_cache.dtype)
         return q
+
+    def rotated(
+        self, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first half of ``rope_and_store``: rotated q and k."""
+        cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+        return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.to(_wide(gate_up.dtype)).chunk(2, dim=-1)

@@ -35,3 +35,13 @@ class PagedAttention(Layer):
         batch = ctx.batch
         q = ctx.ops.rope_and_store(q, k, v, ctx.cos_sin[self.rotary], batch.positions, k_cache, v_cache, batch.kv_index)
         return ctx.attention.forward(q, k_cache, v_cache, batch, self.variant).flatten(1)
+
+
+def store_and_attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: ForwardContext, layer: int, variant: AttentionVariant
+) -> torch.Tensor:
+    """q [T, H, D], k and v [T, Hkv, D], rotated already or without positions -> [T, H, D]."""
+    k_cache, v_cache = ctx.kv[layer]
+    for new, cache in ((k, k_cache), (v, v_cache)):
+        cache.view(-1, *cache.shape[2:])[ctx.batch.kv_index] = new.to(cache.dtype)
+    return ctx.attention.forward(q, k_cache, v_cache, ctx.batch, variant)

@@ -24,6 +24,7 @@ class Linear(Layer):
         super().__init__()
         self.parts = out_features if isinstance(out_features, dict) else {}
         size = sum(out_features.values()) if isinstance(out_features, dict) else out_features
+        self.out_features = size
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(size, in_features), requires_grad=False)
         self.bias: nn.Parameter | None = nn.Parameter(torch.empty(size), requires_grad=False) if bias else None
         self.blocks = ""

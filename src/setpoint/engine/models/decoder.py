@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from setpoint.core.model import ModelSpec
+from setpoint.engine.attention.base import AttentionVariant
 from setpoint.engine.layers.attention import PagedAttention
 from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.context import ForwardContext
@@ -111,6 +112,15 @@ class CausalLM(Layer):
         self.rotaries = rotaries
         self.model = model
         self.lm_head = lm_head
+
+    @property
+    def decoder(self) -> Decoder:
+        return self.model
+
+    @property
+    def variants(self) -> dict[int, AttentionVariant]:
+        """Layer -> its attention."""
+        return {module.layer: module.variant for module in self.model.modules() if isinstance(module, PagedAttention)}
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """input_ids [T] -> the last hidden states [T, C], normalised."""

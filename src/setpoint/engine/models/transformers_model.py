@@ -18,7 +18,9 @@ from torch import nn
 from setpoint.core.errors import CheckpointError, OutOfMemoryError, SetpointError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.attention.base import AttentionVariant
+from setpoint.engine.layers.attention import store_and_attend
 from setpoint.engine.layers.context import ForwardContext
+from setpoint.engine.layers.opaque import attend
 from setpoint.engine.quant.base import LinearMethod, PackedWeight
 
 NAME = "setpoint"
@@ -76,22 +78,33 @@ class TransformersModel:
         for module in causal_lm.modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, SEAT, self._seat)
-        self._decoder = _decoder_of(causal_lm)
+        self.decoder = _decoder_of(causal_lm)
         self._causal_lm = causal_lm
-        name = next(name for name, module in causal_lm.named_modules() if module is self._decoder)
+        name = next(name for name, module in causal_lm.named_modules() if module is self.decoder)
         _replace(causal_lm, name, _StandIn())
 
     def __call__(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """input_ids [T] -> the last hidden states [T, C], normalised."""
-        seat, ids, positions = self._seat, input_ids[None].long(), ctx.batch.positions[None]
+        if torch.compiler.is_compiling():  # what the rest of this looks at was seen by the trial
+            return self._decode(input_ids, ctx)
+        seat = self._seat
         seat.ctx, seat.layers = ctx, []
-        output = self._decoder(input_ids=ids, position_ids=positions, use_cache=False, return_dict=True)
+        hidden = self._decode(input_ids, ctx)
         seat.ctx = None
         if sorted(seat.layers) != self._layers:
             raise Undrivable(f"of its {len(self._layers)} layers those that called the attention interface are {seat.layers}")
         if any(seat.variants[layer].window is None for layer in self._windowed):
             raise Undrivable("its layers with a sliding window do not tell their attention of it")
-        return output.last_hidden_state[0]
+        return hidden
+
+    def _decode(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        ids, positions = input_ids[None].long(), ctx.batch.positions[None]
+        return self.decoder(input_ids=ids, position_ids=positions, use_cache=False, return_dict=True).last_hidden_state[0]
+
+    @property
+    def variants(self) -> dict[int, AttentionVariant]:
+        """Layer -> its attention, known from the trial on."""
+        return self._seat.variants
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, C] -> [S, V], with whatever the library's head does to them (scales, soft caps)."""
@@ -124,6 +137,7 @@ class PackedLinear(nn.Module):
     def __init__(self, multiply: PackedWeight, weight: torch.Tensor) -> None:
         super().__init__()
         self.multiply = multiply
+        self.out_features = len(weight)
         self.weight = torch.empty_like(weight, device="meta")
         """For layers that ask for a weight's dtype or shape; nothing can be computed with it."""
 
@@ -303,6 +317,9 @@ def _attention(
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
     """The library's attention function: query [1, H, T, D], key and value [1, Hkv, T, D] -> ([1, T, H, D], None)."""
+    if torch.compiler.is_compiling():
+        q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
+        return attend(q, k, v, module.layer_idx)[None], None
     seat: Seat | None = getattr(module, SEAT, None)
     if seat is None or seat.ctx is None:
         raise Undrivable("its attention layers do not know their place (layer_idx)")
@@ -314,14 +331,11 @@ def _attention(
         _check_call(attention_mask, causal, more)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         variant = seat.variants[layer] = AttentionVariant(scale, softcap, sliding_window)
-    k_cache, v_cache = ctx.kv[layer]
-    for new, cache in ((key, k_cache), (value, v_cache)):
-        tokens = new[0].transpose(0, 1)
-        if tokens.shape[1:] != cache.shape[2:]:
-            raise Undrivable(f"its keys or values are {list(tokens.shape[1:])} per token, the config says {list(cache.shape[2:])}")
-        cache.view(-1, *cache.shape[2:])[ctx.batch.kv_index] = tokens.to(cache.dtype)
-    q = query[0].transpose(0, 1).contiguous()
-    return ctx.attention.forward(q, k_cache, v_cache, ctx.batch, variant)[None], None
+    q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    for new, cache in zip((k, v), ctx.kv[layer], strict=True):
+        if new.shape[1:] != cache.shape[2:]:
+            raise Undrivable(f"its keys or values are {list(new.shape[1:])} per token, the config says {list(cache.shape[2:])}")
+    return store_and_attend(q.contiguous(), k, v, ctx, layer, variant)[None], None
 
 
 def _check_call(attention_mask: torch.Tensor | None, causal: bool, more: dict[str, Any]) -> None:

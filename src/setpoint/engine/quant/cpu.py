@@ -93,6 +93,7 @@ class PanelLinear:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
+        self.level = kernels.level
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PanelWeight:
         columns, k = weight.shape

@@ -14,6 +14,7 @@ class KVPool:
 
     def __init__(self, spec: ModelSpec, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
         shape = (spec.num_layers, 2, num_pages + 1, page_size, spec.num_kv_heads, spec.head_dim)
+        self.num_tokens = num_pages * page_size
         try:
             self.memory = claim(shape, dtype, device)
         except RuntimeError as error:

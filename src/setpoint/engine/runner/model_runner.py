@@ -42,6 +42,8 @@ class LoadReport:
     ops: str
     linear: str
     attention: str
+    level: str
+    """The instruction set that the C++ kernels are compiled for; empty if none of them runs."""
     fallbacks: tuple[str, ...]
     """One sentence per better implementation that was passed over, with the reason."""
 
@@ -103,6 +105,11 @@ class ModelRunner:
         wide = torch.promote_types(self.dtype, torch.float32)
         self.cos_sin = tuple(rotary.table(context_len, wide, self.device) for rotary in self.model.rotaries)
         self._capture()
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens that a sequence can have, alone in the pool."""
+        return min(self.slots.context_len, self.pool.num_tokens)
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forward:

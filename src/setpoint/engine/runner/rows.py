@@ -22,6 +22,7 @@ FIRST_SLOTS = 16
 class SlotTable:
     def __init__(self, *, context_len: int, page_size: int, max_slots: int, device: torch.device) -> None:
         self.max_slots = max_slots
+        self.context_len = context_len
         self.device = device
         size = min(FIRST_SLOTS, max_slots)
         self.ids = torch.zeros(size, context_len + 1, dtype=torch.int32, device=device)

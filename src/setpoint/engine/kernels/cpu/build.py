@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE_DIR = Path(__file__).parent
+LEVEL_VARIABLE = "SETPOINT_CPU_ISA"
+"""Environment variable that forces a level: scalar, avx2, avx512, avx512_vnni or avx512_bf16."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno")
 
 
@@ -60,9 +62,21 @@ def supported_levels() -> list[str]:
     machine = platform.machine()
     if sys.platform != "linux" or machine not in LEVELS:
         raise BuildError(f"the C++ kernels are written for Linux on {' and '.join(LEVELS)}, this is {sys.platform} on {machine}")
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    present = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    present = _cpu_flags()
     return [name for name, level in LEVELS[machine].items() if level.needs <= present]
+
+
+def why_no_better(level: str) -> str:
+    """The reason that no better level than this one runs; empty for the best that the kernels are written for."""
+    levels = LEVELS[platform.machine()]
+    better = list(levels)[: list(levels).index(level)]
+    if not better:
+        return ""
+    possible = supported_levels()[0]
+    if possible in better:
+        return f"{LEVEL_VARIABLE} asks for it; this machine runs {possible}"
+    missing = sorted(levels[better[-1]].needs - _cpu_flags())
+    return f"this CPU has no {', '.join(missing)}, which {better[-1]} needs"
 
 
 def choose_level(name: str = "") -> str:
@@ -125,6 +139,11 @@ def ensure_built(level: str) -> Path:
     if not target.exists():
         compile_library(compiler, level, target)
     return target
+
+
+def _cpu_flags() -> set[str]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
 
 
 def _flags(level: str) -> tuple[str, ...]:

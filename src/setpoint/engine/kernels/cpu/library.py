@@ -23,9 +23,6 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 
 logger = logging.getLogger(__name__)
 
-LEVEL_VARIABLE = "SETPOINT_CPU_ISA"
-"""Environment variable that forces a level: scalar, avx2, avx512, avx512_vnni or avx512_bf16."""
-
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The C side's numbers (simd.h, DType)."""
 
@@ -245,7 +242,7 @@ class Kernels:
 
 def load(level: str | None = None) -> Kernels:
     """The kernels at the given level, else at $SETPOINT_CPU_ISA, else at the best this machine has. KernelsUnavailable if not."""
-    return _load(level or os.environ.get(LEVEL_VARIABLE, ""))
+    return _load(level or os.environ.get(build.LEVEL_VARIABLE, ""))
 
 
 @functools.cache

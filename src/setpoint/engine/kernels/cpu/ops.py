@@ -20,6 +20,7 @@ class CpuOps:
         self._dtype = dtype
         self._dtype_number = DTYPES[dtype]
         self._kernels = kernels
+        self.level = kernels.level
         # Calls of one token are a few µs long, so the argument structs are filled in place, not built anew.
         self._place = PlaceCall()
         self._place_address = ctypes.addressof(self._place)

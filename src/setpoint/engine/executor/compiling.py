@@ -1,0 +1,174 @@
+"""Has a runner's small steps compiled at start, and tries out what came of it: the answer as before, and sooner, or it is not used.
+
+Works on a runner with its memory allocated and nothing in it yet, through plans like any step. Logs nothing; the report tells.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from setpoint.core.plan import Admit, PlanBuilder, StepPlan
+from setpoint.core.sampling import SamplingParams
+from setpoint.engine.executor.trial import TOLERANCE
+from setpoint.engine.kernels.cpu.build import cache_dir
+from setpoint.engine.kernels.device import mark, seconds_between, wait
+from setpoint.engine.kernels.ref import RefOps
+from setpoint.engine.runner.compiled import CompiledModel
+from setpoint.engine.runner.model_runner import ModelRunner
+
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+"""torch's own: where compiled graphs are kept."""
+GROWTH = 4
+"""From one size that is tried out to the next."""
+HISTORY = 15
+"""Tokens that precede a tried-out row: a sequence's first token alone says little, its hidden state being unlike all others'."""
+REPEATS = 7
+"""Runs of a size, compiled and not, in turn; their medians are compared."""
+
+
+@dataclass(slots=True, frozen=True)
+class Duration:
+    """Of a step of so many tokens, without sampling."""
+
+    num_tokens: int
+    compiled_s: float
+    plain_s: float
+
+    def __str__(self) -> str:
+        return f"{self.num_tokens}: {self.compiled_s * 1e3:.2f} ms, uncompiled {self.plain_s * 1e3:.2f}"
+
+
+@dataclass(slots=True, frozen=True)
+class CompileReport:
+    """What start-up tells about compiling."""
+
+    max_tokens: int = 0
+    """Steps of up to so many tokens run compiled; 0 = none."""
+    why_not_more: str = ""
+    """Empty if it is as many as was asked for."""
+    folder: str = ""
+    """Where compiled graphs are kept."""
+    seconds: float = 0.0
+    """Spent on compiling, or on reading what had been compiled."""
+    num_graphs: int = 0
+    num_reused: int = 0
+    """Of these, from the folder."""
+    durations: tuple[Duration, ...] = ()
+
+
+class NotUsable(Exception):
+    """The message says why compiled code cannot be used here."""
+
+
+def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
+    """Compile steps of up to ``max_tokens`` tokens. Whatever fails, the runner runs as before and the report says why."""
+    if runner.report.model_impl == "setpoint" and not isinstance(runner.ops, RefOps):
+        return CompileReport(why_not_more=f"between the engine's own kernels ({runner.report.ops}) a layer has no torch operations left")
+    if not os.environ.get(CACHE_VARIABLE):
+        os.environ[CACHE_VARIABLE] = str(cache_dir().parent / "inductor")
+    folder, plain, begin = os.environ[CACHE_VARIABLE], runner.model, time.perf_counter()
+    compiled = CompiledModel(plain, runner.spec)
+    try:
+        most = min(max_tokens, runner.longest_row - HISTORY)
+        expected = _first_answer(runner, HISTORY + most)
+        plans = [_last_tokens(HISTORY + most, size) for size in _sizes(most)]
+        before = _graphs()
+        runner.model = compiled
+        with compiled.compiling(most):
+            for plan in (plans[0], plans[-1]):
+                runner.forward(plan)
+        seconds = time.perf_counter() - begin
+        num_graphs, num_reused = (now - then for now, then in zip(_graphs(), before, strict=True))
+        durations = [_duration(runner, plan, plain, compiled, expected) for plan in plans]
+    except Exception as error:  # whatever tracing, the compiler and its cache raise
+        runner.model = plain
+        compiled.undo()
+        return CompileReport(why_not_more=_in_one_line(error), folder=folder, seconds=time.perf_counter() - begin)
+    runner.forward(PlanBuilder(0).build(releases=(0,)))
+    compiled.max_tokens, why = _worth_it(durations)
+    if compiled.max_tokens == 0:
+        runner.model = plain
+        compiled.undo()
+    elif compiled.max_tokens == most < max_tokens:
+        why = f"no sequence can have more than {runner.longest_row} tokens here"
+    return CompileReport(compiled.max_tokens, why, folder, seconds, num_graphs, num_reused, tuple(durations))
+
+
+def _sizes(largest: int) -> list[int]:
+    """1, GROWTH, GROWTH², …, and the largest."""
+    sizes = [1]
+    while sizes[-1] * GROWTH < largest:
+        sizes.append(sizes[-1] * GROWTH)
+    return sizes if largest == 1 else [*sizes, largest]
+
+
+def _first_answer(runner: ModelRunner, length: int) -> torch.Tensor:
+    """Put a sequence of so many tokens into slot 0; -> the logits behind its last one, [1, V]."""
+    if length <= HISTORY:
+        raise NotUsable(f"no sequence can have more than {runner.longest_row} tokens here")
+    ids = np.array([(11 + 7919 * index) % runner.spec.vocab_size for index in range(length)], np.int32)
+    plan = PlanBuilder(0)
+    plan.admits.append(Admit(0, 0, ids, length, SamplingParams(temperature=0.0), seed=0))
+    plan.map_pages(0, 0, np.arange(1, 1 + -(-length // runner.page_size), dtype=np.int32))
+    plan.add_row(0, 0, 0, length, True)
+    return _logits(runner, plan.build())
+
+
+def _last_tokens(length: int, size: int) -> StepPlan:
+    """The last tokens of that sequence once more: but for attention the work of a decode step of as many rows."""
+    plan = PlanBuilder(0)
+    plan.add_row(0, 0, length - size, size, True)
+    return plan.build()
+
+
+def _logits(runner: ModelRunner, plan: StepPlan) -> torch.Tensor:
+    logits = runner.forward(plan).logits
+    assert logits is not None, "a row samples"
+    return logits
+
+
+def _duration(runner: ModelRunner, plan: StepPlan, plain: Any, compiled: CompiledModel, expected: torch.Tensor) -> Duration:
+    """Both ways in turn. Raises NotUsable if compiled code does not come to the expected logits."""
+    seconds: dict[Any, list[float]] = {compiled: [], plain: []}
+    for _ in range(REPEATS):
+        for model, measured in seconds.items():
+            runner.model = model
+            begin = mark(runner.device)
+            logits = _logits(runner, plan)
+            end = mark(runner.device)
+            wait(end)
+            measured.append(seconds_between(begin, end))
+            error = float((logits - expected).double().norm() / expected.double().norm())
+            if model is compiled and not error <= TOLERANCE[runner.dtype]:
+                raise NotUsable(f"its logits differ by {error:.2g} of their length (allowed: {TOLERANCE[runner.dtype]:g})")
+    runner.model = compiled
+    return Duration(int(plan.rows.counts[0]), statistics.median(seconds[compiled]), statistics.median(seconds[plain]))
+
+
+def _worth_it(durations: Sequence[Duration]) -> tuple[int, str]:
+    """-> the size up to which compiled code is faster, and why not to the last one."""
+    most = 0
+    for duration in durations:
+        if duration.compiled_s >= duration.plain_s:
+            return most, f"compiled code is not faster at {duration.num_tokens} tokens"
+        most = duration.num_tokens
+    return most, ""
+
+
+def _graphs() -> tuple[int, int]:
+    """-> how many this process has come to so far, and how many of them out of the cache."""
+    counters = torch._dynamo.utils.counters
+    return counters["stats"]["unique_graphs"], counters["inductor"]["fxgraph_cache_hit"]
+
+
+def _in_one_line(error: Exception) -> str:
+    words = (str(error).strip() or "no words").splitlines()[0].rstrip(".:")
+    return words if isinstance(error, NotUsable) else f"{type(error).__name__}: {words}"
