@@ -13,7 +13,7 @@ from setpoint.core.plan import OWN_LENGTH
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build, capture
-from setpoint.engine.kernels.cpu.library import LEVEL_VARIABLE
+from setpoint.engine.kernels.cpu.build import LEVEL_VARIABLE
 from setpoint.engine.kernels.program import KINDS, NotCapturable
 from setpoint.engine.models.registry import MODELS
 from setpoint.engine.runner import captured

@@ -349,17 +349,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     enable_torch_compile: Annotated[
-        bool,
-        Option(
-            EXECUTION,
-            "Compile the torch operations of small steps with torch.compile, where a model has any; start-up says what was compiled, what "
-            "came from the cache (TORCHINDUCTOR_CACHE_DIR) and whether it is faster. Where it is not, steps run as without the flag.",
-            tunable=(False, True),
-        ),
+        bool, Option(EXECUTION, "Compile the torch operations of small steps, if there are any and it pays; start-up says what came of it.")
     ] = False
-    torch_compile_max_bs: Annotated[
-        int, Option(EXECUTION, "Most tokens of a step that --enable-torch-compile compiles for; larger steps run uncompiled.", low=1)
-    ] = 32
+    torch_compile_max_bs: Annotated[int, Option(EXECUTION, "Most tokens of a step that --enable-torch-compile compiles.", low=1)] = 32
     num_threads: Annotated[
         int | None,
         Option(
