@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import httpx
+import pytest
 import torch
 
 from setpoint.testing.against_transformers import write_tiny
@@ -28,6 +30,24 @@ def test_greedy_text_over_http_equals_transformers(tmp_path: Path) -> None:
         assert httpx.get(f"{server.url}/server_info", timeout=60).json()["model_impl"] == "transformers"
         check(server, model)
         assert server.is_idle()
+
+
+@pytest.mark.full
+def test_compiled_steps_give_the_same_text_and_a_second_start_compiles_nothing(tmp_path: Path) -> None:
+    from transformers import StableLmForCausalLM
+
+    folder = write_tiny(tmp_path / "model", STABLELM)
+    write_byte_tokenizer(folder)
+    model = StableLmForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    flags, cache = ("--enable-torch-compile", "--torch-compile-max-bs", "4"), {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    for num_reused in (0, 2):
+        with running_server(tmp_path / f"server{num_reused}", "--model-path", str(folder), *ARGUMENTS, *flags, env=cache) as server:
+            assert re.search(
+                rf"torch\.compile: 2 graphs in [\d.]+ s, {num_reused} of them from the cache {tmp_path}/cache\n", server.errors
+            )
+            assert re.search(r"torch\.compile: steps by number of tokens, without sampling: 1: [\d.]+ ms, uncompiled ", server.errors)
+            check(server, model)
+            assert "no step runs compiled from now on" not in server.errors
 
 
 def check(server: ServerProcess, model: torch.nn.Module) -> None:
