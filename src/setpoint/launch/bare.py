@@ -22,6 +22,8 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
     setup_logging(options.log_level, milliseconds=env.log_ms)
     if options.is_embedding:
         raise ConfigError("--is-embedding has no decode steps to measure.")
+    if options.enable_torch_compile and line.own.breakdown:
+        raise ConfigError("--breakdown has no timers inside compiled steps; leave --enable-torch-compile out.")
     source, spec, config = configured(options, env, line.given)
     if length > config.context_len:
         raise ConfigError(f"--input-len and --output-len add up to {length}, more than the context of {config.context_len} tokens.")

@@ -73,7 +73,6 @@ def build_runner(config: EngineConfig) -> ModelRunner:
         device=device,
     )
     attention = choose_attention(config.attention_backend, shape)
-    choices = {"kernels": ops, "linear layers": linear, "attention": attention}
     native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
     if not native and config.quantization == "w8a8_int8":
         raise ConfigError(
@@ -98,8 +97,8 @@ def build_runner(config: EngineConfig) -> ModelRunner:
         ops=ops.name,
         linear=linear.name,
         attention=attention.name,
-        level=_level(choices),
-        fallbacks=_fallbacks(config, native, choices),
+        level=_level(ops, linear, attention),
+        fallbacks=_fallbacks(config, native, {"kernels": ops, "linear layers": linear, "attention": attention}),
     )
     runner = ModelRunner(
         model=model,
@@ -138,15 +137,15 @@ def _fallbacks(config: EngineConfig, native: bool, choices: Mapping[str, Choice[
     found = [f"{what} uses {choice.name} ({choice.fallback})" for what, choice in choices.items() if choice.fallback]
     if not native and config.model_impl == "auto":
         found.insert(0, f"model uses transformers (no declaration of {config.spec.architecture} here; slower than one would be)")
-    level = _level(choices)
+    level = _level(*choices.values())
     if level and (why := why_no_better(level)):
         found.append(f"C++ kernels run at the level {level} ({why})")
     return tuple(found)
 
 
-def _level(choices: Mapping[str, Choice[Any]]) -> str:
+def _level(*choices: Choice[Any]) -> str:
     """The instruction set of the C++ kernels among the choices; one library holds them all. Empty without any."""
-    return next((choice.impl.level for choice in choices.values() if hasattr(choice.impl, "level")), "")
+    return next((choice.impl.level for choice in choices if hasattr(choice.impl, "level")), "")
 
 
 def _dtype(name: str) -> torch.dtype:
