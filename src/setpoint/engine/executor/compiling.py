@@ -75,8 +75,9 @@ def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
     if not os.environ.get(CACHE_VARIABLE):
         os.environ[CACHE_VARIABLE] = str(cache_dir().parent / "inductor")
     folder, plain, begin = os.environ[CACHE_VARIABLE], runner.model, time.perf_counter()
-    compiled = CompiledModel(plain, runner.spec)
+    compiled = None
     try:
+        compiled = CompiledModel(plain, runner.spec)
         most = min(max_tokens, runner.longest_row - HISTORY)
         expected = _first_answer(runner, HISTORY + most)
         plans = [_last_tokens(HISTORY + most, size) for size in _sizes(most)]
@@ -90,7 +91,8 @@ def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
         durations = [_duration(runner, plan, plain, compiled, expected) for plan in plans]
     except Exception as error:  # whatever tracing, the compiler and its cache raise
         runner.model = plain
-        compiled.undo()
+        if compiled is not None:
+            compiled.undo()
         return CompileReport(why_not_more=_in_one_line(error), folder=folder, seconds=time.perf_counter() - begin)
     runner.forward(PlanBuilder(0).build(releases=(0,)))
     compiled.max_tokens, why = _worth_it(durations)

@@ -29,6 +29,12 @@ class CompiledModel:
     """
 
     def __init__(self, model: Any, spec: ModelSpec) -> None:
+        self._run = torch.compile(
+            lambda input_ids, ctx: model(input_ids, ctx),
+            fullgraph=True,
+            isolate_recompiles=True,
+            options={"guard_filter_fn": _of_shapes},
+        )
         self.model = model
         self.rotaries = model.rotaries
         self.logits = model.logits
@@ -43,12 +49,6 @@ class CompiledModel:
         self._ops = TracedOps()
         self._attention = TracedAttention(spec.num_heads, spec.num_kv_heads)
         self._layers = tuple((layer, layer) for layer in range(spec.num_layers))
-        self._run = torch.compile(
-            lambda input_ids, ctx: model(input_ids, ctx),
-            fullgraph=True,
-            isolate_recompiles=True,
-            options={"guard_filter_fn": _of_shapes},
-        )
 
     def __call__(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         if len(input_ids) > self.max_tokens:
