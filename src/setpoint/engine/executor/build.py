@@ -81,13 +81,7 @@ def build_runner(config: EngineConfig) -> ModelRunner:
         )
     load = partial(_load_native, quantization=config.quantization) if native else load_transformers_model
     model, weight_bytes = load(
-        spec,
-        config.model_folder,
-        load_format=config.load_format,
-        dtype=dtype,
-        device=device,
-        method=linear.impl,
-        seed=config.seed,
+        spec, config.model_folder, load_format=config.load_format, dtype=dtype, device=device, method=linear.impl, seed=config.seed
     )
     report = LoadReport(
         load_seconds=time.perf_counter() - begin,
