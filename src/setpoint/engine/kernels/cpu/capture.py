@@ -57,6 +57,11 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self._arena = arena
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch's question to every mode. The usual yes would import its compiler: a second, and 60 MB for good."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in ALLOCATIONS:
