@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 
 import pytest
+
+
+def pytest_sessionstart() -> None:
+    """A shell starts background jobs with Ctrl-C ignored, and so would be every process that a test starts and interrupts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
