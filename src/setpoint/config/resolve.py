@@ -239,8 +239,12 @@ def _model_impl(book: _Book) -> None:
 
 def keeps_blocks(options: Options) -> bool:
     """Whether these settled options let a GGUF's blocks stay as they are."""
-    native = options.model_impl != "transformers"
-    return native and options.device == "cpu" and options.dtype == "bfloat16" and options.quantization is None
+    return options.quantization is None and _blocks_run(options.device, options.dtype, options.model_impl)
+
+
+def _blocks_run(device: str, dtype: str, model_impl: str) -> bool:
+    """Whether a GGUF's blocks can be multiplied as they are."""
+    return device == "cpu" and dtype == "bfloat16" and model_impl != "transformers"
 
 
 def _quantization(book: _Book, model: ModelSpec, device: str, dtype: str) -> None:
@@ -251,7 +255,7 @@ def _quantization(book: _Book, model: ModelSpec, device: str, dtype: str) -> Non
         return
     if model.blocks is None:
         why = "weights as the checkpoint has them"
-    elif device == "cpu" and dtype == "bfloat16" and book.get("model_impl") != "transformers":
+    elif _blocks_run(device, dtype, book.get("model_impl")):
         kinds = " and ".join(model.blocks.kinds)
         why = f"the GGUF's {kinds} blocks multiplied as they are, with the results of bfloat16; unquant dequantises them at load"
     else:

@@ -35,8 +35,7 @@ class RefOps:
         return ids.where(best.isfinite(), -1)
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
-        x = weight[ids]
-        return x if scale == 1.0 else x.mul_(torch.tensor(scale, dtype=torch.float32).to(x.dtype))
+        return scaled(weight[ids], scale)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
         wide = x.to(_wide(x.dtype))
@@ -61,8 +60,8 @@ class RefOps:
         kv_index: torch.Tensor,
     ) -> torch.Tensor:
         q, k = self.rotated(q, k, cos_sin, positions)
-        k_cache.view(-1, *k_cache.shape[2:])[kv_index] = k.to(k_cache.dtype)
-        v_cache.view(-1, *v_cache.shape[2:])[kv_index] = v.to(v_cache.dtype)
+        store(k, k_cache, kv_index)
+        store(v, v_cache, kv_index)
         return q
 
     def rotated(
@@ -79,6 +78,16 @@ class RefOps:
     def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.to(_wide(gate_up.dtype)).chunk(2, dim=-1)
         return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
+def scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """x, overwritten, times ``scale`` rounded as ``Ops.embedding`` says."""
+    return x if scale == 1.0 else x.mul_(torch.tensor(scale, dtype=torch.float32).to(x.dtype))
+
+
+def store(new: torch.Tensor, cache: torch.Tensor, kv_index: torch.Tensor) -> None:
+    """Write K or V of a step, [T, Hkv, D], to its places in the cache, as ``Ops.rope_and_store`` does."""
+    cache.view(-1, *cache.shape[2:])[kv_index] = new.to(cache.dtype)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

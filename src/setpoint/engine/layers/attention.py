@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from setpoint.engine.attention.base import AttentionVariant
+from setpoint.engine.kernels.ref import store
 from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.context import ForwardContext
 
@@ -42,6 +43,6 @@ def store_and_attend(
 ) -> torch.Tensor:
     """q [T, H, D], k and v [T, Hkv, D], rotated already or without positions -> [T, H, D]."""
     k_cache, v_cache = ctx.kv[layer]
-    for new, cache in ((k, k_cache), (v, v_cache)):
-        cache.view(-1, *cache.shape[2:])[ctx.batch.kv_index] = new.to(cache.dtype)
+    store(k, k_cache, ctx.batch.kv_index)
+    store(v, v_cache, ctx.batch.kv_index)
     return ctx.attention.forward(q, k_cache, v_cache, ctx.batch, variant)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from setpoint.engine.kernels.ops import Ops
+from setpoint.engine.kernels.ref import scaled
 from setpoint.engine.layers.base import Layer
 from setpoint.engine.quant.base import BlockMethod, Blocks, PackedRows
 
@@ -30,5 +31,4 @@ class Embedding(Layer):
     def forward(self, ids: torch.Tensor, ops: Ops) -> torch.Tensor:
         if self.packed is None:
             return ops.embedding(ids, self.weight, self.scale)
-        x = self.packed.rows(ids)
-        return x if self.scale == 1.0 else x.mul_(torch.tensor(self.scale, dtype=torch.float32).to(x.dtype))
+        return scaled(self.packed.rows(ids), self.scale)
