@@ -8,22 +8,12 @@ from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.config.pool import memory_model
 from setpoint.config.resolve import resolve
-from setpoint.core.model import KeptBlocks, ModelSpec
+from setpoint.core.model import KeptBlocks
 from setpoint.planning.memory import GIB
+from setpoint.testing.specs import tiny_spec
 
-SPEC = ModelSpec(
-    architecture="LlamaForCausalLM",
-    model_type="llama",
-    num_layers=2,
-    hidden_size=64,
-    intermediate_size=128,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
+SPEC = tiny_spec(
     vocab_size=1024,
-    context_len=512,
-    tie_embeddings=True,
-    dtype="bfloat16",
     num_parameters=200_000,
     blocks=KeptBlocks(num_parameters=190_000, num_bytes=150_000, kinds=("Q4_1", "Q8_0"), embedding_bytes=69_632),
 )

@@ -15,24 +15,10 @@ from setpoint.config.options import OPTION_FIELDS, server_args
 from setpoint.config.pool import resolve_pool
 from setpoint.config.resolve import Decision, ResolvedConfig, resolve
 from setpoint.config.workload import PROFILES
-from setpoint.core.model import ModelSpec
 from setpoint.planning.memory import CPU_MEM_FRACTION, GIB
+from setpoint.testing.specs import tiny_spec
 
-SPEC = ModelSpec(
-    architecture="LlamaForCausalLM",
-    model_type="llama",
-    num_layers=2,
-    hidden_size=64,
-    intermediate_size=128,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    vocab_size=1000,
-    context_len=8192,
-    tie_embeddings=True,
-    dtype="bfloat16",
-    num_parameters=1_000_000,
-)
+SPEC = tiny_spec(vocab_size=1000, context_len=8192)
 CPU = Hardware(device="cpu", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
 GPU = Hardware(device="cuda", num_cores=16, total_bytes=128 * GIB, available_bytes=100 * GIB, gpu_bytes=80 * GIB)
 SMALL_GPU = replace(GPU, gpu_bytes=24 * GIB)

@@ -11,15 +11,12 @@ from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.config.pool import resolve_pool
 from setpoint.config.resolve import resolve
-from setpoint.core.model import ModelSpec
 from setpoint.launch.engine_process import scheduler_config
 from setpoint.planning.memory import GIB
 from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, SchedulerConfig
+from setpoint.testing.specs import tiny_spec
 
-SPEC = ModelSpec(
-    architecture="LlamaForCausalLM", model_type="llama", num_layers=2, hidden_size=64, intermediate_size=128, num_heads=4, num_kv_heads=2,
-    head_dim=16, vocab_size=300, context_len=512, tie_embeddings=True, dtype="bfloat16", num_parameters=100_000, eos_token_ids=(2,),
-)  # fmt: skip
+SPEC = tiny_spec(vocab_size=300, num_parameters=100_000, eos_token_ids=(2,))
 
 
 def settled(environ: dict[str, str] | None = None, **options: Any) -> SchedulerConfig:

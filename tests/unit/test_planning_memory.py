@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from setpoint.core.errors import OutOfMemoryError
-from setpoint.core.model import KeptBlocks, ModelSpec, Pooling
+from setpoint.core.model import KeptBlocks, Pooling
 from setpoint.planning.memory import (
     CPU_POOL_BYTES,
     GIB,
@@ -25,22 +25,9 @@ from setpoint.planning.memory import (
     table_bytes,
     weight_bytes,
 )
+from setpoint.testing.specs import tiny_spec
 
-SPEC = ModelSpec(
-    architecture="LlamaForCausalLM",
-    model_type="llama",
-    num_layers=2,
-    hidden_size=64,
-    intermediate_size=128,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    vocab_size=256,
-    context_len=512,
-    tie_embeddings=True,
-    dtype="float32",
-    num_parameters=1_000_000,
-)
+SPEC = tiny_spec(dtype="float32")
 TOKEN = 2 * 2 * 16 * 2 * 4  # K and V, kv heads, head_dim, layers, bytes
 CPU_MODEL = MemoryModel(
     spec=SPEC,
