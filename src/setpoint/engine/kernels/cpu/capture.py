@@ -20,10 +20,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from setpoint.engine.kernels.cpu.library import KERNELS, Kernels, Op, ProgramCall, load
+from setpoint.engine.kernels.memory import claim
 from setpoint.engine.kernels.program import KINDS, NotCapturable
 
 COUNTS = ("tokens", "sequences", "samples")
-ALIGNMENT = 64
 ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default)
 
 
@@ -44,10 +44,9 @@ class Arena:
         return torch.from_numpy(view).view(dtype)[: int(np.prod(shape))].view(shape)
 
     def _new(self, size: int) -> np.ndarray:
-        memory = np.empty(size + ALIGNMENT, np.uint8)
+        memory = claim((size,), torch.uint8).numpy()
         self.memory.append(memory)
-        begin = -memory.ctypes.data % ALIGNMENT
-        return memory[begin : begin + size]
+        return memory
 
 
 class _Watch(TorchDispatchMode):
