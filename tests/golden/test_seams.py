@@ -22,14 +22,16 @@ from setpoint.testing.tiny_models import TINY, write_tiny_llama
 PROMPTS = {0: [*range(3, 40)], 1: [*range(50, 61)]}
 
 
-def runner_of(folder: Path) -> ModelRunner:
-    runner = build_runner(EngineConfig(str(folder), read_spec(folder), dtype="bfloat16", num_threads=1))
+def runner_of(folder: Path, **more: object) -> ModelRunner:
+    runner = build_runner(EngineConfig(str(folder), read_spec(folder), dtype="bfloat16", num_threads=1, **more))
     runner.allocate(num_pages=2 * 64, max_slots=2, context_len=64)
     return runner
 
 
-def test_what_is_counted_is_what_the_model_has_to_do(tmp_path: Path) -> None:
-    runner = runner_of(write_tiny_llama(tmp_path))
+@pytest.mark.parametrize(("model_impl", "products"), [("setpoint", 4), ("transformers", 7)])
+def test_what_is_counted_is_what_the_model_has_to_do(model_impl: str, products: int, tmp_path: Path) -> None:
+    """products: per layer; the library's code stacks none."""
+    runner = runner_of(write_tiny_llama(tmp_path), model_impl=model_impl)
     expected = Driver(InprocExecutor(runner), 1, 64).generate(PROMPTS, 5)
     seams, works = Seams(runner), []
 
@@ -53,7 +55,7 @@ def test_what_is_counted_is_what_the_model_has_to_do(tmp_path: Path) -> None:
     held = sum(module.multiply.num_bytes for module in runner.model.modules() if "multiply" in module.__dict__)
     step = next(each for each in works[1:] if each and each["linear"].flops == 2 * 2 * weights)  # a decode step of both
     assert step["linear"].num_bytes + step["head"].num_bytes == held
-    assert step["linear"].num_calls == 4 * layers
+    assert step["linear"].num_calls == products * layers
     assert step["head"].flops == 2 * 2 * hidden * vocab
     assert (step["linear"].product, step["elementwise"].product) == ("bfloat16", "")
     keys = step["attention"].num_bytes // (2 * layers * 2 * kv_heads * dim)

@@ -9,6 +9,7 @@ running tells. T: tokens of the step, C: hidden size, H heads of size D. It know
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +83,11 @@ class TransformersModel:
         self._causal_lm = causal_lm
         name = next(name for name, module in causal_lm.named_modules() if module is self.decoder)
         _replace(causal_lm, name, _StandIn())
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All of them, the head's behind the decoder's: as of any other model."""
+        yield from self.decoder.modules()
+        yield from self._causal_lm.modules()
 
     def __call__(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """input_ids [T] -> the last hidden states [T, C], normalised."""
