@@ -36,7 +36,7 @@ def of_architecture(architecture: str) -> dict:
 @pytest.fixture(autouse=True)
 def small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that tests have steps on both sides of the limit."""
-    monkeypatch.setattr(captured, "MAX_TOKENS", MAX_TOKENS)
+    monkeypatch.setattr(captured, "CAPTURED_TOKENS", MAX_TOKENS)
 
 
 def make_runner(folder: Path, dtype: str = "bfloat16", num_threads: int = 2, **more: object) -> ModelRunner:

@@ -6,12 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from setpoint.planning.memory import GIB
+from setpoint.checkpoint.spec import read_spec
+from setpoint.core.model import Pooling
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.models.registry import MODELS
+from setpoint.planning.memory import GIB, captured_bytes
+from setpoint.testing.against_transformers import write_tiny
+from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.tiny_models import write_tiny_llama
 
 MODEL = {
@@ -64,7 +71,7 @@ runner = build_runner(
         num_threads=2,
     )
 )
-model = memory_model(config, spec, attention=runner.report.attention)
+model = memory_model(config, spec, attention=runner.report.attention, model_impl=runner.report.model_impl)
 plan = model.plan(probe_hardware().available_bytes + runner.report.weight_bytes, available_after_load=probe_hardware().available_bytes)
 runner.allocate(num_pages=plan.pool_tokens // settled.page_size, max_slots=num_slots, context_len=config.context_len)
 runner.pool.memory.zero_()  # a CPU's pool is claimed as tokens arrive: here, all of it
@@ -83,8 +90,8 @@ print(json.dumps({
     "weights": [model.weights(), runner.report.weight_bytes],
     "pool": [plan.kv_bytes, runner.pool.num_bytes],
     "pool_tokens": plan.pool_tokens,
-    "workspace": plan.workspace_bytes,
-    "all": [model.weights() + plan.kv_bytes + plan.workspace_bytes, status("VmHWM") - before],
+    "captured": [plan.graphs_bytes, runner.captured.program.num_bytes],
+    "all": [model.weights() + plan.kv_bytes + plan.workspace_bytes + plan.graphs_bytes, status("VmHWM") - before],
 }))
 """
 
@@ -116,5 +123,32 @@ def test_what_is_planned_is_what_is_used(tmp_path: Path, gib: float, options: di
     print(found)
     assert found["pool_tokens"] == int(gib * GIB) // cell // options["page_size"] * options["page_size"]
     assert found["pool"][0] == found["pool"][1]
+    assert found["captured"][0] == found["captured"][1]
     assert found["weights"][0] == pytest.approx(found["weights"][1], rel=0.01)
     assert found["all"][0] == pytest.approx(found["all"][1], rel=0.05)
+
+
+def captured(folder: Path, **fields: Any) -> list[int]:
+    """[planned, allocated] bytes of the tensors of a captured step."""
+    spec = replace(read_spec(folder), **fields)
+    runner = build_runner(EngineConfig(str(folder), spec, dtype="bfloat16", num_threads=1))
+    runner.allocate(num_pages=32, max_slots=2, context_len=32)
+    assert runner.captured is not None, runner.why_eager
+    return [captured_bytes(spec, 2), runner.captured.program.num_bytes]
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_a_captured_step_takes_what_is_planned(architecture: str, tmp_path: Path) -> None:
+    config = next(golden.config for golden in reversed(GOLDENS) if golden.config["architectures"] == [architecture])
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    planned, allocated = captured(write_tiny(tmp_path, config | heads))
+    assert planned == allocated
+
+
+def test_tensors_of_one_size_share_memory(tmp_path: Path) -> None:
+    same = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 64}
+    planned, allocated = captured(write_tiny_llama(tmp_path, **same))
+    assert planned == allocated
+    pooling = Pooling("mean", True, 64, None, "")
+    planned, allocated = captured(tmp_path, pooling=pooling)
+    assert planned == allocated

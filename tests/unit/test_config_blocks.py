@@ -1,4 +1,4 @@
-"""When a GGUF's blocks are kept, the decision says so and the memory model counts so."""
+"""When a GGUF's blocks are kept, the decision says so and the memory model counts so; when steps are captured, it counts that, too."""
 
 from __future__ import annotations
 
@@ -34,3 +34,14 @@ def test_blocks_of_a_gguf_are_kept_in_bfloat16(options: Options, num_bytes: int,
     (decision,) = (decision for decision in config.decisions if decision.field == "quantization")
     assert words in decision.why
     assert memory_model(config, SPEC).weights() == num_bytes
+
+
+def test_captured_steps_are_counted_where_there_are_any() -> None:
+    cuda = Hardware(device="cuda", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
+    config = resolve(Options(), CPU, SPEC)
+    assert memory_model(config, SPEC).captured
+    assert not memory_model(config, SPEC, attention="torch_ref").captured
+    assert not memory_model(config, SPEC, model_impl="transformers").captured
+    assert not memory_model(resolve(Options(disable_cuda_graph=True), CPU, SPEC), SPEC).captured
+    assert not memory_model(resolve(Options(dtype="float64"), CPU, SPEC), SPEC).captured
+    assert not memory_model(resolve(Options(), cuda, SPEC), SPEC).captured

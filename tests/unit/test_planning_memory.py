@@ -17,6 +17,7 @@ from setpoint.planning.memory import (
     REFERENCE_SCORES,
     MemoryModel,
     auto_mem_fraction,
+    captured_bytes,
     format_bytes,
     kv_bytes,
     max_running_requests,
@@ -75,6 +76,26 @@ def test_blocks_of_a_gguf_take_their_own_bytes() -> None:
     tied = replace(kept, blocks=KeptBlocks(900_000, 500_000, ("Q4_1", "Q8_0"), 10_000))
     assert weight_bytes(tied, 2, head_copied=True, blocks=True) == 2 * 100_000 + 500_000
     assert replace(CPU_MODEL, spec=tied, dtype_bytes=2).weights() == 2 * 100_000 + 500_000
+
+
+def test_a_captured_step_by_hand() -> None:
+    spec = replace(SPEC, vocab_size=1000, intermediate_size=200)
+    layers = 2 * 512 * (4 * 64 + 128 + 200)  # attention's result is as wide as a hidden state
+    head = 2 * 256 * (64 + 1000)
+    assert captured_bytes(spec, 2) == layers + head + 512 * (4 + 8 + 8)  # best tokens lie where ids were
+    assert captured_bytes(replace(spec, num_norms=4), 2) == captured_bytes(spec, 2) + 2 * 512 * 64
+    spec = replace(spec, num_kv_heads=1)
+    assert captured_bytes(replace(spec, head_norms=True), 2) == captured_bytes(spec, 2) + 2 * 512 * (64 + 16)
+
+
+def test_captured_steps_take_from_the_pool() -> None:
+    model = replace(CPU_MODEL, mem_fraction_static=1.0, requested_slots=1)
+    plan, without = (replace(model, captured=captured).plan(64 * MIB) for captured in (True, False))
+    assert (plan.graphs_bytes, without.graphs_bytes) == (captured_bytes(SPEC, 4), 0)
+    assert f" of workspace, {format_bytes(plan.graphs_bytes)} of captured steps, " in plan.limited_by
+    assert "captured" not in without.limited_by
+    more = without.kv_bytes + without.workspace_bytes - plan.kv_bytes - plan.workspace_bytes
+    assert abs(more - plan.graphs_bytes) <= 16 * TOKEN
 
 
 def test_attention_decides_where_it_is_wider_than_the_mlp() -> None:

@@ -30,10 +30,11 @@ class PoolConfig:
     """They take the place of decisions about the same fields made before the pool was sized."""
 
 
-def memory_model(config: ResolvedConfig, model: ModelSpec, *, attention: str | None = None) -> MemoryModel:
+def memory_model(config: ResolvedConfig, model: ModelSpec, *, attention: str | None = None, model_impl: str | None = None) -> MemoryModel:
     """The memory model of this configuration, before the weights are loaded or after.
 
-    attention: the backend that the engine chose; None = not chosen yet, the one to be expected is assumed.
+    attention, model_impl: the backend and the model's code that the engine chose; None = not chosen yet, what is to be expected is
+    assumed.
     """
     kernels = config.options.device == "cpu" and config.options.dtype in CPU_KERNEL_DTYPES
     if attention is None:
@@ -56,6 +57,9 @@ def memory_model(config: ResolvedConfig, model: ModelSpec, *, attention: str | N
         fraction_given=config.fraction_given,
         max_total_tokens=config.options.max_total_tokens,
         requested_slots=config.options.max_running_requests,
+        captured=attention == "cpu"
+        and not config.options.disable_cuda_graph
+        and (model_impl or config.options.model_impl) != "transformers",
     )
 
 

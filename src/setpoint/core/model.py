@@ -79,6 +79,10 @@ class ModelSpec:
     """Rotation tables the engine keeps, each a row of head_dim numbers per position."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    head_norms: bool = False
+    """A norm over each head of q and of k."""
+    num_norms: int = 2
+    """Norms over the hidden size in a layer: before its two branches, or before and behind them."""
     rope_by_context: bool = False
     """Positions are rotated otherwise for a longer context; the engine decides once, by the configured length."""
     blocks: KeptBlocks | None = None

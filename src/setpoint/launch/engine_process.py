@@ -37,6 +37,7 @@ from setpoint.ipc import EngineSocket
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.turn_times import TimedExecutor, TimedLink, TurnTimes
 from setpoint.observe.logline import LogLines, gib, ready_line, setup_logging
+from setpoint.planning.memory import CAPTURED_TOKENS
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, RatioConfig, SchedulerConfig
 from setpoint.scheduler.loop import Loop
@@ -142,7 +143,7 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
     logger.info("Weights: %s", report.weights)
     for fallback in report.fallbacks:
         logger.warning("Fallback: %s", fallback)
-    plan = memory_model(config, spec, attention=report.attention).plan(
+    plan = memory_model(config, spec, attention=report.attention, model_impl=report.model_impl).plan(
         before, available_after_load=min(after, before - report.weight_bytes)
     )
     pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
@@ -151,6 +152,8 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
     runner.allocate(num_pages=plan.pool_tokens // options.page_size, max_slots=pool.max_running_requests, context_len=config.context_len)
     if runner.why_eager:
         logger.info("Steps run %s: %s", "partly eagerly" if runner.captured else "eagerly", runner.why_eager)
+    if runner.captured is not None:
+        logger.info("Steps of up to %d tokens are captured. mem usage=%s GB", CAPTURED_TOKENS, gib(runner.captured.program.num_bytes))
     half = gib(plan.kv_bytes / 2)
     logger.info(
         "KV Cache is allocated. dtype: %s, #tokens: %d, K size: %s GB, V size: %s GB", options.kv_cache_dtype, plan.pool_tokens, half, half
@@ -300,9 +303,11 @@ def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
 
 def _state_info(runner: ModelRunner, lines: LogLines) -> dict[str, Any]:
     """The engine's part of ``/server_info``'s internal_states."""
+    graph = 0 if runner.captured is None else runner.captured.program.num_bytes
+    usage = {"weight": runner.report.weight_bytes, "kvcache": runner.pool.num_bytes, "graph": graph}
     return {
         "last_gen_throughput": lines.last_gen_throughput,
-        "memory_usage": {"weight": runner.report.weight_bytes / (1 << 30), "kvcache": runner.pool.num_bytes / (1 << 30), "graph": 0.0},
+        "memory_usage": {name: num_bytes / (1 << 30) for name, num_bytes in usage.items()},
     }
 
 

@@ -6,6 +6,7 @@ then estimated) and after (what they took is then measured). It knows nothing of
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from setpoint.core.errors import OutOfMemoryError
@@ -30,6 +31,9 @@ INT8_CHANNEL_BYTES = 8
 LOGITS_ROWS = 256
 """Logits are budgeted for at most this many sampling rows of a step; a runner that samples more at once needs more memory."""
 
+CAPTURED_TOKENS = 512
+"""Of a step that is replayed. In larger ones the work outweighs the calls by far, and they would keep larger buffers."""
+
 REFERENCE_SCORES = 1 << 24
 """Scores (heads x queries x keys) that ``torch_ref`` attention holds at once."""
 
@@ -46,6 +50,7 @@ class MemoryPlan:
     workspace_bytes: int
     """Activations and logits of the largest step, and the runner's tables."""
     graphs_bytes: int
+    """Tensors of the captured step, which it keeps."""
     pool_tokens: int
     """Usable tokens, a multiple of the page size; the dummy page is not among them."""
     limited_by: str
@@ -95,6 +100,31 @@ def step_bytes(spec: ModelSpec, *, num_tokens: int, num_sampling: int, dtype_byt
     qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     activations = num_tokens * dtype_bytes * (3 * spec.hidden_size + max(qkv, 4 * spec.intermediate_size))
     return activations + num_sampling * spec.vocab_size * (dtype_bytes + 6 * max(dtype_bytes, 4))
+
+
+def captured_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
+    """The tensors of a captured step (``engine.runner.captured``) of CAPTURED_TOKENS tokens, LOGITS_ROWS of which sample.
+
+    The memory of one goes to a later one of just its size (``kernels.cpu.capture.Arena``), so of each size there are as many as
+    live at the same moment; the moments at which most do are listed. From the second layer on the residual stream, a layer's input and
+    what it became after attention live while the MLP runs; its output is one more, and a norm behind it another.
+    """
+    token = CAPTURED_TOKENS * dtype_bytes
+    ids, index, hidden, inner = 4 * CAPTURED_TOKENS, 8 * CAPTURED_TOKENS, token * spec.hidden_size, token * spec.intermediate_size
+    q, kv = token * spec.num_heads * spec.head_dim, token * spec.num_kv_heads * spec.head_dim
+    moments = [
+        [ids, hidden],
+        [hidden, hidden, hidden, q + 2 * kv, q] + [q, kv] * spec.head_norms,
+        [hidden, hidden, hidden, inner, hidden],
+        [hidden] * (3 + spec.num_norms // 2),
+    ]
+    if spec.pooling is None:
+        moments.append([hidden, *(LOGITS_ROWS * each for each in (spec.hidden_size * dtype_bytes, spec.vocab_size * dtype_bytes, 8))])
+    most: Counter[int] = Counter()
+    for live in moments:
+        most |= Counter(live)
+    positions_and_places = 2 * index  # for as long as there is a program
+    return sum(size * count for size, count in most.items()) + positions_and_places
 
 
 def reference_attention_bytes(spec: ModelSpec, *, num_tokens: int, context_len: int, dtype_bytes: int) -> int:
@@ -150,7 +180,8 @@ class MemoryModel:
     max_total_tokens: int | None
     requested_slots: int | None
     """``max_running_requests`` as the user gave it."""
-    graphs_bytes: int = 0
+    captured: bool = False
+    """Small steps are captured once and replayed."""
 
     def weights(self) -> int:
         """Estimated: what they will take once loaded."""
@@ -188,10 +219,12 @@ class MemoryModel:
         limits = self._wishes(available_bytes, rest)
         token = self.spec.kv_bytes_per_token(self.kv_element_bytes)
         workspace = self.workspace(max(min(limits)[0] // token, 0))
+        graphs = captured_bytes(self.spec, self.dtype_bytes) if self.captured else 0
         if self.device == "cpu":
             reserve = min(round(available_bytes * CPU_RESERVE_SHARE), CPU_RESERVE_BYTES)
-            words = f"memory available, less {format_bytes(workspace)} of workspace and {format_bytes(reserve)} of reserve"
-            limits.append((rest - workspace - self.graphs_bytes - reserve, words))
+            parts = {"workspace": workspace, "captured steps": graphs, "reserve": reserve}
+            words = "memory available, less " + ", ".join(f"{format_bytes(size)} of {what}" for what, size in parts.items() if size)
+            limits.append((rest - sum(parts.values()), words))
 
         pool_bytes, limited_by = min(limits)
         page = token * self.page_size
@@ -203,7 +236,7 @@ class MemoryModel:
             weights_bytes=weights,
             kv_bytes=(num_pages + 1) * page,
             workspace_bytes=workspace,
-            graphs_bytes=self.graphs_bytes,
+            graphs_bytes=graphs,
             pool_tokens=num_pages * self.page_size,
             limited_by=limited_by,
         )

@@ -18,6 +18,9 @@ class NotCapturable(Exception):
 
 
 class Program(Protocol):
+    num_bytes: int
+    """Of the tensors that were made in the recording, which it keeps."""
+
     def run(self, counts: Mapping[str, int]) -> None:
         """Repeat what was recorded for a step of this size: "tokens", "sequences" and "samples", each at most what was recorded.
 

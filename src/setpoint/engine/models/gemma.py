@@ -34,10 +34,9 @@ class GemmaLayer(Layer):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
         x, residual = self.input_layernorm(x, residual, ctx.ops)
-        x, _ = self.post_attention_layernorm(self.self_attn(x, ctx), None, ctx.ops)
+        x = self.post_attention_layernorm(self.self_attn(x, ctx), None, ctx.ops)[0]
         x, residual = self.pre_feedforward_layernorm(x, residual, ctx.ops)
-        x, _ = self.post_feedforward_layernorm(self.mlp(x, ctx), None, ctx.ops)
-        return x, residual
+        return self.post_feedforward_layernorm(self.mlp(x, ctx), None, ctx.ops)[0], residual
 
 
 class Gemma(CausalLM):

@@ -19,9 +19,7 @@ from setpoint.engine.kernels.device import to_device
 from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.kernels.registry import make_recorder
 from setpoint.engine.runner.batch import ForwardBatch
-
-MAX_TOKENS = 512
-"""Of a step that is replayed. In larger ones the work outweighs the calls by far, and they would keep larger buffers."""
+from setpoint.planning.memory import CAPTURED_TOKENS, LOGITS_ROWS
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,10 +51,11 @@ class CapturedForward:
 
     def __init__(self, forwarding: Forwarding, device: torch.device, *, with_head: bool) -> None:
         """``with_head``: whether the model has logits. NotCapturable with the reason; KernelsUnavailable where nothing can be captured."""
-        self._max_tokens = size = MAX_TOKENS
+        self._max_tokens = size = CAPTURED_TOKENS
+        samples = min(size, LOGITS_ROWS)
         self._device = device
-        self._slots, self._kv_lens, self._index = (torch.zeros(size, dtype=torch.int32, device=device) for _ in range(3))
-        self._cu_q = torch.zeros(size + 1, dtype=torch.int32, device=device)
+        inputs = (torch.zeros(length, dtype=torch.int32, device=device) for length in (size, size, size + 1, samples))
+        self._slots, self._kv_lens, self._cu_q, self._index = inputs
         recorder = make_recorder(device)
         host = np.zeros(size + 1, np.int32)
         with recorder.recording():
@@ -70,13 +69,14 @@ class CapturedForward:
                     self._answer = forwarding.answer_of(self._hidden, self._index)
             except NotCapturable as reason:
                 self.why_eager_head = str(reason)
-        self.program = recorder.program({"tokens": size, "sequences": size, "samples": size})
+        self.program = recorder.program({"tokens": size, "sequences": size, "samples": samples})
 
     def takes(self, batch: ForwardBatch) -> bool:
         return batch.num_tokens <= self._max_tokens
 
     def run(self, batch: ForwardBatch, *, with_logits: bool) -> tuple[torch.Tensor, Answer | None]:
-        """-> hidden states [T, H], and the answer if it is wanted and part of this. The next step overwrites them."""
+        """-> hidden states [T, H], and the answer, of at most LOGITS_ROWS rows, if it is wanted and part of this. The next step overwrites
+        them."""
         num_samples = 0 if self._answer is None or not with_logits else len(batch.sample_index)
         inputs = [(self._slots, batch.slots), (self._cu_q, batch.cu_q), (self._kv_lens, batch.kv_lens)]
         if num_samples:

@@ -118,6 +118,7 @@ class CpuProgram:
     """Implements ``kernels.program.Program``."""
 
     def __init__(self, kernels: Kernels, calls: list[Recorded], counts: Mapping[str, int], arena: Arena) -> None:
+        self.num_bytes = sum(memory.nbytes for memory in arena.memory)
         self._run = kernels.program
         self._held = (calls, arena)
         """What the operations point at."""
