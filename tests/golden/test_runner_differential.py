@@ -143,7 +143,7 @@ def test_slots_grow_when_a_higher_one_is_used(driver_of: Make, wanted: dict[int,
     driver.admit(plan, 19, PROMPTS[3])
     plan.add_row(19, 19, 0, 17, True)
     driver.run(plan)
-    assert len(slots.columns) == len(slots.ids) == 20
+    assert len(slots.columns) == len(slots.ids.tensor) == 20
     driver.decode([19, 0], 22)
     assert driver.outputs[19] == wanted[3][:23]
     assert driver.outputs[0] == wanted[0][:23]

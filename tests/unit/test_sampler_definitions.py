@@ -105,20 +105,20 @@ def test_mixed_batch_equals_one_row_definition(monkeypatch: pytest.MonkeyPatch, 
     logits = torch.tensor(np.random.default_rng(trial).normal(0, 3, (len(MIXED), VOCAB)))
     table = table_of(MIXED, HISTORY)
     wanted = [defined_token(logits[slot].numpy(), MIXED[slot], HISTORY[slot], 1000 + slot) for slot in range(len(MIXED))]
-    assert run(logits.clone(), table, list(range(len(MIXED))), peek=peek).ids.tolist() == wanted
+    assert run(logits.clone(), table, list(range(len(MIXED))), peek=peek).ids.tensor.tolist() == wanted
     # Any order and any company: the same token per slot.
     order = np.random.default_rng(trial).permutation(len(MIXED)).tolist()
-    assert run(logits[order], table, order, peek=peek).ids.tolist() == [wanted[slot] for slot in order]
+    assert run(logits[order], table, order, peek=peek).ids.tensor.tolist() == [wanted[slot] for slot in order]
     for slot in range(len(MIXED)):
-        assert run(logits[slot : slot + 1], table, [slot], peek=peek).ids.tolist() == [wanted[slot]]
+        assert run(logits[slot : slot + 1], table, [slot], peek=peek).ids.tensor.tolist() == [wanted[slot]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tokens_do_not_depend_on_the_company_in_lower_precision(dtype: torch.dtype) -> None:
     logits = torch.tensor(RNG.normal(0, 3, (len(MIXED), VOCAB))).to(dtype)
     table = table_of(MIXED, HISTORY)
-    together = run(logits, table, list(range(len(MIXED)))).ids.tolist()
-    assert together == [int(run(logits[slot : slot + 1], table, [slot]).ids) for slot in range(len(MIXED))]
+    together = run(logits, table, list(range(len(MIXED)))).ids.tensor.tolist()
+    assert together == [int(run(logits[slot : slot + 1], table, [slot]).ids.tensor) for slot in range(len(MIXED))]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_frequencies_follow_the_distribution(params: SamplingParams) -> None:
     for vary in ("seed", "length"):
         rows.columns["seed"], rows.columns["length"] = 42, 17
         rows.columns[vary] = np.arange(num_draws)
-        counts = np.bincount(sample(logits, rows, None, RefOps(), peek=True).ids.numpy(), minlength=VOCAB)
+        counts = np.bincount(sample(logits, rows, None, RefOps(), peek=True).ids.tensor.numpy(), minlength=VOCAB)
         assert counts[probs == 0].sum() == 0
         common = probs * num_draws >= 5
         expected = np.append(probs[common], probs[~common].sum()) * num_draws
@@ -189,7 +189,7 @@ def test_output_logprobs_are_after_edits_and_temperature_before_truncation(tempe
     wanted = np.log(softmax(edited(logits[1].numpy(), params, HISTORY[0]) / (temperature or 1.0)))
     logprobs = sampled.logprobs
     assert logprobs is not None
-    assert logprobs.ids.tolist() == [int(sampled.ids[1])]
+    assert logprobs.ids.tolist() == [int(sampled.ids.tensor[1])]
     np.testing.assert_allclose(logprobs.values, wanted[logprobs.ids], rtol=1e-5)
     np.testing.assert_allclose(logprobs.top_values[0], np.sort(wanted)[::-1][:5], rtol=1e-5)
     np.testing.assert_allclose(logprobs.picked[0], wanted[[3, 90]], rtol=1e-5)
@@ -205,7 +205,7 @@ def test_grammar_masks_forbid_tokens() -> None:
             words[row, token // 32] |= np.uint32(1 << token % 32)
     logits = torch.tensor(RNG.normal(0, 2, (3, VOCAB)), dtype=torch.float32)
     masks = TokenMasks(np.array(list(allowed), np.int32), words.view(np.int32))
-    ids = run(logits.clone(), table, [0, 1, 2], masks).ids.tolist()
+    ids = run(logits.clone(), table, [0, 1, 2], masks).ids.tensor.tolist()
     best = max(allowed[2], key=lambda token: float(logits[2, token]))
     assert ids == [int(logits[0].argmax()), 96, best]
 
@@ -215,17 +215,17 @@ def test_grammar_masks_forbid_tokens() -> None:
 )
 def test_rows_with_logits_that_are_not_finite_yield_minus_one(params: SamplingParams) -> None:
     logits = torch.tensor(RNG.normal(0, 2, (5, VOCAB)), dtype=torch.float32)
-    healthy = run(logits, table := table_of([params] * 5, HISTORY[:5]), [0, 1, 2, 3, 4]).ids.tolist()
+    healthy = run(logits, table := table_of([params] * 5, HISTORY[:5]), [0, 1, 2, 3, 4]).ids.tensor.tolist()
     logits[0, 50] = torch.nan
     logits[1] = -torch.inf
     logits[2, 3] = torch.inf
     ids = run(logits, table, [0, 1, 2, 3, 4]).ids
-    assert ids.tolist() == [-1, -1, -1, *healthy[3:]]
+    assert ids.tensor.tolist() == [-1, -1, -1, *healthy[3:]]
     table.append(np.arange(5, dtype=np.int32), ids)
-    assert (table.ids >= 0).all()
+    assert (table.ids.tensor >= 0).all()
 
 
 def test_ties_go_to_the_lowest_id_for_greedy() -> None:
     logits = torch.zeros(1, VOCAB, dtype=torch.bfloat16)
     logits[0, [20, 60, 80]] = 3
-    assert run(logits, table_of([GREEDY], [[1]]), [0]).ids.tolist() == [20]
+    assert run(logits, table_of([GREEDY], [[1]]), [0]).ids.tensor.tolist() == [20]

@@ -19,7 +19,7 @@ from setpoint.core.plan import Admit, PlanBuilder, StepPlan
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.executor.trial import TOLERANCE
 from setpoint.engine.kernels.cpu.build import cache_dir
-from setpoint.engine.kernels.device import mark, seconds_between, wait
+from setpoint.engine.kernels.device import marker, seconds_between, wait
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.runner.compiled import CompiledModel
 from setpoint.engine.runner.model_runner import ModelRunner
@@ -139,13 +139,14 @@ def _logits(runner: ModelRunner, plan: StepPlan) -> torch.Tensor:
 
 def _duration(runner: ModelRunner, plan: StepPlan, plain: Any, compiled: CompiledModel, expected: torch.Tensor) -> Duration:
     """Both ways in turn. Raises NotUsable if compiled code does not come to the expected logits."""
+    mark = marker(runner.device)
     seconds: dict[Any, list[float]] = {compiled: [], plain: []}
     for _ in range(REPEATS):
         for model, measured in seconds.items():
             runner.model = model
-            begin = mark(runner.device)
+            begin = mark()
             logits = _logits(runner, plan)
-            end = mark(runner.device)
+            end = mark()
             wait(end)
             measured.append(seconds_between(begin, end))
             error = float((logits - expected).double().norm() / expected.double().norm())

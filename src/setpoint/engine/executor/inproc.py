@@ -6,11 +6,13 @@ for that copy alone. On the CPU the same calls simply do the work.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.result import PositionLogprobs, StepResult
-from setpoint.engine.kernels.device import mark, seconds_between, to_host, wait
+from setpoint.engine.kernels.device import Mark, marker, seconds_between, to_host, wait
 from setpoint.engine.runner.model_runner import Forward, ModelRunner
 from setpoint.engine.sampling.logprobs import Logprobs
 
@@ -18,9 +20,10 @@ from setpoint.engine.sampling.logprobs import Logprobs
 class InprocExecutor:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
+        self._mark = marker(runner.device)
 
     def submit(self, plan: StepPlan) -> InprocStep:
-        return InprocStep(self.runner, plan)
+        return InprocStep(self.runner, plan, self._mark)
 
     def shutdown(self) -> None:
         """Nothing outlives the process."""
@@ -29,21 +32,22 @@ class InprocExecutor:
 class InprocStep:
     """Implements ``core.executor.PendingStep``. The constructor enqueues the forward pass."""
 
-    def __init__(self, runner: ModelRunner, plan: StepPlan) -> None:
+    def __init__(self, runner: ModelRunner, plan: StepPlan, mark: Callable[[], Mark]) -> None:
         self.runner = runner
-        self.begin = mark(runner.device)
+        self.mark = mark
+        self.begin = mark()
         self.forward: Forward = runner.forward(plan)
-        self.forward_done = mark(runner.device)
+        self.forward_done = mark()
 
     def finish(self, masks: TokenMasks | None) -> None:
-        self.sample_begin = mark(self.runner.device)
+        self.sample_begin = self.mark()
         sampled = self.runner.sample(self.forward, masks)
-        self.sampled_ids = None if sampled is None else to_host(sampled.ids.int())
+        self.sampled_ids = None if sampled is None else sampled.ids.fetch(len(self.forward.batch.sample_slots))
         self.output = None if sampled is None or sampled.logprobs is None else sampled.logprobs.map(to_host)
         self.prompt = {row: logprobs.map(to_host) for row, logprobs in self.forward.prompt_logprobs.items()}
         pooled = self.forward.pooled
         self.embeddings = None if pooled is None else to_host(pooled.vectors)
-        self.sample_done = mark(self.runner.device)
+        self.sample_done = self.mark()
 
     def result(self) -> StepResult:
         wait(self.sample_done)
@@ -51,7 +55,7 @@ class InprocStep:
         return StepResult(
             step_id=plan.step_id,
             seq_ids=plan.rows.seq_ids[plan.rows.samples],
-            token_ids=np.zeros(0, np.int32) if self.sampled_ids is None else self.sampled_ids.numpy(),
+            token_ids=np.zeros(0, np.int32) if self.sampled_ids is None else self.sampled_ids.astype(np.int32),
             output_logprobs=self._output_logprobs(plan),
             prompt_logprobs={int(plan.rows.seq_ids[row]): self._cut(row, logprobs, slice(None)) for row, logprobs in self.prompt.items()},
             embeddings={} if self.embeddings is None else dict(zip(self.forward.pooled.seq_ids, self.embeddings.numpy(), strict=True)),

@@ -7,6 +7,7 @@ nothing of models, slots or plans.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +42,59 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-def mark(device: torch.device) -> Mark:
-    """This point of the device's work: when the host comes here, or when the device will."""
-    if device.type != "cuda":
-        return time.perf_counter()
+class Shared:
+    """A tensor that the host writes and reads in every step, without waiting for the device.
+
+    On the CPU through numpy, which sees the same memory: a step that needs nothing of torch is spared the hundreds of cache misses
+    of its first operation, whose code the weights have pushed out.
+    """
+
+    __slots__ = ("_array", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._array = tensor.numpy() if tensor.device.type == "cpu" else None
+
+    def fill(self, values: npt.NDArray[np.generic]) -> None:
+        """The first elements."""
+        if self._array is not None:
+            self._array[: len(values)] = values
+        else:
+            self.tensor[: len(values)] = to_device(values, self.tensor.device)
+
+    def put(self, rows: npt.NDArray[np.integer], columns: npt.NDArray[np.integer], values: npt.NDArray[np.integer]) -> None:
+        """``values[i]`` at ``[rows[i], columns[i]]``."""
+        if self._array is not None:
+            self._array[rows, columns] = values
+        else:
+            self.tensor[_on(self.tensor.device, rows, columns)] = to_device(values, self.tensor.device)
+
+    def put_tokens(self, rows: npt.NDArray[np.integer], columns: npt.NDArray[np.integer], tokens: Shared) -> None:
+        """The first of ``tokens`` at ``[rows[i], columns[i]]``, negative ones as 0."""
+        if self._array is not None:
+            assert tokens._array is not None
+            self._array[rows, columns] = np.maximum(tokens._array[: len(rows)], 0)
+        else:
+            values = tokens.tensor[: len(rows)].clamp(min=0).to(self.tensor.dtype)
+            self.tensor[_on(self.tensor.device, rows, columns)] = values
+
+    def fetch(self, num: int) -> npt.NDArray[np.generic]:
+        """A copy of the first elements, on the host once the device has come this far."""
+        if self._array is not None:
+            return self._array[:num].copy()
+        return to_host(self.tensor[:num]).numpy()
+
+
+def _on(device: torch.device, *arrays: npt.NDArray[np.generic]) -> tuple[torch.Tensor, ...]:
+    return tuple(to_device(array, device) for array in arrays)
+
+
+def marker(device: torch.device) -> Callable[[], Mark]:
+    """What marks this point of the device's work: when the host comes here, or when the device will."""
+    return _event if device.type == "cuda" else time.perf_counter
+
+
+def _event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event

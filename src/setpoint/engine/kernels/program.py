@@ -5,7 +5,6 @@ A device that can do this has an entry in ``registry.RECORDERS``; the others run
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -21,8 +20,8 @@ class Program(Protocol):
     num_bytes: int
     """Of the tensors that were made in the recording, which it keeps."""
 
-    def run(self, counts: Mapping[str, int]) -> None:
-        """Repeat what was recorded for a step of this size: "tokens", "sequences" and "samples", each at most what was recorded.
+    def run(self, *, tokens: int, sequences: int, samples: int) -> None:
+        """Repeat what was recorded for a step of this size: each count at most what was recorded.
 
         It reads and writes the tensors of the recording, of each tensor as many leading rows as the step has.
         """
@@ -46,6 +45,6 @@ class Recorder(Protocol):
         """
         ...
 
-    def program(self, counts: Mapping[str, int]) -> Program:
+    def program(self, *, tokens: int, sequences: int, samples: int) -> Program:
         """Of all that was recorded, at these counts, in this order. The recorder is used up."""
         ...

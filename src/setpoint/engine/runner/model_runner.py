@@ -5,7 +5,7 @@ Knows nothing of executors, results on the host or timings; ``engine.executor`` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from setpoint.core.model import ModelSpec
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.request import Ids
 from setpoint.engine.attention.base import AttentionBackend, AttentionBatch
-from setpoint.engine.kernels.device import reading_is_free, to_device
+from setpoint.engine.kernels.device import Shared, reading_is_free, to_device
 from setpoint.engine.kernels.ops import KernelsUnavailable, Ops
 from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.layers.context import ForwardContext
@@ -55,15 +55,18 @@ class Forward:
     plan: StepPlan
     batch: ForwardBatch | None
     """None for a plan without rows."""
-    hidden: torch.Tensor | None
-    """[S, H] of the sampling rows; None when no row samples."""
-    logits: torch.Tensor | None
-    """[S, V]; None when no row samples, or when they are so many that ``sample`` computes them block by block."""
-    prompt_logprobs: dict[int, Logprobs]
+    answer: Answer | None = None
+    """None when no row samples, or when they are so many that ``sample`` computes logits block by block."""
+    hidden: torch.Tensor | None = None
+    """[S, H] of the sampling rows where it does."""
+    prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """By row index."""
     pooled: Pooled | None = None
-    best: torch.Tensor | None = None
-    """[S] int64: ``Ops.best_tokens`` of the logits; None where they are."""
+
+    @property
+    def logits(self) -> torch.Tensor | None:
+        """[S, V], where there is an answer."""
+        return None if self.answer is None else self.answer.logits[: len(self.batch.sample_slots)]
 
 
 class ModelRunner:
@@ -111,7 +114,6 @@ class ModelRunner:
         """Tokens that a sequence can have, alone in the pool."""
         return min(self.slots.context_len, self.pool.num_tokens)
 
-    @torch.inference_mode()
     def forward(self, plan: StepPlan) -> Forward:
         self.slots.release(plan.releases)
         self.slots.admit(plan.admits)
@@ -119,18 +121,17 @@ class ModelRunner:
         self.pooler.admit(plan.admits)
         self.slots.map_pages(plan.pages)
         if not len(plan.rows):
-            return Forward(plan, None, None, None, {})
+            return Forward(plan, None)
         batch = build_batch(plan.rows, self.slots)
         num_sampling = len(batch.sample_slots)
         hidden, answer = self._compute(batch, with_logits=0 < num_sampling <= LOGITS_ROWS)
         pooled = self.pooler.pool(plan.rows, batch, hidden, self.slots.columns)
-        prompt = self._prompt_logprobs(plan, batch, hidden)
-        if answer is not None:
-            return Forward(plan, batch, answer.hidden, answer.logits, prompt, pooled, answer.best)
-        return Forward(plan, batch, hidden[to_device(batch.sample_index, self.device)] if num_sampling else None, None, prompt, pooled)
+        prompt = self._prompt_logprobs(plan, batch, hidden) if self.slots.any_special(batch.slots) else {}
+        sampling = hidden[to_device(batch.sample_index, self.device)] if num_sampling and answer is None else None
+        return Forward(plan, batch, answer, sampling, prompt, pooled)
 
     def _compute(self, batch: ForwardBatch, *, with_logits: bool) -> tuple[torch.Tensor, Answer | None]:
-        """-> hidden states [T, H] and, with logits, what the sampling rows come to."""
+        """-> hidden states [>= T, H] and, with logits, what the sampling rows come to."""
         if self.captured is not None and self.captured.takes(batch):
             if self.slots.pages is not self._captured_table:
                 self._capture()
@@ -142,12 +143,15 @@ class ModelRunner:
             answer = self.answer_of(hidden, to_device(batch.sample_index, self.device))
         return hidden, answer
 
+    @torch.inference_mode()
     def hidden_of(
         self, num_tokens: int, slots: torch.Tensor, cu_q: torch.Tensor, kv_lens: torch.Tensor, cu_q_host: Ids, kv_lens_host: Ids
     ) -> torch.Tensor:
         """Part of ``captured.Forwarding``."""
         table = self.slots
-        ids, positions, kv_index = self.ops.place_tokens(slots, cu_q, kv_lens, table.ids, table.pages, self.page_size, num_tokens)
+        ids, positions, kv_index = self.ops.place_tokens(
+            slots, cu_q, kv_lens, table.ids.tensor, table.pages.tensor, self.page_size, num_tokens
+        )
         batch = AttentionBatch(
             positions=positions,
             kv_index=kv_index,
@@ -156,17 +160,17 @@ class ModelRunner:
             kv_lens=kv_lens,
             kv_lens_host=kv_lens_host,
             slots=slots,
-            page_table=table.pages,
+            page_table=table.pages.tensor,
         )
         return self.model(ids, ForwardContext(self.ops, self.attention, batch, self.cos_sin, self.pool.layers))
 
+    @torch.inference_mode()
     def answer_of(self, hidden: torch.Tensor, sample_index: torch.Tensor) -> Answer:
         """Part of ``captured.Forwarding``."""
         last = self.ops.embedding(sample_index, hidden, 1.0)
         logits = self.model.logits(last)
-        return Answer(last, logits, self.ops.best_tokens(logits))
+        return Answer(logits, Shared(self.ops.best_tokens(logits)))
 
-    @torch.inference_mode()
     def _capture(self) -> None:
         """So that small steps are replayed from now on, as long as the slot table does not grow; ``why_eager`` says what is not."""
         self.captured, self._captured_table = None, self.slots.pages
@@ -194,22 +198,31 @@ class ModelRunner:
         """
         return {} if self.captured is None else self.captured.program.take_times()
 
-    @torch.inference_mode()
     def sample(self, forward: Forward, masks: TokenMasks | None) -> Sampled | None:
         """Sample the plan's sampling rows and append the tokens to their slots; None when there are none."""
-        if forward.hidden is None:
+        if forward.batch is None or not len(forward.batch.sample_slots):
             return None
-        slots = forward.batch.sample_slots
-        blocks = []
-        for begin in range(0, len(slots), LOGITS_ROWS):
-            block = slice(begin, begin + LOGITS_ROWS)
-            logits = self.model.logits(forward.hidden[block]) if forward.logits is None else forward.logits
-            rows, peek = self.slots.sampling_rows(slots[block]), reading_is_free(self.device)
-            blocks.append(sample(logits, rows, masks_of(masks, slots[block]), self.ops, peek=peek, best=forward.best))
-        sampled = joined(blocks)
+        slots, answer = forward.batch.sample_slots, forward.answer
+        if answer is None or masks is not None or self.slots.any_special(slots):
+            sampled = self._choose(forward, slots, masks)
+        else:
+            sampled = Sampled(answer.best, None)
         self.slots.append(slots, sampled.ids)
         return sampled
 
+    @torch.inference_mode()
+    def _choose(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> Sampled:
+        """The sampler's choice, for blocks of rows whose logits fit in memory."""
+        blocks, whole = [], forward.logits
+        best = None if forward.answer is None else forward.answer.best.tensor[: len(slots)]
+        for begin in range(0, len(slots), LOGITS_ROWS):
+            block = slice(begin, begin + LOGITS_ROWS)
+            logits = self.model.logits(forward.hidden[block]) if whole is None else whole
+            rows, peek = self.slots.sampling_rows(slots[block]), reading_is_free(self.device)
+            blocks.append(sample(logits, rows, masks_of(masks, slots[block]), self.ops, peek=peek, best=best))
+        return joined(blocks)
+
+    @torch.inference_mode()
     def _prompt_logprobs(self, plan: StepPlan, batch: ForwardBatch, hidden: torch.Tensor) -> dict[int, Logprobs]:
         """Of the rows whose chunk makes wanted prompt positions known: position p needs the hidden state of p - 1."""
         found = {}
@@ -224,7 +237,7 @@ class ModelRunner:
             lists = self.slots.lists.get(slot)
             found[row] = prompt_logprobs(
                 hidden[first + begin : first + end],
-                self.slots.ids[slot, begin:end],
+                self.slots.ids.tensor[slot, begin:end],
                 self.model.logits,
                 num_top=int(columns["num_top"][row]),
                 picked=np.zeros(0, np.int64) if lists is None else lists.picked,

@@ -13,8 +13,8 @@ import torch
 
 from setpoint.core.plan import Admit, PageDeltas
 from setpoint.core.request import Ids
-from setpoint.engine.kernels.device import to_device
-from setpoint.engine.sampling.columns import SLOT_DTYPE, SamplingRows, TokenLists, slot_values, token_lists
+from setpoint.engine.kernels.device import Shared
+from setpoint.engine.sampling.columns import SLOT_DTYPE, SamplingRows, TokenLists, slot_values, token_lists, wants_best
 
 FIRST_SLOTS = 16
 
@@ -23,19 +23,20 @@ class SlotTable:
     def __init__(self, *, context_len: int, page_size: int, max_slots: int, device: torch.device) -> None:
         self.max_slots = max_slots
         self.context_len = context_len
-        self.device = device
         size = min(FIRST_SLOTS, max_slots)
-        self.ids = torch.zeros(size, context_len + 1, dtype=torch.int32, device=device)
+        self.ids = Shared(torch.zeros(size, context_len + 1, dtype=torch.int32, device=device))
         """[slots, context + 1]: known tokens; junk past a slot's length. Written by admit (host) and append (device)."""
-        self.pages = torch.zeros(size, -(-context_len // page_size), dtype=torch.int32, device=device)
+        self.pages = Shared(torch.zeros(size, -(-context_len // page_size), dtype=torch.int32, device=device))
         """[slots, W]: page numbers; junk past a slot's pages. Written by map_pages."""
         self.columns = np.zeros(size, SLOT_DTYPE)
         self.lists: dict[int, TokenLists] = {}
+        self._special: set[int] = set()
+        """Written by admit and release; see ``any_special``."""
 
     @property
     def num_bytes(self) -> int:
         """Device bytes held now."""
-        return self.ids.nbytes + self.pages.nbytes
+        return self.ids.tensor.nbytes + self.pages.tensor.nbytes
 
     def admit(self, admits: Sequence[Admit]) -> None:
         """Overwrite the admitted slots; one write to the device for all of them."""
@@ -43,41 +44,48 @@ class SlotTable:
             return
         self._grow(max(admit.slot for admit in admits) + 1)
         for admit in admits:
-            assert len(admit.ids) < self.ids.shape[1], "a sequence longer than the context"
+            assert len(admit.ids) <= self.context_len, "a sequence longer than the context"
             self.columns[admit.slot] = slot_values(admit)
             self.release((admit.slot,))
             lists = token_lists(admit)
             if lists is not None:
                 self.lists[admit.slot] = lists
+            if not wants_best(admit):
+                self._special.add(admit.slot)
         counts = [len(admit.ids) for admit in admits]
         slots = np.repeat([admit.slot for admit in admits], counts)
         indices = np.concatenate([np.arange(count) for count in counts])
         ids = np.concatenate([admit.ids for admit in admits])
-        self.ids[to_device(slots, self.device), to_device(indices, self.device)] = to_device(ids, self.device)
+        self.ids.put(slots, indices, ids)
 
     def release(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self.lists.pop(slot, None)
+            self._special.discard(slot)
 
     def map_pages(self, deltas: PageDeltas) -> None:
         if len(deltas.slots):
-            slots, indices, pages = (to_device(array, self.device) for array in (deltas.slots, deltas.indices, deltas.pages))
-            self.pages[slots, indices] = pages
+            self.pages.put(deltas.slots, deltas.indices, deltas.pages)
 
     def sampling_rows(self, slots: Ids) -> SamplingRows:
-        return SamplingRows(self.columns[slots], slots, self.ids, self.lists)
+        return SamplingRows(self.columns[slots], slots, self.ids.tensor, self.lists)
+
+    def any_special(self, slots: Ids) -> bool:
+        """Whether any of these slots wants something else than the best token every time."""
+        return bool(self._special) and not self._special.isdisjoint(slots.tolist())
 
     def logprob_widths(self, slot: int) -> tuple[int, int]:
         """How many top logprobs and how many named tokens the slot's request wants per position."""
         lists = self.lists.get(slot)
         return int(self.columns["num_top"][slot]), 0 if lists is None else len(lists.picked)
 
-    def append(self, slots: Ids, ids: torch.Tensor) -> None:
-        """Append one sampled token per slot; ids [S] stays on the device. A failed row (-1) gets token 0: it is aborted anyway,
+    def append(self, slots: Ids, ids: Shared) -> None:
+        """Append one sampled token per slot; ids [>= S] stays on the device. A failed row (-1) gets token 0: it is aborted anyway,
         but rows of it may already be planned."""
-        lengths = self.columns["length"][slots]
-        self.ids[to_device(slots, self.device), to_device(lengths, self.device)] = ids.clamp(min=0).int()
-        self.columns["length"][slots] += 1
+        lengths = self.columns["length"]
+        known = lengths[slots]
+        self.ids.put_tokens(slots, known, ids)
+        lengths[slots] = known + 1
 
     def _grow(self, num_slots: int) -> None:
         size = len(self.columns)
@@ -87,8 +95,8 @@ class SlotTable:
         while size < num_slots:
             size = min(2 * size, self.max_slots)
         for name in ("ids", "pages"):
-            old = getattr(self, name)
+            old = getattr(self, name).tensor
             new = old.new_zeros(size, old.shape[1])
             new[: len(old)] = old
-            setattr(self, name, new)
+            setattr(self, name, Shared(new))
         self.columns = np.concatenate((self.columns, np.zeros(size - len(self.columns), SLOT_DTYPE)))

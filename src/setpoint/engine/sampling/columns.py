@@ -81,6 +81,13 @@ def slot_values(admit: Admit) -> tuple[float | int | bool, ...]:
     )
 
 
+def wants_best(admit: Admit) -> bool:
+    """Whether every token of the admission is its logits' best one, and nothing else is to be told about it."""
+    s = admit.sampling
+    held = s.min_new_tokens > 0 and admit.stop_ids
+    return s.is_greedy and not (s.has_penalties or held or s.logit_bias or admit.return_logprob)
+
+
 def token_lists(admit: Admit) -> TokenLists | None:
     """None when the admission has no lists at all."""
     bias = admit.sampling.logit_bias

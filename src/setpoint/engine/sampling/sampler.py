@@ -14,7 +14,7 @@ import torch
 
 from setpoint.core.plan import TokenMasks
 from setpoint.core.request import Ids
-from setpoint.engine.kernels.device import to_device
+from setpoint.engine.kernels.device import Shared, to_device
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.sampling.columns import Columns, SamplingRows
 from setpoint.engine.sampling.edits import edit_logits
@@ -29,8 +29,8 @@ HEAD = 1024
 class Sampled:
     """Still on the device."""
 
-    ids: torch.Tensor
-    """[S] int64; -1 where the logits were not finite."""
+    ids: Shared
+    """[>= S] int64; -1 where the logits were not finite."""
     logprobs: Logprobs | None
     """Of the rows that want them, in row order."""
 
@@ -49,7 +49,7 @@ def sample(
         index = to_device(drawn, logits.device)
         ids = ids.index_put((index,), _draw(edited[index], rows.columns[drawn], peek).where(ids[index] >= 0, -1))
     logprobs = output_logprobs(edited, ids.clamp(min=0), rows) if rows.columns["logprobs"].any() else None
-    return Sampled(ids, logprobs)
+    return Sampled(Shared(ids), logprobs)
 
 
 def masks_of(masks: TokenMasks | None, slots: Ids) -> TokenMasks | None:
@@ -65,7 +65,7 @@ def joined(blocks: Sequence[Sampled]) -> Sampled:
     if len(blocks) == 1:
         return blocks[0]
     logprobs = [block.logprobs for block in blocks if block.logprobs is not None]
-    return Sampled(torch.cat([block.ids for block in blocks]), joined_logprobs(logprobs) if logprobs else None)
+    return Sampled(Shared(torch.cat([block.ids.tensor for block in blocks])), joined_logprobs(logprobs) if logprobs else None)
 
 
 def _draw(logits: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from setpoint.engine.kernels.cpu.library import KERNELS, Kernels, Op, ProgramCal
 from setpoint.engine.kernels.memory import claim
 from setpoint.engine.kernels.program import KINDS, NotCapturable
 
+Counts = tuple[int, int, int]
 COUNTS = ("tokens", "sequences", "samples")
 ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default)
 
@@ -110,14 +111,14 @@ class CpuRecorder:
             del self._calls[before:]
             raise
 
-    def program(self, counts: Mapping[str, int]) -> CpuProgram:
-        return CpuProgram(self._kernels, self._calls, counts, self._arena)
+    def program(self, *, tokens: int, sequences: int, samples: int) -> CpuProgram:
+        return CpuProgram(self._kernels, self._calls, (tokens, sequences, samples), self._arena)
 
 
 class CpuProgram:
     """Implements ``kernels.program.Program``."""
 
-    def __init__(self, kernels: Kernels, calls: list[Recorded], counts: Mapping[str, int], arena: Arena) -> None:
+    def __init__(self, kernels: Kernels, calls: list[Recorded], counts: Counts, arena: Arena) -> None:
         self.num_bytes = sum(memory.nbytes for memory in arena.memory)
         self._run = kernels.program
         self._held = (calls, arena)
@@ -130,9 +131,8 @@ class CpuProgram:
         )
         self._address = ctypes.addressof(self._call)
 
-    def run(self, counts: Mapping[str, int]) -> None:
-        for index, name in enumerate(COUNTS):
-            self._counts[index] = counts[name]
+    def run(self, *, tokens: int, sequences: int, samples: int) -> None:
+        self._counts[:] = (tokens, sequences, samples)
         self._run(self._address)
 
     def start_timing(self) -> None:
@@ -144,15 +144,16 @@ class CpuProgram:
         return times
 
 
-def _op(recorded: Recorded, counts: Mapping[str, int]) -> Op:
-    per_count, rest = divmod(recorded.call.rows, counts[recorded.counts])
-    assert rest == 0, f"{recorded.call.rows} rows in a step of {counts[recorded.counts]} {recorded.counts}"
+def _op(recorded: Recorded, counts: Counts) -> Op:
+    which = COUNTS.index(recorded.counts)
+    per_count, rest = divmod(recorded.call.rows, counts[which])
+    assert rest == 0, f"{recorded.call.rows} rows in a step of {counts[which]} {recorded.counts}"
     return Op(
         kernel=recorded.kernel,
         call=ctypes.addressof(recorded.call),
         rows=ctypes.addressof(recorded.call) + type(recorded.call).rows.offset,
         per_count=per_count,
-        counts=COUNTS.index(recorded.counts),
+        counts=which,
         kind=KINDS.index(recorded.kind),
     )
 
