@@ -15,6 +15,7 @@ from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build, capture
 from setpoint.engine.kernels.cpu.build import LEVEL_VARIABLE
 from setpoint.engine.kernels.program import KINDS, NotCapturable
+from setpoint.engine.models.decoder import CausalLM
 from setpoint.engine.models.registry import MODELS
 from setpoint.engine.runner import captured
 from setpoint.engine.runner.model_runner import ModelRunner
@@ -81,7 +82,8 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 def test_every_architecture(architecture: str, dtype: str, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path, of_architecture(architecture))
     replayed, eager = make_runner(folder, dtype), make_runner(folder, dtype, capture=False)
-    assert replayed.captured is not None, replayed.why_eager
+    assert replayed.captured is not None
+    assert not replayed.why_eager
     assert eager.captured is None
     first, second = said(replayed), said(eager)
     assert first[0] == second[0]
@@ -121,9 +123,19 @@ def test_what_cannot_be_recorded_is_a_reason(tmp_path: Path) -> None:
         assert len(said(runner)[0][0]) == 12
 
 
-def test_the_head_alone_may_stay_eager(tmp_path: Path) -> None:
+def test_logits_with_a_soft_cap_are_replayed(tmp_path: Path) -> None:
     config = next(golden.config for golden in GOLDENS if golden.config.get("final_logit_softcapping"))
-    folder = write_tiny(tmp_path, config | HEADS)
+    folder = write_tiny(tmp_path, config | HEADS | {"final_logit_softcapping": 2.0})
+    replayed, eager = make_runner(folder), make_runner(folder, capture=False)
+    assert not replayed.why_eager
+    logits = said(replayed)[1]
+    assert same(logits, said(eager)[1])
+    assert all(each is None or 1 < each.abs().max() <= 2 for each in logits)
+
+
+def test_the_head_alone_may_stay_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CausalLM, "logits", lambda model, hidden: model.lm_head(hidden).div_(2))
+    folder = write_tiny(tmp_path, of_architecture("LlamaForCausalLM"))
     replayed, eager = make_runner(folder), make_runner(folder, capture=False)
     assert replayed.captured is not None
     assert "aten::div_" in replayed.why_eager

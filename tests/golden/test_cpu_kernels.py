@@ -283,6 +283,14 @@ def test_norms_and_activation_match_reference(dtype: torch.dtype, level: str):
         gate_up = torch.randn(rows, 2 * columns).mul(4).to(dtype)
         gate_up[0, :4] = torch.tensor([0.0, 200.0, -200.0, -90.0]).to(dtype)
         assert close(ops.silu_mul(gate_up), ref.silu_mul(gate_up), dtype)
+        logits = gate_up.clone()
+        logits[1 % rows, :2] = torch.tensor([torch.inf, torch.nan]).to(dtype)
+        capped = ops.soft_cap(logits.clone(), 30.0)
+        assert torch.allclose(capped.double(), ref.soft_cap(logits.double(), 30.0), rtol=2**-8 if dtype == BF16 else 1e-6, equal_nan=True)
+        assert all(
+            torch.equal(ops.soft_cap(row[None].clone(), 30.0)[0].nan_to_num(), one.nan_to_num())
+            for row, one in zip(logits, capped, strict=True)
+        )
         # In fp32 torch's own 1 + tanh loses the digits of small results.
         assert close(ops.gelu_tanh_mul(gate_up), ref.gelu_tanh_mul(gate_up.double()), dtype)
 

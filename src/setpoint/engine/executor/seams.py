@@ -50,7 +50,7 @@ class Seams:
                 if "multiply" in module.__dict__:
                     factors = 2 if getattr(module, "activates", False) else 1  # gate and up, of which only the product comes out
                     stack.enter_context(_replaced(module, "multiply", self._timed_product(module.multiply, factors)))
-            stack.enter_context(_replaced(runner.model, "logits", self._head(runner.model.logits)))
+            stack.enter_context(_replaced(runner, "logits", self._head(runner.logits)))
             stack.enter_context(_replaced(runner, "sample", self._sampling(runner.sample)))
             self._works.clear()
             yield

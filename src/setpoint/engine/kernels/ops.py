@@ -44,6 +44,10 @@ class Ops(Protocol):
         """logits [S, V] -> the first of the largest of each row, [S] int64; -1 where that is not finite or anything is NaN."""
         ...
 
+    def soft_cap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
+        """logits [S, V], overwritten -> cap · tanh(logits / cap)."""
+        ...
+
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
         """ids [T] int32, weight [V, C] -> its rows times ``scale``, which is rounded to fp32 and then to weight's dtype first, [T, C]."""
         ...

@@ -34,6 +34,9 @@ class RefOps:
         best, ids = logits.max(dim=-1)
         return ids.where(best.isfinite(), -1)
 
+    def soft_cap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
+        return logits.copy_((logits.to(_wide(logits.dtype)) / cap).tanh_().mul_(cap))
+
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
         return scaled(weight[ids], scale)
 

@@ -105,13 +105,14 @@ class Decoder(Layer):
 
 
 class CausalLM(Layer):
-    """A decoder and its head: what the runner runs."""
+    """A decoder and its head: what the runner runs. ``softcap``: of the logits (``Ops.soft_cap``); None = as they are."""
 
-    def __init__(self, rotaries: Sequence[RotaryEmbedding], model: Decoder, lm_head: Layer) -> None:
+    def __init__(self, rotaries: Sequence[RotaryEmbedding], model: Decoder, lm_head: Layer, *, softcap: float | None = None) -> None:
         super().__init__()
         self.rotaries = rotaries
         self.model = model
         self.lm_head = lm_head
+        self.softcap = softcap
 
     @property
     def decoder(self) -> Decoder:
@@ -127,7 +128,7 @@ class CausalLM(Layer):
         return self.model(input_ids, ctx)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [S, C] -> [S, V]."""
+        """hidden [S, C] -> [S, V], not capped yet."""
         return self.lm_head(hidden)
 
 

@@ -39,26 +39,14 @@ class GemmaLayer(Layer):
         return self.post_feedforward_layernorm(self.mlp(x, ctx), None, ctx.ops)[0], residual
 
 
-class Gemma(CausalLM):
-    """``softcap``: logits are softcap · tanh(logits / softcap); None = as they are."""
-
-    def __init__(self, rotaries: Sequence[RotaryEmbedding], model: Decoder, lm_head: Layer, softcap: float | None) -> None:
-        super().__init__(rotaries, model, lm_head)
-        self.softcap = softcap
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = super().logits(hidden)
-        return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
-
-
-def gemma2(spec: ModelSpec, config: ConfigReader) -> Gemma:
+def gemma2(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     """Every other layer is local; attention scores are capped."""
     windows = config.windows(spec.num_layers, lambda layer: layer % 2 == 0)
     rotaries = [RotaryEmbedding.from_config(spec.config, spec.head_dim)]
     return _gemma(spec, config, windows, rotaries, softcap=config.number_or_none("attn_logit_softcapping"))
 
 
-def gemma3(spec: ModelSpec, config: ConfigReader) -> Gemma:
+def gemma3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     """All but every sixth layer are local and rotate with a base of their own; q and k are normalised."""
     period = config.count("sliding_window_pattern", 6, low=1)
     windows = config.windows(spec.num_layers, lambda layer: (layer + 1) % period > 0)
@@ -74,7 +62,7 @@ def _gemma(
     *,
     softcap: float | None = None,
     head_norm: bool = False,
-) -> Gemma:
+) -> CausalLM:
     """rotaries: of global layers first, of local ones last; softcap: on attention scores."""
     if spec.config.get("sliding_window") is None:
         config.refuse("sliding_window", "local layers need one")
@@ -93,7 +81,7 @@ def _gemma(
 
     embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, scale=spec.hidden_size**0.5)
     model = Decoder(embed_tokens, map(layer, range(spec.num_layers)), norm(spec.hidden_size))
-    return Gemma(rotaries, model, head(spec, embed_tokens), config.number_or_none("final_logit_softcapping"))
+    return CausalLM(rotaries, model, head(spec, embed_tokens), softcap=config.number_or_none("final_logit_softcapping"))
 
 
 def _ropes(keys: Mapping[str, Any], config: ConfigReader) -> list[dict[str, Any]]:

@@ -68,6 +68,8 @@ class TransformersModel:
 
     rotaries = ()
     """The library rotates by itself."""
+    softcap = None
+    """The library's head applies it."""
 
     def __init__(self, causal_lm: nn.Module, spec: ModelSpec, expected: torch.Tensor) -> None:
         self.expected = expected

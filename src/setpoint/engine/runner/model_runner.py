@@ -164,11 +164,16 @@ class ModelRunner:
         )
         return self.model(ids, ForwardContext(self.ops, self.attention, batch, self.cos_sin, self.pool.layers))
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [S, H] -> [S, V]."""
+        logits = self.model.logits(hidden)
+        return logits if self.model.softcap is None else self.ops.soft_cap(logits, self.model.softcap)
+
     @torch.inference_mode()
     def answer_of(self, hidden: torch.Tensor, sample_index: torch.Tensor) -> Answer:
         """Part of ``captured.Forwarding``."""
         last = self.ops.embedding(sample_index, hidden, 1.0)
-        logits = self.model.logits(last)
+        logits = self.logits(last)
         return Answer(logits, Shared(self.ops.best_tokens(logits)))
 
     def _capture(self) -> None:
@@ -217,7 +222,7 @@ class ModelRunner:
         best = None if forward.answer is None else forward.answer.best.tensor[: len(slots)]
         for begin in range(0, len(slots), LOGITS_ROWS):
             block = slice(begin, begin + LOGITS_ROWS)
-            logits = self.model.logits(forward.hidden[block]) if whole is None else whole
+            logits = self.logits(forward.hidden[block]) if whole is None else whole
             rows, peek = self.slots.sampling_rows(slots[block]), reading_is_free(self.device)
             blocks.append(sample(logits, rows, masks_of(masks, slots[block]), self.ops, peek=peek, best=best))
         return joined(blocks)
@@ -238,7 +243,7 @@ class ModelRunner:
             found[row] = prompt_logprobs(
                 hidden[first + begin : first + end],
                 self.slots.ids.tensor[slot, begin:end],
-                self.model.logits,
+                self.logits,
                 num_top=int(columns["num_top"][row]),
                 picked=np.zeros(0, np.int64) if lists is None else lists.picked,
             )

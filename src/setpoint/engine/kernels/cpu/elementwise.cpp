@@ -1,5 +1,5 @@
-// Embedding, RMSNorm (with residual), rotary embedding with the store into the KV cache, gated activations. Arithmetic in fp32, rounded
-// once.
+// Embedding, RMSNorm (with residual), rotary embedding with the store into the KV cache, gated activations, soft caps. Arithmetic in fp32,
+// rounded once.
 #include "activations.h"
 #include "simd.h"
 #include "threads.h"
@@ -28,6 +28,13 @@ struct GatedCall {
   const void* gate_up;  // [rows, 2 cols]
   void* out;            // [rows, cols]
   int64_t rows, cols;
+  int32_t dtype, threads;
+};
+
+struct SoftCapCall {
+  void* x;  // [rows, cols], in place
+  int64_t rows, cols;
+  float cap;
   int32_t dtype, threads;
 };
 
@@ -100,6 +107,16 @@ void gated(const GatedCall& call) {
   });
 }
 
+template <class T>
+void soft_cap(const SoftCapCall& call) {
+  const int64_t cols = call.cols;
+  const float cap = call.cap;
+  for_rows(call.rows, 4 * cols, call.threads, [=, &call](int64_t row) {
+    T* x = (T*)call.x + row * cols;
+    for_vectors(cols, [=](int64_t c, int64_t n) { store_part(x + c, tanh(load_part(x + c, n) / cap) * cap, n); });
+  });
+}
+
 template <class T, class S>
 inline void rotate(const T* x, S* target, const float* cos, const float* sin, int64_t half, int64_t dim) {
   for_vectors(half, [=](int64_t i, int64_t n) {
@@ -138,6 +155,8 @@ void setpoint_rms_norm(const NormCall* call) { call->dtype == kBF16 ? rms_norm<b
 void setpoint_silu_mul(const GatedCall* call) { call->dtype == kBF16 ? gated<Silu, bf16>(*call) : gated<Silu, float>(*call); }
 
 void setpoint_gelu_tanh_mul(const GatedCall* call) { call->dtype == kBF16 ? gated<GeluTanh, bf16>(*call) : gated<GeluTanh, float>(*call); }
+
+void setpoint_soft_cap(const SoftCapCall* call) { call->dtype == kBF16 ? soft_cap<bf16>(*call) : soft_cap<float>(*call); }
 
 void setpoint_rope_and_store(const RopeCall* call) {
   if (call->dtype == kBF16)

@@ -74,6 +74,17 @@ class GatedCall(ctypes.Structure):
     ]
 
 
+class SoftCapCall(ctypes.Structure):
+    """elementwise.cpp, struct SoftCapCall."""
+
+    _fields_ = [
+        ("x", _pointer),
+        *((name, _i64) for name in ("rows", "cols")),
+        ("cap", ctypes.c_float),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
 class RopeCall(ctypes.Structure):
     """elementwise.cpp, struct RopeCall."""
 
@@ -174,6 +185,7 @@ KERNELS = {
     "rms_norm": Kernel(NormCall, "norm"),
     "rope_and_store": Kernel(RopeCall, "rope"),
     "silu_mul": Kernel(GatedCall, "activation"),
+    "soft_cap": Kernel(SoftCapCall, "activation"),
 }
 """Name -> kernel: every C function that computes something of a forward pass."""
 
@@ -197,6 +209,7 @@ class Kernels:
     rms_norm: Callable[[int], None]
     rope_and_store: Callable[[int], None]
     silu_mul: Callable[[int], None]
+    soft_cap: Callable[[int], None]
     program: Callable[[int], None]
     """Runs a captured step."""
 

@@ -9,7 +9,18 @@ import ctypes
 
 import torch
 
-from setpoint.engine.kernels.cpu.library import DTYPES, BestCall, EmbeddingCall, GatedCall, Kernels, NormCall, PlaceCall, RopeCall, load
+from setpoint.engine.kernels.cpu.library import (
+    DTYPES,
+    BestCall,
+    EmbeddingCall,
+    GatedCall,
+    Kernels,
+    NormCall,
+    PlaceCall,
+    RopeCall,
+    SoftCapCall,
+    load,
+)
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 
@@ -34,6 +45,8 @@ class CpuOps:
         self._rope_address = ctypes.addressof(self._rope)
         self._gated = GatedCall(dtype=DTYPES[dtype])
         self._gated_address = ctypes.addressof(self._gated)
+        self._capped = SoftCapCall()
+        self._capped_address = ctypes.addressof(self._capped)
 
     def place_tokens(
         self,
@@ -173,6 +186,17 @@ class CpuOps:
         out = self._prepare_gated(gate_up)
         self._kernels.gelu_tanh_mul(self._gated_address)
         return out
+
+    def soft_cap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
+        assert logits.is_contiguous()
+        call = self._capped
+        call.x = logits.data_ptr()
+        call.rows, call.cols = logits.shape
+        call.cap = cap
+        call.dtype = DTYPES[logits.dtype]
+        call.threads = torch.get_num_threads()
+        self._kernels.soft_cap(self._capped_address)
+        return logits
 
     def _prepare_gated(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Fill the struct; -> its output."""
