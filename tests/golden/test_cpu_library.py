@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -72,6 +73,32 @@ def test_the_cached_library_is_found_by_its_sources(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
     assert build.library_path(compiler, "scalar") != before
     assert before.parent == tmp_path / "setpoint" / "kernels"
+
+
+def test_a_new_library_removes_those_of_its_level_that_nobody_used_for_long(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "compile_library", lambda compiler, level, target: target.write_bytes(b""))
+    build.cache_dir().mkdir(parents=True)
+    long_ago = time.time() - build.UNUSED_S - 60
+    unused, recent, other = (build.cache_dir() / name for name in ("avx2-1.so", "avx2-2.so", "avx512-3.so"))
+    used = build.ensure_built("avx2")
+    for path in (unused, recent, other):
+        path.write_bytes(b"")
+    for path in (used, unused, other):
+        os.utime(path, (long_ago, long_ago))
+    assert build.ensure_built("avx2") == used
+    assert unused.exists(), "nothing was built"
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
+    new = build.ensure_built("avx2")
+    assert set(build.cache_dir().iterdir()) == {used, recent, other, new}
+
+
+def test_a_library_that_is_removed_before_it_is_loaded_is_compiled_again():
+    code = (
+        "from pathlib import Path; from setpoint.engine.kernels.cpu import build, library\n"
+        "build.ensure_built = lambda level: Path('/gone.so'); print(library.load('scalar').level)"
+    )
+    assert run_python(code).strip() == "scalar"
 
 
 def test_another_architecture_declines_with_a_reason(monkeypatch):

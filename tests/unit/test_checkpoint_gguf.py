@@ -236,6 +236,17 @@ def test_conversion_happens_once_per_file(tmp_path: Path) -> None:
     assert converted_folder(path, log=lines.append) != first
 
 
+def test_a_new_format_takes_the_place_of_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = write(tmp_path / "m.gguf"), write(tmp_path / "n.gguf")
+    with monkeypatch.context() as patch:
+        patch.setattr(gguf_convert, "FORMAT", gguf_convert.FORMAT - 1)
+        old, kept = convert(path), convert(other)
+    lines: list[str] = []
+    new = converted_folder(path, log=lines.append)
+    assert [folder.is_dir() for folder in (old, kept, new)] == [False, True, True]
+    assert lines[-1] == f"Removing {old}, the same file as an earlier version converted it."
+
+
 def test_a_half_written_folder_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     path = write(tmp_path / "m.gguf")
     with monkeypatch.context() as patch:

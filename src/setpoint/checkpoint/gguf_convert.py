@@ -43,11 +43,12 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
     """The Hugging Face-style folder of a GGUF file, converted now if it is not in the cache.
 
-    Safe to call from several processes: one converts, the others wait for it. Raises CheckpointError.
+    Safe to call from several processes: one converts, the others wait for it. What earlier versions of this module made of the same file
+    is removed then. Raises CheckpointError.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "setpoint" / "models"
-    name = re.sub(r"[^\w.-]", "_", path.stem)
-    folder = root / f"{name}-{_identity(path)}-v{FORMAT}"
+    stem = re.sub(r"[^\w.-]", "_", path.stem) + f"-{_identity(path)}"
+    folder = root / f"{stem}-v{FORMAT}"
     if folder.is_dir():
         return folder
     try:
@@ -57,6 +58,11 @@ def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not folder.is_dir():
                     _convert_into(file, folder, log=log)
+                    # Their locks stay: without a file in common two processes would not wait for each other.
+                    for earlier in (root / f"{stem}-v{version}" for version in range(1, FORMAT)):
+                        if earlier.is_dir():
+                            log(f"Removing {earlier}, the same file as an earlier version converted it.")
+                            shutil.rmtree(earlier, ignore_errors=True)
     except OSError as error:
         raise CheckpointError(f"Cannot write the converted model under {root}: {error}. Set XDG_CACHE_HOME to a place with room.") from None
     return folder

@@ -2,11 +2,13 @@
 
 One library per level of the instruction set, chosen at run time by what the processor reports; it is compiled the first time
 it is used, or at install time by ``python -m setpoint.engine.kernels.cpu.build``. A library's name holds its level and a hash of
-sources, flags and compiler version, so that a stale one cannot be loaded.
+sources, flags and compiler version, so that a stale one cannot be loaded. Its time of modification is that of its last use, and building
+one removes those of its level that were not used for long.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -14,12 +16,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE_DIR = Path(__file__).parent
 LEVEL_VARIABLE = "SETPOINT_CPU_ISA"
 """Environment variable that forces a level: scalar, avx2, avx512, avx512_vnni or avx512_bf16."""
+UNUSED_S = 30 * 86400
+"""A library that no process has asked for in so long is removed."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno")
 
 
@@ -136,9 +141,20 @@ def ensure_built(level: str) -> Path:
     """The cached library, compiled now if it is missing. BuildError if that is impossible, OSError if the cache is not writable."""
     compiler = find_compiler()
     target = library_path(compiler, level)
+    with contextlib.suppress(OSError):  # it is not there, or somebody else's
+        os.utime(target)
     if not target.exists():
         compile_library(compiler, level, target)
+        _remove_unused(level)
     return target
+
+
+def _remove_unused(level: str) -> None:
+    """Who has one loaded keeps it; who is about to load one at this moment compiles its own (``library.load``)."""
+    for library in cache_dir().glob(f"{level}-*.so"):
+        with contextlib.suppress(OSError):  # another process was faster, or it is somebody else's
+            if library.stat().st_mtime < time.time() - UNUSED_S:
+                library.unlink()
 
 
 def _cpu_flags() -> set[str]:
