@@ -146,7 +146,11 @@ def test_without_a_compiler_or_a_folder_to_write_to_steps_run_as_before(tmp_path
     assert report["max_tokens"] == 0
     assert "compiler" in report["why_not_more"].lower()
     (tmp_path / "file").write_text("a file where a folder should be")
-    report = report_of_a_process(tmp_path, "transformers", **{compiling.CACHE_VARIABLE: str(tmp_path / "file")})
+    no_folder = {compiling.CACHE_VARIABLE: str(tmp_path / "file")}
+    report = report_of_a_process(tmp_path, "setpoint", **no_folder)
     assert report["same"]
     assert report["max_tokens"] == 0
     assert "FileExistsError" in report["why_not_more"]
+    with pytest.raises(subprocess.CalledProcessError) as failed:  # transformers loads torch's compiler itself
+        report_of_a_process(tmp_path, "transformers", **no_folder)
+    assert "cannot be served through transformers: FileExistsError" in failed.value.stderr

@@ -171,10 +171,10 @@ def load_transformers_model(
         raise CheckpointError(
             f'transformers {transformers.__version__} is too old to run models of; `pip install -U "setpoint[transformers]"`.'
         )
-    transformers.AttentionInterface.register(NAME, _attention)
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
     try:
+        transformers.AttentionInterface.register(NAME, _attention)
+        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.set_verbosity_error()
         causal_lm = _read(_config(spec), spec, folder, load_format=load_format, dtype=dtype, seed=seed).to(device).eval()
         _check_loaded(causal_lm, spec)
         expected = _own_logits(causal_lm, spec)
