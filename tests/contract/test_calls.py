@@ -69,9 +69,9 @@ def test_a_failure_in_the_middle_names_the_prompt_and_ends_the_others(serve: Ser
     async def scenario(server: Any) -> None:
         calls = Calls(server.service)
         with pytest.raises(RequestError, match=r"prompt 700: The queue is full\.") as error:
-            await calls.generate([*["fine"] * 700, "bad", *["fine"] * 700], {"max_new_tokens": 50}, {})
+            await calls.generate([*["fine"] * 700, "bad", *["fine"] * 4000], {"max_new_tokens": 50}, {})
         assert error.value.status_code == 503
-        assert len(server.engine.submitted) < 1401
+        assert len(server.engine.submitted) < 4701, "the queue was short when it failed"
         one = await calls.generate("fine", TWO, {})
         assert one["text"] == "fi"
 
