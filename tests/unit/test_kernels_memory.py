@@ -1,4 +1,4 @@
-"""Memory for weights and the KV pool: huge pages asked for, nothing shared, given back, refused clearly."""
+"""Memory for weights: huge pages asked for, nothing shared, given back, refused clearly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from setpoint.engine.kernels.memory import HUGE_PAGE, PIECE, claim
+from setpoint.engine.kernels import memory
+from setpoint.engine.kernels.memory import HUGE_PAGE, PIECE, in_huge_pages, why_small_pages
 
 
 def flags_at(address: int) -> set[str]:
@@ -25,28 +26,28 @@ def flags_at(address: int) -> set[str]:
 
 @pytest.mark.parametrize("num_bytes", [3 * HUGE_PAGE, PIECE + HUGE_PAGE])
 def test_it_asks_for_huge_pages(num_bytes: int) -> None:
-    tensor = claim((num_bytes,), torch.uint8)
+    tensor = in_huge_pages((num_bytes,), torch.uint8)
     assert "hg" in flags_at(tensor.data_ptr() + num_bytes // 2)
 
 
 def test_a_large_tensor_begins_with_a_huge_page() -> None:
-    assert claim((PIECE + 1,), torch.uint8).data_ptr() % HUGE_PAGE == 0
+    assert in_huge_pages((PIECE + 1,), torch.uint8).data_ptr() % HUGE_PAGE == 0
 
 
 def test_tensors_lie_side_by_side_and_do_not_overlap() -> None:
-    tensors = [claim((rows, 7), dtype) for rows in (1, 3, 1000) for dtype in (torch.uint8, torch.bfloat16, torch.float32)]
+    tensors = [in_huge_pages((rows, 7), dtype) for rows in (1, 3, 1000) for dtype in (torch.uint8, torch.bfloat16, torch.float32)]
     for number, tensor in enumerate(tensors):
         tensor.fill_(number)
     for number, tensor in enumerate(tensors):
         assert (tensor == number).all()
         assert tensor.data_ptr() % 64 == 0
-    assert claim((0, 5), torch.float32).shape == (0, 5)
-    first, second = claim((100,), torch.uint8), claim((100,), torch.uint8)
+    assert in_huge_pages((0, 5), torch.float32).shape == (0, 5)
+    first, second = in_huge_pages((100,), torch.uint8), in_huge_pages((100,), torch.uint8)
     assert second.data_ptr() - first.data_ptr() == 128
 
 
 def test_it_goes_with_its_last_tensor() -> None:
-    tensor = claim((PIECE + HUGE_PAGE,), torch.uint8)
+    tensor = in_huge_pages((PIECE + HUGE_PAGE,), torch.uint8)
     view = tensor[5:]
     mapping = tensor.data_ptr()
     del tensor
@@ -60,4 +61,15 @@ def test_it_goes_with_its_last_tensor() -> None:
 
 def test_too_much_is_an_error_that_names_the_bytes() -> None:
     with pytest.raises(RuntimeError, match=str(1 << 60)):
-        claim((1 << 60,), torch.uint8)
+        in_huge_pages((1 << 60,), torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("switch", "reason"), [("always [madvise] never", ""), ("[always] madvise never", ""), ("always madvise [never]", "switched off")]
+)
+def test_a_system_that_gives_none_is_told(switch: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "SWITCH", tmp_path / "enabled")
+    assert "no transparent huge pages" in why_small_pages()
+    (tmp_path / "enabled").write_text(switch + "\n")
+    assert reason in why_small_pages()
+    assert bool(why_small_pages()) == bool(reason)

@@ -18,6 +18,7 @@ from setpoint.engine.attention.base import AttentionShape, choose_attention
 from setpoint.engine.executor.trial import try_out
 from setpoint.engine.kernels.cpu.build import why_no_better
 from setpoint.engine.kernels.device import check_device
+from setpoint.engine.kernels.memory import why_small_pages
 from setpoint.engine.kernels.registry import Choice, choose_ops
 from setpoint.engine.models.loader import load_weights
 from setpoint.engine.models.registry import build_model, is_native
@@ -134,6 +135,8 @@ def _fallbacks(config: EngineConfig, native: bool, choices: Mapping[str, Choice[
     level = _level(*choices.values())
     if level and (why := why_no_better(level)):
         found.append(f"C++ kernels run at the level {level} ({why})")
+    if level and (why := why_small_pages()):
+        found.append(f"weights lie in small pages ({why}; reading them costs up to a fifth more)")
     return tuple(found)
 
 

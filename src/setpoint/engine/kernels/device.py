@@ -1,7 +1,8 @@
-"""What depends on the kind of device and is no kernel: copies to it and from it, time marks, whether a look is free.
+"""What depends on the kind of device and is no kernel: copies to it and from it, time marks, the pool's memory, whether a look
+is free.
 
-Beside the registries and ``memory`` the only file of the data plane that compares device kinds. Works on tensors and host arrays; knows
-nothing of models, slots or plans.
+Beside the registries the only file of the data plane that compares device kinds. Works on tensors and host arrays; knows nothing of
+models, slots or plans.
 """
 
 from __future__ import annotations
@@ -109,3 +110,12 @@ def wait(point: Mark) -> None:
 def seconds_between(begin: Mark, end: Mark) -> float:
     """Of device time; both points must have been reached."""
     return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3
+
+
+def claim(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for the KV pool. Raises RuntimeError if there is not enough.
+
+    On a CPU it is only mapped here and claimed as tokens arrive: touching gigabytes first would be most of the start-up time, and the
+    plan has counted them. On a GPU an allocation claims at once.
+    """
+    return torch.empty(shape, dtype=dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)

@@ -1,8 +1,9 @@
-"""Memory that stays as long as the engine does: weights, the KV pool, the tensors of captured steps.
+"""Memory that is written once and read in every step: weights, and the tensors of captured steps. CPU only.
 
 A step reads nearly all of it, in order. In pages of 4 KiB a processor spends a good part of that time on looking addresses up
-(docs/notebook.md), so on a CPU this memory asks for huge pages, which Linux gives to whole, aligned pieces only. Knows nothing of what is
-kept there.
+(docs/notebook.md), so this memory asks for huge pages, which Linux gives to whole, aligned pieces only. Not for the KV pool: it is touched
+for the first time while requests wait, and a first touch costs more the larger the page is where a hypervisor has to find the memory.
+Knows nothing of what is kept there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import math
 import mmap
 import weakref
+from pathlib import Path
 
 import torch
 
@@ -20,26 +22,31 @@ PIECE = 1 << 26
 """Bytes that are mapped at once and hold, side by side, the tensors that are claimed one after another."""
 ALIGNMENT = 64
 
-_CPU = torch.device("cpu")
+SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+"""Linux's: always, madvise or never, the one that holds in brackets."""
+
 _newest: tuple[weakref.ref[mmap.mmap], int, int] | None = None
-"""The newest mapping, which goes with the last tensor on it, and the offsets between which it is free. Written by ``claim``."""
+"""The newest mapping, which goes with the last tensor on it, and the offsets between which it is free. Written by ``in_huge_pages``."""
 
 
-def claim(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = _CPU) -> torch.Tensor:
-    """Memory of any content. Raises RuntimeError if there is not enough.
-
-    On a CPU it is only mapped here and taken as it is written: touching gigabytes of a KV pool first would be most of the start-up
-    time, and the memory plan has counted them. On a GPU an allocation takes at once.
-    """
+def in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Memory of any content, mapped here and taken as it is written. Raises RuntimeError if there is not enough."""
     global _newest
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
     memory, begin, end = (None, 0, 0) if _newest is None else (_newest[0](), *_newest[1:])
     if memory is None or end - begin < num_bytes:
         memory, begin, end = _mapped(max(PIECE, num_bytes))
     _newest = weakref.ref(memory), begin + -(-num_bytes // ALIGNMENT) * ALIGNMENT, end
     return torch.frombuffer(memory, dtype=torch.uint8)[begin : begin + num_bytes].view(dtype).view(shape)
+
+
+def why_small_pages() -> str:
+    """The reason that this system gives no huge pages; empty if it does."""
+    try:
+        switch = SWITCH.read_text().strip()
+    except OSError as error:
+        return f"this system has no transparent huge pages: {error}"
+    return f"transparent huge pages are switched off, {SWITCH} says {switch}" if "[never]" in switch else ""
 
 
 def _mapped(num_bytes: int) -> tuple[mmap.mmap, int, int]:

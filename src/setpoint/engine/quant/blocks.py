@@ -11,7 +11,7 @@ import torch
 
 from setpoint.core.model import BLOCK, BLOCK_BYTES
 from setpoint.engine.kernels.cpu.library import BlockRowsCall, Kernels, load
-from setpoint.engine.kernels.memory import claim
+from setpoint.engine.kernels.memory import in_huge_pages
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.quant.base import Blocks
 from setpoint.engine.quant.cpu import PANEL, PanelWeight, alternating
@@ -30,7 +30,7 @@ class BlockWeight(PanelWeight):
             bias = None if bias is None else alternating(bias, kernels.vector_columns)
         columns, row_bytes = raw.shape
         num_blocks = row_bytes // BLOCK_BYTES[blocks.kind]
-        panels = claim((-(-columns // PANEL), PANEL * row_bytes), torch.uint8)
+        panels = in_huge_pages((-(-columns // PANEL), PANEL * row_bytes), torch.uint8)
         kernels.pack_blocks(raw.data_ptr(), columns, num_blocks, panels.data_ptr(), kind, torch.get_num_threads())
         outputs = columns if gate is None else len(blocks.rows) // 2
         super().__init__(panels, bias, kernels, columns=outputs, k=num_blocks * BLOCK, dtype=torch.bfloat16, gate=gate, blocks=kind)

@@ -11,7 +11,7 @@ import ctypes
 import torch
 
 from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, LinearCall, load
-from setpoint.engine.kernels.memory import claim
+from setpoint.engine.kernels.memory import in_huge_pages
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 PANEL = 32
@@ -76,7 +76,7 @@ def panels(weight: torch.Tensor) -> torch.Tensor:
     if missing:
         words = torch.cat((words, words.new_zeros((missing, words.shape[1]))))
     by_panel = words.view(-1, PANEL, words.shape[1]).transpose(1, 2)
-    return claim(tuple(by_panel.shape), torch.int32).copy_(by_panel)
+    return in_huge_pages(tuple(by_panel.shape), torch.int32).copy_(by_panel)
 
 
 def alternating(stacked: torch.Tensor, width: int) -> torch.Tensor:

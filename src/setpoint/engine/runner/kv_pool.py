@@ -6,7 +6,7 @@ import torch
 
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.model import ModelSpec
-from setpoint.engine.kernels.memory import claim
+from setpoint.engine.kernels.device import claim
 
 
 class KVPool:

@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from setpoint.engine.kernels.cpu.library import KERNELS, Kernels, Op, ProgramCall, load
-from setpoint.engine.kernels.memory import claim
+from setpoint.engine.kernels.memory import in_huge_pages
 from setpoint.engine.kernels.program import KINDS, NotCapturable
 
 Counts = tuple[int, int, int]
@@ -45,7 +45,7 @@ class Arena:
         return torch.from_numpy(view).view(dtype)[: int(np.prod(shape))].view(shape)
 
     def _new(self, size: int) -> np.ndarray:
-        memory = claim((size,), torch.uint8).numpy()
+        memory = in_huge_pages((size,), torch.uint8).numpy()
         self.memory.append(memory)
         return memory
 

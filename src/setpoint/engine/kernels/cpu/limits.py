@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from setpoint.engine.kernels.cpu.library import Kernels, load
-from setpoint.engine.kernels.memory import claim
+from setpoint.engine.kernels.memory import in_huge_pages
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 PRODUCTS = {"float32": 0, "bfloat16": 1, "int8": 2}
@@ -38,7 +38,7 @@ class CpuLimits:
         """Reading a block of about that size, the power of two below, again and again: in a cache if it fits there."""
         size = 1 << min(max(num_bytes, SMALLEST), LARGEST).bit_length() - 1
         if size not in self._reads:
-            block = claim((size,), torch.uint8).zero_()
+            block = in_huge_pages((size,), torch.uint8).zero_()
             self._reads[size] = size / _best(lambda: self._kernels.read_memory(block.data_ptr(), size, self._threads))
         return self._reads[size]
 
