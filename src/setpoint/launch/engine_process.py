@@ -33,7 +33,6 @@ from setpoint.engine.executor.compiling import compile_steps
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.engine.runner.populating import populate_ahead
 from setpoint.ipc import EngineSocket
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.turn_times import TimedExecutor, TimedLink, TurnTimes
@@ -151,7 +150,6 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
     for decision in pool.decisions:
         logger.log(logging.WARNING if decision.warn else logging.INFO, "Decision: %s", decision)
     runner.allocate(num_pages=plan.pool_tokens // options.page_size, max_slots=pool.max_running_requests, context_len=config.context_len)
-    populate_ahead(runner)
     if runner.why_eager:
         logger.info("Steps run %s: %s", "partly eagerly" if runner.captured else "eagerly", runner.why_eager)
     if runner.captured is not None:

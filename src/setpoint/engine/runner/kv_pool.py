@@ -7,7 +7,6 @@ import torch
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.model import ModelSpec
 from setpoint.engine.kernels.device import claim
-from setpoint.engine.kernels.memory import populate
 
 
 class KVPool:
@@ -22,10 +21,6 @@ class KVPool:
             raise OutOfMemoryError(f"No memory on {device} for a KV pool of {num_pages} pages of {page_size} tokens: {error}") from None
         self.layers = tuple((layer[0], layer[1]) for layer in self.memory)
         """Per layer K and V, each [num_pages + 1, page_size, Hkv, D], contiguous."""
-
-    def populate(self, begin: int, end: int) -> bool:
-        """``kernels.memory.populate`` for pages [begin, end) of every layer; False where that cannot be done."""
-        return all(populate(pages[begin:end]) for layer in self.layers for pages in layer)
 
     @property
     def num_bytes(self) -> int:
