@@ -134,7 +134,7 @@ def test_logits_with_a_soft_cap_are_replayed(tmp_path: Path) -> None:
 
 
 def test_the_head_alone_may_stay_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CausalLM, "logits", lambda model, hidden: model.lm_head(hidden).div_(2))
+    monkeypatch.setattr(CausalLM, "logits", lambda model, hidden, ops: model.lm_head(hidden).div_(2))
     folder = write_tiny(tmp_path, of_architecture("LlamaForCausalLM"))
     replayed, eager = make_runner(folder), make_runner(folder, capture=False)
     assert replayed.captured is not None

@@ -17,6 +17,7 @@ from torch import nn
 
 from setpoint.core.model import ModelSpec
 from setpoint.engine.attention.base import AttentionVariant
+from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.layers.attention import PagedAttention
 from setpoint.engine.layers.base import Layer
 from setpoint.engine.layers.context import ForwardContext
@@ -127,9 +128,10 @@ class CausalLM(Layer):
         """input_ids [T] -> the last hidden states [T, C], normalised."""
         return self.model(input_ids, ctx)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [S, C] -> [S, V], not capped yet."""
-        return self.lm_head(hidden)
+    def logits(self, hidden: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """hidden [S, C] -> [S, V]."""
+        logits = self.lm_head(hidden)
+        return logits if self.softcap is None else ops.soft_cap(logits, self.softcap)
 
 
 def causal_lm(spec: ModelSpec, eps: float, layers: Iterable[Layer]) -> CausalLM:

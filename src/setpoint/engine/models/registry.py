@@ -20,8 +20,8 @@ MODELS = {
     "Qwen2ForCausalLM": "setpoint.engine.models.qwen:qwen2",
     "Qwen3ForCausalLM": "setpoint.engine.models.qwen:qwen3",
 }
-"""Architecture -> ``build(spec, config)``, giving a module with ``rotaries``, ``forward(input_ids, ctx) -> hidden``,
-``logits(hidden)`` and ``softcap``, which the runner applies to them."""
+"""Architecture -> ``build(spec, config)``, giving a module with ``rotaries``, ``forward(input_ids, ctx) -> hidden`` and
+``logits(hidden, ops)``."""
 
 NEARLY = {
     "ForSequenceClassification": "it classifies texts",

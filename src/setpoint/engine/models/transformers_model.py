@@ -68,8 +68,6 @@ class TransformersModel:
 
     rotaries = ()
     """The library rotates by itself."""
-    softcap = None
-    """The library's head applies it."""
 
     def __init__(self, causal_lm: nn.Module, spec: ModelSpec, expected: torch.Tensor) -> None:
         self.expected = expected
@@ -114,8 +112,8 @@ class TransformersModel:
         """Layer -> its attention, known from the trial on."""
         return self._seat.variants
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [S, C] -> [S, V], with whatever the library's head does to them (scales, soft caps)."""
+    def logits(self, hidden: torch.Tensor, ops: object) -> torch.Tensor:
+        """hidden [S, C] -> [S, V], by the library alone, with whatever the library's head does to them (scales, soft caps)."""
         return self._causal_lm(inputs_embeds=hidden[None], use_cache=False, return_dict=True).logits[0]
 
 

@@ -38,7 +38,6 @@ class CompiledModel:
         self.model = model
         self.rotaries = model.rotaries
         self.logits = model.logits
-        self.softcap = model.softcap
         self.max_tokens = 0
         """Written by ``compiling`` and then by ``executor.compiling``."""
         self._compiling = False

@@ -166,8 +166,7 @@ class ModelRunner:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, H] -> [S, V]."""
-        logits = self.model.logits(hidden)
-        return logits if self.model.softcap is None else self.ops.soft_cap(logits, self.model.softcap)
+        return self.model.logits(hidden, self.ops)
 
     @torch.inference_mode()
     def answer_of(self, hidden: torch.Tensor, sample_index: torch.Tensor) -> Answer:
