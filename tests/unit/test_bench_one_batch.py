@@ -47,6 +47,9 @@ class Recorder:
         rows = self.plans[-1].rows
         return StepResult(self.plans[-1].step_id, rows.seq_ids[rows.samples], np.zeros(int(rows.samples.sum()), np.int32))
 
+    def prepare_pages(self, begin: int) -> bool:
+        return False
+
     def shutdown(self) -> None:
         pass
 

@@ -1,7 +1,8 @@
-"""Memory for weights: huge pages asked for, nothing shared, given back, refused clearly."""
+"""Host memory: huge pages asked for, nothing shared, given back, refused clearly; pages found before they are written."""
 
 from __future__ import annotations
 
+import mmap
 import re
 import weakref
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from setpoint.engine.kernels import memory
-from setpoint.engine.kernels.memory import HUGE_PAGE, PIECE, in_huge_pages, why_small_pages
+from setpoint.engine.kernels.memory import HUGE_PAGE, PIECE, in_huge_pages, populate, why_small_pages
 
 
 def flags_at(address: int) -> set[str]:
@@ -73,3 +74,18 @@ def test_a_system_that_gives_none_is_told(switch: str, reason: str, tmp_path: Pa
     (tmp_path / "enabled").write_text(switch + "\n")
     assert reason in why_small_pages()
     assert bool(why_small_pages()) == bool(reason)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_populated_memory_is_resident_and_holds_what_it_held() -> None:
+    mib = 1 << 20
+    memory = torch.empty(64 * mib, dtype=torch.uint8)
+    memory[5 * mib] = 7
+    before = resident_bytes()
+    assert populate(memory[: 32 * mib])
+    assert 30 * mib < resident_bytes() - before < 34 * mib
+    assert memory[5 * mib] == 7
+    assert not populate(torch.empty(8, device="meta"))

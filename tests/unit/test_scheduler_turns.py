@@ -11,6 +11,7 @@ from setpoint.core.stats import Refusal
 from setpoint.scheduler.cadence import Cadence
 from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, RatioConfig
 from setpoint.scheduler.delay import AdmissionDelay, DelayView
+from setpoint.scheduler.loop import IDLE_WAIT_S, SETTLING_S
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.scripted import hashed_token, reference
 
@@ -239,3 +240,32 @@ def test_a_preempted_request_starts_to_wait_anew() -> None:
     harness.turn()
     assert finish_of(harness, "slow") == ("abort", 503, WAITED)
     harness.drain()
+
+
+# ---------------------------------------------------------------------- idle turns
+
+
+def test_an_idle_engine_prepares_pages_once_the_answer_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(num_pages=100)
+    asked: list[int] = []
+    waits: list[float] = []
+    receive = harness.wire.receive
+    left = [2]
+
+    def prepare(begin: int) -> bool:
+        asked.append(begin)
+        left[0] -= 1
+        return left[0] >= 0
+
+    monkeypatch.setattr(harness.executor, "prepare_pages", prepare)
+    monkeypatch.setattr(harness.wire, "receive", lambda timeout_s: (waits.append(timeout_s), receive(timeout_s))[1])
+    harness.turn(3)
+    assert (waits, asked) == ([0.0, 0.0, IDLE_WAIT_S], [1, 1, 1])
+    harness.submit("a", prompt(4), max_new_tokens=3)
+    harness.drain()
+    assert len(asked) == 4, "not while there is something to compute"
+    waits.clear()
+    left[0] = 1
+    harness.turn(3)
+    assert waits == [SETTLING_S, 0.0, IDLE_WAIT_S]
+    assert set(asked[4:]) == {7}, "four of the prompt and two that were fed back"

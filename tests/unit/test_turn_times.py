@@ -38,6 +38,9 @@ class Slow:
         self.now += RESULT
         return StepResult(1, np.zeros(0, np.int64), np.zeros(0, np.int32))
 
+    def prepare_pages(self, begin: int) -> bool:
+        return False
+
     def shutdown(self) -> None: ...
 
     def receive(self, timeout_s: float) -> list[ToEngine]:

@@ -95,6 +95,9 @@ class TimedExecutor:
         self._times.model_s += time.perf_counter() - began
         return step
 
+    def prepare_pages(self, begin: int) -> bool:
+        return self._executor.prepare_pages(begin)
+
     def shutdown(self) -> None:
         self._executor.shutdown()
 

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0
 """An idle loop looks up this often, so that a dead frontend is noticed."""
+SETTLING_S = 0.05
+"""A loop that has just fallen idle leaves the cores to those who answer for that long, before it prepares for what may come."""
 
 
 class Link(Protocol):
@@ -72,8 +74,9 @@ class Loop:
         scheduler, inflight, depth = self._scheduler, self._inflight, self._depth
         self._heartbeat()
         idle = scheduler.state.is_idle
+        timeout_s = self._idle_wait_s() if idle else 0.0
         self._check(idle)
-        self._intake(IDLE_WAIT_S if idle else 0.0)
+        self._intake(timeout_s)
         plan = scheduler.schedule()
         pending = None
         if plan is not None:
@@ -89,6 +92,12 @@ class Loop:
             inflight.append(pending)
         if depth == 0 and inflight:
             self._emit(scheduler.update(inflight.popleft().result()))
+
+    def _idle_wait_s(self) -> float:
+        """How long an idle turn waits for a message, after a little of what is better done before requests come."""
+        if not self._was_idle:
+            return SETTLING_S
+        return 0.0 if self._executor.prepare_pages(self._scheduler.state.cache.first_unused_page) else IDLE_WAIT_S
 
     def _emit(self, events: list[TokenEvent]) -> None:
         if events:

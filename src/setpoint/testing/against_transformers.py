@@ -77,6 +77,9 @@ class Recording:
                 self.logits[seq_id].append(row)
         return step
 
+    def prepare_pages(self, begin: int) -> bool:
+        return self.inner.prepare_pages(begin)
+
     def shutdown(self) -> None:
         self.inner.shutdown()
 

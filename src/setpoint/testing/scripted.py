@@ -110,6 +110,9 @@ class ScriptedExecutor:
                 histories.append((slot, history))
         return ScriptedStep(self, plan, histories, embeddings)
 
+    def prepare_pages(self, begin: int) -> bool:
+        return False
+
     def shutdown(self) -> None:
         """Nothing to free."""
 

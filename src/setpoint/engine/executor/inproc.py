@@ -25,6 +25,9 @@ class InprocExecutor:
     def submit(self, plan: StepPlan) -> InprocStep:
         return InprocStep(self.runner, plan, self._mark)
 
+    def prepare_pages(self, begin: int) -> bool:
+        return self.runner.claim_ahead.advance(begin)
+
     def shutdown(self) -> None:
         """Nothing outlives the process."""
 

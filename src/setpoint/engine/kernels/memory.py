@@ -1,14 +1,15 @@
-"""Memory that is written once and read in every step: weights, and the tensors of captured steps. CPU only.
+"""Host memory: huge pages for what is written once and read in every step, and pages found before they are written.
 
-A step reads nearly all of it, in order. In pages of 4 KiB a processor spends a good part of that time on looking addresses up
-(docs/notebook.md), so this memory asks for huge pages, which Linux gives to whole, aligned pieces only. Not for the KV pool: it is touched
-for the first time while requests wait, and a first touch costs more the larger the page is where a hypervisor has to find the memory.
-Knows nothing of what is kept there.
+A step reads nearly all of the weights, in order. In pages of 4 KiB a processor spends a good part of that time on looking addresses up
+(docs/notebook.md), so their memory, and that of captured steps, asks for huge pages, which Linux gives to whole, aligned pieces only. Not
+the KV pool's: it is first written while requests wait, and a first write costs more the larger the page is where a hypervisor has to find
+the memory. Knows nothing of what is kept there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 import weakref
@@ -21,6 +22,11 @@ HUGE_PAGE = 1 << 21
 PIECE = 1 << 26
 """Bytes that are mapped at once and hold, side by side, the tensors that are claimed one after another."""
 ALIGNMENT = 64
+MADV_POPULATE_WRITE = 23
+"""linux/mman.h; not in Python's mmap."""
+
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """Linux's: always, madvise or never, the one that holds in brackets."""
@@ -61,3 +67,14 @@ def _mapped(num_bytes: int) -> tuple[mmap.mmap, int, int]:
             memory.madvise(mmap.MADV_HUGEPAGE)
     begin = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % HUGE_PAGE
     return memory, begin, begin + size
+
+
+def populate(memory: torch.Tensor) -> bool:
+    """Have the system find the pages of this memory now, so that nobody waits for them at the first write; what it holds stays.
+
+    False where that cannot be done: no host memory, none left, or Linux before 5.14.
+    """
+    if memory.device.type != "cpu":
+        return False
+    begin = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    return _libc.madvise(begin, memory.data_ptr() + memory.nbytes - begin, MADV_POPULATE_WRITE) == 0

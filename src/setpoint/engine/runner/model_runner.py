@@ -21,6 +21,7 @@ from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.runner.batch import ForwardBatch, build_batch
 from setpoint.engine.runner.captured import Answer, CapturedForward
+from setpoint.engine.runner.claim_ahead import ClaimAhead
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.pooling import Pooled, Pooler
 from setpoint.engine.runner.rows import SlotTable
@@ -103,6 +104,7 @@ class ModelRunner:
     def allocate(self, *, num_pages: int, max_slots: int, context_len: int) -> None:
         """Claim the KV pool and the slot table. OutOfMemoryError if there is no room."""
         self.pool = KVPool(self.spec, num_pages=num_pages, page_size=self.page_size, dtype=self.kv_dtype, device=self.device)
+        self.claim_ahead = ClaimAhead(self.pool)
         self.slots = SlotTable(context_len=context_len, page_size=self.page_size, max_slots=max_slots, device=self.device)
         self.pooler = Pooler()
         wide = torch.promote_types(self.dtype, torch.float32)

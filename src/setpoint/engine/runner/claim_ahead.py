@@ -1,0 +1,51 @@
+"""Finds memory for tokens to come in the engine's idle moments, so that no request waits for it.
+
+A pool on a CPU is only mapped at the start, and the first write to each place has to wait until the system has found a page: 2 % of a
+prefill, and a tenth where a hypervisor has to find it too (docs/notebook.md). All of it at once would take seconds of the start, and
+gigabytes that may never be used. Works on page numbers, which are handed out in ascending order; knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from setpoint.engine.kernels.memory import populate
+from setpoint.engine.runner.kv_pool import KVPool
+
+AHEAD_BYTES = 1 << 30
+"""Of K and V beyond the pages in use."""
+TURN_BYTES = 1 << 18
+"""At a time: 0.1 ms, or 0.7 where a hypervisor has to find them."""
+
+
+class ClaimAhead:
+    def __init__(self, pool: KVPool) -> None:
+        self._stripes = [pages for layer in pool.layers for pages in layer]
+        pages = self._stripes[0]
+        self._num_pages = len(pages)
+        self._turn_pages = max(1, TURN_BYTES // pages[0].nbytes)
+        self._ahead_pages = AHEAD_BYTES * self._num_pages // pool.num_bytes
+        self._begin = self._end = 0
+        """The pages at hand."""
+        self._stripe = 0
+        """The first that is still to be done for them; before it, theirs are."""
+        self._works = True
+
+    def advance(self, unused: int) -> bool:
+        """Find memory for a few more of the pages that follow page ``unused``, which is the first that was never handed out.
+
+        False if nothing is left to do until more are handed out, or where memory cannot be claimed ahead (``populate``).
+        """
+        if self._begin < unused or self._begin == self._end:  # overtaken, or there was nothing left to do
+            self._take(max(self._begin, unused), unused)
+        if not self._works or self._begin == self._end:
+            return False
+        self._works = populate(self._stripes[self._stripe][self._begin : self._end])
+        self._stripe += 1
+        if self._stripe == len(self._stripes):
+            self._take(self._end, unused)
+        return self._works
+
+    def _take(self, begin: int, unused: int) -> None:
+        """Go on with the pages from ``begin``, as many as are wanted ahead of ``unused``."""
+        self._begin = begin
+        self._end = max(begin, min(begin + self._turn_pages, unused + self._ahead_pages, self._num_pages))
+        self._stripe = 0

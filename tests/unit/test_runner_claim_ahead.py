@@ -1,0 +1,105 @@
+"""Memory of the pool is found ahead of its use: page by page in every layer, as far as is wanted, without touching what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from setpoint.engine.runner import claim_ahead
+from setpoint.engine.runner.claim_ahead import ClaimAhead
+from setpoint.engine.runner.kv_pool import KVPool
+from setpoint.testing.specs import tiny_spec
+
+SPEC = tiny_spec()
+STRIPES = 2 * SPEC.num_layers
+PAGE_BYTES = SPEC.num_kv_heads * SPEC.head_dim * 2
+"""In one layer's K or V: pages of one token in bf16."""
+
+
+def pool_of(num_pages: int, device: str = "cpu") -> KVPool:
+    return KVPool(SPEC, num_pages=num_pages - 1, page_size=1, dtype=torch.bfloat16, device=torch.device(device))
+
+
+@dataclass
+class Claims:
+    """Stands in for the system: how often each page of each stripe was claimed."""
+
+    pool: KVPool
+    left: int = 10**9
+    """Calls until there is no memory."""
+    counts: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.stripes = [pages for layer in self.pool.layers for pages in layer]
+        self.counts = [[0] * len(pages) for pages in self.stripes]
+
+    def populate(self, memory: torch.Tensor) -> bool:
+        self.left -= 1
+        assert 0 < len(memory) <= 4
+        for stripe, counts in zip(self.stripes, self.counts, strict=True):
+            begin = (memory.data_ptr() - stripe.data_ptr()) // PAGE_BYTES
+            if 0 <= begin < len(stripe):
+                counts[begin : begin + len(memory)] = [count + 1 for count in counts[begin : begin + len(memory)]]
+        return self.left >= 0
+
+    def claimed(self) -> list[int]:
+        """Of each page, in how many stripes."""
+        return [sum(each) for each in zip(*self.counts, strict=True)]
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> Claims:
+    """Of a pool of 64 pages, of which 4 are claimed at a time and 16 ahead."""
+    claims = Claims(pool_of(64))
+    monkeypatch.setattr(claim_ahead, "populate", claims.populate)
+    monkeypatch.setattr(claim_ahead, "TURN_BYTES", 4 * PAGE_BYTES)
+    monkeypatch.setattr(claim_ahead, "AHEAD_BYTES", 16 * STRIPES * PAGE_BYTES)
+    return claims
+
+
+def advance(ahead: ClaimAhead, unused: int) -> int:
+    """-> how many turns there was something to do."""
+    turns = 0
+    while ahead.advance(unused):
+        turns += 1
+        assert turns < 1000
+    return turns
+
+
+def test_every_page_ahead_is_claimed_once_in_every_layer(claims: Claims) -> None:
+    ahead = ClaimAhead(claims.pool)
+    assert advance(ahead, 1) == 4 * STRIPES
+    assert claims.claimed() == [0] + [STRIPES] * 16 + [0] * 47
+    assert advance(ahead, 1) == 0, "no further than it has to be"
+    assert advance(ahead, 10) == 3 * STRIPES
+    assert claims.claimed() == [0] + [STRIPES] * 25 + [0] * 38
+
+
+def test_it_ends_with_the_pool(claims: Claims) -> None:
+    ahead = ClaimAhead(claims.pool)
+    advance(ahead, 60)
+    assert claims.claimed() == [0] * 60 + [STRIPES] * 4
+    assert advance(ahead, 64) == 0, "every page is in use"
+
+
+def test_it_is_overtaken_in_the_middle_of_its_work(claims: Claims) -> None:
+    ahead = ClaimAhead(claims.pool)
+    for _ in range(STRIPES + 1):
+        ahead.advance(1)
+    advance(ahead, 20)
+    assert claims.claimed()[20:36] == [STRIPES] * 16
+    assert claims.claimed()[9:20] == [0] * 11, "what is in use has been written"
+
+
+def test_it_gives_up_where_there_is_no_memory(claims: Claims) -> None:
+    claims.left = 3
+    ahead = ClaimAhead(claims.pool)
+    assert advance(ahead, 1) == 3
+    assert not ahead.advance(30)
+    assert claims.left == -1, "and asks no more"
+
+
+def test_other_devices_claim_their_pool_at_once() -> None:
+    assert not ClaimAhead(pool_of(8, "meta")).advance(1)
