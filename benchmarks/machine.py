@@ -65,7 +65,7 @@ def is_quiet(within_s: float = 1.0, *, busy_share: float = 0.07) -> bool:
 def save(folder: Path, name: str, figures: Mapping[str, Any], *, packages: Mapping[str, str], load: float) -> Path:
     """Keep ``figures`` in folder/<date>-<name>.json with what they belong to: command, machine, commit and ``packages`` (``versions``).
 
-    load: the load average before the measurement.
+    load: the load average before the measurement. Whose home folder it was stays here: paths in it begin with ~.
     """
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     record = {
@@ -78,5 +78,5 @@ def save(folder: Path, name: str, figures: Mapping[str, Any], *, packages: Mappi
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{date}-{name}.json"
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False).replace(f"{Path.home()}/", "~/") + "\n")
     return path

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import chart
 import compare
+import machine
 import psutil
 import pytest
 from compare import Entrant, Run
@@ -220,3 +221,9 @@ def test_an_installed_peer_answers(name: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "skipped" not in row(done.stdout, name)
     assert "failed" not in row(done.stdout, name)
+
+
+def test_a_kept_result_does_not_say_whose_home_it_was_made_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    path = machine.save(tmp_path, "peers", {"command": ["/home/somebody/peers/bin/server", "/home/somebodyelse"]}, packages={}, load=0.0)
+    assert json.loads(path.read_text())["command"] == ["~/peers/bin/server", "/home/somebodyelse"]
