@@ -1,6 +1,6 @@
 """Draws a result file of benchmarks/compare.py: one panel per workload, a bar per contender, as an SVG for the README.
 
-    python benchmarks/chart.py benchmarks/results/2026-11-21-peers.json docs/peers.svg
+    python benchmarks/chart.py benchmarks/results/2026-11-22-peers.json docs/peers.svg
 
 Bars are medians, whiskers the range of the repetitions, longer is better everywhere.
 Contenders that were skipped, or failed on a workload, are named with the reason; nothing is left out.
@@ -23,7 +23,9 @@ from setpoint.bench import svg
 
 PANELS: Sequence[tuple[str, Metric]] = (("W1", DECODE), ("W2", OUTPUT), ("W3", OUTPUT), ("W4", PREFILL))
 OURS = "setpoint"
-WIDTH, LABEL, VALUE, ROW, GAP = 860, 170, 70, 19, 34
+WIDTH, VALUE, ROW, GAP = 860, 70, 19, 34
+CHARACTER = 7.2
+"""A bold character's width on average, rather too much."""
 
 
 def chart(record: dict[str, Any]) -> str:
@@ -32,13 +34,14 @@ def chart(record: dict[str, Any]) -> str:
     results = {name: {who: [Sample(**one) for one in samples] for who, samples in by.items()} for name, by in record["samples"].items()}
     report, parts, top = Report(list(workloads.values()), results), [], GAP
     for name, metric in (each for each in PANELS if each[0] in workloads):
-        precision = {who: record["contenders"][who]["precision"] for who in results[name]}
-        values = {f"{who}, {precision[who]}": report.values(workloads[name], who, metric) for who in results[name]}
+        labels = {who: ", ".join(filter(None, (who, record["contenders"][who]["precision"]))) for who in results[name]}
+        values = {label: report.values(workloads[name], who, metric) for who, label in labels.items()}
         title = f"{name}: {workloads[name].what} – {metric.name}, {metric.unit}"
         parts.append(svg.text(0, top - 10, title, weight="bold"))
         parts += panel(values, top)
         top += ROW * len(values) + GAP
     notes = [f"{who}: skipped: {' '.join(reason.split())[:110]}" for who, reason in record["skipped"].items()]
+    notes.append("bar: median; line: lowest to highest")
     notes.append(f"{record['date']}, {record['machine']['cpu']}, {record['machine']['cpus']} CPUs, commit {record['commit']}")
     for note in notes:
         parts.append(svg.text(0, top - 10, note))
@@ -49,17 +52,18 @@ def chart(record: dict[str, Any]) -> str:
 def panel(values: dict[str, list[float]], top: int) -> list[str]:
     """A row per contender, from ``top`` down."""
     longest = max((max(found) for found in values.values() if found), default=1.0)
-    scale, parts = (WIDTH - LABEL - VALUE) / longest, []
+    begin = CHARACTER * max(map(len, values)) + 8
+    scale, parts = (WIDTH - begin - VALUE) / longest, []
     for row, (who, found) in enumerate(values.items()):
         y = top + row * ROW
-        parts.append(svg.text(LABEL - 8, y + 12, who, anchor="end", weight="bold" if who.startswith(OURS) else "normal"))
+        parts.append(svg.text(begin - 8, y + 12, who, anchor="end", weight="bold" if who.startswith(OURS) else "normal"))
         if not found:
-            parts.append(svg.text(LABEL, y + 12, "failed"))
+            parts.append(svg.text(begin, y + 12, "failed"))
             continue
         middle, low, high = (scale * value for value in (statistics.median(found), min(found), max(found)))
-        parts.append(svg.bar(LABEL, y + 2, middle, ROW - 6, svg.BLUE if who.startswith(OURS) else svg.GREY))
-        parts.append(svg.line([(LABEL + low, y + 8.5), (LABEL + high, y + 8.5)], svg.ORANGE, width=2))
-        parts.append(svg.text(LABEL + max(middle, high) + 6, y + 12, number(statistics.median(found))))
+        parts.append(svg.bar(begin, y + 2, middle, ROW - 6, svg.BLUE if who.startswith(OURS) else svg.GREY))
+        parts.append(svg.line([(begin + low, y + 8.5), (begin + high, y + 8.5)], svg.ORANGE, width=2))
+        parts.append(svg.text(begin + max(middle, high) + 6, y + 12, number(statistics.median(found))))
     return parts
 
 

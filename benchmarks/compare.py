@@ -44,6 +44,7 @@ COLUMNS: Sequence[tuple[str, Metric]] = (("W1", TTFT), ("W1", DECODE), ("W2", OU
 class Entrant:
     name: str
     precision: str
+    """Empty: its flags say."""
     start: Callable[[], Contender]
     """A fresh process. Raises StartError."""
     description: dict[str, object] = field(default_factory=dict)
@@ -100,7 +101,7 @@ def entrants(args: argparse.Namespace, model: str, run: Run) -> tuple[Entrant, l
     rivals = []
     for text in args.variant:
         name, arguments, environ = parse_variant(text)
-        rivals.append(setpoint_entrant(name, "as its flags say", model, [*shlex.split(args.server_args), *arguments], environ))
+        rivals.append(setpoint_entrant(name, "", model, [*shlex.split(args.server_args), *arguments], environ))
     peers = catalog(args.peers_dir, model, num_threads=NUM_THREADS)
     rivals += [peer_entrant(peer) for peer in peers]
     rivals.append(Entrant("transformers", "bf16", lambda: transformers_peer(model, num_threads=NUM_THREADS)))
@@ -160,7 +161,7 @@ def table(ours: Entrant, rivals: Sequence[Entrant], workloads: Sequence[Workload
             failed = [error for sample in run.results[workload.name].get(entrant.name, []) for error in sample.errors]
             values = report.values(workload, entrant.name, metric)
             cells.append(f"failed: {one_line(failed[0])}" if failed else cell(values, base, higher_is_better=metric.higher_is_better))
-        lines.append(f"| {entrant.name} | {entrant.precision} | " + " | ".join(cells) + " |")
+        lines.append(f"| {entrant.name} | {entrant.precision or 'as its flags say'} | " + " | ".join(cells) + " |")
     for name, reason in run.skipped.items():
         lines.append(f"| {name} | | skipped: {one_line(reason)} |" + " |" * (len(heads) - 1))
     return "\n".join([*lines, "", "Median (lowest – highest) · how many times as good Setpoint is."])

@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -65,7 +66,7 @@ def is_quiet(within_s: float = 1.0, *, busy_share: float = 0.07) -> bool:
 def save(folder: Path, name: str, figures: Mapping[str, Any], *, packages: Mapping[str, str], load: float) -> Path:
     """Keep ``figures`` in folder/<date>-<name>.json with what they belong to: command, machine, commit and ``packages`` (``versions``).
 
-    load: the load average before the measurement. Whose home folder it was stays here: paths in it begin with ~.
+    load: the load average before the measurement. The home folder is written as ~, so that the file names nobody.
     """
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     record = {
@@ -78,5 +79,11 @@ def save(folder: Path, name: str, figures: Mapping[str, Any], *, packages: Mappi
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{date}-{name}.json"
-    path.write_text(json.dumps(record, indent=1, ensure_ascii=False).replace(f"{Path.home()}/", "~/") + "\n")
+    path.write_text(without_home(json.dumps(record, indent=1, ensure_ascii=False)) + "\n")
     return path
+
+
+def without_home(text: str) -> str:
+    """``~`` for this user's home folder, wherever a path or an item of a list of paths begins with it."""
+    home = os.path.expanduser("~").rstrip("/")
+    return re.sub(rf'(?<=["\s=:]){re.escape(home)}(?=["/\s:])', "~", text) if home.startswith("/") else text

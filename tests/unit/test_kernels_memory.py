@@ -6,6 +6,7 @@ import mmap
 import re
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -85,7 +86,15 @@ def test_populated_memory_is_resident_and_holds_what_it_held() -> None:
     memory = torch.empty(64 * mib, dtype=torch.uint8)
     memory[5 * mib] = 7
     before = resident_bytes()
-    assert populate(memory[: 32 * mib])
-    assert 30 * mib < resident_bytes() - before < 34 * mib
+    try:
+        populate(memory[: 32 * mib])
+    except OSError as error:
+        pytest.skip(f"this system cannot: {error}")
+    assert 28 * mib < resident_bytes() - before < 37 * mib
     assert memory[5 * mib] == 7
-    assert not populate(torch.empty(8, device="meta"))
+
+
+def test_what_the_system_does_not_do_is_an_error_with_its_reason() -> None:
+    not_mapped = SimpleNamespace(data_ptr=lambda: mmap.PAGESIZE, nbytes=mmap.PAGESIZE)
+    with pytest.raises(OSError, match=r"memory|argument|address"):
+        populate(not_mapped)

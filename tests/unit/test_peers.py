@@ -201,7 +201,8 @@ def test_the_chart_draws_medians_ranges_and_reasons() -> None:
     # 7 tokens in 2 s at the median against 8 s; the longest whisker (1 s) fills the width.
     assert bars[0] == pytest.approx(4 * bars[1], rel=0.01)
     whisker_end = next(root.iter(f"{name}polyline")).attrib["points"].split()[-1]
-    assert float(whisker_end.partition(",")[0]) - chart.LABEL == pytest.approx(2 * bars[0], rel=0.01)
+    begin = float(next(root.iter(f"{name}rect")).attrib["x"])
+    assert float(whisker_end.partition(",")[0]) - begin == pytest.approx(2 * bars[0], rel=0.01)
     words = [each.text for each in root.iter(f"{name}text")]
     assert "vLLM: skipped: no wheel for this machine" in words
     assert "failed" in words
@@ -224,6 +225,16 @@ def test_an_installed_peer_answers(name: str) -> None:
 
 
 def test_a_kept_result_does_not_say_whose_home_it_was_made_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
-    path = machine.save(tmp_path, "peers", {"command": ["/home/somebody/peers/bin/server", "/home/somebodyelse"]}, packages={}, load=0.0)
-    assert json.loads(path.read_text())["command"] == ["~/peers/bin/server", "/home/somebodyelse"]
+    def kept(home: str, *paths: str) -> list[str]:
+        monkeypatch.setenv("HOME", home)
+        path = machine.save(tmp_path, "peers", {"command": paths}, packages={}, load=0.0)
+        return json.loads(path.read_text())["command"]
+
+    assert kept("/home/it", "/home/it/bin/server", "/home/item", "/home/it", "/a:/home/it/b") == [
+        "~/bin/server",
+        "/home/item",
+        "~",
+        "/a:~/b",
+    ]
+    assert kept("/root", "/mnt/root/x", "--path=/root/x") == ["/mnt/root/x", "--path=~/x"]
+    assert kept("/", "http://127.0.0.1/x", "/x") == ["http://127.0.0.1/x", "/x"]

@@ -35,14 +35,15 @@ class Claims:
         self.stripes = [pages for layer in self.pool.layers for pages in layer]
         self.counts = [[0] * len(pages) for pages in self.stripes]
 
-    def populate(self, memory: torch.Tensor) -> bool:
+    def populate(self, memory: torch.Tensor) -> None:
         self.left -= 1
+        if self.left < 0:
+            raise OSError(12, "Cannot allocate memory")
         assert 0 < len(memory) <= 4
         for stripe, counts in zip(self.stripes, self.counts, strict=True):
             begin = (memory.data_ptr() - stripe.data_ptr()) // PAGE_BYTES
             if 0 <= begin < len(stripe):
                 counts[begin : begin + len(memory)] = [count + 1 for count in counts[begin : begin + len(memory)]]
-        return self.left >= 0
 
     def claimed(self) -> list[int]:
         """Of each page, in how many stripes."""
@@ -93,13 +94,18 @@ def test_it_is_overtaken_in_the_middle_of_its_work(claims: Claims) -> None:
     assert claims.claimed()[9:20] == [0] * 11, "what is in use has been written"
 
 
-def test_it_gives_up_where_there_is_no_memory(claims: Claims) -> None:
+def test_it_gives_up_where_there_is_no_memory_and_says_so(claims: Claims, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     claims.left = 3
     ahead = ClaimAhead(claims.pool)
     assert advance(ahead, 1) == 3
     assert not ahead.advance(30)
     assert claims.left == -1, "and asks no more"
+    (record,) = caplog.records
+    assert "Cannot allocate memory" in record.getMessage()
 
 
 def test_other_devices_claim_their_pool_at_once() -> None:
-    assert not ClaimAhead(pool_of(8, "meta")).advance(1)
+    ahead = ClaimAhead(pool_of(8, "meta"))
+    assert not ahead.advance(1)
+    assert not ahead.advance(5)

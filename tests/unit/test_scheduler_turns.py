@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from setpoint.core.stats import Refusal
+from setpoint.scheduler import loop
 from setpoint.scheduler.cadence import Cadence
 from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, RatioConfig
 from setpoint.scheduler.delay import AdmissionDelay, DelayView
@@ -269,3 +270,18 @@ def test_an_idle_engine_prepares_pages_once_the_answer_is_out(monkeypatch: pytes
     harness.turn(3)
     assert waits == [SETTLING_S, 0.0, IDLE_WAIT_S]
     assert set(asked[4:]) == {7}, "four of the prompt and two that were fed back"
+
+
+def test_strict_accounting_checks_an_idle_engine_once_as_long_as_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(num_pages=100, strict_accounting=True)
+    checks: list[int] = []
+    violations = loop.invariants.violations
+    monkeypatch.setattr(loop.invariants, "violations", lambda state: (checks.append(1), violations(state))[1])
+    monkeypatch.setattr(harness.executor, "prepare_pages", lambda begin: True)
+    for _ in range(10):
+        harness.loop.step()
+    assert len(checks) == 1
+    harness.submit("a", prompt(4), max_new_tokens=3)
+    for _ in range(10):
+        harness.loop.step()
+    assert len(checks) == 4, "after each of the three steps, and no more once it is idle again"

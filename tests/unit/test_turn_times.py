@@ -14,7 +14,7 @@ from setpoint.core.result import StepResult
 from setpoint.launch import turn_times
 from setpoint.launch.turn_times import TimedExecutor, TimedLink, TurnTimes
 
-SUBMIT, FINISH, RESULT, RECEIVE, SEND, OTHER = 1000, 200, 100, 10, 20, 3
+SUBMIT, FINISH, RESULT, RECEIVE, SEND, OTHER, PREPARE = 1000, 200, 100, 10, 20, 3, 7000
 """Seconds of each."""
 
 
@@ -39,7 +39,8 @@ class Slow:
         return StepResult(1, np.zeros(0, np.int64), np.zeros(0, np.int32))
 
     def prepare_pages(self, begin: int) -> bool:
-        return False
+        self.now += PREPARE
+        return True
 
     def shutdown(self) -> None: ...
 
@@ -67,6 +68,8 @@ def test_each_part_of_a_turn_gets_its_time(monkeypatch: pytest.MonkeyPatch) -> N
 
     def turn(plan: StepPlan | None, wait_s: float = 0.0) -> None:
         times.turn()
+        if wait_s:
+            assert executor.prepare_pages(1)
         link.receive(wait_s)
         if plan is not None:
             step = executor.submit(plan)

@@ -25,7 +25,7 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan) -> PendingStep: ...
 
     def prepare_pages(self, begin: int) -> bool:
-        """Called in idle moments, between looks for messages: for a millisecond at most, make the pages from ``begin`` on, which were
+        """Called in idle moments, between looks for messages: for about a millisecond, make the pages from ``begin`` on, which were
         never handed out, quick to write. False if nothing is left to do for now."""
         ...
 

@@ -1,7 +1,7 @@
 """Where the turns of an engine's loop spend their time: in the model, in messages, in everything else.
 
 Stands between the loop and its executor and link, and knows nothing of either. A turn without a step is not counted, nor is waiting
-for a message; a turn is "prefill" if its step computed any prompt tokens, else "decode".
+for a message or what is done meanwhile; a turn is "prefill" if its step computed any prompt tokens, else "decode".
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ class TimedExecutor:
         return step
 
     def prepare_pages(self, begin: int) -> bool:
-        return self._executor.prepare_pages(begin)
+        began = time.perf_counter()
+        more = self._executor.prepare_pages(begin)
+        self._times.waited_s += time.perf_counter() - began
+        return more
 
     def shutdown(self) -> None:
         self._executor.shutdown()

@@ -62,6 +62,8 @@ class Loop:
         self._inflight: deque[PendingStep] = deque()
         self._stopping = False
         self._was_idle = True
+        self._unchanged = False
+        """Nothing has happened since the last check."""
 
     def run(self) -> None:
         """Serve until a Shutdown message."""
@@ -75,8 +77,9 @@ class Loop:
         self._heartbeat()
         idle = scheduler.state.is_idle
         timeout_s = self._idle_wait_s() if idle else 0.0
-        self._check(idle)
-        self._intake(timeout_s)
+        if not self._unchanged:
+            self._check(idle)
+        self._unchanged = not self._intake(timeout_s) and idle
         plan = scheduler.schedule()
         pending = None
         if plan is not None:
@@ -108,8 +111,10 @@ class Loop:
         rids = [seq.rid for seq in self._scheduler.state.running.values() if seq.seq_id in seq_ids]
         self._link.send(Announce(step_id, rids))
 
-    def _intake(self, timeout_s: float) -> None:
-        for message in self._link.receive(timeout_s):
+    def _intake(self, timeout_s: float) -> bool:
+        """Take what has come; whether anything has."""
+        messages = self._link.receive(timeout_s)
+        for message in messages:
             match message:
                 case Submit(request):
                     event = self._scheduler.add(request)
@@ -122,6 +127,7 @@ class Loop:
                     self._link.send(self._answer(message))
                 case Shutdown():
                     self._stopping = True
+        return bool(messages)
 
     def _answer(self, call: Call) -> Reply:
         state = self._scheduler.state

@@ -112,10 +112,15 @@ def seconds_between(begin: Mark, end: Mark) -> float:
     return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3
 
 
+def claims_later(device: torch.device) -> bool:
+    """Whether ``claim`` only maps."""
+    return device.type == "cpu"
+
+
 def claim(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Memory for the KV pool. Raises RuntimeError if there is not enough.
 
     On a CPU it is only mapped here and claimed as tokens arrive: touching gigabytes first would be most of the start-up time, and the
     plan has counted them. On a GPU an allocation claims at once.
     """
-    return torch.empty(shape, dtype=dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+    return torch.empty(shape, dtype=dtype) if claims_later(device) else torch.zeros(shape, dtype=dtype, device=device)

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import math
 import mmap
+import os
 import weakref
 from pathlib import Path
 
@@ -25,7 +26,7 @@ ALIGNMENT = 64
 MADV_POPULATE_WRITE = 23
 """linux/mman.h; not in Python's mmap."""
 
-_libc = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -69,12 +70,12 @@ def _mapped(num_bytes: int) -> tuple[mmap.mmap, int, int]:
     return memory, begin, begin + size
 
 
-def populate(memory: torch.Tensor) -> bool:
+def populate(memory: torch.Tensor) -> None:
     """Have the system find the pages of this memory now, so that nobody waits for them at the first write; what it holds stays.
 
-    False where that cannot be done: no host memory, none left, or Linux before 5.14.
+    For host memory. Raises OSError where that cannot be done: none is left, Linux before 5.14, a sandbox.
     """
-    if memory.device.type != "cpu":
-        return False
     begin = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    return _libc.madvise(begin, memory.data_ptr() + memory.nbytes - begin, MADV_POPULATE_WRITE) == 0
+    if _libc.madvise(begin, memory.data_ptr() + memory.nbytes - begin, MADV_POPULATE_WRITE):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

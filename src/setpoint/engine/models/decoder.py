@@ -106,7 +106,7 @@ class Decoder(Layer):
 
 
 class CausalLM(Layer):
-    """A decoder and its head: what the runner runs. ``softcap``: of the logits (``Ops.soft_cap``); None = as they are."""
+    """A decoder and its head: what the runner runs. ``softcap``: applied to the logits (``Ops.soft_cap``), if any."""
 
     def __init__(self, rotaries: Sequence[RotaryEmbedding], model: Decoder, lm_head: Layer, *, softcap: float | None = None) -> None:
         super().__init__()

@@ -1,19 +1,25 @@
-"""Finds memory for tokens to come in the engine's idle moments, so that no request waits for it.
+"""Finds memory for tokens to come in the engine's idle moments, so that a request that comes later does not wait for it.
 
 A pool on a CPU is only mapped at the start, and the first write to each place has to wait until the system has found a page: 2 % of a
 prefill, and a tenth where a hypervisor has to find it too (docs/notebook.md). All of it at once would take seconds of the start, and
-gigabytes that may never be used. Works on page numbers, which are handed out in ascending order; knows nothing of requests.
+gigabytes that may never be used. Under a load without pauses there is no idle moment, and tokens wait as they would without this.
+Works on page numbers, which are handed out in ascending order; knows nothing of requests.
 """
 
 from __future__ import annotations
 
+import logging
+
+from setpoint.engine.kernels.device import claims_later
 from setpoint.engine.kernels.memory import populate
 from setpoint.engine.runner.kv_pool import KVPool
 
 AHEAD_BYTES = 1 << 30
 """Of K and V beyond the pages in use."""
 TURN_BYTES = 1 << 18
-"""At a time: 0.1 ms, or 0.7 where a hypervisor has to find them."""
+"""At a time, or a page if one is larger: 0.1 ms, or 0.7 where a hypervisor has to find them."""
+
+logger = logging.getLogger(__name__)
 
 
 class ClaimAhead:
@@ -27,18 +33,22 @@ class ClaimAhead:
         """The pages at hand."""
         self._stripe = 0
         """The first that is still to be done for them; before it, theirs are."""
-        self._works = True
+        self._works = claims_later(pool.memory.device)
 
     def advance(self, unused: int) -> bool:
         """Find memory for a few more of the pages that follow page ``unused``, which is the first that was never handed out.
 
-        False if nothing is left to do until more are handed out, or where memory cannot be claimed ahead (``populate``).
+        False if nothing is left to do until more are handed out, or for good where memory cannot be claimed ahead: the log says why.
         """
         if self._begin < unused or self._begin == self._end:  # overtaken, or there was nothing left to do
             self._take(max(self._begin, unused), unused)
         if not self._works or self._begin == self._end:
             return False
-        self._works = populate(self._stripes[self._stripe][self._begin : self._end])
+        try:
+            populate(self._stripes[self._stripe][self._begin : self._end])
+        except OSError as error:
+            logger.info("From here on the KV pool's memory is found as tokens are written, not ahead of them: %s", error)
+            self._works = False
         self._stripe += 1
         if self._stripe == len(self._stripes):
             self._take(self._end, unused)
