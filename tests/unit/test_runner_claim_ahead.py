@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
 
+from setpoint.checkpoint.spec import read_spec
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner import claim_ahead
 from setpoint.engine.runner.claim_ahead import ClaimAhead
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.testing.specs import tiny_spec
+from setpoint.testing.tiny_models import write_tiny_llama
 
 SPEC = tiny_spec()
 STRIPES = 2 * SPEC.num_layers
@@ -109,3 +114,15 @@ def test_other_devices_claim_their_pool_at_once() -> None:
     ahead = ClaimAhead(pool_of(8, "meta"))
     assert not ahead.advance(1)
     assert not ahead.advance(5)
+
+
+def test_an_executor_claims_for_the_pool_of_its_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_tiny_llama(tmp_path)
+    runner = build_runner(EngineConfig(str(folder), read_spec(folder), dtype="float32", kv_dtype="float32", num_threads=1))
+    runner.allocate(num_pages=160, max_slots=8, context_len=32)
+    num_bytes: list[int] = []
+    monkeypatch.setattr(claim_ahead, "populate", lambda memory: num_bytes.append(memory.nbytes))
+    executor = InprocExecutor(runner)
+    while executor.prepare_pages(1):
+        pass
+    assert sum(num_bytes) == runner.pool.num_bytes * 160 // 161, "all of it but the dummy page"
