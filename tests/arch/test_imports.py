@@ -1,4 +1,4 @@
-"""Who may import whom, as DESIGN's table says; no cycles; and the control plane keeps torch out of the process."""
+"""Who may import whom (the table of docs/architecture.md); no cycles; and the control plane keeps torch out of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input gets the status code and shape of FACTS §5.7, nothing reaches the engine, and the server keeps serving."""
+"""Bad input gets the status code and shape of docs/sglang/api.md#errors, nothing reaches the engine, and the server keeps serving."""
 
 from __future__ import annotations
 

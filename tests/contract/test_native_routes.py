@@ -1,4 +1,4 @@
-"""``/generate`` and tokenization against a fake engine (FACTS §5.3–5.5)."""
+"""``/generate`` and tokenization against a fake engine (docs/sglang/api.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official openai client against the application with a fake engine (FACTS §5.6)."""
+"""The official openai client against the application with a fake engine (docs/sglang/api.md#openai-routes)."""
 
 from __future__ import annotations
 

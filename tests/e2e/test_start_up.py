@@ -29,7 +29,7 @@ START_UP = [
     re.escape(READY),
     r"Start-up took \d+\.\d s from process start \(interpreter \d+\.\d, .*warm-up \d+\.\d\); engine: .*",
 ]
-"""In SGLang's order (FACTS §4); other lines may stand between."""
+"""In SGLang's order (docs/sglang/logs.md#start-up); other lines may stand between."""
 
 
 def test_the_start_up_lines_come_in_order(tiny: ServerProcess) -> None:

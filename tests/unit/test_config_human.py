@@ -1,4 +1,4 @@
-"""Human integers mean what SGLang's mean (FACTS §1.1)."""
+"""Human integers mean what SGLang's mean (docs/sglang/options.md#integers)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queue orders (FACTS §2.3) on views made by hand: each policy is a pure function, its order asserted exactly."""
+"""Queue orders (docs/sglang/scheduling.md#queue-orders) on views made by hand: each policy is a pure function, its order is asserted."""
 
 from __future__ import annotations
 

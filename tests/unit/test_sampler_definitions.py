@@ -52,7 +52,7 @@ def run(logits: torch.Tensor, table: SlotTable, slots: list[int], masks: TokenMa
 
 
 def edited(logits: np.ndarray, params: SamplingParams, ids: list[int]) -> np.ndarray:
-    """One row, as FACTS §5.4 words it."""
+    """One row, as docs/sglang/sampling.md words it."""
     logits = logits.astype(np.float64)
     outputs = ids[2 * len(ids) // 3 :]
     for token in range(VOCAB):

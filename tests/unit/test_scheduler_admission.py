@@ -1,4 +1,4 @@
-"""Admission rules, one scripted trace each (FACTS §2.3, §2.4, §2.6, §2.7)."""
+"""Admission rules, one scripted trace each (docs/sglang/scheduling.md#admission)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decode memory, retraction, the new-token ratio, finish tests and emission (FACTS §2.1, §2.5, §2.8)."""
+"""Decode memory, retraction, the new-token ratio, finish tests and emission (docs/sglang/scheduling.md)."""
 
 from __future__ import annotations
 

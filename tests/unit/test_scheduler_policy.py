@@ -1,4 +1,4 @@
-"""Queue orders (FACTS §2.3): the pure functions on views, and their effect in the scheduler."""
+"""Queue orders (docs/sglang/scheduling.md#queue-orders): the pure functions on views, and their effect in the scheduler."""
 
 from __future__ import annotations
 

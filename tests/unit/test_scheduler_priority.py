@@ -1,4 +1,4 @@
-"""Priority scheduling (FACTS §2.6): order, preemption of running requests, replacement in a full queue, refusal."""
+"""Priority scheduling (docs/sglang/scheduling.md#priorities): order, preemption, replacement in a full queue, refusal."""
 
 from __future__ import annotations
 

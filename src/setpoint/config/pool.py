@@ -13,7 +13,7 @@ CPU_KERNEL_DTYPES = ("bfloat16", "float32")
 """What the C++ kernels compute in, and oneDNN packs weights for."""
 
 INPUT_MARGIN = 5
-"""Tokens by which a prompt must stay under the longest request (FACTS §1.5)."""
+"""Tokens by which a prompt must stay under the longest request (docs/sglang/options.md#pool-limits)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,7 +64,7 @@ def memory_model(config: ResolvedConfig, model: ModelSpec, *, attention: str | N
 
 
 def resolve_pool(config: ResolvedConfig, pool_tokens: int, *, limited_by: str = "") -> PoolConfig:
-    """Settle what depends on the pool of ``pool_tokens`` usable tokens (FACTS §1.5).
+    """Settle what depends on the pool of ``pool_tokens`` usable tokens (docs/sglang/options.md#pool-limits).
 
     limited_by: the plan's words for why the pool is not larger. Raises OutOfMemoryError if no request fits.
     """

@@ -26,7 +26,7 @@ from setpoint.planning.memory import CPU_MEM_FRACTION, DTYPE_BYTES, GIB, auto_me
 CPU_CHUNK = 512
 """Prompt tokens per step: the fastest measured, by 4 % over 2048, and the first of a burst have their answer sooner (docs/notebook.md)."""
 GPU_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
-"""Below so many GiB of GPU memory, so many tokens in a prefill step (FACTS §1.3); 16384 above, 4096 where it is not known."""
+"""Below so many GiB of GPU memory, so many tokens in a prefill step; 16384 above (docs/sglang/options.md#prefill-step)."""
 
 _NEEDS = {
     "schedule_low_priority_values_first": ("enable_priority_scheduling",),

@@ -77,7 +77,7 @@ def _large_share(hardware: Hardware, device: str) -> tuple[Scalar, str] | None:
 
 
 LARGE_GPU_BYTES = 60 * GIB
-"""From here on activations of 16384 tokens, at 1.5 MB each (FACTS §1.4), leave most of a GPU to weights and pool."""
+"""From here on 16384 tokens, at 1.5 MB each (docs/sglang/options.md#memory-share), leave most of a GPU to weights and pool."""
 
 HICACHE = "host and storage tiers of the cache are not in this version; what does not fit the pool is computed again"
 GRAPHS = "device graphs are not in this version; every step is launched kernel by kernel"

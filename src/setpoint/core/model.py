@@ -95,5 +95,5 @@ class ModelSpec:
     """config.json as read, for the engine's model declaration."""
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """K and V of one token over all layers, in bytes (FACTS §1.5: the "cell")."""
+        """K and V of one token over all layers, in bytes (docs/sglang/options.md#pool-limits)."""
         return 2 * self.num_kv_heads * self.head_dim * self.num_layers * element_bytes

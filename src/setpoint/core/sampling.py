@@ -96,7 +96,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return cls(**given)
 
     def _check_ranges(self) -> None:
-        """SGLang's valid ranges (FACTS §5.4)."""
+        """SGLang's valid ranges (docs/sglang/sampling.md#parameters)."""
         for name in ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"):
             if not math.isfinite(getattr(self, name)):
                 raise RequestError(f"{name} must be a finite number, got {getattr(self, name)}.")

@@ -1,4 +1,4 @@
-"""Request bodies: JSON to checked msgspec structs, with 400 (not 422) for anything else, and the JSON shapes of refusals (FACTS §5.7).
+"""Request bodies: JSON to checked msgspec structs, with 400 (not 422) for anything else, and the JSON shapes of refusals.
 
 Keys that a route does not know are ignored as SGLang does, but not in silence: each is logged once. Keys it knows and
 cannot honour are refused by name unless they ask for nothing. It knows nothing of HTTP frameworks.

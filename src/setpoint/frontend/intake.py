@@ -1,6 +1,6 @@
 """From a client's prompt and options to core Requests: tokenization, length and vocabulary checks, clipping.
 
-The checks of FACTS §2.7. It knows nothing of HTTP; every refusal is a RequestError.
+The checks of docs/sglang/scheduling.md#length-limits. It knows nothing of HTTP; every refusal is a RequestError.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 
 
 class NativeLogprobs:
-    """``[logprob, token_id, text | null]`` per position, and lists of such for top tokens and picked ids (FACTS §5.5)."""
+    """``[logprob, token_id, text | null]`` per position; lists of those for top and picked tokens (docs/sglang/api.md#generate-answer)."""
 
     def __init__(self, tokenizer: Tokenizer, *, with_text: bool) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""SGLang's ``/generate`` and ``/encode`` from body to result, without HTTP (FACTS §5.3–5.5): for the routes and the offline Engine."""
+"""SGLang's ``/generate`` and ``/encode`` from body to result, without HTTP (docs/sglang/api.md): for the routes and the offline Engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log lines of a serving engine, in SGLang's words and layout (FACTS §4), so that existing dashboards and habits work.
+"""The log lines of a serving engine, in SGLang's words and layout (docs/sglang/logs.md), so that existing dashboards and habits work.
 
 Formats records; it measures nothing itself.
 """

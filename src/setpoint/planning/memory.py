@@ -140,13 +140,13 @@ def table_bytes(num_slots: int, *, context_len: int, page_size: int) -> int:
 
 
 def max_running_requests(pool_tokens: int, context_len: int, requested: int | None = None) -> int:
-    """How many requests may run at once in a pool of this size (FACTS §1.5); every one needs two tokens at least."""
+    """How many requests may run at once in a pool of this size (docs/sglang/options.md#pool-limits); each needs at least two tokens."""
     wanted = requested if requested is not None else min(max(int(pool_tokens / context_len * 512), 2048), 4096)
     return min(wanted, pool_tokens // 2)
 
 
 def auto_mem_fraction(gpu_bytes: int, *, step_tokens: int) -> float:
-    """``mem_fraction_static`` of a GPU with ``gpu_bytes`` in all, if not given (FACTS §1.4 for one rank without graphs)."""
+    """Default ``mem_fraction_static`` of a GPU with ``gpu_bytes`` in all: SGLang's formula (docs/sglang/options.md#memory-share)."""
     reserved = 512 * MIB + 1.5 * MIB * max(step_tokens, 2048) + 128 * MIB
     if gpu_bytes > 60 * GIB:
         reserved = max(reserved, 10 * GIB)
@@ -208,7 +208,7 @@ class MemoryModel:
         return total + step_bytes(self.spec, num_tokens=rows, num_sampling=sampling, dtype_bytes=self.dtype_bytes)
 
     def plan(self, available_bytes: int, *, available_after_load: int | None = None) -> MemoryPlan:
-        """Size the pool (FACTS §1.5): what is free after the weights, less the share not meant for weights and pool.
+        """Size the pool as in docs/sglang/options.md#pool-limits: what is free after the weights, less the share kept for neither of them.
 
         available_bytes: free before the weights are loaded; available_after_load: measured after, None = not loaded yet.
         On a CPU the pool also leaves room for the workspace and a reserve, and without a wish of the user it stays under a

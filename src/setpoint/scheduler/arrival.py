@@ -1,4 +1,4 @@
-"""A request becomes a sequence, or is refused at the door: the checks and clips of FACTS §2.6 and §2.7."""
+"""A request becomes a sequence, or is refused at the door: its priority and length are checked."""
 
 from __future__ import annotations
 

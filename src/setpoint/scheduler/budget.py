@@ -1,4 +1,4 @@
-"""What one prefill pass may spend: tokens of input, of a chunk, and memory (FACTS §2.4).
+"""What one prefill pass may spend: tokens of input, of a chunk, and memory (docs/sglang/scheduling.md#admission).
 
 Pure arithmetic on token counts. The pool's free + evictable tokens are passed in at every question, because matching a
 prefix pins pages and admitting one takes them.

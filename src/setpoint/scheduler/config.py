@@ -10,7 +10,7 @@ LAST_RANK = 1 << 64
 
 @dataclass(slots=True, frozen=True)
 class RatioConfig:
-    """Conservativeness of admission (FACTS §2.1); defaults are SGLang 0.5.23's."""
+    """Conservativeness of admission (docs/sglang/scheduling.md#new-token-ratio); defaults are SGLang 0.5.23's."""
 
     conservativeness: float = 1.0
     init: float = 0.7
@@ -22,7 +22,7 @@ class RatioConfig:
 
 @dataclass(slots=True, frozen=True)
 class PriorityConfig:
-    """Priority scheduling (FACTS §2.6)."""
+    """Priority scheduling (docs/sglang/scheduling.md#priorities)."""
 
     default: int | None = None
     """Priority of a request that has none; None = worse than any."""
@@ -105,7 +105,7 @@ class SchedulerConfig:
     """Whether a sequence may be planned again before its last result is known (overlap yes, pipeline stages no)."""
     ratio: RatioConfig = field(default_factory=RatioConfig)
     clip_max_new_tokens: int = 4096
-    """An output longer than this is counted as this long when admission reserves memory (FACTS §2.4)."""
+    """An output longer than this is counted as this long when admission reserves memory (docs/sglang/scheduling.md#admission)."""
     in_batch_check: int = 32
     """Policies that match prefixes: requests with at most this many cached tokens are compared with each other; -1 = never."""
     in_batch_deprioritize: int = 32

@@ -1,4 +1,4 @@
-"""The new-token ratio: which share of the outputs still allowed admission counts on (FACTS §2.1).
+"""The new-token ratio: which share of the outputs still allowed admission counts on (docs/sglang/scheduling.md#new-token-ratio).
 
 Optimistic while all goes well (it decays step by step), corrected by every retraction, reset when the engine is idle.
 """

@@ -1,4 +1,7 @@
-"""Planning of decode rows: one token for every prefilled sequence, and retraction when the pool cannot hold them (FACTS §2.5)."""
+"""Planning of decode rows: one token for every prefilled sequence, and retraction when the pool cannot hold them.
+
+The rules are SGLang's (docs/sglang/scheduling.md#retraction).
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ NOT_FINITE = Finish("abort", message="NaN happened", status_code=500, err_type="
 
 
 def finish_after(seq: Sequence, token: int) -> Finish | None:
-    """Whether the token just committed ends the sequence, and why; in SGLang's order (FACTS §2.8).
+    """Whether the token just committed ends the sequence, and why; in SGLang's order (docs/sglang/scheduling.md#finish-tests).
 
     Stop strings are the frontend's. A negative token reports logits that were not finite.
     """

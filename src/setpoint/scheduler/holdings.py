@@ -51,7 +51,7 @@ class Holdings:
     def publish(self, seq: Sequence, ids: Ids) -> None:
         """Make the whole pages of ``ids`` (a prefix of the sequence, KV planned or computed) matchable by others.
 
-        The prompt ranks one above the output: other requests are likelier to begin with it (FACTS §3).
+        The prompt ranks one above the output: other requests are likelier to begin with it (docs/sglang/scheduling.md#prefix-cache).
         """
         self._extend(seq, ids[: len(seq.prompt)], priority=1 - seq.rank)
         self._extend(seq, ids, priority=-seq.rank)

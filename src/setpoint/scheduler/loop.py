@@ -1,6 +1,6 @@
 """The engine's one loop: messages in, plans to the executor, results back, events out.
 
-Overlap and pipelining are its queue depth, not other loops (DESIGN §3). It runs in the engine process's main thread and is
+Overlap and pipelining are its queue depth, not other loops. It runs in the engine process's main thread and is
 the only caller of the scheduler and the executor.
 """
 

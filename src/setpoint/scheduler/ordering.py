@@ -10,7 +10,8 @@ from setpoint.scheduler.sequence import Sequence
 from setpoint.scheduler.state import State
 
 TOUCH_INTERVAL = 32
-"""Policies that do not match prefixes: passes between refreshes of the recency of waiting prompts' prefixes (FACTS §2.3)."""
+"""Passes between refreshes of the recency of waiting prompts' prefixes, where the policy does not match them
+(docs/sglang/scheduling.md#queue-orders)."""
 TOUCH_REQUESTS = 128
 
 

@@ -1,4 +1,4 @@
-"""Waiting-queue policies (FACTS §2.3): pure functions from a frozen view of the queue to an order.
+"""Waiting-queue policies (docs/sglang/scheduling.md#queue-orders): pure functions from a frozen view of the queue to an order.
 
 A policy neither admits nor skips: the scan that follows stops at the first request that does not fit.
 """

@@ -1,4 +1,4 @@
-"""Who makes room for a more urgent request (FACTS §2.6). A pure function of a frozen view."""
+"""Who makes room for a more urgent request (docs/sglang/scheduling.md#priorities). A pure function of a frozen view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planning of prompt tokens: the sequence in mid-prefill first, then admissions in policy order (FACTS §2.4).
+"""Planning of prompt tokens: the sequence in mid-prefill first, then admissions in policy order (docs/sglang/scheduling.md#admission).
 
 The scan ends at the first request that does not fit: no skipping ahead, so that no policy has a second way to starve a request.
 """

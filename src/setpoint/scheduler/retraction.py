@@ -1,4 +1,4 @@
-"""Who gives up its memory when a decode step does not fit (FACTS §2.5). A pure function of a frozen view."""
+"""Who gives up its memory when a decode step does not fit (docs/sglang/scheduling.md#retraction). A pure function of a frozen view."""
 
 from __future__ import annotations
 

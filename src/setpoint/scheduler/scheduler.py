@@ -1,8 +1,8 @@
 """The scheduler: decides step by step which sequences run, how many tokens of each, and on which pages.
 
 Works on ids, page numbers and counts, under an injected clock and seed source. Prefill has priority: a step that can admit
-or continue a prompt does so, and decode waits unless mixed chunks are on (FACTS §2.2). It knows nothing of tensors, text
-or sockets; the loop moves plans and results between it and an executor.
+or continue a prompt does so, and decode waits unless mixed chunks are on (docs/sglang/scheduling.md#one-step). It knows nothing of
+tensors, text or sockets; the loop moves plans and results between it and an executor.
 
 Contract with the loop: ``schedule`` and ``update`` alternate freely, but every plan is executed and its result given to
 ``update`` exactly once, in order. ``masks`` of a plan is asked for after the results it depends on. Events that planning

@@ -32,7 +32,7 @@ class Sequence:
     request: Request
     prompt: Ids
     max_new_tokens: int
-    """Clipped at arrival: the sequence always fits the pool alone (FACTS §2.7)."""
+    """Clipped at arrival: the sequence always fits the pool alone (docs/sglang/scheduling.md#length-limits)."""
     stop_ids: frozenset[int]
     """Ids that end the sequence; empty with ignore_eos."""
     seed: int

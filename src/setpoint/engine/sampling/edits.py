@@ -1,4 +1,4 @@
-"""What changes logits before the choice, in SGLang's order: penalties, minimum length, grammar mask, bias (FACTS §5.4)."""
+"""What changes logits before the choice, in SGLang's order: penalties, minimum length, mask, bias (docs/sglang/sampling.md#order)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Logprobs of tokens under their logits: of the sampled ones, and of prompt tokens in bounded pieces.
 
-Output logprobs are taken after edits and temperature, before truncation (FACTS §5.4); prompt logprobs from the raw logits.
+Output logprobs are taken after edits and temperature, before truncation; prompt logprobs from the raw logits
+(docs/sglang/sampling.md#logprobs).
 """
 
 from __future__ import annotations

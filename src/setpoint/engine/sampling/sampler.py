@@ -98,7 +98,7 @@ def _truncate(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor
     largest = _largest(probs, columns, peek)
     cumulative = largest.cumsum(dim=-1)
     k = to_device(np.minimum(columns["top_k"], largest.shape[1]).astype(np.int64), device).unsqueeze(1)
-    # The nucleus is measured on the whole distribution; a row with min-p measures it on what top-k left (FACTS §5.4).
+    # The nucleus is measured on the whole distribution; a row with min-p measures it on what top-k left (docs/sglang/sampling.md#order).
     nucleus = to_device(columns["top_p"], device).to(probs.dtype).unsqueeze(1)
     nucleus = torch.where(min_p > 0, nucleus * cumulative.gather(1, k - 1), nucleus)
     nucleus = nucleus.masked_fill(to_device(columns["top_p"] >= 1, device).unsqueeze(1), torch.inf)

@@ -1,4 +1,4 @@
-"""Liveness, information and control routes (FACTS §2.9, §5.1, §5.2)."""
+"""Liveness, information and control routes (docs/sglang/api.md#liveness-and-control)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API key, as ASGI middleware: ``Authorization: Bearer KEY`` or 401 (FACTS §5.8)."""
+"""The API key, as ASGI middleware: ``Authorization: Bearer KEY`` or 401 (docs/sglang/api.md#keys)."""
 
 from __future__ import annotations
 

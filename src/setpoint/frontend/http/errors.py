@@ -1,4 +1,4 @@
-"""Errors as HTTP responses (FACTS §5.7), and the handlers that produce them.
+"""Errors as HTTP responses (docs/sglang/api.md#errors), and the handlers that produce them.
 
 Two shapes for refusals: flat ``{"object":"error","message",…}`` on the OpenAI routes, for HTTP-level errors and for bodies
 that do not validate; ``{"error":{"message"}}`` on the native routes.

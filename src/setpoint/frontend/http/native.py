@@ -1,4 +1,4 @@
-"""SGLang's own routes: ``/generate``, ``/encode``, and tokenization (FACTS §5.1, §5.3–5.5)."""
+"""SGLang's own routes: ``/generate``, ``/encode``, and tokenization (docs/sglang/api.md)."""
 
 from __future__ import annotations
 

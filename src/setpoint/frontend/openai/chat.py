@@ -1,4 +1,4 @@
-"""Chat completions: ``/v1/chat/completions`` (FACTS §5.6) from body to reply, without HTTP."""
+"""Chat completions: ``/v1/chat/completions`` (docs/sglang/api.md#openai-routes) from body to reply, without HTTP."""
 
 from __future__ import annotations
 

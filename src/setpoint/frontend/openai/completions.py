@@ -1,4 +1,4 @@
-"""Text completions: ``/v1/completions`` (FACTS §5.6) from body to reply, without HTTP."""
+"""Text completions: ``/v1/completions`` (docs/sglang/api.md#openai-routes) from body to reply, without HTTP."""
 
 from __future__ import annotations
 

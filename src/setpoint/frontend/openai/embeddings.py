@@ -1,4 +1,4 @@
-"""Embeddings: ``/v1/embeddings`` (FACTS §5.6) from body to reply, without HTTP."""
+"""Embeddings: ``/v1/embeddings`` (docs/sglang/api.md#openai-routes) from body to reply, without HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI routes (FACTS §5.6), and what of them becomes sampling parameters and options.
+"""Bodies of the OpenAI routes (docs/sglang/api.md#openai-routes), and what of them becomes sampling parameters and options.
 
 Pure data and conversions; knows nothing of the engine.
 """
