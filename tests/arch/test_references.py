@@ -22,7 +22,7 @@ DECISION = re.compile(r"[Dd]ecisions? (\d{4})")
 ELSEWHERE = re.compile(r"\b(FACTS|DESIGN|RESEARCH|STYLE|REVIEW|BREAKING)\b(?!\s*=)|§|(?<![\w/])(\.\./)?shared/")
 """Signs of a document outside of the repository."""
 CODE_PATH = re.compile(r"`((?:[\w-]+/)+[\w-]+\.(?:py|cpp|h|json|md))`|`([\w-]+\.(?:py|cpp|h))`")
-DESCRIBING = ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("architecture", "add-a-model", "quantization"))]
+DESCRIBING = ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("architecture", "kernels", "add-a-model", "quantization"))]
 """Pages about the code as it is today; the decisions and the notebook may name what is gone."""
 STATUS = re.compile(r"^# \d{4}: .*\n\n\*\*Status\.\*\* (In force\.|Superseded)((?:.|\n)*?)\n\n\*\*Context\.\*\*")
 
