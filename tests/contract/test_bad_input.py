@@ -150,6 +150,41 @@ def test_a_ten_megabyte_body(serve: Serve) -> None:
     serve(scenario)
 
 
+@pytest.mark.parametrize("rid", ["a\n[2026-01-01 00:00:00] A line of the log.", "a\x1b[2J", "a\u202eb", "r" * 257, ""])
+def test_a_rid_is_short_and_printable(serve: Serve, rid: str) -> None:
+    async def scenario(server: Any) -> None:
+        for route, body in {
+            "/generate": {"text": "a", "rid": rid},
+            "/v1/completions": {"prompt": "a", "rid": rid},
+            CHAT: {"messages": HI, "rid": rid},
+            "/abort_request": {"rid": rid},
+        }.items():
+            response = await server.http.post(route, json=body)
+            if route == "/abort_request" and not rid:
+                assert response.status_code == 200  # what SGLang's client sends for nothing
+            else:
+                assert response.status_code == 400
+                assert "rid must" in response.text
+        assert (await server.http.post("/generate", json={"text": ["a", "b"], "rid": ["ok", rid]})).status_code == 400
+        assert not server.engine.submitted
+        long = "Zürich " * 36 + "🚀🚀🚀🚀"
+        assert (await server.generate(text="a", rid=long))["meta_info"]["id"] == long
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("name", ["extra_key", "cache_salt", "routing_key"])
+def test_keys_that_the_engine_keeps_are_short(serve: Serve, name: str) -> None:
+    async def scenario(server: Any) -> None:
+        for route, body in {"/generate": {"text": "a"}, "/v1/completions": {"prompt": "a"}}.items():
+            response = await server.http.post(route, json=body | {name: "x" * 1025})
+            assert response.status_code == 400
+            assert name in response.text
+            assert (await server.http.post(route, json=body | {name: "x" * 1024})).status_code == 200
+
+    serve(scenario)
+
+
 def test_auto_truncate_shortens_and_says_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(server: Any) -> None:
         result = await server.generate(text="ab" * 5_000, sampling_params={"max_new_tokens": 500})

@@ -1,13 +1,27 @@
-"""Log lines of the scheduler's own decisions: one each, with the reason."""
+"""Log lines: one for each decision of the scheduler, with the reason; and nobody else can write one."""
 
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Iterator
 
 import pytest
 
-from setpoint.core.stats import Preemption, Retraction
-from setpoint.observe.logline import LogLines
+from setpoint.core.shown import printable, shown
+from setpoint.core.stats import PoolStats, Preemption, Retraction
+from setpoint.observe.logline import LogLines, setup_logging
+
+FORGED = "x\n[2026-01-01 00:00:00] ERROR: The server was broken into. \x1b[2J\u2028\r"
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    """As it was, afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield root
+    root.handlers[:], root.level = handlers, level
 
 
 def test_what_happens_to_requests_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -26,3 +40,37 @@ def test_what_happens_to_requests_is_logged_with_its_reason(caplog: pytest.LogCa
         ("WARNING", "Request r was answered 503: Request waiting timeout reached."),
         ("WARNING", "Fallback: lpm acts as fcfs (there is no prefix cache)"),
     ]
+
+
+def test_a_clients_string_does_not_write_a_line_of_its_own(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    """Red before: on_clip and on_unservable wrote a second line that looked like the server's."""
+    setup_logging("info")
+    lines = LogLines(decode_log_interval=40, device="cpu", started_at=0.0)
+    lines.on_clip(FORGED, 2000, 1000)
+    lines.on_unservable(FORGED, "no room", PoolStats(1, 1, 0, 0, 0))
+    lines.on_dropped(FORGED * 10_000, "Request waiting timeout reached.")
+    lines.on_preemption(Preemption(FORGED, (FORGED, FORGED), 12))
+    logging.getLogger("anybody").warning("who forgets: %s", FORGED)
+    logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "GET", "/" + "y" * 100_000, "1.1", 404)
+    written = capsys.readouterr().err.splitlines()
+    assert len(written) == 6
+    assert all(re.match(r"\[[-\d]+ [:\d]+\] \S", line) and line.isprintable() and len(line) < 1200 for line in written), written
+    assert r"Request x\n[2026-01-01 00:00:00] ERROR" in written[0]
+
+
+def test_a_traceback_is_indented(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    setup_logging("info")
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        logging.getLogger("anybody").exception("A bug.")
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.endswith("ERROR: A bug.")
+    assert all(line.startswith("  ") and line.isprintable() for line in rest)
+
+
+def test_what_is_shown_of_a_string() -> None:
+    assert printable("Zürich 🚀 a b") == "Zürich 🚀 a b"
+    assert printable("a\nb\t\x00\u202e") == r"a\nb\t\x00\u202e"
+    assert shown("abc", 3) == "abc"
+    assert shown("abcd\n" * 1000, 6) == r"abcd\na… (5000 characters)"

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from setpoint.core.errors import RequestError, SetpointError
+from setpoint.core.shown import shown
 from setpoint.frontend.intake import MAX_SEQUENCES
 
 logger = logging.getLogger(__name__)
@@ -92,4 +93,4 @@ def as_request_error(error: SetpointError) -> RequestError:
 def _log_ignored(route: str, key: str) -> None:
     if (route, key) not in _logged_keys and len(_logged_keys) < _MAX_LOGGED_KEYS:
         _logged_keys.add((route, key))
-        logger.warning("Ignored the unknown key %.64r of %s (logged once per key).", key, route)
+        logger.warning("Ignored the unknown key '%s' of %s (logged once per key).", shown(key, 64), route)

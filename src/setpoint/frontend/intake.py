@@ -26,6 +26,10 @@ MAX_SEQUENCES = 4096
 
 MAX_TOP_LOGPROBS = 1000
 
+MAX_RID_CHARS = 256
+MAX_KEY_CHARS = 1024
+"""Longest extra_key, cache_salt, routing_key or model name: the engine keeps the first three, answers repeat the last."""
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Options:
@@ -45,11 +49,27 @@ def new_rid() -> str:
     return uuid.uuid4().hex
 
 
+def check_rid(rid: str) -> None:
+    """Raise RequestError (400) for a request id that could not stand in a log line or an answer as it is."""
+    if not rid:
+        raise RequestError("A rid must not be empty.")
+    if len(rid) > MAX_RID_CHARS or not rid.isprintable():
+        raise RequestError(f"A rid must have at most {MAX_RID_CHARS} characters, all of them printable.")
+
+
+def check_key(value: str | None, name: str) -> None:
+    """Raise RequestError (400) for a name that is too long to be kept or repeated."""
+    if value is not None and len(value) > MAX_KEY_CHARS:
+        raise RequestError(f"{name} must have at most {MAX_KEY_CHARS} characters, got {len(value)}.")
+
+
 def namespace(extra_key: str | None, cache_salt: str | None) -> str:
-    """The cache namespace of a request, "" without either; two different pairs never make the same one.
+    """The cache namespace of a request, "" without either; two different pairs never make the same one. Raises RequestError (400).
 
     Only joined ("ab" + "c", "a" + "bc") one client could pose as another, and learn from timings what that one's prompts are.
     """
+    check_key(extra_key, "extra_key")
+    check_key(cache_salt, "cache_salt")
     if not extra_key and not cache_salt:
         return ""
     return f"{len(extra_key or '')}:{extra_key or ''}{cache_salt or ''}"

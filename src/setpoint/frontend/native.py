@@ -14,7 +14,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.sampling import NOT_YET, SamplingParams
 from setpoint.frontend.bodies import as_id_lists
 from setpoint.frontend.embedding import check_dimensions, vector_of
-from setpoint.frontend.intake import MAX_SEQUENCES, Options, namespace, new_rid
+from setpoint.frontend.intake import MAX_SEQUENCES, Options, check_key, check_rid, namespace, new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.logprobs import NativeLogprobs
 from setpoint.frontend.service import Service
@@ -90,6 +90,7 @@ class NativeApi:
             raise RequestError(f"One request may ask for at most {max_sequences} sequences.")
         options = _options(body, count, is_batch)
         rids = _rids(body.rid, count, is_batch)
+        check_key(body.routing_key, "routing_key")
         requests = []
         for index, prompt in enumerate(prompts):
             with naming_prompt(index if is_batch else None):
@@ -102,6 +103,7 @@ class NativeApi:
         check_dimensions(body.dimensions, self._service.config.pooling)
         prompts, is_batch = _prompts(body, max_sequences)
         rids = _rids(body.rid, len(prompts), is_batch)
+        check_key(body.routing_key, "routing_key")
         shared = namespace(body.extra_key, body.cache_salt)
         options = Options(namespace=shared, priority=body.priority, routing_key=body.routing_key or "")
         requests = []
@@ -207,8 +209,8 @@ def _rids(rid: str | list[str] | None, count: int, is_batch: bool) -> list[str]:
         rids = [f"{base}_{index}" for index in range(count)]
     if len(rids) != count:
         raise RequestError(f"rid has {len(rids)} entries for {count} prompts.")
-    if "" in rids or base == "":
-        raise RequestError("A rid must not be empty.")
+    for each in [base] if base is not None else rids:
+        check_rid(each)
     if len(set(rids)) < count:
         raise RequestError("The rids of a batch must differ.")
     return rids

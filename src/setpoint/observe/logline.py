@@ -1,30 +1,52 @@
 """The log lines of a serving engine, in SGLang's words and layout (docs/sglang/logs.md), so that existing dashboards and habits work.
 
-Formats records; it measures nothing itself.
+Formats records; it measures nothing itself. Whatever a message holds, it stays one printable line: nobody can write another's.
 """
 
 from __future__ import annotations
 
 import logging
+from types import TracebackType
 
+from setpoint.core.shown import printable, shown
 from setpoint.core.stats import PoolStats, Preemption, Retraction, StepStats
 
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 
+_ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
 
 def setup_logging(level: str, *, rank: str = "", milliseconds: bool = False) -> None:
     """Log to stderr as ``[2026-01-31 12:00:00 TP0] message``; rank is "" or e.g. " TP0"."""
     stamp = "%(asctime)s.%(msecs)03d" if milliseconds else "%(asctime)s"
-    logging.basicConfig(level=level.upper(), format=f"[{stamp}{rank}] %(levelprefix)s%(message)s", datefmt="%Y-%m-%d %H:%M:%S", force=True)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(_add_level_prefix)
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter(f"[{stamp}{rank}] %(levelprefix)s%(message)s", datefmt="%Y-%m-%d %H:%M:%S"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    access = logging.getLogger("uvicorn.access")
+    access.removeFilter(_bound_arguments)
+    access.addFilter(_bound_arguments)
 
 
-def _add_level_prefix(record: logging.LogRecord) -> bool:
-    """Information carries no level word, as in SGLang; everything louder does."""
-    record.levelprefix = "" if record.levelno <= logging.INFO else f"{record.levelname}: "
+class LineFormatter(logging.Formatter):
+    """A record as one printable line; the lines of a traceback behind it are indented, so that none looks like a record."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        # Information carries no level word, as in SGLang; everything louder does.
+        record.levelprefix = "" if record.levelno <= logging.INFO else f"{record.levelname}: "
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: _ExceptionInfo) -> str:
+        # An exception's message may quote a client.
+        return "\n".join(f"  {printable(line)}" for line in super().formatException(ei).split("\n"))
+
+
+def _bound_arguments(record: logging.LogRecord) -> bool:
+    """The web server's access lines name the path that the client asked for, however long."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(shown(arg) if isinstance(arg, str) else arg for arg in record.args)
     return True
 
 
@@ -123,18 +145,18 @@ class LogLines:
             "Priority preemption. #preempted_reqs: %d, #new_tokens_gained: %d, for request %s; back in the queue: %s",
             len(preemption.preempted),
             preemption.num_tokens_gained,
-            preemption.rid,
-            ", ".join(preemption.preempted),
+            shown(preemption.rid),
+            ", ".join(map(shown, preemption.preempted)),
         )
 
     def on_dropped(self, rid: str, why: str) -> None:
-        logger.warning("Request %s was answered 503: %s", rid, why)
+        logger.warning("Request %s was answered 503: %s", shown(rid), why)
 
     def on_fallback(self, what: str, why: str) -> None:
         logger.warning("Fallback: %s (%s)", what, why)
 
     def on_clip(self, rid: str, wanted: int, granted: int) -> None:
-        logger.warning("Request %s: max_new_tokens %d cut to %d, what context length and KV pool can hold.", rid, wanted, granted)
+        logger.warning("Request %s: max_new_tokens %d cut to %d, what context length and KV pool can hold.", shown(rid), wanted, granted)
 
     def on_unservable(self, rid: str, why: str, pool: PoolStats) -> None:
-        logger.error("Request %s was aborted: nothing else runs and it cannot be admitted (%s); pool: %s", rid, why, pool)
+        logger.error("Request %s was aborted: nothing else runs and it cannot be admitted (%s); pool: %s", shown(rid), why, pool)

@@ -14,6 +14,7 @@ from fastapi.responses import PlainTextResponse
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.http.bodies import read_object
 from setpoint.frontend.http.errors import json_response, nested_error
+from setpoint.frontend.intake import check_rid
 from setpoint.frontend.ipc.client import EngineState
 from setpoint.frontend.service import Service
 
@@ -113,6 +114,8 @@ class AdminRoutes:
 
     async def abort_request(self, request: Request) -> Response:
         body = parse(await read_object(request), AbortBody, route="/abort_request")
+        if body.rid:
+            check_rid(body.rid)
         self._engine.abort(body.rid or "", abort_all=body.abort_all)
         return Response(status_code=200)
 

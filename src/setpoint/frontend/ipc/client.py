@@ -33,6 +33,7 @@ from setpoint.core.messages import (
     encode,
 )
 from setpoint.core.request import Request
+from setpoint.core.shown import shown
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ class EngineClient:
     def engine_died(self, reason: str) -> None:
         """Called by whoever watches the process. All open requests and calls end with EngineDeadError(reason)."""
         if self.state is not EngineState.DEAD:
-            logger.error("The engine died: %s Requests of its last plan: %s", reason, self.suspects)
+            logger.error("The engine died: %s Requests of its last plan: %s", reason, ", ".join(map(shown, self.suspects)) or "none")
             self._end(EngineState.DEAD, reason)
 
     def _end(self, state: EngineState, reason: str) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.intake import Options, namespace
+from setpoint.frontend.intake import Options, check_key, check_rid, namespace
 
 UNSUPPORTED = (
     *("regex", "ebnf", "json_schema", "stop_regex", "structural_tag", "logits_processors", "custom_logit_processor", "lora_path"),
@@ -43,10 +43,12 @@ class AnyBody(msgspec.Struct, kw_only=True):
 
     def check(self) -> None:
         """Raise RequestError (400) for what no engine could honour, or this one cannot yet."""
+        check_key(self.model, "model")
         if ":" in self.model:
             raise RequestError(f"model {self.model!r} names a LoRA adapter, which is not supported by this server yet.")
-        if self.rid == "":
-            raise RequestError("A rid must not be empty.")
+        check_key(self.routing_key, "routing_key")
+        if self.rid is not None:
+            check_rid(self.rid)
 
 
 class CommonBody(AnyBody, kw_only=True):
