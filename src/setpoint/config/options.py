@@ -18,7 +18,6 @@ MEMORY = "Memory and cache"
 EXECUTION = "Execution"
 LOGS = "Logs"
 PARALLEL = "Parallelism"
-COMPATIBILITY = "Accepted without effect"
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 

@@ -80,9 +80,10 @@ def _chat_entry(tokenizer: Tokenizer, value: float, token_id: int) -> dict[str, 
 class CompletionLogprobs:
     """``choices[].logprobs`` of /v1/completions, with text offsets counted on through the chunks of a stream."""
 
-    def __init__(self, tokenizer: Tokenizer, *, offset: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._offset = offset
+        self._offset = 0
+        """Of the next token in the text, in characters."""
 
     def of_prompt(self, request: Request, block: LogprobBlock | None) -> dict[str, Any]:
         """The whole prompt, for ``echo``: the first token has no logprob."""
