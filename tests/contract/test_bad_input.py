@@ -65,7 +65,7 @@ def shape_of(error: dict[str, Any]) -> str:
         ({"text": "a", "return_logprob": True, "token_ids_logprob": [VOCAB_SIZE]}, "message"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "message"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 10**30}, "message"),
-        ({"text": "abc", "return_logprob": True, "logprob_start_len": 3}, "message"),
+        ({"text": "abc", "return_logprob": True, "logprob_start_len": 4}, "message"),
         ({"text": "a", "image_data": "x.png"}, "message"),
         ({"text": "a", "lora_path": "adapter"}, "message"),
     ],
