@@ -6,7 +6,6 @@ After a deliberate change: ``python tests/arch/test_public_surface.py`` writes t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from setpoint.config.options import OPTION_FIELDS
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
+from setpoint.frontend.http.routes import each_route
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
@@ -26,18 +26,11 @@ from setpoint.testing.fake_engine import FakeEngine
 SNAPSHOT = Path(__file__).with_name("public_surface.json")
 
 
-def each(routes: Iterable[Any]) -> Iterator[Any]:
-    """Newer FastAPI keeps an included router as one entry."""
-    for route in routes:
-        router = getattr(route, "original_router", None)
-        yield from (route,) if router is None else each(router.routes)
-
-
 def surface() -> dict[str, Any]:
     config = FrontendConfig(model_path="m", served_model_name="m", tokenizer_path="m", context_len=64, max_req_input_len=60, vocab_size=300)
     app = create_app(Service(config, EngineClient(FakeEngine()), TextProcessor(make_byte_tokenizer())))
     routes = {
-        f"{method} {route.path}" for route in each(app.routes) for method in getattr(route, "methods", None) or () if method != "HEAD"
+        f"{method} {route.path}" for route in each_route(app.routes) for method in getattr(route, "methods", None) or () if method != "HEAD"
     }
     return {
         "package": setpoint.__all__,

@@ -130,7 +130,7 @@ def test_the_two_kinds_of_server_refuse_each_others_work(serve: Serve) -> None:
         ({"input": "a", "stream": True}, "stream"),
     ],
 )
-def test_bad_bodies_are_refused_in_the_flat_shape(serve: Serve, body: dict[str, Any], words: str) -> None:
+def test_bad_bodies_are_refused(serve: Serve, body: dict[str, Any], words: str) -> None:
     async def scenario(server: Any) -> None:
         answer = await server.http.post("/v1/embeddings", json=body)
         assert (answer.status_code, answer.json()["object"]) == (400, "error")

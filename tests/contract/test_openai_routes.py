@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from setpoint.core.messages import Finish
 from setpoint.core.request import Request
-from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID
+from setpoint.testing.byte_tokenizer import EOS_ID
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
@@ -186,23 +187,6 @@ def test_completions_echo_with_logprobs(serve: Serve) -> None:
     serve(scenario, says("ok"))
 
 
-@pytest.mark.parametrize(
-    ("skip", "text", "offsets"), [(True, "aéüok", [0, 1, 1, 1, 2, 2, 3, 3, 4]), (False, "aéü<|im_end|>ok", [0, 1, 1, 1, 2, 2, 3, 13, 14])]
-)
-def test_text_offsets_are_those_of_the_text_that_is_shown(serve: Serve, skip: bool, text: str, offsets: list[int]) -> None:
-    outputs = [*"ü".encode(), IM_END_ID, *b"ok"]
-
-    async def scenario(server: Any) -> None:
-        create = server.openai.completions.create
-        body = {"model": "m", "prompt": "a<|im_end|>é", "echo": True, "logprobs": 0, "max_tokens": 5}
-        choice = (await create(**body, extra_body={"skip_special_tokens": skip})).choices[0]
-        assert (choice.text, choice.logprobs.text_offset) == (text, offsets)
-        chunks = [c async for c in await create(**body, stream=True, extra_body={"skip_special_tokens": skip})]
-        assert [offset for c in chunks if c.choices[0].logprobs for offset in c.choices[0].logprobs.text_offset] == offsets
-
-    serve(scenario, FakeEngine(script=lambda request: outputs))
-
-
 def test_every_sampling_field_reaches_the_engine(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         extra = {"top_k": 5, "min_p": 0.1, "min_tokens": 1, "repetition_penalty": 1.1, "stop_token_ids": [9], "ignore_eos": True}
@@ -290,14 +274,13 @@ def test_template_inputs(serve: Serve) -> None:
         ("model", "base:adapter"),
     ],
 )
-def test_what_cannot_be_honoured_is_a_flat_400(serve: Serve, field: str, value: Any) -> None:
+def test_what_cannot_be_honoured_is_a_400(serve: Serve, field: str, value: Any) -> None:
     async def scenario(server: Any) -> None:
         response = await server.http.post(CHAT, json={"messages": HI, field: value})
         assert response.status_code == 400, response.text
         error = response.json()
-        assert set(error) == {"object", "message", "type", "param", "code"}
         assert (error["object"], error["type"], error["code"]) == ("error", "BadRequestError", 400)
-        with pytest.raises(openai.BadRequestError):
+        with pytest.raises(openai.BadRequestError, match=re.escape(error["message"])):
             await server.openai.chat.completions.create(model="m", messages=HI, extra_body={field: value})
         assert server.engine.submitted == []
 
@@ -338,7 +321,7 @@ def test_an_abort_in_mid_stream_is_an_error_chunk(serve: Serve) -> None:
         *_, error, done = response.text.strip().split("\n\n")
         assert done == "data: [DONE]"
         assert json.loads(error.removeprefix("data: "))["error"] == {
-            "object": "error", "message": "boom", "type": "INTERNAL_SERVER_ERROR", "param": None, "code": 500,
+            "message": "boom", "type": "INTERNAL_SERVER_ERROR", "param": None, "code": 500,
         }  # fmt: skip
 
     serve(scenario, says("abcdef"))

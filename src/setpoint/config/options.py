@@ -18,6 +18,7 @@ MEMORY = "Memory and cache"
 EXECUTION = "Execution"
 LOGS = "Logs"
 PARALLEL = "Parallelism"
+COMPATIBILITY = "Accepted without effect"
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 

@@ -17,7 +17,7 @@ from setpoint.config.declare import Scalar
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
-from setpoint.planning.memory import CAPTURED_TOKENS, GIB
+from setpoint.planning.memory import GIB
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,6 +80,7 @@ LARGE_GPU_BYTES = 60 * GIB
 """From here on 16384 tokens, at 1.5 MB each (docs/sglang/options.md#memory-share), leave most of a GPU to weights and pool."""
 
 HICACHE = "host and storage tiers of the cache are not in this version; what does not fit the pool is computed again"
+GRAPHS = "device graphs are not in this version; every step is launched kernel by kernel"
 
 PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
     "online": (
@@ -87,10 +88,7 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
             "max_running_requests", 128, "small batches keep each step, and so each token, short; the rest waits in the queue", _few_running
         ),
         Advice("schedule_conservativeness", 1.2, "a retracted request makes its client wait for a second prefill: admit fewer instead"),
-        Missing(
-            "cuda_graph_max_bs_decode",
-            f"the guide captures graphs up to 256 rows; a CPU replays steps of up to {CAPTURED_TOKENS} tokens, a GPU none in this version",
-        ),
+        Missing("cuda_graph_max_bs_decode", f"the guide captures graphs up to 256 rows; {GRAPHS}"),
         Missing("attention_backend", "the guide names fa3, trtllm or flashinfer by GPU generation; this version has none of them"),
     ),
     "offline": (

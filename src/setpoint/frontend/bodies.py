@@ -28,7 +28,7 @@ _logged_keys: set[tuple[str, str]] = set()
 
 
 class InvalidBodyError(RequestError):
-    """A body that is not JSON, or not of the route's type. 400 in the flat shape on every route."""
+    """A body that is not JSON, or not of the route's type. SGLang calls its type by the name of the status."""
 
     def __init__(self, message: str, *, status_code: int = 400) -> None:
         super().__init__(message, status_code=status_code, err_type=HTTPStatus(status_code).phrase)
@@ -79,8 +79,10 @@ def as_id_lists(value: list[Any], name: str, *, max_lists: int | None = MAX_SEQU
         raise InvalidBodyError(f"{name}: {error}.") from None
 
 
-def flat_error(message: str, *, code: int, err_type: str = "", param: str | None = None) -> dict[str, Any]:
-    return {"object": "error", "message": message, "type": err_type or HTTPStatus(code).name, "param": param, "code": code}
+def error_body(message: str, *, code: int | str, err_type: str, param: str | None = None) -> dict[str, Any]:
+    """SGLang's flat keys, and the same again under ``error``, where OpenAI's clients look. ``code``: the status, or OpenAI's own word."""
+    error = {"message": message, "type": err_type, "param": param, "code": code}
+    return {"object": "error", **error, "error": error}
 
 
 def as_request_error(error: SetpointError) -> RequestError:

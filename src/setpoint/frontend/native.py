@@ -58,10 +58,6 @@ class EncodeBody(msgspec.Struct, kw_only=True):
     """SGLang's clients send it; nothing is sampled."""
 
 
-class UnknownSamplingKeyError(RequestError):
-    """An unknown key in ``sampling_params``: over HTTP answered in SGLang's text form ``{"error": "…"}``."""
-
-
 @dataclass(slots=True, frozen=True)
 class Prepared:
     """A body whose every prompt can be honoured."""
@@ -120,7 +116,8 @@ class NativeApi:
             logprobs = NativeLogprobs(self._service.text.tokenizer, with_text=prepared.text_in_logprobs)
             blocks = output.logprobs if piece is None else [piece.logprobs] if piece.logprobs is not None else []
             meta.update(logprobs.of_outputs(output.request, blocks))
-            meta.update(logprobs.of_prompt(output.request, output.prompt_logprobs))
+            if output.request.logprob_start_len >= 0:
+                meta.update(logprobs.of_prompt(output.request, output.prompt_logprobs))
         if piece is not None:
             return {"text": piece.text, "output_ids": piece.ids, "meta_info": meta}
         return {"text": output.text, "output_ids": output.output_ids, "meta_info": meta}
@@ -242,7 +239,7 @@ def _sampling(raw: SamplingParams | dict[str, Any] | None) -> SamplingParams:
         return raw
     for key in raw or {}:
         if key not in SamplingParams.__struct_fields__ and key not in NOT_YET:
-            raise UnknownSamplingKeyError(f"Unknown sampling parameter {key!r}.")
+            raise RequestError(f"Unknown sampling parameter {key!r}.")
     # SGLang sends and accepts null and empty values of keys that are not supported here; they ask for nothing.
     return SamplingParams.parse({key: value for key, value in (raw or {}).items() if key not in NOT_YET or value not in (None, "", [], {})})
 

@@ -13,7 +13,7 @@ from fastapi.responses import PlainTextResponse
 
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.http.bodies import read_object
-from setpoint.frontend.http.errors import json_response, nested_error
+from setpoint.frontend.http.errors import error_response, json_response
 from setpoint.frontend.intake import check_rid
 from setpoint.frontend.ipc.client import EngineState
 from setpoint.frontend.service import Service
@@ -51,7 +51,7 @@ class AdminRoutes:
             "/v1/models/{model_id:path}": self.model,
         }
         for path, handler in reads.items():
-            router.add_api_route(path, handler, methods=["GET"], response_model=None)
+            router.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None)
         router.add_api_route("/flush_cache", self.flush_cache, methods=["GET", "POST"], response_model=None)
         router.add_api_route("/abort_request", self.abort_request, methods=["POST"], response_model=None)
         app.include_router(router)
@@ -126,7 +126,7 @@ class AdminRoutes:
         if model_id == self._config.served_model_name:
             return json_response(self._model_card())
         message = f"The model {model_id!r} does not exist."
-        return nested_error(message, code="model_not_found", err_type="invalid_request_error", param="model", status_code=404)
+        return error_response(message, status_code=404, err_type="invalid_request_error", param="model", code="model_not_found")
 
     def _model_card(self) -> dict[str, Any]:
         name = self._config.served_model_name

@@ -7,9 +7,11 @@ import hmac
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.errors import error_response
 
 _EXEMPT = ("/health", "/ready", "/metrics")
+_UNAUTHORIZED = error_response("The API key is missing or wrong. Send it in the header 'Authorization: Bearer KEY'.", status_code=401)
+_UNAUTHORIZED.headers["www-authenticate"] = "Bearer"
 
 
 class ApiKeyMiddleware:
@@ -19,7 +21,7 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._allows(scope):
-            await json_response({"error": "Unauthorized"}, status_code=401)(scope, receive, send)
+            await _UNAUTHORIZED(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -1,8 +1,4 @@
-"""Errors as HTTP responses (docs/sglang/api.md#errors), and the handlers that produce them.
-
-Two shapes for refusals: flat ``{"object":"error","message",…}`` on the OpenAI routes, for HTTP-level errors and for bodies
-that do not validate; ``{"error":{"message"}}`` on the native routes.
-"""
+"""Errors as HTTP responses, and the handlers that produce them. One shape on every route: ``bodies.error_body``."""
 
 from __future__ import annotations
 
@@ -16,9 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
-from setpoint.frontend.bodies import InvalidBodyError, as_request_error, flat_error
+from setpoint.frontend.bodies import as_request_error, error_body
+from setpoint.frontend.http.routes import advice_for
 from setpoint.frontend.jobs import ClientGoneError
-from setpoint.frontend.native import UnknownSamplingKeyError
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for "nobody is there to read this"."""
@@ -28,20 +24,17 @@ def json_response(content: Any, *, status_code: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status_code=status_code, media_type="application/json")
 
 
-def openai_stream_error(error: SetpointError) -> dict[str, Any]:
-    refusal = as_request_error(error)
-    return {"error": flat_error(refusal.message, code=refusal.status_code, err_type=refusal.err_type)}
+def error_response(message: str, *, status_code: int, err_type: str = "", param: str | None = None, code: str | None = None) -> Response:
+    """``code``: OpenAI's word for the error, where it has one; the status otherwise."""
+    content = error_body(message, code=code or status_code, err_type=err_type or HTTPStatus(status_code).name, param=param)
+    return json_response(content, status_code=status_code)
 
 
-def native_stream_error(error: SetpointError) -> dict[str, Any]:
+def refused(error: SetpointError) -> dict[str, Any]:
+    """The body, or the last event of a stream, that tells of ``error``."""
     refusal = as_request_error(error)
     err_type = refusal.err_type or HTTPStatus(refusal.status_code).name
-    return {"error": {"message": refusal.message, "type": err_type, "code": refusal.status_code, "retryable": False}}
-
-
-def nested_error(message: str, *, code: str, err_type: str, param: str | None, status_code: int) -> Response:
-    error = {"message": message, "type": err_type, "param": param, "code": code}
-    return json_response({"error": error}, status_code=status_code)
+    return error_body(refusal.message, code=refusal.status_code, err_type=err_type)
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -56,21 +49,14 @@ def add_error_handlers(app: FastAPI) -> None:
 
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, SetpointError)
-    refusal = as_request_error(error)
-    code = refusal.status_code
-    if isinstance(refusal, UnknownSamplingKeyError):
-        return json_response({"error": refusal.message}, status_code=code)
-    if request.url.path.startswith("/v1/") or isinstance(refusal, InvalidBodyError):
-        return json_response(flat_error(refusal.message, code=code, err_type=refusal.err_type), status_code=code)
-    if code >= 500:
-        return json_response(flat_error(refusal.message, code=code, err_type=str(code)), status_code=code)
-    return json_response({"error": {"message": refusal.message}}, status_code=code)
+    return json_response(refused(error), status_code=as_request_error(error).status_code)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """404 and 405 of the router say where to go instead; others keep their own words."""
     assert isinstance(error, HTTPException)
-    content = flat_error(str(error.detail), code=error.status_code, err_type=str(error.status_code))
-    response = json_response(content, status_code=error.status_code)
+    advice = advice_for(request, error.status_code)
+    response = error_response(advice or str(error.detail), status_code=error.status_code, err_type=str(error.status_code))
     response.headers.update(error.headers or {})
     return response
 
@@ -78,7 +64,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 async def _on_bad_query(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     message = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-    return json_response(flat_error(message, code=400, err_type="Bad Request"), status_code=400)
+    return error_response(message, status_code=400, err_type="Bad Request")
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
@@ -87,5 +73,5 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     # The framework raises the error again after this answer, so the server logs its traceback.
-    content = flat_error("Internal server error; the server's log has the details.", code=500, err_type="InternalServerError")
-    return json_response(content, status_code=500)
+    message = "Internal server error; the server's log has the details."
+    return error_response(message, status_code=500, err_type="InternalServerError")

@@ -8,8 +8,8 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from setpoint.frontend.http.bodies import read_object
-from setpoint.frontend.http.errors import json_response, openai_stream_error
+from setpoint.frontend.http.bodies import read_openai_object
+from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
 from setpoint.frontend.openai.apis import Api, openai_apis
 from setpoint.frontend.service import Service
@@ -28,9 +28,9 @@ class OpenAIRoutes:
 
 def _handler(api: Api) -> Callable[[Request], Awaitable[Response]]:
     async def create(request: Request) -> Response:
-        exchange = await api.open(await read_object(request))
+        exchange = await api.open(await read_openai_object(request))
         if exchange.is_stream:
-            return EventStream(exchange.job, _events(exchange.chunks()), openai_stream_error)
+            return EventStream(exchange.job, _events(exchange.chunks()))
         with exchange.job, cancelled_with_client(exchange.job, request.receive):
             reply = await exchange.complete()
         return json_response(reply)

@@ -16,6 +16,7 @@ from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from setpoint.core.errors import SetpointError
+from setpoint.frontend.http.errors import refused
 from setpoint.frontend.jobs import ClientGoneError, Job
 
 logger = logging.getLogger(__name__)
@@ -51,12 +52,11 @@ class EventStream(Response):
     An error before the first chunk is raised, so that it gets its own HTTP status; later ones become a last chunk.
     """
 
-    def __init__(self, job: Job, chunks: AsyncGenerator[bytes, None], error_chunk: Callable[[SetpointError], dict[str, Any]]) -> None:
+    def __init__(self, job: Job, chunks: AsyncGenerator[bytes, None]) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._job = job
         self._chunks = chunks
-        self._error_chunk = error_chunk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._job, cancelled_with_client(self._job, receive):
@@ -75,7 +75,7 @@ class EventStream(Response):
         except ClientGoneError:
             logger.debug("A client left in mid-stream.")
         except SetpointError as error:
-            await _send_chunk(send, event(self._error_chunk(error)))
+            await _send_chunk(send, event(refused(error)))
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
 

@@ -1,0 +1,85 @@
+"""What people meet first: wrong paths, methods and headers are answered with what to do instead; HEAD is answered like GET."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Serve = Callable[..., None]
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/messages", CHAT),
+        ("/messages", CHAT),
+        ("/v1/responses", CHAT),
+        ("/chat/completions", CHAT),
+        ("/v1/v1/chat/completions", CHAT),
+        ("/v1/chat/completion", CHAT),
+        ("/v1/chat/complete", CHAT),
+        ("/completions", "/v1/completions"),
+        ("/v1/completion", "/v1/completions"),
+        ("/models", "/v1/models"),
+        ("/v1/model", "/v1/models"),
+        ("/embeddings", "/v1/embeddings"),
+        ("/v1/generate", "/generate"),
+        ("/generat", "/generate"),
+        ("/healthz", "/health"),
+        ("/api/chat", CHAT),
+        ("/api/generate", "/v1/completions"),
+        ("/v1/health", "/health"),
+    ],
+)
+def test_a_missing_route_names_the_one_that_was_meant(serve: Serve, path: str, meant: str) -> None:
+    async def scenario(server: Any) -> None:
+        response = await server.http.post(path, json={})
+        assert response.status_code == 404
+        assert response.json()["error"]["message"] == f"There is no route {path}; did you mean {meant}?"
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("path", ["/nothing/here", "/v1/audio/speech", "/favicon.ico", "/%0aforged"])
+def test_a_missing_route_like_no_other_names_the_way(serve: Serve, path: str) -> None:
+    async def scenario(server: Any) -> None:
+        message = (await server.http.get(path)).json()["error"]["message"]
+        assert message.startswith("There is no route /")
+        assert message.endswith(f". Chats go to {CHAT}; /docs lists every route.")
+        assert message.isprintable()
+
+    serve(scenario)
+
+
+def test_a_wrong_method_names_the_right_one(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        response = await server.http.get(CHAT)
+        assert (response.status_code, response.json()["error"]["message"]) == (405, f"{CHAT} does not take GET; use POST.")
+        assert (await server.http.delete("/generate")).json()["message"] == "/generate does not take DELETE; use POST or PUT."
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/ping", "/model_info", "/server_info", "/v1/models", "/v1/models/org/tiny"])
+def test_head_is_answered_like_get(serve: Serve, path: str) -> None:
+    async def scenario(server: Any) -> None:
+        head, get = await server.http.head(path), await server.http.get(path)
+        assert head.status_code == get.status_code == 200
+        assert head.headers.get("content-type") == get.headers.get("content-type")
+
+    serve(scenario)
+
+
+def test_curl_without_a_header_is_told_which_to_add(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        response = await server.http.post(CHAT, content=b'{"messages": []}', headers=form)
+        assert response.json()["error"]["message"] == (
+            "Add the header 'Content-Type: application/json' to the request (with curl: -H 'Content-Type: application/json'): "
+            "it came with application/x-www-form-urlencoded, which curl sends with -d if no header is given."
+        )
+
+    serve(scenario)
