@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from setpoint import __version__
@@ -25,8 +26,8 @@ commands ('setpoint COMMAND --help' lists the options):
 {commands}
 
 options:
-  --help      show this text
-  --version   show the version
+  -h, --help      show this text
+  -V, --version   show the version
 """
 
 
@@ -50,13 +51,23 @@ def _run(arguments: list[str]) -> int:
     if command in ("--help", "-h", "help"):
         print(_usage(), end="")
         return 0
-    if command in ("--version", "version"):
+    if command in ("--version", "-V", "version"):
         print(f"setpoint {__version__}")
         return 0
     runs = {"serve": _serve, "batch": _batch, "chat": _chat}
     if command in runs:
         return runs[command](arguments[1:])
-    raise ConfigError(f"unknown command {command!r}; see 'setpoint --help'." if command else "a command is missing; see 'setpoint --help'.")
+    if not command:
+        raise ConfigError("a command is missing; see 'setpoint --help'.")
+    raise ConfigError(f"unknown command {command!r}.{_nearest(command, [*runs, 'bench'])} See 'setpoint --help'.")
+
+
+def _nearest(word: str, commands: Iterable[str]) -> str:
+    """A question that names the command which ``word`` may be a slip of; "" if it is like none."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(commands), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def _usage(of: str = "") -> str:
@@ -102,7 +113,9 @@ def _bench(arguments: list[str]) -> int:
     if which in ("--help", "-h"):
         print(_usage(of="bench"), end="")
         return 0
-    raise ConfigError(f"'setpoint bench' measures one of: {', '.join(runs)}; got {which!r}. See 'setpoint bench --help'.")
+    if not which:
+        raise ConfigError(f"'setpoint bench' needs one of: {', '.join(runs)}. See 'setpoint bench --help'.")
+    raise ConfigError(f"unknown benchmark {which!r}.{_nearest(which, runs)} 'setpoint bench' has: {', '.join(runs)}.")
 
 
 def _bench_serving(arguments: list[str]) -> int:

@@ -10,8 +10,9 @@ import pytest
 from setpoint import __version__, cli
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
+@pytest.mark.parametrize("spelling", ["--version", "-V", "version"])
+def test_version(spelling: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([spelling]) == 0
     assert capsys.readouterr().out == f"setpoint {__version__}\n"
 
 
@@ -32,8 +33,11 @@ def test_help_of_bench_lists_its_commands(capsys: pytest.CaptureFixture[str]) ->
     ("argv", "message"),
     [
         ([], "a command is missing"),
-        (["swerve"], "unknown command 'swerve'"),
-        (["bench"], "'setpoint bench' measures one of: serving, offline, one-batch, quality"),
+        (["xyz"], "unknown command 'xyz'. See 'setpoint --help'."),
+        (["serv"], "unknown command 'serv'. Did you mean 'serve'? See 'setpoint --help'."),
+        (["bnech"], "Did you mean 'bench'?"),
+        (["bench"], "'setpoint bench' needs one of: serving, offline, one-batch, quality"),
+        (["bench", "servign"], "unknown benchmark 'servign'. Did you mean 'serving'?"),
         (["serve", "--page-sise", "3"], "unknown option --page-sise"),
         (["serve", "--port", "99999"], "--port must be at most 65535"),
     ],

@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 
-from setpoint.config import sglang_names
+from setpoint.config import sglang_known, sglang_names
 from setpoint.config.commandline import parse, parse_keywords
 from setpoint.config.commands import BATCH, COMMANDS, ENGINE, SERVE, BatchOptions
+from setpoint.config.declare import Field, Option
+from setpoint.config.hardware import Hardware
 from setpoint.config.options import OPTION_FIELDS, Options
+from setpoint.config.resolve import resolve
 from setpoint.config.sglang_known import KNOWN
 from setpoint.core.errors import ConfigError
+from setpoint.planning.memory import GIB
+from setpoint.testing.specs import tiny_spec
+
+CPU = Hardware(device="cpu", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
 
 
 def parse_serve(argv: list[str]) -> tuple[Options, frozenset[str]]:
@@ -68,28 +75,82 @@ def test_spellings(argv: list[str], field: str, value: object) -> None:
     assert given == {field}
 
 
+SPELLINGS = KNOWN | sglang_names.ALIASES.keys() | {"--help"}
+"""What SGLang's own parser counts when it completes a prefix, and two spellings of older guides."""
+
+
 def test_every_option_of_sglang_keeps_its_shortest_abbreviation() -> None:
     """What is unambiguous there is understood here, and as the same option."""
-    sglang = {name: sglang_names.ALIASES.get(name, name) for name in KNOWN | {"--help"}}
-    for name, target in sglang.items():
+    for name in SPELLINGS:
+        target = sglang_names.ALIASES.get(name, name)
         for length in range(3, len(name) + 1):
             prefix = name[:length]
-            if prefix in sglang or {meant for other, meant in sglang.items() if other.startswith(prefix)} != {target}:
-                continue
-            if target in sglang_names.SUPPORTED or target == "--help":
+            meant = {sglang_names.ALIASES.get(other, other) for other in SPELLINGS if other.startswith(prefix)}
+            if prefix not in SPELLINGS and meant == {target}:
                 assert sglang_names.canonical(prefix) == target
-            elif prefix not in sglang_names.ALIASES:
-                with pytest.raises(ConfigError, match=f"{target}.* is an option of SGLang that is not supported"):
-                    sglang_names.canonical(prefix)
-            break
+                break
+
+
+@pytest.mark.parametrize(
+    ("prefix", "flag"),
+    [
+        ("--max-tot", "--max-total-tokens"),
+        ("--max-q", "--max-queued-requests"),
+        ("--page", "--page-size"),
+        ("--enable-torch", "--enable-torch-compile"),
+        ("--cuda-graph-max", "--cuda-graph-max-bs-decode"),
+        ("--num-t", "--num-threads"),
+    ],
+)
+def test_a_prefix_is_looked_for_among_what_works(prefix: str, flag: str) -> None:
+    assert sglang_names.canonical(prefix) == flag
+
+
+def test_an_ambiguous_prefix_names_only_what_works() -> None:
+    with pytest.raises(ConfigError, match=r"^--max is ambiguous: it could mean (.*)\.$") as caught:
+        parse_serve(["--max", "5"])
+    named = str(caught.value).partition("mean ")[2].rstrip(".").replace(" and ", ", ").split(", ")
+    assert set(named) == {flag for flag in sglang_names.SUPPORTED if flag.startswith("--max")}
+
+
+NOT_HERE = sorted(name for name in KNOWN if sglang_names.ALIASES.get(name, name) not in sglang_names.SUPPORTED)
 
 
 def test_every_known_option_is_told_from_an_unknown_one() -> None:
-    for name in KNOWN:
-        if sglang_names.ALIASES.get(name, name) in sglang_names.SUPPORTED:
-            continue
-        with pytest.raises(ConfigError, match="is an option of SGLang that is not supported by this version of Setpoint yet"):
-            parse_serve([name, "1"])
+    for name in NOT_HERE:
+        for words in ([name, "something else"], [name]):
+            if sglang_names.is_default(name, None):
+                continue
+            with pytest.raises(ConfigError, match=f"{name} is an option of SGLang that is not supported by this version of Setpoint yet"):
+                parse_serve(words)
+
+
+@pytest.mark.parametrize("name", sorted(sglang_known.DEFAULTS))
+def test_an_option_given_its_own_default_stops_nothing(name: str) -> None:
+    """Of SGLang's options, each at the value that it has there if nobody gives it."""
+    default = sglang_known.DEFAULTS[name]
+    for words in ([name, default], [f"{name}={default}"]):
+        line = parse(SERVE, ["model", *words])
+        assert line.options.model_path == "model"
+        decisions = {decision.field: decision for decision in resolve(line.options, CPU, tiny_spec(), given=line.given).decisions}
+        assert sglang_names.field_name(sglang_names.ALIASES.get(name, name)) in decisions
+
+
+@pytest.mark.parametrize("name", sorted(sglang_known.IMPLIED))
+def test_an_option_that_says_the_default_stops_nothing(name: str) -> None:
+    assert parse_serve(["m", name, "--port", "1"])[1] == {"model_path", "port", sglang_names.field_name(name)}
+
+
+def test_numbers_are_compared_as_numbers() -> None:
+    assert sglang_names.is_default("--cpu-offload-gb", "0.0")
+    assert not sglang_names.is_default("--cpu-offload-gb", "1")
+    assert not sglang_names.is_default("--disaggregation-mode", "decode")
+
+
+@pytest.mark.parametrize("field", [field for field in OPTION_FIELDS if field.default not in (None, False)], ids=lambda field: field.name)
+def test_our_own_defaults_are_accepted(field: Field[Option]) -> None:
+    line = parse(SERVE, [field.flag, str(field.default)])
+    resolve(line.options, CPU, tiny_spec(), given=line.given)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +162,15 @@ def test_every_known_option_is_told_from_an_unknown_one() -> None:
         (["--keep-order"], r"unknown option --keep-order\. See 'setpoint serve --help'"),
         (["--enable-lorra"], r"unknown option --enable-lorra\. Did you mean --enable-lora"),
         (["--qqqqqq"], r"unknown option --qqqqqq\. See 'setpoint serve --help'"),
-        (["--log-r"], r"--log-r is ambiguous: it could mean --log-requests, --log-requests-format, --log-requests-level and"),
+        (["--log-r"], r"--log-r is ambiguous: it could mean --log-requests and --log-requests-level\."),
         (["--enable-"], r"--enable- is ambiguous: .* and \d+ more"),
-        (["--cuda-graph-max-bs", "8"], r"--cuda-graph-max-bs-decode \(written --cuda-graph-max-bs\) is an option of SGLang"),
-        (["--trust-remote-code"], "--trust-remote-code is an option of SGLang"),
-        (["--tp", "2"], "--tp-size 2 is not supported by this version of Setpoint yet"),
+        (["--speculative-draft-model", "m"], "--speculative-draft-model is an option of SGLang that is not supported"),
+        (["--speculative-draft-model-p", "m"], r"--speculative-draft-model-path \(written --speculative-draft-model-p\) is an option of"),
+        (["--lora", "x"], "--lora-backend, .* and 1 more are options of SGLang; this version of Setpoint supports none of them yet"),
+        (["--nnodes", "2"], "--nnodes is an option of SGLang that is not supported by this version of Setpoint yet"),
+        (["--nnodes"], "--nnodes is an option of SGLang that is not supported"),
+        (["--enable-lora"], "--enable-lora is an option of SGLang that is not supported"),
+        (["--tp", "2"], "--tp-size 2 is not supported by this version of Setpoint yet; supported: 1"),
         (["--schedule-policy", "best"], "--schedule-policy must be one of fcfs, lpm, .*, priority; got 'best'"),
         (["--schedule-policy", "lpm", "--enable-priority-scheduling"], "--enable-priority-scheduling .* fcfs or lof, not lpm"),
         (["--page-size", "four"], "--page-size: 'four' is not a whole number"),
@@ -121,13 +186,6 @@ def test_refused_in_one_line(argv: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         parse_serve(argv)
     assert "\n" not in str(caught.value)
-
-
-def test_overlap_scheduler_is_accepted_and_noted() -> None:
-    options, given = parse_serve(["--enable-overlap-scheduler"])
-    assert options == Options()
-    assert given == {"enable_overlap_scheduler"}
-    assert sglang_names.noted(given) == [("enable_overlap_scheduler", sglang_names.NOTED["--enable-overlap-scheduler"])]
 
 
 def _file(folder: Path, text: str) -> str:
@@ -151,6 +209,7 @@ def test_config_file_and_the_command_line_wins(tmp_path: Path) -> None:
         disable_radix_cache=True,
         json_model_override_args='{"rope_theta": 5}',
         chunked_prefill_size=-1,
+        enable_overlap_scheduler=True,
         config=path,
     )
     assert {"port", "context_length", "tp_size", "config", "enable_overlap_scheduler"} <= given

@@ -12,8 +12,11 @@ from setpoint.config.environment import ENV_FIELDS, EnvSettings, read_environmen
 from setpoint.config.options import OPTION_FIELDS, Options, server_args
 from setpoint.config.sglang_known import KNOWN
 from setpoint.core.errors import ConfigError
+from setpoint.planning.memory import CAPTURED_TOKENS
 
 OWN = {"--num-threads", "--strict-accounting", "--workload"}
+OLDER = {"--enable-overlap-scheduler"}
+"""Of an earlier SGLang."""
 
 
 @pytest.mark.parametrize("field", OPTION_FIELDS, ids=lambda field: field.name)
@@ -26,12 +29,17 @@ def test_option_is_declared_completely(field) -> None:
     assert all(isinstance(choice, field.kind) for choice in about.choices)
     if about.choices and field.default is not None:
         assert field.default in about.choices
-    assert field.flag in KNOWN or field.flag in OWN
+    assert field.flag in KNOWN or field.flag in OWN | OLDER
     if isinstance(about.tunable, Range):
         assert about.tunable.low < about.tunable.high
         assert about.low is None or about.low <= about.tunable.low
     elif about.tunable is not None:
         assert field.default in about.tunable
+
+
+def test_the_size_of_replayed_steps_is_that_of_the_engine() -> None:
+    (field,) = (field for field in OPTION_FIELDS if field.name == "cuda_graph_max_bs_decode")
+    assert f"every step of up to {CAPTURED_TOKENS} tokens is replayed" in field.about.no_effect
 
 
 def test_defaults_pass_the_checks() -> None:

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from setpoint.config.decisions import Decision
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
-from setpoint.config.resolve import Decision, ResolvedConfig, resolve
+from setpoint.config.resolve import ResolvedConfig, resolve
 from setpoint.core.errors import ConfigError, OutOfMemoryError
 from setpoint.core.model import ModelSpec, Pooling
 from setpoint.planning.memory import GIB
@@ -75,10 +76,6 @@ def test_resolving_twice_changes_nothing() -> None:
 def test_it_crosses_a_process_border() -> None:
     config = decide(Options(model_path="m"), given=frozenset({"model_path"}))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=ResolvedConfig) == config
-
-
-def test_noted_spelling_gets_its_decision() -> None:
-    assert reason(decide(given=frozenset({"enable_overlap_scheduler"})), "enable_overlap_scheduler").value is True
 
 
 @pytest.mark.parametrize(

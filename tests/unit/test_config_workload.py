@@ -10,10 +10,11 @@ import pytest
 
 from setpoint.config.commandline import parse
 from setpoint.config.commands import SERVE
+from setpoint.config.decisions import Decision
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import OPTION_FIELDS, server_args
 from setpoint.config.pool import resolve_pool
-from setpoint.config.resolve import Decision, ResolvedConfig, resolve
+from setpoint.config.resolve import ResolvedConfig, resolve
 from setpoint.config.workload import PROFILES
 from setpoint.planning.memory import CPU_MEM_FRACTION, GIB
 from setpoint.testing.specs import tiny_spec

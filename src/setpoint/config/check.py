@@ -11,7 +11,7 @@ import msgspec
 
 from setpoint.config.declare import Field, Option
 from setpoint.config.options import OPTION_FIELDS, Options
-from setpoint.config.sglang_names import is_known_value
+from setpoint.config.sglang_names import instead, is_known_value
 from setpoint.core.errors import ConfigError
 
 
@@ -105,7 +105,9 @@ def _check_value(field: Field[Option], value: Any) -> None:
     if about.choices and value not in about.choices:
         allowed = ", ".join(map(str, about.choices))
         if is_known_value(field.name, value):
-            raise ConfigError(f"{field.flag} {value} is not supported by this version of Setpoint yet; supported: {allowed}.")
+            raise ConfigError(
+                f"{field.flag} {value} is not supported by this version of Setpoint yet; supported: {allowed}.{instead(field.flag)}"
+            )
         raise ConfigError(f"{field.flag} must be one of {allowed}; got {value!r}.")
     if field.kind is float and not (math.isfinite(value) or (about.infinite and value == math.inf)):
         raise ConfigError(f"{field.flag} must be a finite number, got {value}.")

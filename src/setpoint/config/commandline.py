@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,7 @@ class CommandLine:
     own: Any
     """An instance of ``Command.own``."""
     given: frozenset[str]
-    """Names of the options the user wrote.
-
-    A spelling that is accepted without effect is among them too (see ``sglang_names.NOTED``), so that it gets its decision.
-    """
+    """Names of the options the user wrote, those included that only SGLang has and that were given its own default."""
 
 
 def parse(command: Command, argv: list[str]) -> CommandLine:
@@ -65,13 +63,13 @@ class _Reader:
         self._fields = {field.flag: field for field in command.fields()}
 
     def read(self, argv: list[str]) -> CommandLine:
-        tokens, noted = self._canonical_tokens(argv)
+        tokens, dropped = self._canonical_tokens(argv)
         values = self._namespace(tokens)
         if "config" in values:
-            from_file, noted_in_file = self._canonical_tokens(self._yaml_tokens(Path(values["config"])))
-            values = {**self._namespace(from_file), **values}
-            noted |= noted_in_file
-        given = frozenset(values) | noted
+            of_file, dropped_of_file = self._of_file(Path(values["config"]))
+            values = {**of_file, **values}
+            dropped |= dropped_of_file
+        given = frozenset(values) | dropped
         own = self._command.own(**{field.name: values.pop(field.name) for field in self._command.own_fields if field.name in values})
         check_values(own, self._command.own_fields)
         options = Options(**{**self._command.defaults, **values})
@@ -96,48 +94,55 @@ class _Reader:
         return values
 
     def _canonical_tokens(self, argv: list[str]) -> tuple[list[str], frozenset[str]]:
-        """``argv`` with every option in its canonical spelling, less those accepted without effect, whose names come second."""
+        """``argv`` with every option in its canonical spelling, less those that only SGLang has, whose names come second: they must ask
+        for its own default. Raises ConfigError for those that ask for more."""
         tokens: list[str] = []
-        noted = set()
-        for position, token in enumerate(argv):
+        dropped = set()
+        rest = deque(argv)
+        while rest:
+            token = rest.popleft()
             if token == "--":
-                tokens += argv[position:]
+                tokens += [token, *rest]
                 break
             name, equals, value = token.partition("=")
             if not name.startswith("--") or " " in name:
                 tokens.append(token)
                 continue
             flag = self._canonical(name)
-            if flag in sglang_names.NOTED:
-                noted.add(sglang_names.field_name(flag))
-            else:
+            if flag in self._fields or flag == "--help":
                 tokens.append(flag + equals + value)
-        return tokens, frozenset(noted)
+            elif sglang_names.is_default(flag, value if equals else None):
+                dropped.add(sglang_names.field_name(flag))
+            elif rest and not equals and sglang_names.is_default(flag, rest[0]):
+                rest.popleft()
+                dropped.add(sglang_names.field_name(flag))
+            else:
+                raise sglang_names.refusal(flag, name)
+        return tokens, frozenset(dropped)
 
     def _canonical(self, name: str) -> str:
         if not self._command.has_engine:
             return sglang_names.own_flag(name, self._fields.keys(), manual=self._command.manual)
         return sglang_names.canonical(name, self._fields.keys(), command=self._command.called, manual=self._command.manual)
 
-    def _yaml_tokens(self, path: Path) -> list[str]:
-        """The file's keys and values as command-line tokens, so that there is one way to read an option."""
+    def _of_file(self, path: Path) -> tuple[dict[str, Any], frozenset[str]]:
+        """A YAML file's values and the names of what only SGLang has: read as command-line tokens, so that there is one way to do that."""
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"--config {path} cannot be read: {error.strerror}.") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}.") from None
-        if content is None:
-            return []
-        if not isinstance(content, dict):
+        if content is not None and not isinstance(content, dict):
             raise ConfigError(f"--config {path} must hold 'option: value' lines.")
         try:
-            tokens = [token for key, value in content.items() for token in self.tokens(key, value)]
+            tokens, dropped = self._canonical_tokens([token for key, value in (content or {}).items() for token in self.tokens(key, value)])
+            values = self._namespace(tokens)
         except ConfigError as error:
             raise ConfigError(f"--config {path}: {error}") from None
-        if any(token.startswith("--config=") for token in tokens):
+        if "config" in values:
             raise ConfigError(f"--config {path}: config has no place in a config file.")
-        return tokens
+        return values, dropped
 
     def tokens(self, key: object, value: Any) -> list[str]:
         """An option that is not text yet, as a command line has it."""
@@ -147,7 +152,11 @@ class _Reader:
         if value is None:
             return []
         field = self._fields.get(flag)
-        if field is None or field.kind is bool:
+        if field is None:  # only SGLang has it; what it says is looked at later
+            return (
+                [] if value is False else [flag] if value is True else [f"{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
+            )
+        if field.kind is bool:
             if not isinstance(value, bool):
                 raise ConfigError(f"{key} must be true or false, got {value!r}.")
             return [flag] if value else []
@@ -211,7 +220,7 @@ def _help(field: Field[Option], default: Any, others: list[str]) -> str:
     notes = [f"also {', '.join(others)}"] if others else []
     if default_text(default):
         notes.append(f"default: {default_text(default)}")
-    return field.about.help + (f" ({'; '.join(notes)})" if notes else "")
+    return field.about.meaning + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def _converter(field: Field[Option]) -> Callable[[str], Scalar]:

@@ -54,6 +54,13 @@ class Option:
     """Only where something listens; the other commands refuse it."""
     short: str = ""
     """A one-letter spelling, e.g. ``-o``."""
+    no_effect: str = ""
+    """Why it changes nothing here; "" for every option that does something."""
+
+    @property
+    def meaning(self) -> str:
+        """The help, and that it changes nothing if so."""
+        return f"{self.help} Accepted without effect: {self.no_effect}." if self.no_effect else self.help
 
 
 @dataclass(slots=True, frozen=True)

@@ -53,11 +53,11 @@ def flags_markdown() -> str:
     parts += [f"| `{field.about.name}` | {_code(_env_default(field.default))} | {field.about.help} |\n" for field in ENV_FIELDS]
     parts.append("\n## Other spellings\n\n| written | taken as |\n|---|---|\n")
     parts += [f"| `{alias}` | {_code(flag)} |\n" for alias, flag in sglang_names.ALIASES.items() if flag in sglang_names.SUPPORTED]
-    parts += [f"| `{flag}` | {words} |\n" for flag, words in sglang_names.NOTED.items()]
     missing = len(KNOWN - sglang_names.SUPPORTED.keys() - sglang_names.ALIASES.keys())
     parts.append(
-        f"\n## Not supported yet\n\nThe other {missing} spellings of SGLang's options are refused by name "
-        "(`src/setpoint/config/sglang_known.py` lists them all); an unknown option is refused with the nearest known one.\n"
+        f"\n## Not supported yet\n\nThe other {missing} spellings of SGLang's options (`src/setpoint/config/sglang_known.py` lists them "
+        "all) are accepted with SGLang's own default as their value, and refused by name with any other; an unknown option is refused with "
+        "the nearest known one.\n"
     )
     return "".join(parts)
 
@@ -92,10 +92,10 @@ def _option_table(title: str, fields: Iterable[Field[Option]], *, sglang: Set[st
 def _option_row(field: Field[Option], sglang: Set[str]) -> str:
     about = field.about
     value = "" if field.kind is bool else " " + metavar(field).replace("{", "").replace("}", "").replace(",", "\\|")
-    marks = ("" if field.flag in sglang else "*own* ") + ("*serve only* " if about.server_only else "")
+    marks = ("" if field.flag in sglang or about.no_effect else "*own* ") + ("*serve only* " if about.server_only else "")
     live = "yes" if about.live else ""
     flag = f"{about.short}, {field.flag}" if about.short else field.flag
-    return f"| `{flag}{value}` | {_code(default_text(field.default))} | {live} | {_range(about.tunable)} | {marks}{about.help} |\n"
+    return f"| `{flag}{value}` | {_code(default_text(field.default))} | {live} | {_range(about.tunable)} | {marks}{about.meaning} |\n"
 
 
 def _range(tunable: Range | tuple[Scalar, ...] | None) -> str:

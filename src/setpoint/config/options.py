@@ -279,6 +279,49 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
     pp_size: Annotated[int, Option(PARALLEL, "Pipeline stages; only 1 so far.", choices=(1,))] = 1
     ep_size: Annotated[int, Option(PARALLEL, "Expert parallel ranks; only 1 so far.", choices=(1,))] = 1
 
+    # -- Accepted without effect: in SGLang's tuning guides, so that their commands start
+    cuda_graph_max_bs_decode: Annotated[
+        int | None,
+        Option(
+            COMPATIBILITY,
+            "Most requests of a decode step that is replayed from a graph.",
+            low=0,
+            no_effect="on a CPU every step of up to 512 tokens is replayed, on a GPU none is yet",
+        ),
+    ] = None
+    enable_overlap_scheduler: Annotated[
+        bool,
+        Option(
+            COMPATIBILITY,
+            "Plan the next step while the device computes this one (of older guides).",
+            no_effect="that is the default where the device allows it",
+        ),
+    ] = False
+    enable_dp_attention: Annotated[
+        bool, Option(COMPATIBILITY, "Data parallel attention of --dp-size ranks.", no_effect="there is one rank")
+    ] = False
+    enable_hierarchical_cache: Annotated[
+        bool,
+        Option(
+            COMPATIBILITY,
+            "Keep a larger second KV cache in host memory. Refused on a GPU.",
+            no_effect="on a CPU the KV pool is in host memory already, and --max-total-tokens sets its size",
+        ),
+    ] = False
+    hicache_ratio: Annotated[
+        float | None,
+        Option(COMPATIBILITY, "Size of that second cache, as a multiple of the first.", low=0, no_effect="there is no second cache"),
+    ] = None
+    enable_metrics: Annotated[
+        bool,
+        Option(
+            COMPATIBILITY, "Serve /metrics.", no_effect="this version has no /metrics yet; the log and /server_info have the main figures"
+        ),
+    ] = False
+    trust_remote_code: Annotated[
+        bool, Option(COMPATIBILITY, "Run Python code that a checkpoint brings along.", no_effect="Setpoint never runs such code")
+    ] = False
+
 
 OPTION_FIELDS = declared(Options, Option)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from setpoint.config.resolve import Decision, ResolvedConfig, keeps_blocks
+from setpoint.config.decisions import Decision
+from setpoint.config.resolve import ResolvedConfig, keeps_blocks
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.model import ModelSpec
 from setpoint.planning.memory import MemoryModel, max_running_requests

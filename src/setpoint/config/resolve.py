@@ -6,15 +6,15 @@ in ``pool``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from setpoint.config import sglang_names
 from setpoint.config.check import check_options, eviction_parameters
-from setpoint.config.declare import Scalar
+from setpoint.config.decisions import Book, Decision
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import OPTION_FIELDS, Options
@@ -42,23 +42,8 @@ _NEEDS = {
 }
 """Options that do nothing unless one of those named is on."""
 
-_DEFAULTS = Options()
 _LONG_DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp32": "float32"}
 T = TypeVar("T")
-
-
-@dataclass(slots=True, frozen=True)
-class Decision:
-    """One resolved value and why it is so; printed at start, cited by advice."""
-
-    field: str
-    value: Scalar
-    why: str
-    warn: bool = False
-    """The value is not what the user asked for, or likely to hurt: logged as a warning."""
-
-    def __str__(self) -> str:
-        return f"{self.field}={self.value} ({self.why})"
 
 
 @dataclass(slots=True, frozen=True)
@@ -132,7 +117,7 @@ def resolve(
     env = env or EnvSettings()
     profile = apply_profile(options, hardware, hardware.device if options.device == "auto" else options.device, given=given)
     options = profile.options
-    book = _Book(options, given, profile.reasons)
+    book = Book(options, given, profile.reasons)
     for name, (value, why) in (found or {}).items():
         book.fill(name, value, why)
     device = _device(book, hardware)
@@ -146,25 +131,14 @@ def resolve(
     _attention_backend(book, device)
     _num_threads(book, hardware)
     _scheduling(book, chunk)
+    _without_effect(book, device)
     book.fill("random_seed", drawn_seed, "drawn at start")
     book.fill("tokenizer_path", book.get("model_path"), "the model's own")
     book.fill("served_model_name", book.get("model_path"), "the model path")
     book.fill("log_level_http", options.log_level, "as --log-level")
     depth, why = _overlap_depth(options, device)
-    notes = [Decision("overlap_depth", depth, why)]
-    if model.rope_by_context:
-        why = (
-            "keys in the cache are shared, so positions are rotated for this length in every sequence; a lower one suits short ones better"
-        )
-        notes.append(Decision("rope_context_length", book.get("context_length"), why))
-    if model.wrapper:
-        why = f"{model.wrapper} takes more than text; its other parts are not loaded"
-        notes.append(Decision("language_model_only", model.architecture, why))
-    if model.pooling is not None:
-        notes.append(Decision("embedding_pooling", model.pooling.kind, model.pooling.why))
-        notes.append(Decision("embedding_normalize", model.pooling.normalize, model.pooling.why))
-    notes += [Decision(name, True, words) for name, words in sglang_names.noted(given)]
-    notes += [Decision(name, None, words) for name, (words, _) in profile.reasons.items() if not hasattr(options, name)]
+    notes = [Decision("overlap_depth", depth, why), *_about_the_model(book, model), *_about_sglang_alone(given)]
+    notes += [Decision(name, None, words, told=True) for name, (words, _) in profile.reasons.items() if not hasattr(options, name)]
     return ResolvedConfig(
         options=msgspec.structs.replace(options, **book.values),
         env=env,
@@ -174,54 +148,30 @@ def resolve(
     )
 
 
-class _Book:
-    """Collects the values that differ from what the user wrote, and the reasons."""
-
-    def __init__(self, options: Options, given: Set[str], profile: Mapping[str, tuple[str, bool]]) -> None:
-        """``profile``: what the workload's profile says of an option; stands beside the reason of its value."""
-        self.options = options
-        self.values: dict[str, Any] = {}
-        self._given = given
-        self._profile = profile
-        self._reasons: dict[str, tuple[str, bool]] = {}
-
-    def put(self, name: str, value: T, why: str, *, warn: bool = False) -> T:
-        """Settle ``name`` and return the value."""
-        self.values[name] = value
-        self._reasons[name] = why, warn
-        return value
-
-    def fill(self, name: str, value: Scalar, why: str) -> None:
-        """Settle ``name`` if it is still open."""
-        if self.get(name) is None:
-            self.put(name, value, why)
-
-    def get(self, name: str) -> Any:
-        """The value as settled so far."""
-        return self.values.get(name, getattr(self.options, name))
-
-    def changed(self, name: str) -> bool:
-        """Whether the user asked for something else than the default."""
-        return bool(getattr(self.options, name) != getattr(_DEFAULTS, name))
-
-    def decisions(self) -> list[Decision]:
-        decisions = []
-        for field in OPTION_FIELDS:
-            value = self.values.get(field.name, getattr(self.options, field.name))
-            said = [found[field.name] for found in (self._reasons, self._profile) if field.name in found]
-            why = "; ".join(words for words, _ in said) or self._plain_reason(field.name, field.default, value)
-            warn = any(warns for _, warns in said)
-            shown = "********" if field.about.secret and value is not None else value
-            decisions.append(Decision(field.name, shown, why, warn))
-        return decisions
-
-    def _plain_reason(self, name: str, default: Scalar, value: Scalar) -> str:
-        if name in self._given:
-            return "given"
-        return "default" if value == default else "not given; set by this command"
+def _about_the_model(book: Book, model: ModelSpec) -> Iterator[Decision]:
+    """What a model brings along that no option says."""
+    if model.rope_by_context:
+        why = (
+            "keys in the cache are shared, so positions are rotated for this length in every sequence; a lower one suits short ones better"
+        )
+        yield Decision("rope_context_length", book.get("context_length"), why)
+    if model.wrapper:
+        why = f"{model.wrapper} takes more than text; its other parts are not loaded"
+        yield Decision("language_model_only", model.architecture, why)
+    if model.pooling is not None:
+        yield Decision("embedding_pooling", model.pooling.kind, model.pooling.why)
+        yield Decision("embedding_normalize", model.pooling.normalize, model.pooling.why)
 
 
-def _device(book: _Book, hardware: Hardware) -> str:
+def _about_sglang_alone(given: Set[str]) -> Iterator[Decision]:
+    """The given options that only SGLang has: they ask for its own defaults (``commandline``)."""
+    for name in sorted(given):
+        default = sglang_names.default(name)
+        if default is not None and not hasattr(Options, name):
+            yield Decision(name, default, "given; SGLang's default, and this version does nothing else", told=True)
+
+
+def _device(book: Book, hardware: Hardware) -> str:
     if book.options.device != "auto":
         return book.options.device
     if hardware.device == "cuda":
@@ -229,7 +179,7 @@ def _device(book: _Book, hardware: Hardware) -> str:
     return book.put("device", "cpu", "no NVIDIA GPU that torch can drive")
 
 
-def _model_impl(book: _Book) -> None:
+def _model_impl(book: Book) -> None:
     asked = book.options.model_impl
     if asked == "sglang":
         book.put("model_impl", "setpoint", "given as sglang")
@@ -247,7 +197,7 @@ def _blocks_run(device: str, dtype: str, model_impl: str) -> bool:
     return device == "cpu" and dtype == "bfloat16" and model_impl != "transformers"
 
 
-def _quantization(book: _Book, model: ModelSpec, device: str, dtype: str) -> None:
+def _quantization(book: Book, model: ModelSpec, device: str, dtype: str) -> None:
     asked = book.options.quantization
     if asked == "w8a8_int8" and device != "cpu":
         raise ConfigError(f"--quantization w8a8_int8 does not run on --device {device}; drop it, or use --device cpu.")
@@ -263,7 +213,7 @@ def _quantization(book: _Book, model: ModelSpec, device: str, dtype: str) -> Non
     book.put("quantization", None, why)
 
 
-def _dtype(book: _Book, model: ModelSpec, device: str) -> str:
+def _dtype(book: Book, model: ModelSpec, device: str) -> str:
     asked = book.options.dtype
     if asked in _LONG_DTYPES:
         return book.put("dtype", _LONG_DTYPES[asked], f"given as {asked}")
@@ -278,7 +228,7 @@ def _dtype(book: _Book, model: ModelSpec, device: str) -> str:
     return book.put("dtype", model.dtype, "the checkpoint's own")
 
 
-def _kv_cache_dtype(book: _Book, dtype: str) -> None:
+def _kv_cache_dtype(book: Book, dtype: str) -> None:
     asked = book.options.kv_cache_dtype
     if asked == "auto":
         book.put("kv_cache_dtype", dtype, "as dtype")
@@ -286,7 +236,7 @@ def _kv_cache_dtype(book: _Book, dtype: str) -> None:
         book.put("kv_cache_dtype", _LONG_DTYPES[asked], f"given as {asked}")
 
 
-def _context_length(book: _Book, model: ModelSpec, env: EnvSettings) -> None:
+def _context_length(book: Book, model: ModelSpec, env: EnvSettings) -> None:
     asked = book.options.context_length
     if asked is None:
         book.put("context_length", model.context_len, "the model's own limit")
@@ -299,7 +249,7 @@ def _context_length(book: _Book, model: ModelSpec, env: EnvSettings) -> None:
         book.put("context_length", asked, f"given, beyond the model's own {model.context_len}", warn=True)
 
 
-def _chunked_prefill_size(book: _Book, hardware: Hardware, device: str) -> int:
+def _chunked_prefill_size(book: Book, hardware: Hardware, device: str) -> int:
     asked, page = book.options.chunked_prefill_size, book.options.page_size
     if asked is not None:
         return asked if asked > 0 else book.put("chunked_prefill_size", -1, "given: prompts are not split")
@@ -315,7 +265,7 @@ def _chunked_prefill_size(book: _Book, hardware: Hardware, device: str) -> int:
     return book.put("chunked_prefill_size", size, why)
 
 
-def _mem_fraction(book: _Book, hardware: Hardware, device: str, *, step_tokens: int) -> None:
+def _mem_fraction(book: Book, hardware: Hardware, device: str, *, step_tokens: int) -> None:
     if device == "cpu":
         book.fill("mem_fraction_static", CPU_MEM_FRACTION, "weights and KV pool; the rest is for a step's workspace and the machine")
     elif hardware.gpu_bytes is None:
@@ -330,7 +280,7 @@ def _mem_fraction(book: _Book, hardware: Hardware, device: str, *, step_tokens: 
         book.fill("mem_fraction_static", value, f"what steps of {step_tokens} tokens leave of {format_bytes(hardware.gpu_bytes)}")
 
 
-def _attention_backend(book: _Book, device: str) -> None:
+def _attention_backend(book: Book, device: str) -> None:
     asked = book.options.attention_backend
     if asked == "cpu" and device != "cpu":
         raise ConfigError(f"--attention-backend cpu does not run on --device {device}; use torch_ref, or leave it open.")
@@ -338,14 +288,14 @@ def _attention_backend(book: _Book, device: str) -> None:
         book.put("attention_backend", asked, "the engine takes the best one that runs here, and says which")
 
 
-def _num_threads(book: _Book, hardware: Hardware) -> None:
+def _num_threads(book: Book, hardware: Hardware) -> None:
     asked, cores = book.options.num_threads, hardware.num_cores
     book.fill("num_threads", cores, "the cores this process may use, by affinity and cgroup quota")
     if asked is not None and asked > cores:
         book.put("num_threads", asked, f"given, but only {cores} cores may be used: threads will wait for each other", warn=True)
 
 
-def _scheduling(book: _Book, chunk: int) -> None:
+def _scheduling(book: Book, chunk: int) -> None:
     options = book.options
     policy = options.schedule_policy
     if options.disable_radix_cache and policy in ("lpm", "dfs-weight", "hrrn"):
@@ -364,7 +314,7 @@ def _scheduling(book: _Book, chunk: int) -> None:
     _eviction(book)
 
 
-def _eviction(book: _Book) -> None:
+def _eviction(book: Book) -> None:
     policy, parameters = book.options.radix_eviction_policy, eviction_parameters(book.options)
     if policy != "lru" and book.options.disable_radix_cache:
         book.put("radix_eviction_policy", policy, "given, without effect: --disable-radix-cache keeps nothing to evict", warn=True)
@@ -374,6 +324,17 @@ def _eviction(book: _Book) -> None:
     elif policy == "tlru" and parameters["threshold"] <= parameters["next_prompt_estimate"]:
         why = "given, but acts as lru: the next prompt alone is expected to use up the threshold, so no cached token is spare"
         book.put("radix_eviction_policy", policy, why, warn=True)
+
+
+def _without_effect(book: Book, device: str) -> None:
+    if book.options.enable_hierarchical_cache and device != "cpu":
+        raise ConfigError(
+            "--enable-hierarchical-cache is not supported on a GPU by this version of Setpoint yet; leave it out: what does not fit the "
+            "KV pool is computed again."
+        )
+    for field in OPTION_FIELDS:
+        if field.about.no_effect and book.changed(field.name):
+            book.put(field.name, book.get(field.name), f"given, without effect: {field.about.no_effect}", warn=True)
 
 
 def _overlap_depth(options: Options, device: str) -> tuple[int, str]:

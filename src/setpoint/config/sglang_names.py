@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Set
 
 from setpoint.config.options import OPTION_FIELDS
-from setpoint.config.sglang_known import KNOWN
+from setpoint.config.sglang_known import DEFAULTS, IMPLIED, KNOWN
 from setpoint.core.errors import ConfigError
 
 ALIASES = {
@@ -19,15 +19,11 @@ ALIASES = {
     "--pipeline-parallel-size": "--pp-size",
     "--expert-parallel-size": "--ep-size",
     "--ep": "--ep-size",
+    "--enable-hicache": "--enable-hierarchical-cache",
     # Older guides: the name is gone from SGLang 0.5.23, where it became the decode one.
     "--cuda-graph-max-bs": "--cuda-graph-max-bs-decode",
 }
 """Other spellings of an option, supported or not."""
-
-NOTED = {
-    "--enable-overlap-scheduler": "accepted for older guides; steps overlap by default where the device allows it",
-}
-"""Accepted without effect, with the words of the decision that says so."""
 
 SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
 """Options of a server and its engine, by canonical spelling. A command may have more of its own (see ``commands``)."""
@@ -53,6 +49,16 @@ KNOWN_VALUES = {
 }
 """Values SGLang takes for an option and this version does not."""
 
+INSTEAD = {
+    "--attention-backend": "Leave it out: the best one that runs here is taken.",
+    "--disaggregation-mode": "One engine does prefill and decode here; leave it out.",
+    "--dp-size": "Start several servers behind a router instead.",
+    "--hicache-storage-backend": "The cache is kept in memory only; leave it out.",
+    "--kv-cache-dtype": "The KV cache has no 8-bit type here; bf16 is the smallest.",
+    "--quantization": "On a CPU, w8a8_int8 stores weights in 8 bits.",
+}
+"""Option -> what helps whoever asked it for something that SGLang has and this version has not."""
+
 _PARALLEL_SIZES = ("tp_size", "dp_size", "pp_size", "ep_size")
 _SGLANG = {*KNOWN, *ALIASES, "--help"}
 
@@ -64,25 +70,49 @@ def canonical(
     command: str = "'setpoint serve'",
     manual: str = "'setpoint serve --help'",
 ) -> str:
-    """The option meant by ``spelling``: a flag in ``supported`` (those of ``command``), a key of :data:`NOTED`, or ``--help``.
+    """The option meant by ``spelling``: a flag in ``supported`` (those of ``command``), ``--help``, or one that only SGLang has.
 
-    Accepts aliases and unambiguous prefixes, as SGLang's parser does; a prefix of one of its options is never taken for one
-    that only Setpoint has. Raises ConfigError for an option that SGLang knows and this version does not support, for one that
-    belongs to another command, for an ambiguous prefix, and for an unknown option (naming the nearest ones).
+    Accepts aliases and unambiguous prefixes. A prefix that SGLang's parser understands means what it means there; any other is looked
+    for among the options that work here. Raises ConfigError for an option that belongs to another command, for an ambiguous prefix, and
+    for an unknown option (naming the nearest ones).
     """
-    spellings = {*_SGLANG, *supported, *NOTED}
-    meant = {_target(spelling)} if spelling in spellings else _completions(spelling, spellings)
-    if len(meant) > 1:
-        raise ConfigError(f"{spelling} is ambiguous: it could mean {_listed(sorted(meant))}.")
+    spellings = {*_SGLANG, *supported}
+    meant = {_target(spelling)} if spelling in spellings else _completions(spelling, spellings, supported)
     if not meant:
         raise ConfigError(f"unknown option {spelling}.{_suggestion(spelling, spellings, supported, manual)}")
+    if len(meant) > 1 and not meant & {*supported, "--help"}:
+        raise ConfigError(f"{_listed(sorted(meant))} are options of SGLang; this version of Setpoint supports none of them yet.")
+    if len(meant) > 1:
+        raise ConfigError(f"{spelling} is ambiguous: it could mean {_listed(sorted(meant))}.")
     (flag,) = meant
     if flag in SUPPORTED and flag not in supported:
         raise ConfigError(f"{flag} belongs to 'setpoint serve'; {command} has no use for it.")
-    if flag not in supported and flag not in NOTED and flag != "--help":
-        written = "" if flag == spelling else f" (written {spelling})"
-        raise ConfigError(f"{flag}{written} is an option of SGLang that is not supported by this version of Setpoint yet.")
     return flag
+
+
+def is_default(flag: str, value: str | None) -> bool:
+    """Whether ``flag`` with ``value`` (None: without one) asks SGLang for what it does anyway."""
+    if value is None:
+        return flag in IMPLIED
+    default = DEFAULTS.get(flag)
+    return default is not None and (value == default or _as_number(value) == _as_number(default) is not None)
+
+
+def default(field: str) -> str | None:
+    """What SGLang does without the option behind a field name, as its command line would say it; None if nobody could tell."""
+    flag = "--" + field.replace("_", "-")
+    return "" if flag in IMPLIED else DEFAULTS.get(flag)
+
+
+def refusal(flag: str, spelling: str) -> ConfigError:
+    """For an option that only SGLang has."""
+    written = "" if flag == spelling else f" (written {spelling})"
+    return ConfigError(f"{flag}{written} is an option of SGLang that is not supported by this version of Setpoint yet.{instead(flag)}")
+
+
+def instead(flag: str) -> str:
+    """A sentence to put behind the refusal of an option or its value; "" if there is none."""
+    return f" {INSTEAD[flag]}" if flag in INSTEAD else ""
 
 
 def own_flag(spelling: str, flags: Set[str], *, manual: str) -> str:
@@ -101,18 +131,24 @@ def is_known_value(field: str, value: object) -> bool:
     return value in KNOWN_VALUES.get(field, ()) or (field in _PARALLEL_SIZES and isinstance(value, int) and value > 1)
 
 
-def noted(given: Set[str]) -> list[tuple[str, str]]:
-    """(field name, words) of the spellings in ``given`` that were accepted without effect."""
-    return [(name, words) for flag, words in NOTED.items() if (name := field_name(flag)) in given]
-
-
 def field_name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def _completions(prefix: str, spellings: Set[str]) -> set[str]:
+def _completions(prefix: str, spellings: Set[str], supported: Set[str]) -> set[str]:
     complete = [name for name in spellings if name.startswith(prefix)]
-    return {_target(name) for name in complete if name in _SGLANG} or {_target(name) for name in complete}
+    sglang = {_target(name) for name in complete if name in _SGLANG}
+    if len(sglang) == 1:
+        return sglang
+    everything = {_target(name) for name in complete}
+    return everything & {*supported, "--help"} or everything
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _target(spelling: str) -> str:

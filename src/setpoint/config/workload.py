@@ -17,7 +17,7 @@ from setpoint.config.declare import Scalar
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
-from setpoint.planning.memory import GIB
+from setpoint.planning.memory import CAPTURED_TOKENS, GIB
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,7 +80,7 @@ LARGE_GPU_BYTES = 60 * GIB
 """From here on 16384 tokens, at 1.5 MB each (docs/sglang/options.md#memory-share), leave most of a GPU to weights and pool."""
 
 HICACHE = "host and storage tiers of the cache are not in this version; what does not fit the pool is computed again"
-GRAPHS = "device graphs are not in this version; every step is launched kernel by kernel"
+GRAPHS = f"on a CPU every step of up to {CAPTURED_TOKENS} tokens is replayed anyway, on a GPU none is yet"
 
 PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
     "online": (

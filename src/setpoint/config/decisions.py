@@ -1,0 +1,76 @@
+"""Decisions: each resolved value with its reason, and the book in which ``resolve`` collects them. Pure; decides nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from setpoint.config.declare import Scalar
+from setpoint.config.options import OPTION_FIELDS, Options
+
+_DEFAULTS = Options()
+T = TypeVar("T")
+
+
+@dataclass(slots=True, frozen=True)
+class Decision:
+    """One resolved value and why it is so; printed at start, cited by advice."""
+
+    field: str
+    value: Scalar
+    why: str
+    warn: bool = False
+    """The value is not what the user asked for, or likely to hurt: logged as a warning."""
+    told: bool = False
+    """The user asked something whose answer this is: logged like other news of the start, where plain decisions are details."""
+
+    def __str__(self) -> str:
+        return f"{self.field}={self.value} ({self.why})"
+
+
+class Book:
+    """Collects the values that differ from what the user wrote, and the reasons."""
+
+    def __init__(self, options: Options, given: Set[str], profile: Mapping[str, tuple[str, bool]]) -> None:
+        """``profile``: what the workload's profile says of an option; stands beside the reason of its value."""
+        self.options = options
+        self.values: dict[str, Any] = {}
+        self._given = given
+        self._profile = profile
+        self._reasons: dict[str, tuple[str, bool]] = {}
+
+    def put(self, name: str, value: T, why: str, *, warn: bool = False) -> T:
+        """Settle ``name`` and return the value."""
+        self.values[name] = value
+        self._reasons[name] = why, warn
+        return value
+
+    def fill(self, name: str, value: Scalar, why: str) -> None:
+        """Settle ``name`` if it is still open."""
+        if self.get(name) is None:
+            self.put(name, value, why)
+
+    def get(self, name: str) -> Any:
+        """The value as settled so far."""
+        return self.values.get(name, getattr(self.options, name))
+
+    def changed(self, name: str) -> bool:
+        """Whether the user asked for something else than the default."""
+        return bool(getattr(self.options, name) != getattr(_DEFAULTS, name))
+
+    def decisions(self) -> list[Decision]:
+        decisions = []
+        for field in OPTION_FIELDS:
+            value = self.values.get(field.name, getattr(self.options, field.name))
+            said = [found[field.name] for found in (self._reasons, self._profile) if field.name in found]
+            why = "; ".join(words for words, _ in said) or self._plain_reason(field.name, field.default, value)
+            warn = any(warns for _, warns in said)
+            shown = "********" if field.about.secret and value is not None else value
+            decisions.append(Decision(field.name, shown, why, warn, told=field.name in self._profile))
+        return decisions
+
+    def _plain_reason(self, name: str, default: Scalar, value: Scalar) -> str:
+        if name in self._given:
+            return "given"
+        return "default" if value == default else "not given; set by this command"

@@ -1,0 +1,68 @@
+"""The command lines of SGLang's tuning guides, read and resolved as ``setpoint serve`` does it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+
+import pytest
+
+from setpoint.config.commandline import parse
+from setpoint.config.commands import SERVE
+from setpoint.config.decisions import Decision
+from setpoint.config.declare import Field, Option
+from setpoint.config.hardware import Hardware
+from setpoint.config.options import OPTION_FIELDS, Options
+from setpoint.config.resolve import resolve
+from setpoint.core.errors import ConfigError
+from setpoint.planning.memory import GIB
+from setpoint.testing.guide_commands import GUIDE_COMMANDS, GuideCommand
+from setpoint.testing.specs import tiny_spec
+
+CPU = Hardware(device="cpu", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
+
+GPU = Hardware(device="cuda", num_cores=16, total_bytes=128 * GIB, available_bytes=100 * GIB, gpu_bytes=80 * GIB)
+
+
+def decisions_of(options: Options, given: Set[str] = frozenset()) -> dict[str, Decision]:
+    return {decision.field: decision for decision in resolve(options, CPU, tiny_spec(context_len=8192), given=given).decisions}
+
+
+@pytest.mark.parametrize("command", GUIDE_COMMANDS, ids=lambda command: f"{command.guide}: {' '.join(command.argv())}")
+def test_a_command_of_the_guides_starts_or_says_why_not(command: GuideCommand) -> None:
+    if command.refused:
+        with pytest.raises(ConfigError) as caught:
+            parse(SERVE, command.argv())
+        assert re.search(command.refused, str(caught.value))
+        assert "\n" not in str(caught.value)
+        return
+    line = parse(SERVE, command.argv())
+    warnings = {name: decision.why for name, decision in decisions_of(line.options, line.given).items() if decision.warn}
+    assert warnings.keys() == set(command.without_effect)
+    assert all(why.startswith("given, without effect: ") for why in warnings.values())
+
+
+def test_trust_remote_code_which_every_model_card_has_is_accepted() -> None:
+    line = parse(SERVE, ["--model-path", "m", "--trust-remote-code", "--tp", "1"])
+    assert [str(decision) for decision in decisions_of(line.options, line.given).values() if decision.warn] == [
+        "trust_remote_code=True (given, without effect: Setpoint never runs such code)"
+    ]
+
+
+@pytest.mark.parametrize("field", [field for field in OPTION_FIELDS if field.about.no_effect], ids=lambda field: field.name)
+def test_what_changes_nothing_is_said_to_whoever_asks_for_it(field: Field[Option]) -> None:
+    assert decisions_of(Options())[field.name].why == "default"
+    value = True if field.kind is bool else 512
+    decision = decisions_of(Options(**{field.name: value}), given={field.name})[field.name]
+    assert (decision.value, decision.warn) == (value, True)
+    assert decision.why == f"given, without effect: {field.about.no_effect}"
+
+
+def test_an_option_of_sglang_alone_at_its_own_default_is_told() -> None:
+    decision = decisions_of(Options(), given={"nnodes"})["nnodes"]
+    assert (decision.value, decision.told) == ("1", True)
+
+
+def test_a_host_tier_is_refused_where_it_would_matter() -> None:
+    with pytest.raises(ConfigError, match="--enable-hierarchical-cache is not supported on a GPU"):
+        resolve(Options(enable_hierarchical_cache=True), GPU, tiny_spec())
