@@ -53,19 +53,19 @@ def engine(descriptor: int, num_streams: int, step_s: float) -> None:
     """Waits until all streams have come, then sends a token to each of them per step, until all have what they asked for."""
     link = EngineSocket(descriptor)
     link.send(Ready({}))
-    running: dict[str, int] = {}
+    running: dict[int, int] = {}
     while True:
         for message in link.receive(10.0 if len(running) < num_streams else 0.0):
             if isinstance(message, Submit):
-                running[message.request.rid] = message.request.sampling.max_new_tokens or 0
+                running[message.seq_id] = message.request.sampling.max_new_tokens or 0
             elif isinstance(message, (Stop, Shutdown)):
                 return
         if len(running) < num_streams:
             continue
         for index in range(1, max(running.values()) + 1):
             time.sleep(step_s)
-            ends = {rid: Finish("length", length=count) if index == count else None for rid, count in running.items()}
-            link.send(Tokens([TokenEvent(rid, [65 + index % 26], ends[rid], 99, index) for rid in running]))
+            ends = {seq_id: Finish("length", length=count) if index == count else None for seq_id, count in running.items()}
+            link.send(Tokens([TokenEvent(seq_id, [65 + index % 26], ends[seq_id], 99, index) for seq_id in running]))
         running = {}
 
 

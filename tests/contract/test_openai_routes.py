@@ -315,7 +315,7 @@ def test_aborts_carry_their_status(serve: Serve) -> None:
 def test_an_abort_in_mid_stream_is_an_error_chunk(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         server.engine.refuse = lambda request: (
-            Finish("abort", message="boom", status_code=500) if server.engine.running[request.rid].num_sent == 2 else None
+            Finish("abort", message="boom", status_code=500) if server.engine.running[0].num_sent == 2 else None
         )
         response = await server.http.post(CHAT, json={"messages": HI, "stream": True})
         *_, error, done = response.text.strip().split("\n\n")

@@ -287,7 +287,7 @@ def test_a_cancelled_job_never_ends_as_a_success(serve: Serve) -> None:
         with service.job(service.intake.requests(prompt, SamplingParams(), Options(), rid="r"), received={}) as job:
             reader = asyncio.create_task(job.wait())
             await asyncio.sleep(0)
-            server.engine.emit(Tokens([TokenEvent("r", [97], Finish("length", length=1), num_outputs=1)]))
+            server.engine.emit(Tokens([TokenEvent(0, [97], Finish("length", length=1), num_outputs=1)]))
             server.engine.running.clear()  # it has ended there
             job.cancel()
             with pytest.raises(ClientGoneError):

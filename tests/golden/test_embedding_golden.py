@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 
 from setpoint.checkpoint.pooling import read_pooling
 from setpoint.checkpoint.spec import read_spec
-from setpoint.core.messages import Abort
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.layers.linear import NoHead
@@ -118,7 +117,7 @@ def test_an_abort_or_a_retraction_in_mid_prompt_leaves_no_sum_behind(
     h = harness(folder, "float32", device, chunked_prefill_size=8, max_running_requests=1)
     h.submit("gone", PROMPTS["r48"], pooling="mean", max_new_tokens=0)
     h.turn(3)
-    h.wire.inbox.append(Abort("gone"))
+    h.abort("gone")
     h.submit("r31", PROMPTS["r31"], pooling="mean", max_new_tokens=0)
     h.turn(2)
     assert h.sequence("r31").slot == 0, "the slot that the aborted one had"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from setpoint.core.messages import Abort, Stop
 from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, RatioConfig
 from setpoint.scheduler.policy import POLICIES
 from setpoint.testing.harness import VOCAB, Harness, ids_of
@@ -115,7 +114,7 @@ def run_trace(seed: int) -> tuple[Harness, int]:
         if rng.random() < 0.15:
             victim = rng.choice(list(expected))
             ended.add(victim)
-            harness.wire.inbox.append(Stop(victim) if rng.random() < 0.5 else Abort(victim))
+            harness.stop(victim) if rng.random() < 0.5 else harness.abort(victim)
     harness.drain()
     for rid, outcome in harness.outcomes.items():
         if rid in ended:

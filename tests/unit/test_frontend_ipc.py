@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from setpoint.core.messages import Abort, Finish, Ready, Shutdown, Submit, ToFrontend, TokenEvent, Tokens, decode_to_frontend, encode
+from setpoint.core.errors import RequestError
+from setpoint.core.messages import Abort, Finish, Ready, Shutdown, Stop, Submit, ToFrontend, TokenEvent, Tokens, decode_to_frontend, encode
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.ipc.client import EngineClient, EngineState, Mailbox
@@ -49,7 +50,7 @@ def test_requests_go_out_and_tokens_come_back_in_order(ends: Ends) -> None:
             mailbox = Mailbox()
             client.submit(request("a", 100_000), mailbox, 0)
             client.submit(request("b"), mailbox, 1)
-            client.abort("zzz")
+            client.abort("a")
             received: list[object] = []
             while len(received) < 3:
                 received += await asyncio.to_thread(receive_some, engine)
@@ -57,8 +58,8 @@ def test_requests_go_out_and_tokens_come_back_in_order(ends: Ends) -> None:
             assert isinstance(received[0], Submit)
             assert received[0].request.prompt().tolist() == list(range(100_000))
             for token in range(500):
-                engine.send(Tokens([TokenEvent("a", [token]), TokenEvent("b", [token]), TokenEvent("stranger", [1])]))
-            engine.send(Tokens([TokenEvent(rid, [], Finish("length", length=500)) for rid in "ab"]))
+                engine.send(Tokens([TokenEvent(0, [token]), TokenEvent(1, [token]), TokenEvent(2, [1])]))
+            engine.send(Tokens([TokenEvent(seq_id, [], Finish("length", length=500)) for seq_id in (0, 1)]))
             seen: dict[int, list[int]] = {0: [], 1: []}
             num_finished = wake_ups = 0
             while num_finished < 2:
@@ -72,6 +73,53 @@ def test_requests_go_out_and_tokens_come_back_in_order(ends: Ends) -> None:
             assert client.num_open == 0
         finally:
             client.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("late", [TokenEvent(0, [13]), TokenEvent(0, [13], Finish("length", length=9))], ids=["tokens", "the end"])
+def test_late_events_of_a_stopped_request_do_not_reach_the_next_one_with_its_rid(ends: Ends, late: TokenEvent) -> None:
+    link, engine = ends
+
+    async def scenario() -> None:
+        client = EngineClient(link)
+        client.start()
+        engine.send(Ready({}))
+        assert await client.wait_ready(timeout_s=5)
+        old = client.submit(request("again"), Mailbox())
+        with pytest.raises(RequestError, match="Duplicate request id 'again'"):
+            client.submit(request("again"), Mailbox())
+        client.stop(old)
+        mailbox = Mailbox()
+        new = client.submit(request("again"), mailbox)
+        client.stop(old)  # of no consequence any more
+        own = TokenEvent(new, [7], Finish("length", length=1))
+        engine.send(Tokens([late, own]))
+        assert await asyncio.wait_for(mailbox.take(), 5) == [(0, own)]
+        assert client.num_open == 0
+        client.close()
+        assert [type(message) for message in receive_some(engine)] == [Submit, Stop, Submit]
+
+    asyncio.run(scenario())
+
+
+def test_an_abort_reaches_the_open_requests_whose_rid_begins_with_it(ends: Ends) -> None:
+    link, engine = ends
+
+    async def scenario() -> None:
+        client = EngineClient(link)
+        client.start()
+        engine.send(Ready({}))
+        assert await client.wait_ready(timeout_s=5)
+        gone, *numbers = (client.submit(request(rid), Mailbox()) for rid in ("job-0", "job-1", "job-2", "other"))
+        client.stop(gone)
+        client.abort("job-")
+        client.abort("jobs")
+        client.abort("")
+        client.abort(abort_all=True)
+        messages = receive_some(engine)
+        assert [message.seq_ids for message in messages if isinstance(message, Abort)] == [numbers[:2], numbers]
+        client.close()
 
     asyncio.run(scenario())
 
@@ -105,7 +153,7 @@ def test_receive_waits_as_long_as_asked_and_drops_what_is_malformed(ends: Ends, 
     assert 0.09 <= time.monotonic() - started < 2
     for data in (b"junk", b"", encode(Ready({})), b"\x81\xa4type\xa3\xff\xff\xff"):
         link.send(data)
-    link.send(encode(Submit(request("good"))))
+    link.send(encode(Submit(0, request("good"))))
     messages: list[object] = []
     while not messages:
         messages = receive_some(engine)
@@ -116,13 +164,13 @@ def test_receive_waits_as_long_as_asked_and_drops_what_is_malformed(ends: Ends, 
 def test_neither_end_waits_for_the_other(ends: Ends) -> None:
     """Far more than the kernel buffers, both ways, while nobody reads; then every byte is there, in order."""
     link, engine = ends
-    events = [Tokens([TokenEvent("a", list(range(token, token + 1000)))]) for token in range(500)]
+    events = [Tokens([TokenEvent(0, list(range(token, token + 1000)))]) for token in range(500)]
     received: list[ToFrontend] = []
 
     async def scenario() -> None:
         link.start(lambda data: received.append(decode_to_frontend(data)))
         for number in range(20):
-            link.send(encode(Submit(request(f"{number}", 100_000))))
+            link.send(encode(Submit(number, request(f"{number}", 100_000))))
         for event in events:
             engine.send(event)
         submitted: list[object] = []
@@ -138,7 +186,7 @@ def test_neither_end_waits_for_the_other(ends: Ends) -> None:
 
 def test_an_idle_engine_wakes_to_send_what_waits(ends: Ends) -> None:
     link, engine = ends
-    engine.send(Tokens([TokenEvent("a", list(range(1_000_000)))]))
+    engine.send(Tokens([TokenEvent(0, list(range(1_000_000)))]))
     received: list[bytes] = []
 
     async def scenario() -> None:
@@ -152,7 +200,7 @@ def test_an_idle_engine_wakes_to_send_what_waits(ends: Ends) -> None:
 
 def test_a_frontend_that_is_gone_means_shutdown(ends: Ends) -> None:
     link, engine = ends
-    link.send(encode(Submit(request("a"))))
+    link.send(encode(Submit(0, request("a"))))
     link.close()
     assert [type(message) for message in [*engine.receive(5), *engine.receive(5)]] == [Submit, Shutdown]
     engine.send(Ready({}))  # nobody to read it

@@ -38,10 +38,10 @@ def test_each_piece_shows_its_own_ids_and_only_the_last_one_the_end(tmp_path: Pa
         requests = [Request(rid=rid, prompt_ids=pack_ids([1]), sampling=SamplingParams()) for rid in "ab"]
         with Job(client, tokenizer, requests, on_finish=lambda output: None) as job:
             # One message per step, all here before the reader wakes up.
-            link.receive(encode(Tokens([TokenEvent("a", [65], num_outputs=1), TokenEvent("b", [75], num_outputs=1)])))
-            link.receive(encode(Tokens([TokenEvent("a", [66], num_outputs=2)])))
-            last = TokenEvent("a", [67], Finish("length"), num_outputs=3)
-            link.receive(encode(Tokens([last, TokenEvent("b", [76], Finish("length"), num_outputs=2)])))
+            link.receive(encode(Tokens([TokenEvent(0, [65], num_outputs=1), TokenEvent(1, [75], num_outputs=1)])))
+            link.receive(encode(Tokens([TokenEvent(0, [66], num_outputs=2)])))
+            last = TokenEvent(0, [67], Finish("length"), num_outputs=3)
+            link.receive(encode(Tokens([last, TokenEvent(1, [76], Finish("length"), num_outputs=2)])))
             return [
                 (piece.output.index, piece.text, piece.ids, piece.output.num_outputs, piece.output.finish is not None)
                 async for pieces in job.pieces()

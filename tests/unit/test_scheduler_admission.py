@@ -246,16 +246,6 @@ def test_requests_that_can_never_be_served_are_refused_at_the_door(ids: list[int
     assert (finish.type, finish.status_code, finish.message) == ("abort", 400, message)
 
 
-def test_a_rid_in_use_is_refused() -> None:
-    harness = Harness()
-    harness.submit("a", prompt(3), max_new_tokens=5)
-    harness.turn()
-    event = harness.scheduler.add(harness.sequence("a").request)
-    assert event is not None
-    assert event.finish is not None
-    assert event.finish.status_code == 400
-
-
 def test_max_new_tokens_is_clipped_to_what_an_empty_pool_can_hold_and_said() -> None:
     harness = Harness(num_pages=64)
     harness.submit("a", prompt(20), max_new_tokens=1000)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from setpoint.core.messages import Abort, Stop
 from setpoint.core.request import Ids
 from setpoint.scheduler.config import RatioConfig
 from setpoint.scheduler.conservativeness import NewTokenRatio
@@ -185,12 +184,12 @@ def test_emission_intervals(options: dict[str, object], events: int) -> None:
     assert len(harness.outcomes["a"].ids) == 12
 
 
-def test_abort_matches_by_prefix_everywhere() -> None:
+def test_abort_ends_what_runs_and_what_waits() -> None:
     harness = Harness(max_running_requests=2)
     for rid in ("job-1", "job-2", "job-3", "other"):
         harness.submit(rid, prompt(4, len(rid) + 10), max_new_tokens=20)
     harness.turn(3)
-    harness.wire.inbox += [Abort(""), Abort("job-")]
+    harness.abort("job-1", "job-2", "job-3")
     harness.turn()
     ends = {rid: outcome.finish.message for rid, outcome in harness.outcomes.items() if outcome.finish is not None}
     assert ends == {"job-1": "Aborted", "job-2": "Aborted", "job-3": "Abort in waiting queue"}
@@ -199,22 +198,12 @@ def test_abort_matches_by_prefix_everywhere() -> None:
     assert harness.outcomes["other"].finish.type == "length"
 
 
-def test_abort_all() -> None:
-    harness = Harness()
-    harness.submit("a", prompt(4), max_new_tokens=20)
-    harness.turn(2)
-    harness.wire.inbox.append(Abort("", abort_all=True))
-    harness.turn()
-    assert harness.outcomes["a"].finish is not None
-    assert harness.scheduler.state.is_idle
-
-
 def test_stop_is_exact_and_silent() -> None:
     harness = Harness()
     harness.submit("a", prompt(4, 10), max_new_tokens=20)
     harness.submit("ab", prompt(4, 20), max_new_tokens=20)
     harness.turn(3)
-    harness.wire.inbox.append(Stop("a"))
+    harness.stop("a")
     harness.drain()
     assert harness.outcomes["a"].finish is None
     assert len(harness.outcomes["ab"].ids) == 20

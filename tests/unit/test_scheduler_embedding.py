@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from setpoint.core.messages import Abort
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.scripted import ScriptedExecutor, hashed_token
 
@@ -62,7 +61,7 @@ def test_an_abort_in_mid_prompt_leaves_nothing_behind(depth: int) -> None:
     h = Harness(chunked_prefill_size=4, depth=depth, max_running_requests=1)
     h.submit("gone", [7] * 23, pooling="mean", max_new_tokens=0)
     h.turn(2)
-    h.wire.inbox.append(Abort("gone"))
+    h.abort("gone")
     h.submit("next", PROMPT, pooling="mean", max_new_tokens=0)
     h.drain()
     assert h.outcomes["gone"].embedding == b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from setpoint.core.messages import Announce, Call, Shutdown, Stop
+from setpoint.core.messages import Announce, Call, Shutdown
 from setpoint.core.request import Ids, Request
 from setpoint.scheduler.config import RatioConfig
 from setpoint.scheduler.loop import StrictAccountingError
@@ -78,7 +78,7 @@ def test_slot_and_pages_of_an_aborted_sequence_are_held_until_its_rows_are_back(
     harness.turn(5)
     in_flight = harness.sequence("a").inflight_steps
     assert bool(in_flight) == bool(depth)
-    harness.scheduler.abort("a")
+    harness.scheduler.abort([harness.seq_id("a")])
     assert bool(harness.scheduler.state.draining) == bool(in_flight)
     harness.drain()
     assert harness.outcomes["b"].ids == expected(4, 20, 5)
@@ -89,7 +89,7 @@ def test_a_rid_can_be_used_again_at_once_after_an_abort(depth: int, replan: bool
     harness = Harness(depth=depth, replan_inflight=replan)
     harness.submit("a", prompt(4, 10), max_new_tokens=30)
     harness.turn(4)
-    harness.wire.inbox.append(Stop("a"))
+    harness.stop("a")
     harness.submit("a", prompt(4, 20), max_new_tokens=5)
     harness.drain()
     assert harness.outcomes["a"].ids == expected(4, 20, 5)

@@ -2,6 +2,9 @@
 
 Frontend -> engine: ToEngine. Engine -> frontend: ToFrontend. Encode and decode with :data:`encode`, :func:`decode_to_engine`
 and :func:`decode_to_frontend`.
+
+A sequence goes by the number that the frontend gave it when it submitted it. A rid will not do: clients choose it, and may use it
+again while events of its last use are still on the way.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class LogprobBlock(msgspec.Struct, frozen=True, array_like=True):
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     """New outputs of one sequence, or its end. The counts are cumulative and final when ``finish`` is set."""
 
-    rid: str
+    seq_id: int
     ids: list[int]
     finish: Finish | None = None
     num_prompt: int = 0
@@ -54,20 +57,21 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
+    seq_id: int
+    """Never used before on this link; larger than all before it."""
     request: Request
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Abort every request whose rid starts with ``rid`` (SGLang's semantics), or all."""
+    """End these sequences, as far as they still run; each is answered by a last event."""
 
-    rid: str = ""
-    abort_all: bool = False
+    seq_ids: list[int]
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """The frontend is done with exactly this rid (stop string found, or the client went away); no event is wanted back."""
+    """The frontend is done with this sequence (stop string found, or the client went away); no event is wanted back."""
 
-    rid: str
+    seq_id: int
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):

@@ -148,8 +148,8 @@ class Job:
         self._client = client
         self._mailbox = Mailbox()
         self._on_finish = on_finish
-        self._open: set[int] = set()
-        """Indices of submitted sequences that have not ended."""
+        self._open: dict[int, int] = {}
+        """Index -> number of submission, of the sequences that have not ended."""
         self._is_cancelled = False
         self.outputs = [SequenceOutput(request, index, tokenizer) for index, request in enumerate(requests)]
 
@@ -157,8 +157,7 @@ class Job:
         """Submit. Raises RequestError or EngineDeadError, then nothing of the job runs."""
         try:
             for output in self.outputs:
-                self._client.submit(output.request, self._mailbox, output.index)
-                self._open.add(output.index)
+                self._open[output.index] = self._client.submit(output.request, self._mailbox, output.index)
         except SetpointError:
             self._stop()
             raise
@@ -210,8 +209,7 @@ class Job:
             self._end(self.outputs[index])
 
     def _end(self, output: SequenceOutput) -> None:
-        self._open.discard(output.index)
-        self._client.stop(output.rid, self._mailbox)
+        self._client.stop(self._open.pop(output.index))
         self._on_finish(output)
 
 

@@ -72,14 +72,14 @@ class Service:
         sampling = SamplingParams(max_new_tokens=1 if pooling is None else 0, temperature=0.0)
         kind = None if pooling is None else pooling.kind
         probe = Request(rid=f"HEALTH_CHECK_{new_rid()}", prompt_ids=pack_ids([0]), sampling=sampling, pooling=kind)
-        mailbox = Mailbox()
         try:
-            self.engine.submit(probe, mailbox)
-            heard = await self.engine.wait_message(timeout_s=self.config.health_timeout_s)
+            seq_id = self.engine.submit(probe, Mailbox())
         except EngineDeadError:
             return False
+        try:
+            heard = await self.engine.wait_message(timeout_s=self.config.health_timeout_s)
         finally:
-            self.engine.stop(probe.rid, mailbox)
+            self.engine.stop(seq_id)
         return heard and self.engine.state is EngineState.READY
 
     async def server_info(self) -> dict[str, Any]:

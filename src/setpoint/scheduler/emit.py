@@ -47,7 +47,7 @@ def token_event(seq: Sequence) -> TokenEvent:
     ids = seq.outputs[seq.num_sent :].tolist()
     seq.num_sent = len(seq.outputs)
     event = TokenEvent(
-        rid=seq.rid,
+        seq_id=seq.seq_id,
         ids=ids,
         finish=seq.finish,
         num_prompt=len(seq.prompt),

@@ -116,13 +116,13 @@ class Loop:
         messages = self._link.receive(timeout_s)
         for message in messages:
             match message:
-                case Submit(request):
-                    event = self._scheduler.add(request)
+                case Submit(seq_id, request):
+                    event = self._scheduler.add(seq_id, request)
                     self._emit([event] if event is not None else [])
-                case Stop(rid):
-                    self._scheduler.stop(rid)
-                case Abort(rid, abort_all):
-                    self._emit(self._scheduler.abort(rid, abort_all=abort_all))
+                case Stop(seq_id):
+                    self._scheduler.stop(seq_id)
+                case Abort(seq_ids):
+                    self._emit(self._scheduler.abort(seq_ids))
                 case Call():
                     self._link.send(self._answer(message))
                 case Shutdown():

@@ -11,7 +11,7 @@ itself causes wait in ``take_events``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import takewhile
 
 import numpy as np
@@ -62,21 +62,22 @@ class Scheduler:
         self._cadence = Cadence(config.cadence)
         self._events: list[TokenEvent] = []
         self._ignored_priority = False
-        self._next_seq_id = 0
         self._next_step_id = 0
 
-    def add(self, request: Request) -> TokenEvent | None:
-        """Queue a request; an event is returned at once if it is refused, or already complete."""
+    def add(self, seq_id: int, request: Request) -> TokenEvent | None:
+        """Queue a request; an event is returned at once if it is refused, or already complete.
+
+        ``seq_id`` was never used before, and is larger than all before it: it tells who came first.
+        """
         self.state.now = self._clock.now()
         try:
-            seq = self._accept(request)
+            seq = self._accept(seq_id, request)
             complete = bool(seq.outputs) and seq.remaining <= 0
             if not complete:
                 self._make_room(seq)
         except RequestError as error:
             finish = Finish("abort", message=error.message, status_code=error.status_code, err_type=error.err_type)
-            return TokenEvent(request.rid, [], finish, num_prompt=len(request.prompt_ids) // 4)
-        self._next_seq_id += 1
+            return TokenEvent(seq_id, [], finish, num_prompt=len(request.prompt_ids) // 4)
         wanted = request.sampling.max_new_tokens
         if wanted is not None and seq.max_new_tokens < wanted:
             self._observer.on_clip(request.rid, wanted, seq.max_new_tokens)
@@ -87,19 +88,17 @@ class Scheduler:
         if seq.grammar is not None:
             for token in seq.outputs:
                 seq.grammar.accept(token)
-        self.state.by_rid[request.rid] = seq
+        self.state.by_id[seq_id] = seq
         self.state.enqueue(seq)
         return None
 
-    def _accept(self, request: Request) -> Sequence:
+    def _accept(self, seq_id: int, request: Request) -> Sequence:
         state = self.state
-        if request.rid in state.by_rid:
-            raise RequestError(f"Request id {request.rid!r} is in use.")
         given = request.sampling.sampling_seed
         seq = new_sequence(
             request,
             self.config,
-            seq_id=self._next_seq_id,
+            seq_id=seq_id,
             seed=self._draw_seed() if given is None else given,
             pool_tokens=state.cache.total_tokens,
             page_size=state.cache.page_size,
@@ -137,16 +136,14 @@ class Scheduler:
                 for seq in list(takewhile(lambda seq: seq.since < earliest, seqs)):  # noqa: B023
                     self._drop(seq, why)
 
-    def abort(self, rid: str, *, abort_all: bool = False) -> list[TokenEvent]:
-        """End every request whose rid starts with ``rid`` (none for an empty rid unless abort_all)."""
-        if not rid and not abort_all:
-            return []
-        found = [seq for key, seq in self.state.by_rid.items() if abort_all or key.startswith(rid)]
+    def abort(self, seq_ids: Iterable[int]) -> list[TokenEvent]:
+        """End those of these that have not ended by themselves."""
+        found = [self.state.by_id[seq_id] for seq_id in seq_ids if seq_id in self.state.by_id]
         return [self.state.end(seq, _aborted(seq)) for seq in found]
 
-    def stop(self, rid: str) -> None:
+    def stop(self, seq_id: int) -> None:
         """The frontend needs no more of this request: end it without an event."""
-        seq = self.state.by_rid.get(rid)
+        seq = self.state.by_id.get(seq_id)
         if seq is not None:
             self.state.end(seq, Finish("stop"))
 

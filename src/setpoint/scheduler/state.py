@@ -64,7 +64,7 @@ class State:
         self.chunking: Sequence | None = None
         """The one sequence in mid-prefill."""
         self.inflight: deque[StepDraft] = deque()
-        self.by_rid: dict[str, Sequence] = {}
+        self.by_id: dict[int, Sequence] = {}
         """Queued and running sequences."""
         self.slots = list(range(config.max_running_requests - 1, -1, -1))
         """Free slots; the lowest is taken first at the start."""
@@ -113,7 +113,7 @@ class State:
     def end(self, seq: Sequence, finish: Finish) -> TokenEvent:
         """Finish a queued or running sequence; its memory and slot follow when no step in flight names it."""
         seq.finish = finish
-        del self.by_rid[seq.rid]
+        del self.by_id[seq.seq_id]
         if seq.status is Status.WAITING:
             self.queue.remove(seq)
         else:

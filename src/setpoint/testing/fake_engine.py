@@ -40,6 +40,7 @@ def echo(request: Request) -> Sequence[int]:
 
 @dataclass(slots=True)
 class _Running:
+    seq_id: int
     request: Request
     script: Sequence[int]
     num_sent: int = 0
@@ -63,7 +64,7 @@ class FakeEngine:
     """While set, accepts everything and says nothing."""
     submitted: list[Request] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
-    running: dict[str, _Running] = field(default_factory=dict)
+    running: dict[int, _Running] = field(default_factory=dict)
     is_shut_down: bool = False
     _receiver: Callable[[bytes], None] | None = None
     _ticking: bool = False
@@ -81,17 +82,17 @@ class FakeEngine:
 
     def send(self, data: bytes) -> None:
         match decode_to_engine(data):
-            case Submit(request):
+            case Submit(seq_id, request):
                 self.submitted.append(request)
-                self.running[request.rid] = _Running(request, list(self.script(request)) or [0])
+                self.running[seq_id] = _Running(seq_id, request, list(self.script(request)) or [0])
                 self._tick_later()
-            case Abort(prefix, abort_all):
-                for rid, running in self.running.items():
-                    running.aborted |= abort_all or rid.startswith(prefix)
+            case Abort(seq_ids):
+                for seq_id in self.running.keys() & seq_ids:
+                    self.running[seq_id].aborted = True
                 self._tick_later()
-            case Stop(rid):
-                self.stopped.append(rid)
-                self.running.pop(rid, None)
+            case Stop(seq_id):
+                self.stopped.append(self.submitted[seq_id].rid)
+                self.running.pop(seq_id, None)
             case Call(call_id, name, _):
                 ok = name != "flush_cache" or not self.running
                 num_running = min(len(self.running), self.max_running)
@@ -113,7 +114,7 @@ class FakeEngine:
         events = [self._step(running) for running in list(self.running.values())[: self.max_running]]
         for event in events:
             if event.finish is not None:
-                del self.running[event.rid]
+                del self.running[event.seq_id]
         self.emit(Tokens(events))
         if self.running:
             self._tick_later()
@@ -130,7 +131,7 @@ class FakeEngine:
                 running.num_sent += 1
             finish = self._finish(request, ids, running.num_sent, limit)
         return TokenEvent(
-            request.rid,
+            running.seq_id,
             ids,
             finish=finish,
             num_prompt=len(request.prompt()),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from setpoint.core.executor import Executor
-from setpoint.core.messages import Finish, Reply, Submit, ToEngine, ToFrontend, Tokens
+from setpoint.core.messages import Abort, Finish, Reply, Stop, Submit, ToEngine, ToFrontend, Tokens
 from setpoint.core.plan import StepPlan
 from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.core.sampling import SamplingParams
@@ -146,6 +146,8 @@ class Harness:
             self.config, self.cache, clock=self.clock, draw_seed=lambda: next(seeds), observer=self.recorder, grammar=grammar
         )
         self.loop = Loop(self.scheduler, self.executor, self.wire, depth=self.config.depth)
+        self._rids: list[str] = []
+        """Of everything submitted: a sequence's number is its place here."""
         self.outcomes: dict[str, Outcome] = {}
         self.replies: list[Reply] = []
 
@@ -157,7 +159,21 @@ class Harness:
             rid=rid, prompt_ids=pack_ids(ids_of(prompt)), prior_output_ids=pack_ids(ids_of(prior)), sampling=sampling, stream=stream, **own
         )
         self.outcomes[rid] = Outcome()
-        self.wire.inbox.append(Submit(request))
+        seq_id = len(self._rids)
+        self._rids.append(rid)
+        self.wire.inbox.append(Submit(seq_id, request))
+
+    def abort(self, *rids: str) -> None:
+        """Post an Abort of the latest requests with these rids."""
+        self.wire.inbox.append(Abort([self.seq_id(rid) for rid in rids]))
+
+    def stop(self, rid: str) -> None:
+        """Post a Stop of the latest request with this rid."""
+        self.wire.inbox.append(Stop(self.seq_id(rid)))
+
+    def seq_id(self, rid: str) -> int:
+        """Of the latest request with this rid."""
+        return max(seq_id for seq_id, own in enumerate(self._rids) if own == rid)
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
@@ -180,8 +196,9 @@ class Harness:
             if isinstance(message, Reply):
                 self.replies.append(message)
             for event in message.events if isinstance(message, Tokens) else ():
-                outcome = self.outcomes[event.rid]
-                assert outcome.finish is None, f"{event.rid} got an event after its end"
+                rid = self._rids[event.seq_id]
+                outcome = self.outcomes[rid]
+                assert outcome.finish is None, f"{rid} got an event after its end"
                 outcome.ids += event.ids
                 outcome.finish = event.finish
                 outcome.num_cached = event.num_cached
@@ -198,7 +215,7 @@ class Harness:
         return self.executor.plans
 
     def sequence(self, rid: str) -> Sequence:
-        return self.scheduler.state.by_rid[rid]
+        return self.scheduler.state.by_id[self.seq_id(rid)]
 
     def running(self) -> list[str]:
         return [seq.rid for seq in self.scheduler.state.running.values()]

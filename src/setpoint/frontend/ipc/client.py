@@ -10,6 +10,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -86,12 +87,26 @@ class Mailbox:
             self._waiter.set_result(None)
 
 
+@dataclass(slots=True, frozen=True)
+class _Submission:
+    rid: str
+    mailbox: Mailbox
+    index: int
+    """Of the sequence among those of its mailbox."""
+
+
 class EngineClient:
-    """The frontend's view of one engine. Contract: every submitted rid ends with a finish event, ``stop`` or a failed mailbox."""
+    """The frontend's view of one engine. Contract: every submission ends with a finish event, ``stop`` or a failed mailbox.
+
+    Submissions go by number, so that what is still on the way for one cannot reach another that uses its rid again.
+    """
 
     def __init__(self, link: EngineLink) -> None:
         self._link = link
-        self._mailboxes: dict[str, tuple[Mailbox, int]] = {}
+        self._open: dict[int, _Submission] = {}
+        self._seq_ids: dict[str, int] = {}
+        """Of the open submissions, by rid."""
+        self._next_seq_id = 0
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._next_call = 0
         self._waiters: set[asyncio.Future[None]] = set()
@@ -115,38 +130,41 @@ class EngineClient:
 
     @property
     def num_open(self) -> int:
-        return len(self._mailboxes)
+        return len(self._open)
 
-    def submit(self, request: Request, mailbox: Mailbox, index: int = 0) -> None:
-        """Send a request; its events go to ``mailbox`` under ``index``.
+    def submit(self, request: Request, mailbox: Mailbox, index: int = 0) -> int:
+        """Send a request; its events go to ``mailbox`` under ``index``. Returns the number to ``stop`` it by.
 
         Raises RequestError (400) for a rid in use or a number that no message can carry, EngineDeadError without an engine.
         """
         if self.state is not EngineState.READY:
             raise EngineDeadError(self.death or f"The engine is {self.state}.")
-        if request.rid in self._mailboxes:
+        if request.rid in self._seq_ids:
             raise RequestError(f"Duplicate request id {request.rid!r}: a request with this rid is still running.")
         try:
-            data = encode(Submit(request))
+            data = encode(Submit(self._next_seq_id, request))
         except (OverflowError, UnicodeEncodeError) as error:
             raise RequestError(f"A value of this request cannot be sent to the engine: {error}.") from None
-        self._mailboxes[request.rid] = (mailbox, index)
+        seq_id = self._next_seq_id
+        self._next_seq_id += 1
+        self._open[seq_id] = _Submission(request.rid, mailbox, index)
+        self._seq_ids[request.rid] = seq_id
         self._link.send(data)
+        return seq_id
 
-    def stop(self, rid: str, mailbox: Mailbox) -> None:
-        """Be done with exactly this rid: no event of it arrives any more.
-
-        Nothing happens if it has ended, even if another request has taken the rid since: the mailbox tells them apart.
-        """
-        entry = self._mailboxes.get(rid)
-        if entry is not None and entry[0] is mailbox:
-            del self._mailboxes[rid]
-            self._send(Stop(rid))
+    def stop(self, seq_id: int) -> None:
+        """Be done with this submission: no event of it arrives any more. Nothing happens if it has ended."""
+        if seq_id in self._open:
+            self._close(seq_id)
+            self._send(Stop(seq_id))
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
         """Ask for the end of all rids that begin with ``rid``; their streams end with an abort event. An empty rid means none."""
-        if rid or abort_all:
-            self._send(Abort(rid, abort_all))
+        if not rid and not abort_all:
+            return
+        found = [seq_id for own, seq_id in self._seq_ids.items() if abort_all or own.startswith(rid)]
+        if found:
+            self._send(Abort(found))
 
     async def call(self, name: str, args: dict[str, Any] | None = None, *, timeout_s: float = 20.0) -> Reply:
         """A control call. Raises EngineDeadError if the engine dies or does not answer in time."""
@@ -204,9 +222,10 @@ class EngineClient:
         self.state = state
         self.death = reason
         error = EngineDeadError(reason)
-        for mailbox, _ in self._mailboxes.values():
-            mailbox.fail(error)
-        self._mailboxes.clear()
+        for submission in self._open.values():
+            submission.mailbox.fail(error)
+        self._open.clear()
+        self._seq_ids.clear()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
@@ -244,13 +263,15 @@ class EngineClient:
 
     def _route(self, events: list[TokenEvent]) -> None:
         for event in events:
-            entry = self._mailboxes.get(event.rid)
-            if entry is None:
+            submission = self._open.get(event.seq_id)
+            if submission is None:
                 continue  # stopped meanwhile: its last events were on the way
             if event.finish is not None:
-                del self._mailboxes[event.rid]
-            mailbox, index = entry
-            mailbox.put(index, event)
+                self._close(event.seq_id)
+            submission.mailbox.put(submission.index, event)
+
+    def _close(self, seq_id: int) -> None:
+        del self._seq_ids[self._open.pop(seq_id).rid]
 
     def _notify(self) -> None:
         for future in self._waiters:
