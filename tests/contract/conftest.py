@@ -58,11 +58,11 @@ def make_service(engine: FakeEngine, **options: Any) -> Service:
 
 
 @asynccontextmanager
-async def serving(engine: FakeEngine | None = None, **options: Any) -> AsyncIterator[Server]:
+async def serving(engine: FakeEngine | None = None, *, local_only: bool = False, **options: Any) -> AsyncIterator[Server]:
     engine = engine or FakeEngine(eos_ids=frozenset({EOS_ID}))
     service = make_service(engine, **options)
     service.engine.start()
-    app = create_app(service)
+    app = create_app(service, local_only=local_only)
     transport = httpx.ASGITransport(app)
     key = options.get("api_key") or "none"
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:

@@ -63,7 +63,7 @@ def type_of(answer: dict[str, Any]) -> str:
         ({"text": "a", "return_logprob": True, "token_ids_logprob": [VOCAB_SIZE]}, "BadRequestError"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "BadRequestError"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 10**30}, "BadRequestError"),
-        ({"text": "abc", "return_logprob": True, "logprob_start_len": 3}, "BadRequestError"),
+        ({"text": "abc", "return_logprob": True, "logprob_start_len": 4}, "BadRequestError"),
         ({"text": "a", "image_data": "x.png"}, "BadRequestError"),
         ({"text": "a", "lora_path": "adapter"}, "BadRequestError"),
     ],
@@ -101,7 +101,7 @@ def test_nan_temperature(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         for value in ("NaN", "Infinity", "1e999"):
             body = b'{"text": "a", "sampling_params": {"temperature": %s}}' % value.encode()
-            response = await server.http.post("/generate", content=body)
+            response = await server.http.post("/generate", content=body, headers={"content-type": "application/json"})
             assert response.status_code == 400
 
     serve(scenario)
@@ -124,13 +124,34 @@ def test_http_level_errors_have_the_same_shape(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_openai_routes_want_json(serve: Serve, content_type: str) -> None:
+def test_a_body_must_say_that_it_is_json(serve: Serve, content_type: str) -> None:
+    """Red before: every route but OpenAI's took any content type, so a web page could send it without its browser's asking first."""
+
     async def scenario(server: Any) -> None:
-        body = json.dumps({"messages": HI}).encode()
-        response = await server.http.post(CHAT, content=body, headers={"content-type": content_type})
-        assert (response.status_code, type_of(response.json())) == (400, "Bad Request")
-        with_charset = await server.http.post(CHAT, content=body, headers={"content-type": "application/json; charset=utf-8"})
-        assert with_charset.status_code == 200
+        for route, fields in {
+            CHAT: {"messages": HI},
+            "/generate": {"text": "a"},
+            "/v1/completions": {"prompt": "a"},
+            "/tokenize": {"prompt": "a"},
+            "/detokenize": {"tokens": [65]},
+            "/abort_request": {"abort_all": True},
+        }.items():
+            body = json.dumps(fields).encode()
+            response = await server.http.post(route, content=body, headers={"content-type": content_type})
+            assert (response.status_code, type_of(response.json())) == (400, "Bad Request"), route
+            assert "application/json" in response.text
+            with_charset = await server.http.post(route, content=body, headers={"content-type": "application/json; charset=utf-8"})
+            assert with_charset.status_code == 200
+        assert (await server.http.post("/encode", content=b"{}")).status_code == 400
+        assert len(server.engine.submitted) == 3
+
+    serve(scenario)
+
+
+def test_what_sglangs_clients_send_without_a_body(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for method in ("GET", "POST"):
+            assert (await server.http.request(method, "/flush_cache")).status_code == 200
 
     serve(scenario)
 
@@ -143,7 +164,9 @@ def test_a_ten_megabyte_body(serve: Serve) -> None:
             assert "longer than the model's context length" in response.json()["error"]["message"]
         fits = {"text": "a", "ignored": "x" * 10_000_000, "sampling_params": {"max_new_tokens": 1}}
         assert (await server.generate(**fits))["text"] == "a"
-        assert (await server.http.post("/generate", content=b" " * (64 << 20) + b"{}")).status_code == 413
+        assert (
+            await server.http.post("/generate", content=b" " * (64 << 20) + b"{}", headers={"content-type": "application/json"})
+        ).status_code == 413
 
     serve(scenario)
 

@@ -12,7 +12,7 @@ import pytest
 
 from setpoint.core.messages import Finish
 from setpoint.core.request import Request
-from setpoint.testing.byte_tokenizer import EOS_ID
+from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
@@ -185,6 +185,23 @@ def test_completions_echo_with_logprobs(serve: Serve) -> None:
         assert (only_prompt.choices[0].text, only_prompt.choices[0].finish_reason) == ("ab", "length")
 
     serve(scenario, says("ok"))
+
+
+@pytest.mark.parametrize(
+    ("skip", "text", "offsets"), [(True, "aéüok", [0, 1, 1, 1, 2, 2, 3, 3, 4]), (False, "aéü<|im_end|>ok", [0, 1, 1, 1, 2, 2, 3, 13, 14])]
+)
+def test_text_offsets_are_those_of_the_text_that_is_shown(serve: Serve, skip: bool, text: str, offsets: list[int]) -> None:
+    outputs = [*"ü".encode(), IM_END_ID, *b"ok"]
+
+    async def scenario(server: Any) -> None:
+        create = server.openai.completions.create
+        body = {"model": "m", "prompt": "a<|im_end|>é", "echo": True, "logprobs": 0, "max_tokens": 5}
+        choice = (await create(**body, extra_body={"skip_special_tokens": skip})).choices[0]
+        assert (choice.text, choice.logprobs.text_offset) == (text, offsets)
+        chunks = [c async for c in await create(**body, stream=True, extra_body={"skip_special_tokens": skip})]
+        assert [offset for c in chunks if c.choices[0].logprobs for offset in c.choices[0].logprobs.text_offset] == offsets
+
+    serve(scenario, FakeEngine(script=lambda request: outputs))
 
 
 def test_every_sampling_field_reaches_the_engine(serve: Serve) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from setpoint.testing.misbehaving import misbehaving
+from setpoint.testing.misbehaving import KEY, misbehaving
 from setpoint.testing.server import ServerProcess, wait_until
-from setpoint.testing.terminal import CTRL_C, CTRL_D, Terminal, terminal
+from setpoint.testing.terminal import CTRL_C, CTRL_D, CTRL_Z, Terminal, terminal
 
 ARROW_UP = "\x1b[A"
 CHAT = ["-m", "setpoint.cli", "chat"]
@@ -34,7 +36,7 @@ def press_until(screen: Terminal, key: str, text: str) -> None:
 def test_a_session_with_an_engine_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved.json"
     with terminal([*CHAT, str(tiny_model), "--dtype", "float32", "--system", "Be brief.", *GREEDY, *ENDLESS]) as screen:
-        screen.expect("/help lists what can be typed.")
+        screen.expect("Type a message, or /help for the commands.")
         screen.expect("> ")
         screen.type("Hello\n")
         screen.expect("Hello\n")
@@ -56,14 +58,14 @@ def test_a_session_with_an_engine_of_its_own(tiny_model: Path, tmp_path: Path) -
         screen.expect("Saved to")
         press_until(screen, CTRL_C, "Ctrl-D or /quit ends the chat.")
         screen.type("/undo\n")
-        screen.expect("2 questions and answers are left")
+        screen.expect("2 questions and their answers remain.")
         screen.type("/reset\n")
         screen.expect("are forgotten")
         screen.type("/retry\n")
-        screen.expect("error: There is nothing to go back to.")
+        screen.expect("error: The conversation is empty")
         screen.expect("> ")
         screen.type(f"{ARROW_UP}\n")
-        screen.expect("/retry\nerror: There is nothing to go back to.")
+        screen.expect("/retry\nerror: The conversation is empty")
         screen.expect("> ")
         screen.type(CTRL_D)
         assert screen.end() == 0
@@ -75,7 +77,7 @@ def test_a_session_with_an_engine_of_its_own(tiny_model: Path, tmp_path: Path) -
 
 def test_a_session_with_a_server(tiny: ServerProcess) -> None:
     with terminal([*CHAT, "--base-url", f"{tiny.url}/v1", "--max-tokens", "8", *GREEDY]) as screen:
-        screen.expect(f"at {tiny.url}/v1. /help lists")
+        screen.expect(f"at {tiny.url}/v1 is ready. Type a message")
         for question in ("Hello", "And you?"):
             screen.expect("> ")
             screen.type(f"{question}\n")
@@ -107,7 +109,7 @@ def test_a_pipe_gets_answers_and_nothing_else(tiny: ServerProcess) -> None:
 
 
 def test_ctrl_c_hangs_up_on_a_server() -> None:
-    with misbehaving() as (url, gone), terminal([*CHAT, "talks", "--base-url", url, "--api-key", "secret"]) as screen:
+    with misbehaving() as (url, gone), terminal([*talks(url), "--max-tokens", "9999"]) as screen:
         for _ in range(2):
             screen.expect("> ")
             screen.type("Hello\n")
@@ -121,11 +123,82 @@ def test_ctrl_c_hangs_up_on_a_server() -> None:
         assert screen.end() == 0
 
 
+def talks(url: str) -> list[str]:
+    """A chat with a server whose answers never end."""
+    return [*CHAT, "talks", "--base-url", url, "--api-key", KEY]
+
+
+def test_what_is_typed_during_an_answer_waits_for_the_next_prompt() -> None:
+    with misbehaving() as (url, _), terminal([*talks(url), "--max-tokens", "9999"]) as screen:
+        before = screen.modes()
+        screen.expect("> ")
+        screen.type("Hello\n")
+        screen.expect("bla bla bla")
+        screen.type("/quit now\nexi")
+        screen.expect("bla bla bla bla bla")
+        screen.type(CTRL_C)
+        answer = screen.expect("stopped]")
+        assert not set(answer) & set("qxw/^"), "the answer stays whole"
+        screen.expect("> /quit now\n")
+        screen.expect("error: /quit takes no argument; type /quit alone.")
+        screen.expect("> exi")
+        screen.type("t\n")
+        assert screen.end() == 0
+        assert screen.modes() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_the_shell_gets_the_terminal_back_when_the_chat_is_killed(number: signal.Signals) -> None:
+    with misbehaving() as (url, _), terminal([*talks(url), "--max-tokens", "9999"]) as screen:
+        before = screen.modes()
+        screen.expect("> ")
+        screen.type("Hello\n")
+        screen.expect("bla bla bla")
+        assert screen.modes() != before
+        screen.process.send_signal(number)
+        assert screen.end() == -number
+        assert screen.modes() == before
+
+
+def test_ctrl_z_stops_the_chat_and_the_shell_gets_the_terminal() -> None:
+    with misbehaving() as (url, _):
+        chat = shlex.join([sys.executable, *talks(url), "--max-tokens", "9999"])
+        shell = f"import os; os.execlp('bash', 'bash', '-mc', {f'{chat}; read line; echo shell got $line; fg; echo ended'!r})"
+        with terminal(["-c", shell]) as screen:
+            before = screen.modes()
+            screen.expect("> ")
+            screen.type("Hello\n")
+            screen.expect("bla bla bla")
+            during = screen.modes()
+            screen.type(CTRL_Z)
+            wait_until(lambda: screen.modes() == before)
+            screen.type("this\n")
+            screen.expect("this\nshell got this")
+            screen.expect("bla bla bla")
+            assert screen.modes() == during
+            screen.type(CTRL_C + CTRL_D)
+            screen.expect("ended")
+            assert screen.end() == 0
+            assert screen.modes() == before
+
+
+def test_an_answer_that_repeats_itself_is_stopped() -> None:
+    with misbehaving() as (url, gone), terminal(talks(url)) as screen:
+        screen.expect("> ")
+        screen.type("Hello\n")
+        screen.expect("stopped because it repeated itself]")
+        screen.expect("For the whole answer: /params max_tokens=")
+        assert gone.wait(30)
+        screen.expect("> ")
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+
+
 @pytest.mark.full
 def test_the_documented_session() -> None:
     """The beginning of the one in docs/chat.md, with the default model."""
     with terminal([*CHAT, "--system", "Answer in one or two sentences.", *GREEDY]) as screen:
-        screen.expect("/help lists what can be typed.")
+        screen.expect("Type a message, or /help for the commands.")
         screen.expect("> ")
         screen.type("What is the capital of France?\n")
         assert "The capital of France is Paris." in screen.expect(" tok/s")

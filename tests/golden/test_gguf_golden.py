@@ -19,7 +19,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from setpoint.checkpoint import source
 from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.gguf_file import GGUFFile
-from setpoint.checkpoint.spec import read_spec, weights_bytes
+from setpoint.checkpoint.safetensors_file import read_headers
+from setpoint.checkpoint.spec import read_spec
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.testing import tiny_gguf
@@ -89,7 +90,7 @@ def test_the_converted_model_knows_the_capital_of_france(folder: Path, hf_tokeni
     assert hf_tokenizer.decode(output[0]) == "The capital of France is Paris."
     spec = read_spec(folder)
     assert spec.num_parameters == model.num_parameters() == 134_515_008
-    assert weights_bytes(folder) == 2 * spec.num_parameters
+    assert sum(tensor.num_bytes for tensor in read_headers(folder)) == 2 * spec.num_parameters
     assert spec.eos_token_ids == tuple(model.generation_config.eos_token_id)
 
 

@@ -283,7 +283,7 @@ class World:
     def drop(self, seq: Seq) -> None:
         self.free(seq.private + seq.table[seq.handle.num_tokens // self.page_size :])
         for _ in range(self.rng.randint(1, 2)):
-            self.cache.release(seq.handle)
+            seq.handle.release()
         self.seqs.remove(seq)
 
     def alloc_scratch(self) -> None:

@@ -42,8 +42,8 @@ def test_a_page_goes_from_free_to_held_to_locked_to_evictable_to_free() -> None:
     assert counts(cache) == (4, 0, 0, 4)
     assert cache.extend(handle, ids(1, 2, 3, 4), pages).tolist() == []
     assert counts(cache) == (4, 0, 4, 0)
-    cache.release(handle)
-    cache.release(handle)
+    handle.release()
+    handle.release()
     assert counts(cache) == (4, 4, 0, 0)
     assert cache.flush() == 4
     assert counts(cache) == (8, 0, 0, 0)

@@ -11,6 +11,7 @@ import pytest
 
 from setpoint.chat.answers import Piece
 from setpoint.chat.conversation import Conversation, read_params
+from setpoint.chat.repetition import goes_in_circles
 from setpoint.chat.screen import Screen, printable
 from setpoint.chat.session import Session
 from setpoint.core.errors import ContextLengthError, RequestError
@@ -106,12 +107,14 @@ def test_commands_change_what_is_sent(play: Play, tmp_path: Path) -> None:
     ("typed", "message"),
     [
         ("/nope", "There is no command /nope"),
-        ("/undo", "nothing to go back to"),
+        ("/quit now", "/quit takes no argument; type /quit alone."),
+        ("/undo 2", "/undo takes no argument"),
+        ("/undo", "no question to go back to"),
         ("/save", "needs the name of a file"),
         ("/save /nowhere/at/all", "cannot be written: No such file or directory"),
         ("/params temperature=hot", "temperature must be a number, got 'hot'"),
         ("/params top_p=2", "top_p must be in"),
-        ("/params n=2", "There is no sampling option 'n'"),
+        ("/params n=2", "A chat has no sampling option 'n'"),
         ("/params seed=", "seed is not set"),
         ("/params temperature", "temperature needs a value"),
     ],
@@ -147,6 +150,23 @@ def test_nothing_a_terminal_would_obey_gets_through() -> None:
     assert not [character for character in shown if ord(character) < 0x20 and character not in "\t\n"]
     assert not [character for character in shown if 0x7F <= ord(character) < 0xA0]
     assert printable("\x1b[31mred\x1b[0m Zürich\n\t✓") == "␛[31mred␛[0m Zürich\n\t✓"
+
+
+@pytest.mark.parametrize("typed", ["quit", "exit", "/quit", " /exit "])
+def test_words_that_end_the_chat(play: Play, typed: str) -> None:
+    source = Script()
+    assert play(source, f"{typed}\none\n") == (0, "", "")
+    play(source, f'"""{typed}"""\n')
+    assert source.asked == [[typed]], "a block is always a message"
+
+
+def test_an_answer_that_goes_in_circles_is_told_from_one_that_does_not() -> None:
+    line = "The lighthouse is a beacon of hope. "
+    assert goes_in_circles("Once upon a time. " + line * 7 + line[:9])
+    assert goes_in_circles("ha" * 120)
+    assert not goes_in_circles(line * 6)
+    assert not goes_in_circles("".join(f"{number}, " for number in range(1000)))
+    assert not goes_in_circles("| a | b |\n|---|---|\n" + "".join(f"| {number} | {number**2} |\n" for number in range(100)))
 
 
 def test_params_are_typed_and_checked() -> None:

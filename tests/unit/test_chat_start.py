@@ -19,14 +19,12 @@ def test_servers_that_misbehave_are_reported_in_one_line(capsys: pytest.CaptureF
     with misbehaving() as (url, _):
         assert run("refuses", "--api-key", KEY) == (1, "", "error: No.\n")
         assert run("breaks", "--api-key", KEY) == (1, "half\n", "error: The engine died.\n")
-        assert run("stops", "--api-key", KEY) == (1, "half\n", "error: The server ended the answer in the middle.\n")
-        assert run("garbage", "--api-key", KEY)[2].startswith("error: The server sent what is no chunk of a chat")
+        assert run("stops", "--api-key", KEY) == (1, "half\n", "error: The server broke off in the middle of the answer.\n")
+        assert run("garbage", "--api-key", KEY)[2].startswith("error: The server sent something that is not part of a chat answer")
         assert run("evil", "--api-key", KEY) == (0, "␛]0;title␇\ufffd31m ok␍A\n", "")
         code, _, error = run()
-        assert (code, error) == (
-            1,
-            f"setpoint: error: {url} wants another API key: give --api-key, or OPENAI_API_KEY in the environment.\n",
-        )
+        assert code == 1
+        assert error.startswith(f"setpoint: error: {url} refused the API key; pass the right one with --api-key, or in the environment")
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
         assert run()[0] == 1  # the model is called "first", and that is no key of the table
 
@@ -36,9 +34,9 @@ def test_servers_that_misbehave_are_reported_in_one_line(capsys: pytest.CaptureF
     [
         (["--base-url", "http://127.0.0.1:9/v1"], 1, "http://127.0.0.1:9/v1 cannot be reached: [Errno 111] Connection refused."),
         (["--base-url", "nonsense"], 1, "nonsense cannot be reached"),
-        (["--base-url", "http://h/v1", "--dtype", "float32"], 2, "--dtype is about an engine of the chat's own"),
-        (["--api-key", "k"], 2, "--api-key is for a server"),
-        (["--is-embedding"], 2, "a chat needs text"),
+        (["--base-url", "http://h/v1", "--dtype", "float32"], 2, "--dtype is an option of an engine"),
+        (["--api-key", "k"], 2, "--api-key is the key of a server"),
+        (["--is-embedding"], 2, "A chat needs a model that generates text"),
         (["--port", "1"], 2, "--port belongs to 'setpoint serve'"),
         (["--top-p", "0"], 2, "top_p must be in (0, 1]"),
         (["--temprature", "1"], 2, "Did you mean --temperature"),

@@ -40,6 +40,29 @@ def test_any_cutting_gives_the_same_text_and_match(text: str, stops: list[str], 
     assert (out, finder.matched) == expected(text, stops, keep)
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from("abX"), st.booleans()), max_size=12), st.lists(st.text("abX", min_size=1, max_size=4)), st.booleans()
+)
+def test_hidden_text_is_matched_but_never_shown(pieces: list[tuple[str, bool]], stops: list[str], keep: bool) -> None:
+    finder = StopFinder(stops, keep=keep)
+    out = ""
+    for text, hidden in pieces:
+        if finder.matched is None:
+            out += finder.feed(text, hidden=hidden)
+    if finder.matched is None:
+        out += finder.flush()
+    certain, matched = expected("".join(text for text, _ in pieces), stops, keep)
+    assert finder.matched == matched
+    assert out == "".join(text for text, hidden in pieces[: len(certain)] if not hidden)
+
+
+def test_a_stop_of_hidden_and_shown_text_is_cut_whole() -> None:
+    finder = StopFinder(["ok<|end|>\n"])
+    assert [finder.feed("well o"), finder.feed("k"), finder.feed("<|end|>", hidden=True), finder.feed(" ")] == ["well ", "", "", "ok "]
+    assert [finder.feed("ok"), finder.feed("<|end|>", hidden=True), finder.feed("\n")] == ["", "", ""]
+    assert finder.matched == "ok<|end|>\n"
+
+
 def test_only_what_may_become_a_stop_is_held_back() -> None:
     finder = StopFinder(["STOP", "\n\n"])
     assert finder.feed("text S") == "text "

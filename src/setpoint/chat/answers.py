@@ -94,7 +94,7 @@ class RemoteSource:
         except httpx2.HTTPError as error:
             raise _unreachable(self._url, error) from None
         if not is_finished:
-            raise RequestError("The server ended the answer in the middle.", status_code=502)
+            raise RequestError("The server broke off in the middle of the answer.", status_code=502)
 
     def close(self) -> None:
         self._client.close()
@@ -133,7 +133,7 @@ def _pieces(data: str) -> Generator[Piece, None, None]:
     try:
         chunk = msgspec.json.decode(data, type=_Chunk)
     except msgspec.DecodeError as error:
-        raise RequestError(f"The server sent what is no chunk of a chat: {error}.", status_code=502) from None
+        raise RequestError(f"The server sent something that is not part of a chat answer: {error}.", status_code=502) from None
     if chunk.error is not None:
         raise _refusal(chunk.error, 500)
     num_tokens = None if chunk.usage is None else chunk.usage.completion_tokens
@@ -148,21 +148,23 @@ def _check(response: httpx2.Response, url: str) -> None:
     if response.is_success:
         return
     if response.status_code in (401, 403):
-        raise RequestError(f"{url} wants another API key: give --api-key, or OPENAI_API_KEY in the environment.", status_code=401)
+        raise RequestError(
+            f"{url} refused the API key; pass the right one with --api-key, or in the environment variable OPENAI_API_KEY.", status_code=401
+        )
     try:
         content = msgspec.json.decode(response.read())
     except msgspec.DecodeError:
         content = None
     refusal = _refusal(content.get("error", content) if isinstance(content, dict) else content, response.status_code)
     if response.status_code == 404:
-        raise RequestError(f"{response.url}: {refusal.message.rstrip('.')} (404; a base URL mostly ends in /v1).", status_code=404)
+        raise RequestError(f"{response.url}: {refusal.message.rstrip('.')} (status 404; a base URL usually ends in /v1).", status_code=404)
     raise refusal
 
 
 def _refusal(error: Any, status_code: int) -> RequestError:
     """From the error of a body, in any of the shapes that servers use: an object with a message, or a text."""
     fields = error if isinstance(error, dict) else {"message": error}
-    message = str(fields.get("message") or f"The server answered {status_code} without a reason.")
+    message = str(fields.get("message") or f"The server answered with status {status_code} and no message.")
     # No two servers agree on a code for this; all of them speak of tokens and of the context or a length.
     words = message.lower()
     is_too_long = fields.get("code") == "context_length_exceeded" or ("token" in words and ("context" in words or "length" in words))
@@ -175,7 +177,7 @@ def _first_model(response: httpx2.Response, url: str) -> str:
     except msgspec.DecodeError:
         models = []
     if not models:
-        raise RequestError(f"{url} does not say which models it serves; name one: setpoint chat MODEL --base-url {url}", status_code=502)
+        raise RequestError(f"{url} does not list its models; name one: setpoint chat MODEL --base-url {url}", status_code=502)
     return models[0].id
 
 

@@ -39,7 +39,7 @@ def read_params(texts: dict[str, str]) -> dict[str, Any]:
     params: dict[str, Any] = {}
     for name, text in texts.items():
         if name not in PARAMS:
-            raise RequestError(f"There is no sampling option {name!r}; there are {', '.join(PARAMS)}.")
+            raise RequestError(f"A chat has no sampling option {name!r}; its options are {', '.join(PARAMS)}.")
         try:
             params[name] = PARAMS[name](text)
         except ValueError:

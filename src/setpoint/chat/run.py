@@ -19,6 +19,8 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.observe.logline import setup_logging
 from setpoint.offline import Engine
 
+_INVITATION = "Type a message, or /help for the commands."
+
 
 def chat(line: CommandLine, env: EnvSettings, *, api_key: str | None) -> int:
     """Returns the exit code. ``api_key``: for a server, if the line has none. Raises SetpointError."""
@@ -29,8 +31,7 @@ def chat(line: CommandLine, env: EnvSettings, *, api_key: str | None) -> int:
     except RequestError as error:
         raise ConfigError(error.message) from None
     _check(line)
-    screen = Screen()
-    with closing(_open(line, env, screen, api_key)) as source:
+    with Screen() as screen, closing(_open(line, env, screen, api_key)) as source:
         session = Session(source, screen, Conversation(own.system, params), drop_old_turns=own.drop_old_turns)
         try:
             return session.run()
@@ -42,24 +43,24 @@ def chat(line: CommandLine, env: EnvSettings, *, api_key: str | None) -> int:
 def _check(line: CommandLine) -> None:
     own: ChatOptions = line.own
     if own.base_url is None and own.api_key is not None:
-        raise ConfigError("--api-key is for a server, which --base-url names.")
+        raise ConfigError("--api-key is the key of a server; name the server with --base-url, too.")
     if line.options.is_embedding:
-        raise ConfigError("--is-embedding serves vectors instead of text; a chat needs text.")
+        raise ConfigError("A chat needs a model that generates text; leave --is-embedding out.")
     engine_options = line.given - set(ChatOptions.__struct_fields__) - {"model_path", "config"}
     if own.base_url is not None and engine_options:
         flag = "--" + min(engine_options).replace("_", "-")
-        raise ConfigError(f"{flag} is about an engine of the chat's own; the server behind --base-url has its own options.")
+        raise ConfigError(f"{flag} is an option of an engine, and with --base-url the chat starts none; leave one of the two out.")
 
 
 def _open(line: CommandLine, env: EnvSettings, screen: Screen, api_key: str | None) -> Source:
     own: ChatOptions = line.own
     if own.base_url is not None:
         remote = RemoteSource(own.base_url, model=line.options.model_path, api_key=own.api_key or api_key)
-        screen.note(f"{remote.name} at {own.base_url}. /help lists what can be typed.")
+        screen.note(f"{remote.name} at {own.base_url} is ready. {_INVITATION}")
         return remote
     setup_logging(line.options.log_level, milliseconds=env.log_ms)
     started = time.perf_counter()
     screen.note("Loading …")
     local = LocalSource(Engine.from_options(line.options, env, given=line.given))
-    screen.note(f"{local.name}, ready after {time.perf_counter() - started:.1f} s. /help lists what can be typed.")
+    screen.note(f"{local.name} is ready after {time.perf_counter() - started:.1f} s. {_INVITATION}")
     return local

@@ -1,7 +1,7 @@
 """The terminal of a chat: lines in, text out.
 
-Model output is data: its control characters are shown, never sent. Without a terminal the output is plain: answers to stdout,
-nothing else.
+Model output is data: its control characters are shown, never sent. What is typed between prompts waits for the next one. Without a
+terminal the output is plain: answers to stdout, nothing else.
 """
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ from __future__ import annotations
 import io
 import os
 import sys
+from contextlib import nullcontext
+from types import TracebackType
+
+from setpoint.chat.keyboard import Keyboard
 
 _PROMPT = "> "
 _CONTINUED = "… "
@@ -28,6 +32,8 @@ def printable(text: str) -> str:
 
 
 class Screen:
+    """A context manager: inside, the keyboard is the chat's."""
+
     def __init__(self) -> None:
         self._out, self._err = sys.stdout, sys.stderr
         for stream in (sys.stdin, sys.stdout):
@@ -38,8 +44,18 @@ class Screen:
         self._has_colour = self.is_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         self._column = 0
         """0 at the start of a line, as far as our own output goes."""
+        self._keyboard = Keyboard(sys.stdin.fileno()) if self.is_terminal else None
         if self.is_terminal:
             import readline  # noqa: F401 - from here on input() has editing and history
+
+    def __enter__(self) -> Screen:
+        if self._keyboard is not None:
+            self._keyboard.hold()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._keyboard is not None:
+            self._keyboard.release()
 
     def read(self) -> tuple[str, bool]:
         """The next message, and whether it was fenced (then it is never a command). Raises EOFError at the end of the input.
@@ -58,10 +74,6 @@ class Screen:
         """A piece of an answer."""
         if text:
             self._write(printable(text))
-
-    def interrupted(self) -> None:
-        """Ctrl-C was pressed: the terminal has written that, wherever the cursor was."""
-        self._column = 1 if self.is_terminal else self._column
 
     def end_line(self) -> None:
         if self._column:
@@ -92,7 +104,8 @@ class Screen:
     def _line(self, prompt: str) -> str:
         self.end_line()
         self._column = 1 if self.is_terminal else 0  # until the line is complete
-        line = input(prompt if self.is_terminal else "")
+        with nullcontext() if self._keyboard is None else self._keyboard.shown():
+            line = input(prompt if self.is_terminal else "")
         self._column = 0
         return line
 

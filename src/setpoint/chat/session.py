@@ -12,19 +12,24 @@ from pathlib import Path
 
 from setpoint.chat.answers import Source
 from setpoint.chat.conversation import PARAMS, Conversation, read_params
+from setpoint.chat.repetition import CircleWatch
 from setpoint.chat.screen import Screen
 from setpoint.core.errors import ContextLengthError, RequestError
 
-HELP = f'''A line is a message. A backslash at its end continues it; """ opens and closes a block of lines.
-Ctrl-C stops the answer, Ctrl-D ends the chat.
+REPEATED = "repeated"
+"""How an answer ended that went round in circles."""
+
+HELP = f'''A line is a message. End it with a backslash to continue on the next line; """ opens and closes a block of lines.
+Ctrl-C stops an answer, Ctrl-D ends the chat.
   /system [TEXT]        show or set the system prompt; "/system -" removes it
-  /params [NAME=VALUE]  show or set sampling options; "NAME=" goes back to the default
+  /params [NAME=VALUE]  show or set sampling options; "NAME=" restores the default
                         ({", ".join(PARAMS)})
   /undo                 forget the last question and its answer
   /retry                answer the last question again
   /reset                forget all questions and answers
   /save FILE            write the conversation to a new JSON file
-  /help, /quit'''
+  /help                 show this text
+  /quit                 end the chat, as "quit" and "exit" do'''
 
 
 class Session:
@@ -34,28 +39,25 @@ class Session:
         self._conversation = conversation
         self._drop_old_turns = drop_old_turns
         self._num_errors = 0
-        self._commands: dict[str, Callable[[str], None]] = {
-            "help": lambda _: screen.note(HELP),
-            "system": self._system,
-            "params": self._params,
+        self._commands: dict[str, Callable[[], None]] = {
+            "help": lambda: screen.note(HELP),
             "undo": self._undo,
             "retry": self._retry,
             "reset": self._reset,
-            "save": self._save,
+            "quit": self._quit,
+            "exit": self._quit,
         }
+        self._commands_with_text: dict[str, Callable[[str], None]] = {"system": self._system, "params": self._params, "save": self._save}
 
     def run(self) -> int:
         """Until /quit or the end of the input. Returns the exit code: 1 if something went wrong and nobody was there to see it."""
         while True:
             try:
                 message, is_block = self._screen.read()
-                if message.strip() in ("/quit", "/exit") and not is_block:
-                    break
                 self._turn(message, is_block=is_block)
             except EOFError:
                 break
             except KeyboardInterrupt:
-                self._screen.interrupted()
                 self._screen.note("Ctrl-D or /quit ends the chat.")
             except RequestError as error:
                 self._num_errors += 1
@@ -64,16 +66,27 @@ class Session:
         return 1 if self._num_errors and not self._screen.is_terminal else 0
 
     def _turn(self, message: str, *, is_block: bool) -> None:
-        if not message.strip():
+        line = message.strip()
+        if is_block or not line.startswith("/"):
+            if line in ("quit", "exit") and not is_block:
+                self._quit()
+            if line:
+                self._ask(message)
             return
-        if not message.startswith("/") or is_block:
-            self._ask(message)
-            return
-        name, _, argument = message[1:].partition(" ")
-        command = self._commands.get(name)
-        if command is None:
-            raise RequestError(f'There is no command /{name}; /help lists them. A message that begins with a slash goes between """.')
-        command(argument.strip())
+        name, _, argument = line[1:].partition(" ")
+        if name in self._commands_with_text:
+            self._commands_with_text[name](argument.strip())
+        elif name not in self._commands:
+            raise RequestError(
+                f'There is no command /{name}; /help lists them. To send a message that begins with a slash, put """ around it.'
+            )
+        elif argument:
+            raise RequestError(f'/{name} takes no argument; type /{name} alone. To send the line as a message, put """ around it.')
+        else:
+            self._commands[name]()
+
+    def _quit(self) -> None:
+        raise EOFError
 
     def _ask(self, question: str) -> bool:
         """Show the answer as it comes. A question without one leaves the conversation as it was; returns False then, or raises."""
@@ -88,8 +101,9 @@ class Session:
             turns[:] = before
             return False
         if len(turns) < len(before):
-            num_dropped = len(before) - len(turns)
-            self._screen.note(f"[forgot the {num_dropped} oldest questions and answers: the conversation had outgrown the context]")
+            count = len(before) - len(turns)
+            oldest = "oldest question and its answer are" if count == 1 else f"{count} oldest questions and their answers are"
+            self._screen.note(f"[The conversation no longer fits the context: the {oldest} forgotten.]")
         turns.append((question, answer))
         return True
 
@@ -112,6 +126,8 @@ class Session:
         started = time.perf_counter()
         first: float | None = None
         text, num_tokens, finish = "", None, None
+        # Whoever sets a limit, or is not there to press Ctrl-C, gets the whole answer.
+        watch = CircleWatch() if self._screen.is_terminal and "max_tokens" not in self._conversation.params else None
         try:
             with closing(self._source.answer(self._conversation, question)) as pieces:
                 for piece in pieces:
@@ -120,11 +136,15 @@ class Session:
                     self._screen.text(piece.text)
                     text += piece.text
                     num_tokens, finish = piece.num_tokens or num_tokens, piece.finish or finish
+                    if watch is not None and watch.stops(text):
+                        finish = REPEATED
+                        break
         except KeyboardInterrupt:
             finish = "stopped"
-            self._screen.interrupted()
         self._screen.end_line()
         self._screen.note(_summary(num_tokens, finish, started=started, first=first, ended=time.perf_counter()))
+        if finish == REPEATED:
+            self._screen.note("For the whole answer: /params max_tokens=1000 (or another limit), then /retry.")
         return None if finish == "stopped" and not text else text
 
     def _system(self, text: str) -> None:
@@ -137,7 +157,7 @@ class Session:
         for pair in text.split():
             name, equals, value = pair.partition("=")
             if not equals:
-                raise RequestError(f"{name} needs a value: NAME=VALUE sets a sampling option, NAME= takes it back.")
+                raise RequestError(f"{name} needs a value: NAME=VALUE sets a sampling option, NAME= restores its default.")
             if value:
                 params.update(read_params({name: value}))
             elif params.pop(name, None) is None:
@@ -145,12 +165,19 @@ class Session:
         self._conversation.params = params
         self._screen.note("Sampling: " + (", ".join(f"{name}={value}" for name, value in params.items()) or "all defaults"))
 
-    def _undo(self, _: str) -> None:
+    def _undo(self) -> None:
         self._last_turn()
         self._conversation.turns.pop()
-        self._screen.note(f"Forgotten; {len(self._conversation.turns)} questions and answers are left.")
+        match len(self._conversation.turns):
+            case 0:
+                left = "The conversation is empty now."
+            case 1:
+                left = "One question and its answer remain."
+            case many:
+                left = f"{many} questions and their answers remain."
+        self._screen.note(f"The last question and its answer are forgotten. {left}")
 
-    def _retry(self, _: str) -> None:
+    def _retry(self) -> None:
         turn = self._last_turn()
         self._conversation.turns.pop()
         is_answered = False
@@ -160,7 +187,7 @@ class Session:
             if not is_answered:
                 self._conversation.turns.append(turn)
 
-    def _reset(self, _: str) -> None:
+    def _reset(self) -> None:
         self._conversation.turns.clear()
         self._screen.note("All questions and answers are forgotten; the system prompt and sampling options stay.")
 
@@ -172,7 +199,7 @@ class Session:
 
     def _last_turn(self) -> tuple[str, str]:
         if not self._conversation.turns:
-            raise RequestError("There is nothing to go back to.")
+            raise RequestError("The conversation is empty: there is no question to go back to.")
         return self._conversation.turns[-1]
 
 
@@ -187,8 +214,10 @@ def _summary(num_tokens: int | None, finish: str | None, *, started: float, firs
         parts.append(f"first after {first - started:.2f} s")
     if finish == "length":
         parts.append("cut at the length limit")
+    elif finish == REPEATED:
+        parts.append("stopped because it repeated itself")
     elif finish in ("stopped", "abort"):
         parts.append("stopped")
     elif num_tokens is None:
-        parts.append("the server counts no tokens")
+        parts.append("the server does not count tokens")
     return f"[{', '.join(parts)}]"

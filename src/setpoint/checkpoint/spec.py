@@ -116,7 +116,6 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
         num_norms=family.num_norms,
         rope_by_context=_rope(reader)[0] in ROPES_BY_CONTEXT,
         blocks=_blocks(folder, tensors),
-        bos_token_id=next(iter(reader.ids("bos_token_id")), None),
         wrapper=wrapper,
         pooling=None,
         config=config,
@@ -147,11 +146,6 @@ def _usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("multi_query") is True:
         found["num_key_value_heads"] = 1
     return found
-
-
-def weights_bytes(folder: Path) -> int:
-    """Bytes of all tensors as stored in the folder's safetensors files."""
-    return sum(tensor.num_bytes for tensor in safetensors_file.read_headers(folder))
 
 
 class _Reader:

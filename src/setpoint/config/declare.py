@@ -1,6 +1,6 @@
 """How an option or an environment variable is declared: metadata on an annotated field of a frozen struct.
 
-The field's type and default belong to the struct; everything else (help, group, choices, bounds, tuning range, whether it may
+The field's type and default belong to the struct; everything else (help, group, choices, bounds, tuning range, whether it could
 change while serving) stands in one :class:`Option` or :class:`EnvVar`. The parser, the documentation, ``/server_info`` and the
 checks read these and nothing else.
 """
@@ -47,7 +47,7 @@ class Option:
     tunable: Range | tuple[Scalar, ...] | None = None
     """What a tuner may try; None = not a matter of tuning."""
     live: bool = False
-    """May change at a step boundary of a running engine; otherwise needs a restart."""
+    """Could change at a step boundary of a running engine. Documented only: nothing changes an option of a running engine yet."""
     secret: bool = False
     """Its value is never printed."""
     server_only: bool = False

@@ -28,7 +28,8 @@ line winning. What is not given is decided at start, and every decision is print
 `setpoint serve` takes all options but those under the name of another command. The other commands take theirs, and all of the engine's:
 what is marked *serve only* means nothing to them and is refused. `setpoint bench serving` starts no engine and takes its own alone.
 
-*Live* options may change at a step boundary of a running engine; the others need a restart. *Tune* is the range worth trying.
+Options are read once, at the start: a change needs a restart. *Live* marks those that a running engine could change between two steps,
+which no route or command offers yet. *Tune* is the range worth trying.
 """
 
 _WORKLOADS = """

@@ -80,7 +80,6 @@ LARGE_GPU_BYTES = 60 * GIB
 """From here on 16384 tokens, at 1.5 MB each (docs/sglang/options.md#memory-share), leave most of a GPU to weights and pool."""
 
 HICACHE = "host and storage tiers of the cache are not in this version; what does not fit the pool is computed again"
-GRAPHS = f"on a CPU every step of up to {CAPTURED_TOKENS} tokens is replayed anyway, on a GPU none is yet"
 
 PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
     "online": (
@@ -88,7 +87,10 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
             "max_running_requests", 128, "small batches keep each step, and so each token, short; the rest waits in the queue", _few_running
         ),
         Advice("schedule_conservativeness", 1.2, "a retracted request makes its client wait for a second prefill: admit fewer instead"),
-        Missing("cuda_graph_max_bs_decode", f"the guide captures graphs up to 256 rows; {GRAPHS}"),
+        Missing(
+            "cuda_graph_max_bs_decode",
+            f"the guide captures graphs up to 256 rows; a CPU replays steps of up to {CAPTURED_TOKENS} tokens, a GPU none in this version",
+        ),
         Missing("attention_backend", "the guide names fa3, trtllm or flashinfer by GPU generation; this version has none of them"),
     ),
     "offline": (

@@ -107,7 +107,6 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot start; ``message`` is the one line for the user."""
 
     message: str
-    exit_code: int = 1
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):

@@ -78,7 +78,6 @@ class ModelSpec:
     num_rotaries: int = 1
     """Rotation tables the engine keeps, each a row of head_dim numbers per position."""
     eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
     head_norms: bool = False
     """A norm over each head of q and of k."""
     num_norms: int = 2

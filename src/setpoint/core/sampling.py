@@ -47,10 +47,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
-    """Stop strings; found by the frontend, the engine never sees text."""
+    """Stop strings, which may hold special tokens; found by the frontend, the engine never sees text."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    """Skips EOS, stop_token_ids *and* stop strings, as SGLang does."""
+    """Goes on after EOS and stop_token_ids; stop strings still end the sequence, as in SGLang."""
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True

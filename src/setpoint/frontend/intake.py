@@ -115,8 +115,10 @@ class Intake:
             raise RequestError("This server embeds (--is-embedding) and does not generate; use /v1/embeddings or /encode.")
         self._check_options(options, sampling)
         prompt, sampling = self._fit(prompt, sampling)
-        if options.logprob_start_len >= len(prompt):
+        if options.logprob_start_len > len(prompt):
             raise RequestError(f"logprob_start_len is {options.logprob_start_len}, but the prompt has {len(prompt)} tokens.")
+        # From the end of the prompt on there is nothing to report of it.
+        logprob_start_len = -1 if options.logprob_start_len == len(prompt) else options.logprob_start_len
         base = rid or new_rid()
         one = msgspec.structs.replace(sampling, n=1)
         requests = []
@@ -129,7 +131,7 @@ class Intake:
                     sampling=msgspec.structs.replace(one, sampling_seed=seed) if index and seed is not None else one,
                     stream=options.stream,
                     return_logprob=options.return_logprob,
-                    logprob_start_len=options.logprob_start_len,
+                    logprob_start_len=logprob_start_len,
                     top_logprobs_num=options.top_logprobs_num,
                     token_ids_logprob=options.token_ids_logprob,
                     namespace=options.namespace,

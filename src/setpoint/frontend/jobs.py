@@ -48,9 +48,10 @@ class SequenceOutput:
         self.created_at = time.perf_counter()
         self.first_token_at: float | None = None
         self.finished_at: float | None = None
+        self._tokenizer = tokenizer
         self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
-        stops = () if sampling.ignore_eos else sampling.stop
-        self._finder = StopFinder(stops, keep=sampling.no_stop_trim) if stops else None
+        self._skipped = tokenizer.special_ids if sampling.skip_special_tokens else frozenset()
+        self._finder = StopFinder(sampling.stop, keep=sampling.no_stop_trim) if sampling.stop else None
 
     @property
     def rid(self) -> str:
@@ -103,19 +104,29 @@ class SequenceOutput:
         return self._finder is not None and self._finder.matched is not None
 
     def _decode(self, event: TokenEvent) -> tuple[int, str]:
-        """How many ids of the event belong to the sequence, and their text."""
-        visible = event.ids
-        finish = event.finish
-        if finish is not None and isinstance(finish.matched, int) and visible and not self.request.sampling.no_stop_trim:
-            visible = visible[:-1]  # the stop token itself is counted but not shown
+        """How many ids of the event belong to the sequence, and what is shown of their text."""
+        finish, num_shown = event.finish, len(event.ids)
+        if finish is not None and isinstance(finish.matched, int) and event.ids and not self.request.sampling.no_stop_trim:
+            num_shown -= 1  # the stop token itself is counted but not shown
         if self._finder is None:
-            return len(event.ids), self._detokenizer.feed(visible)
+            return len(event.ids), self._detokenizer.feed(event.ids[:num_shown])
         text = ""
-        for position, token_id in enumerate(visible):
-            text += self._finder.feed(self._detokenizer.feed((token_id,)))
+        for position, token_id in enumerate(event.ids):
+            text += self._search(self._finder, token_id, shown=position < num_shown)
             if self._stopped:
                 return position + 1, text
         return len(event.ids), text
+
+    def _search(self, finder: StopFinder, token_id: int, *, shown: bool) -> str:
+        """Look for stop strings in the text with one more token, special or not; returns what becomes certain of the shown text."""
+        if token_id in self._skipped:
+            return finder.feed(self._tokenizer.token_text(token_id), hidden=True)
+        if shown:
+            return finder.feed(self._detokenizer.feed((token_id,)))
+        before = finder.feed(self._detokenizer.flush())  # half a character is the shown text's, not the stop token's
+        if finder.matched is not None:
+            return before
+        return before + finder.feed(self._detokenizer.feed((token_id,)) + self._detokenizer.flush(), hidden=True)
 
     def _flush(self) -> str:
         tail = self._detokenizer.flush()

@@ -7,6 +7,7 @@ from typing import Any
 
 from setpoint.core.messages import LogprobBlock
 from setpoint.core.request import Request
+from setpoint.frontend.text.detokenizer import Detokenizer, make_detokenizer
 from setpoint.frontend.text.tokenizer import Tokenizer
 
 
@@ -27,8 +28,10 @@ class NativeLogprobs:
         return fields
 
     def of_prompt(self, request: Request, block: LogprobBlock | None) -> dict[str, Any]:
-        """Positions from ``logprob_start_len`` to the end; the first entry has no logprob, as nothing reported precedes it."""
-        ids = request.prompt()[request.logprob_start_len :].tolist()
+        """Positions from ``logprob_start_len`` to the end, none if it is -1; the first entry has no logprob, as nothing reported
+        precedes it."""
+        start = request.logprob_start_len
+        ids = request.prompt()[start:].tolist() if start >= 0 else []
         num_known = min(len(block.values) if block is not None else 0, max(len(ids) - 1, 0))
         num_unknown = len(ids) - num_known
         unknown: list[Any] = [None] * num_unknown
@@ -78,11 +81,16 @@ def _chat_entry(tokenizer: Tokenizer, value: float, token_id: int) -> dict[str, 
 
 
 class CompletionLogprobs:
-    """``choices[].logprobs`` of /v1/completions, with text offsets counted on through the chunks of a stream."""
+    """``choices[].logprobs`` of /v1/completions. ``text_offset`` says where in the shown text a token begins; it is counted on through
+    the chunks of a stream, and tokens that are skipped or only part of a character take no place in it."""
 
-    def __init__(self, tokenizer: Tokenizer, *, offset: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        """``skip_special_tokens``: of the outputs; an echoed prompt is always shown without them."""
         self._tokenizer = tokenizer
-        self._offset = offset
+        self._offset = 0
+        """Of the next token in the text, in characters."""
+        self._prompt_text = make_detokenizer(tokenizer, skip_special_tokens=True)
+        self._output_text = make_detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
 
     def of_prompt(self, request: Request, block: LogprobBlock | None) -> dict[str, Any]:
         """The whole prompt, for ``echo``: the first token has no logprob."""
@@ -90,36 +98,36 @@ class CompletionLogprobs:
         num_known = min(len(block.values) if block is not None else 0, len(ids) - 1)
         fields = self._empty()
         for token_id in ids[: len(ids) - num_known]:
-            self._add(fields, token_id, None, None)
+            self._add(fields, self._prompt_text, token_id, None, None)
         if block is not None and num_known:
-            self._add_block(fields, block, num_known)
+            self._add_block(fields, self._prompt_text, block, num_known)
+        self._offset += len(self._prompt_text.flush())
         return fields
 
     def of_outputs(self, blocks: Sequence[LogprobBlock]) -> dict[str, Any]:
         fields = self._empty()
         for block in blocks:
-            self._add_block(fields, block, len(block.values))
+            self._add_block(fields, self._output_text, block, len(block.values))
         return fields
 
     def _empty(self) -> dict[str, Any]:
         return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
-    def _add_block(self, fields: dict[str, Any], block: LogprobBlock, count: int) -> None:
+    def _add_block(self, fields: dict[str, Any], shown: Detokenizer, block: LogprobBlock, count: int) -> None:
         """The last ``count`` positions of a block."""
         for position in range(len(block.values) - count, len(block.values)):
             tops = zip(block.top_ids[position], block.top_values[position], strict=True) if block.top_values else ()
             by_text: dict[str, float] = {}
             for top_id, top_value in tops:
                 by_text.setdefault(self._tokenizer.token_text(top_id), top_value)  # two ids may look the same: keep the likelier
-            self._add(fields, block.ids[position], block.values[position], by_text)
+            self._add(fields, shown, block.ids[position], block.values[position], by_text)
 
-    def _add(self, fields: dict[str, Any], token_id: int, value: float | None, top: dict[str, float] | None) -> None:
-        text = self._tokenizer.token_text(token_id)
-        fields["tokens"].append(text)
+    def _add(self, fields: dict[str, Any], shown: Detokenizer, token_id: int, value: float | None, top: dict[str, float] | None) -> None:
+        fields["tokens"].append(self._tokenizer.token_text(token_id))
         fields["token_logprobs"].append(value)
         fields["top_logprobs"].append(top)
         fields["text_offset"].append(self._offset)
-        self._offset += len(text)
+        self._offset += len(shown.feed((token_id,)))
 
 
 def join(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

@@ -116,8 +116,7 @@ class NativeApi:
             logprobs = NativeLogprobs(self._service.text.tokenizer, with_text=prepared.text_in_logprobs)
             blocks = output.logprobs if piece is None else [piece.logprobs] if piece.logprobs is not None else []
             meta.update(logprobs.of_outputs(output.request, blocks))
-            if output.request.logprob_start_len >= 0:
-                meta.update(logprobs.of_prompt(output.request, output.prompt_logprobs))
+            meta.update(logprobs.of_prompt(output.request, output.prompt_logprobs))
         if piece is not None:
             return {"text": piece.text, "output_ids": piece.ids, "meta_info": meta}
         return {"text": output.text, "output_ids": output.output_ids, "meta_info": meta}

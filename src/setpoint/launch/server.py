@@ -56,6 +56,7 @@ async def _serve(engine: Launched, sock: socket.socket, phases: Phases) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     # After the handlers: these take long enough for somebody to change their mind.
     from setpoint.frontend.http.app import create_app
+    from setpoint.frontend.http.port import is_loopback
     from setpoint.frontend.http.serve import make_server
 
     stopped = asyncio.create_task(stop.wait())
@@ -65,7 +66,8 @@ async def _serve(engine: Launched, sock: socket.socket, phases: Phases) -> int:
             return 0
         options = engine.config.options
         log_level = options.log_level_http or options.log_level
-        server = make_server(create_app(service), log_level=log_level, drain_s=DRAIN_S + CLOSE_S)
+        app = create_app(service, local_only=is_loopback(sock))
+        server = make_server(app, log_level=log_level, drain_s=DRAIN_S + CLOSE_S)
         await _answer(service, server, sock, _open(engine.config, service, phases), [stopped, session.watcher])
         if not stop.is_set():
             raise EngineDeadError(session.client.death)

@@ -42,8 +42,6 @@ REFERENCE_SCORES = 1 << 24
 class MemoryPlan:
     """Where the memory goes, in bytes, and how many tokens the pool holds."""
 
-    available_bytes: int
-    """Free before the weights are loaded."""
     weights_bytes: int
     kv_bytes: int
     """The pool's tensors, dummy page included."""
@@ -55,11 +53,6 @@ class MemoryPlan:
     """Usable tokens, a multiple of the page size; the dummy page is not among them."""
     limited_by: str
     """What kept the pool from being larger, in words with numbers."""
-
-    @property
-    def headroom_bytes(self) -> int:
-        """What is left while the largest step runs; negative: memory will run out while serving."""
-        return self.available_bytes - self.weights_bytes - self.kv_bytes - self.workspace_bytes - self.graphs_bytes
 
 
 def weight_bytes(spec: ModelSpec, dtype_bytes: int, *, head_copied: bool = False, int8: bool = False, blocks: bool = False) -> int:
@@ -232,7 +225,6 @@ class MemoryModel:
         if num_pages < 1:
             raise OutOfMemoryError(self._no_room(available_bytes, rest, pool_bytes, limited_by))
         return MemoryPlan(
-            available_bytes=available_bytes,
             weights_bytes=weights,
             kv_bytes=(num_pages + 1) * page,
             workspace_bytes=workspace,

@@ -12,9 +12,10 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 PATIENCE_S = 60.0
-CTRL_C, CTRL_D = "\x03", "\x04"
+CTRL_C, CTRL_D, CTRL_Z = "\x03", "\x04", "\x1a"
 
 _ATTACH = """
 import os, sys
@@ -46,6 +47,10 @@ class Terminal:
     def screen(self) -> str:
         """All that was written, as text."""
         return _ESCAPES.sub("", self.raw)
+
+    def modes(self) -> list[Any]:
+        """How the terminal treats what is typed, as ``termios`` has it."""
+        return termios.tcgetattr(self._slave)
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())

@@ -75,17 +75,7 @@ class AttentionBatch:
     """[num_slots, W] int32, permanent (it may be another tensor after the table has grown); entries past a row's pages are junk."""
 
 
-@dataclass(slots=True, frozen=True)
-class Capabilities:
-    """What a backend can do beyond eager execution of ``forward``."""
-
-    graphs: bool = False
-    """May be captured in a device graph: no host data is read inside ``forward``."""
-
-
 class AttentionBackend(Protocol):
-    capabilities: Capabilities
-
     def forward(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, variant: AttentionVariant
     ) -> torch.Tensor:

@@ -11,7 +11,7 @@ import weakref
 
 import torch
 
-from setpoint.engine.attention.base import AttentionBatch, AttentionShape, AttentionVariant, Capabilities
+from setpoint.engine.attention.base import AttentionBatch, AttentionShape, AttentionVariant
 from setpoint.engine.kernels.cpu.library import DTYPES, AttentionCall, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
@@ -23,8 +23,6 @@ MAX_GROUP = 64
 
 class CpuAttention:
     """Implements ``attention.base.AttentionBackend``."""
-
-    capabilities = Capabilities()
 
     def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
         self._shape = shape

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from setpoint.engine.attention.base import AttentionBatch, AttentionShape, AttentionVariant, Capabilities
+from setpoint.engine.attention.base import AttentionBatch, AttentionShape, AttentionVariant
 
 MAX_SCORES = 1 << 24
 """Scores (heads × queries × keys) held at once; longer rows are computed in blocks of queries."""
@@ -16,8 +16,6 @@ MAX_SCORES = 1 << 24
 
 class TorchRefAttention:
     """Implements ``attention.base.AttentionBackend``."""
-
-    capabilities = Capabilities()
 
     def __init__(self, shape: AttentionShape) -> None:
         self.wide = torch.promote_types(shape.dtype, torch.float32)

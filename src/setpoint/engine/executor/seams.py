@@ -148,7 +148,6 @@ class _TimedAttention:
     """Implements ``attention.base.AttentionBackend``."""
 
     def __init__(self, backend: Any, works: defaultdict[str, Work]) -> None:
-        self.capabilities = backend.capabilities
         self._backend = backend
         self._works = works
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from setpoint.engine.attention.base import AttentionBatch, AttentionVariant, Capabilities
+from setpoint.engine.attention.base import AttentionBatch, AttentionVariant
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.layers.attention import store_and_attend
 from setpoint.engine.layers.context import ForwardContext
@@ -111,8 +111,6 @@ class TracedOps(RefOps):
 
 class TracedAttention:
     """Stands for an ``AttentionBackend`` in traced code, behind ``TracedOps``; the "caches" are the layer's number."""
-
-    capabilities = Capabilities()
 
     def __init__(self, num_heads: int, num_kv_heads: int) -> None:
         self.heads = [num_heads, num_kv_heads, num_kv_heads]

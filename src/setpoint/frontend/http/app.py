@@ -1,4 +1,4 @@
-"""The ASGI application: routes, CORS, API key, error shapes. Built from parts, so tests run it without sockets or engine."""
+"""The ASGI application: routes, CORS, who may ask, error shapes. Built from parts, so tests run it without sockets or engine."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from starlette.middleware.cors import CORSMiddleware
 
 from setpoint.frontend.http.admin import AdminRoutes
 from setpoint.frontend.http.auth import ApiKeyMiddleware
+from setpoint.frontend.http.browsers import LocalOnlyMiddleware
 from setpoint.frontend.http.errors import add_error_handlers
 from setpoint.frontend.http.native import NativeRoutes
 from setpoint.frontend.http.openai import OpenAIRoutes
 from setpoint.frontend.service import Service
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service, *, local_only: bool = False) -> FastAPI:
+    """``local_only``: nobody but this machine can reach the port, and nobody but this machine is meant to."""
     app = FastAPI(title="Setpoint")
     app.state.service = service
     for routes in (NativeRoutes, AdminRoutes, OpenAIRoutes):
@@ -21,6 +23,8 @@ def create_app(service: Service) -> FastAPI:
     add_error_handlers(app)
     if service.config.api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=service.config.api_key)
-    # Added last, so it is outermost: a browser can read a 401 too.
-    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"], allow_credentials=True)
+    # Added after it, so around it: a page can read a 401 too. Without the browser's credentials (cookies): there are none to use.
+    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
+    if local_only and service.config.api_key is None:
+        app.add_middleware(LocalOnlyMiddleware)
     return app

@@ -11,21 +11,19 @@ from setpoint.frontend.bodies import MAX_BODY_BYTES, InvalidBodyError, decode_ob
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The body as a JSON object. Raises InvalidBodyError: 400 malformed, 413 larger than MAX_BODY_BYTES."""
+    """The body as a JSON object. Raises InvalidBodyError: 400 malformed or not said to be JSON, 413 larger than MAX_BODY_BYTES.
+
+    A web page may send any other content type to any server without asking; for JSON its browser asks first (CORS).
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise InvalidBodyError(_content_type_advice(content_type))
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
             raise InvalidBodyError(f"The body is larger than {MAX_BODY_BYTES} bytes.", status_code=413)
     return decode_object(body)
-
-
-async def read_openai_object(request: Request) -> dict[str, Any]:
-    """As ``read_object``, for ``/v1/*``: the content type must be application/json."""
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise InvalidBodyError(_content_type_advice(content_type))
-    return await read_object(request)
 
 
 def _content_type_advice(content_type: str) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from setpoint.frontend.bodies import as_id_lists, parse
-from setpoint.frontend.http.bodies import read_object, read_openai_object
+from setpoint.frontend.http.bodies import read_object
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
 from setpoint.frontend.jobs import Job
@@ -68,7 +68,7 @@ class NativeRoutes:
         return json_response(results if prepared.is_list else results[0])
 
     async def tokenize(self, request: Request) -> Response:
-        body = parse(await self._read(request), TokenizeBody, route="/tokenize")
+        body = parse(await read_object(request), TokenizeBody, route="/tokenize")
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         tokens = [(await self._service.text.encode(text, add_special_tokens=body.add_special_tokens)).tolist() for text in texts]
         counts = [len(ids) for ids in tokens]
@@ -77,16 +77,13 @@ class NativeRoutes:
         return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:
-        body = parse(await self._read(request), DetokenizeBody, route="/detokenize")
+        body = parse(await read_object(request), DetokenizeBody, route="/detokenize")
         lists, is_batch = as_id_lists(body.tokens, "tokens")
         texts = []
         for ids in lists:
             self._service.intake.check_ids(ids, name="tokens")
             texts.append(await self._service.text.decode(ids, skip_special_tokens=body.skip_special_tokens))
         return json_response({"text": texts if is_batch else texts[0]})
-
-    async def _read(self, request: Request) -> dict[str, Any]:
-        return await (read_openai_object(request) if request.url.path.startswith("/v1/") else read_object(request))
 
     async def _stream(self, job: Job, prepared: Prepared) -> AsyncGenerator[bytes, None]:
         async for pieces in job.pieces():

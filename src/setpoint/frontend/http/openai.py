@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from setpoint.frontend.http.bodies import read_openai_object
+from setpoint.frontend.http.bodies import read_object
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
 from setpoint.frontend.openai.apis import Api, openai_apis
@@ -28,7 +28,7 @@ class OpenAIRoutes:
 
 def _handler(api: Api) -> Callable[[Request], Awaitable[Response]]:
     async def create(request: Request) -> Response:
-        exchange = await api.open(await read_openai_object(request))
+        exchange = await api.open(await read_object(request))
         if exchange.is_stream:
             return EventStream(exchange.job, _events(exchange.chunks()))
         with exchange.job, cancelled_with_client(exchange.job, request.receive):

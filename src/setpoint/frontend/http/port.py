@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 from setpoint.core.errors import ConfigError
@@ -22,6 +23,11 @@ def bind_socket(host: str, port: int) -> socket.socket:
         sock.close()
         raise cannot_listen(host, port, error) from error
     return sock
+
+
+def is_loopback(sock: socket.socket) -> bool:
+    """Whether only programs of this machine can reach the bound socket."""
+    return ipaddress.ip_address(sock.getsockname()[0]).is_loopback
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:

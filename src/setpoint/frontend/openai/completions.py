@@ -58,14 +58,14 @@ class CompletionChoices:
         prompt = self._prompt_text(output) if self._echo else ""
         logprobs = None
         if output.request.return_logprob:
-            maker = CompletionLogprobs(self._tokenizer)
+            maker = self._logprobs_of(output)
             echoed = maker.of_prompt(output.request, output.prompt_logprobs) if self._echo else None
             logprobs = maker.of_outputs(output.logprobs)
             logprobs = logprobs if echoed is None else join(echoed, logprobs)
         return {"index": output.index, "text": prompt + output.text, "logprobs": logprobs, **finish_fields(output)}
 
     def opening(self, output: SequenceOutput) -> dict[str, Any] | None:
-        maker = self._logprobs[output.index] = CompletionLogprobs(self._tokenizer)
+        maker = self._logprobs[output.index] = self._logprobs_of(output)
         if not self._echo:
             return None
         wanted = output.request.return_logprob
@@ -80,6 +80,9 @@ class CompletionChoices:
 
     def closing(self, output: SequenceOutput) -> dict[str, Any]:
         return {**_chunk_choice(output, "", None), **finish_fields(output)}
+
+    def _logprobs_of(self, output: SequenceOutput) -> CompletionLogprobs:
+        return CompletionLogprobs(self._tokenizer, skip_special_tokens=output.request.sampling.skip_special_tokens)
 
     def _prompt_text(self, output: SequenceOutput) -> str:
         return self._tokenizer.decode(output.request.prompt().tolist())

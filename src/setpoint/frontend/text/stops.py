@@ -1,4 +1,4 @@
-"""Finds stop strings in text that arrives in pieces.
+"""Finds stop strings in text that arrives in pieces, some of which the client is not shown.
 
 Works on strings only; which token a piece came from, and what a match means for the request, is the caller's business.
 """
@@ -11,37 +11,46 @@ from collections.abc import Sequence
 class StopFinder:
     """Feeds text through, holding back the tail that may be the start of a stop string.
 
-    Contract: what ``feed`` and ``flush`` return, joined, is the text up to the first stop string (including it if ``keep``).
-    "First" is the one that is complete first, and the longest of those: so the result does not depend on how the text was
-    cut into pieces.
+    Contract: what ``feed`` and ``flush`` return, joined, is the text up to the first stop string (including it if ``keep``),
+    without the hidden pieces (special tokens), which are searched like all others. "First" is the one that is complete first, and
+    the longest of those: so the result does not depend on how the text was cut into pieces.
     """
 
     def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
         self._stops = tuple(stops)
         self._keep = keep
         self._held = ""
+        self._hidden: list[tuple[int, int]] = []
+        """The parts of ``_held`` that are hidden: start and end, in order."""
         self.matched: str | None = None
         """The stop string found; after that nothing more is fed."""
 
-    def feed(self, text: str) -> str:
-        """Returns the text that is certain not to belong to a stop string. Sets ``matched`` at the end of a match."""
+    def feed(self, text: str, *, hidden: bool = False) -> str:
+        """Returns the shown text that is certain not to belong to a stop string. Sets ``matched`` at the end of a match."""
         assert self.matched is None, "text after a stop string"
-        if not self._stops:
-            return text
-        text = self._held + text
-        match = self._first_match(text)
-        if match is not None:
-            start, self.matched = match
-            self._held = ""
-            return text[: start + len(self.matched)] if self._keep else text[:start]
-        held_from = self._partial_match(text)
-        self._held = text[held_from:]
-        return text[:held_from]
+        if hidden:
+            self._hidden.append((len(self._held), len(self._held) + len(text)))
+        self._held += text
+        match = self._first_match(self._held)
+        if match is None:
+            return self._release(self._partial_match(self._held))
+        start, self.matched = match
+        return self._release(start + len(self.matched) if self._keep else start)
 
     def flush(self) -> str:
         """The end of the text: what was held back is no stop string after all."""
-        held, self._held = self._held, ""
-        return held
+        return self._release(len(self._held))
+
+    def _release(self, end: int) -> str:
+        """What is shown of the held text before ``end``; the rest stays held."""
+        shown, at = "", 0
+        for start, stop in self._hidden:
+            shown += self._held[at : min(start, end)]
+            at = min(stop, end)
+        shown += self._held[at:end]
+        self._held = self._held[end:]
+        self._hidden = [(max(start - end, 0), stop - end) for start, stop in self._hidden if stop > end]
+        return shown
 
     def _first_match(self, text: str) -> tuple[int, str] | None:
         matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]

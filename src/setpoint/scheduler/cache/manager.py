@@ -148,10 +148,6 @@ class KVCache:
         known = self._tree.extend(handle, ids[start:], own, priority)
         return own[: known // self.page_size].copy()
 
-    def release(self, handle: PrefixHandle) -> None:
-        """Take the handle's lock away (once; again is harmless). The prefix stays cached until it is evicted."""
-        handle.release()
-
     def flush(self) -> int:
         """Drop every unlocked stretch; returns the tokens freed."""
         num_tokens = self._tree.evictable_tokens
