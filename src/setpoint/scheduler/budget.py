@@ -19,7 +19,7 @@ class PrefillBudget:
     page_size: int
     clip_max_new_tokens: int
     input_left: int
-    """Of max_prefill_tokens."""
+    """Of max_prefill_tokens. Where prompts are cut into chunks it ends a pass that has spent it, and keeps no single prompt out."""
     chunk_left: int | None
     """Of chunked_prefill_size; None = prompts are never cut."""
     requests_left: int | None
@@ -52,9 +52,9 @@ class PrefillBudget:
         if extend + min(max(remaining, 0), self.clip_max_new_tokens) + self.page_size >= available - self.reserved:
             return Refusal.NO_MEMORY
         padded = self._ceil_page(extend)
-        if padded >= self.input_left and self.num_admitted > 0:
-            return Refusal.TOKEN_BUDGET
-        if self.chunk_left is None or padded <= self.chunk_left:
+        if self.chunk_left is None:
+            return Refusal.TOKEN_BUDGET if padded >= self.input_left and self.num_admitted > 0 else extend
+        if padded <= self.chunk_left:
             return extend
         cut = self.chunk_left // self.page_size * self.page_size
         return cut if cut > 0 else Refusal.CHUNK_BUDGET
