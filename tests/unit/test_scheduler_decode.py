@@ -134,6 +134,18 @@ def test_forced_retraction_for_tests() -> None:
         assert harness.outcomes[f"r{number}"].ids == reference(np.array(prompt(4, 10 + number), np.int32), 12, hashed_token(VOCAB))
 
 
+@pytest.mark.parametrize("num_pages", [11, 14, 20])
+def test_forced_retraction_takes_as_many_as_it_must(num_pages: int) -> None:
+    """In step, and in a pool so small that the pages of one victim do not give the others one each."""
+    harness = Harness(num_pages=num_pages, page_size=4, test_retract_interval=1, clip_max_new_tokens=1, ratio=EAGER)
+    for number in range(8):
+        harness.submit(f"r{number}", prompt(3, 10 + number), max_new_tokens=12)
+    harness.drain()
+    assert any(event.testing and event.num_seqs > 1 for event in harness.recorder.retractions)
+    for number in range(8):
+        assert harness.outcomes[f"r{number}"].ids == reference(np.array(prompt(3, 10 + number), np.int32), 12, hashed_token(VOCAB))
+
+
 @pytest.mark.parametrize(
     ("options", "length", "finish_type", "matched"),
     [

@@ -90,7 +90,7 @@ class DecodePlanner:
         for seq_id in retraction_order(views)[:-1]:
             state.send_back(living.pop(seq_id))
             num_retracted += 1
-            if testing or self._fits(list(living.values())):
+            if self._fits(list(living.values())):
                 break
         if state.chunking is not None and not self._fits(list(living.values())):
             state.send_back(state.chunking)
