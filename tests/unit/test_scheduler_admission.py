@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from setpoint.core.messages import Abort, Stop
 from setpoint.core.plan import OWN_LENGTH
 from setpoint.core.stats import Refusal
 from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
-from setpoint.scheduler.config import RatioConfig
+from setpoint.scheduler.config import PriorityConfig, RatioConfig
 from setpoint.testing.harness import VOCAB, Harness
 
 
@@ -97,6 +98,25 @@ def test_max_prefill_tokens_limits_a_batch_but_not_its_first_request() -> None:
     assert harness.recorder.steps[-1].refusals == {Refusal.TOKEN_BUDGET: 1}
 
 
+def test_with_chunks_max_prefill_tokens_never_keeps_a_long_prompt_out() -> None:
+    """Ten pairs of a short and a long prompt: what the short one leaves of a chunk goes to the long one."""
+    harness = Harness(num_pages=800, max_running_requests=20, chunked_prefill_size=8, max_prefill_tokens=16)
+    for number in range(10):
+        harness.submit(f"short{number}", prompt(1, 10 + number), max_new_tokens=1)
+        harness.submit(f"long{number}", prompt(16, 40 + number), max_new_tokens=1)
+    harness.drain()
+    assert sum(stats.num_prefill_rows > 0 for stats in harness.recorder.steps) == 22
+
+
+def test_max_prefill_tokens_below_the_chunk_ends_a_batch_that_has_spent_it() -> None:
+    harness = Harness(num_pages=128, chunked_prefill_size=16, max_prefill_tokens=4)
+    for number, length in enumerate((3, 9, 2)):
+        harness.submit(f"r{number}", prompt(length, 10 + 10 * number))
+    harness.turn()
+    assert [row[2] for row in harness.rows()] == [3, 9]
+    assert harness.recorder.steps[-1].refusals == {Refusal.TOKEN_BUDGET: 1}
+
+
 def test_prefill_max_requests() -> None:
     harness = Harness(num_pages=128, prefill_max_requests=2)
     for number in range(5):
@@ -117,6 +137,34 @@ def test_max_running_requests_gives_no_slot_until_one_ends() -> None:
     assert harness.recorder.steps[-1].refusals == {Refusal.NO_SLOT: 1}  # the reason is kept while the batch is full
     harness.turn()
     assert harness.running() == ["r1", "r2"]
+
+
+@pytest.mark.parametrize("way", ["abort", "stop", "time limit", "dropped for a more urgent one"])
+def test_the_queue_moves_on_when_the_request_that_did_not_fit_leaves_it(way: str) -> None:
+    """Nobody is looked at while the first does not fit; with it gone the next one is."""
+    replaced = way.startswith("dropped")
+    harness = Harness(
+        num_pages=100,
+        waiting_timeout_s=5.0 if way == "time limit" else None,
+        max_queued_requests=1 if replaced else None,
+        priority=PriorityConfig(preempt=False) if replaced else None,
+    )
+    harness.submit("runs", prompt(10, 10), max_new_tokens=60, ignore_eos=True)
+    harness.turn()
+    harness.submit("big", prompt(50, 20), max_new_tokens=2, priority=1 if replaced else None)
+    harness.turn(2)
+    assert harness.recorder.steps[-1].refusals == {Refusal.NO_MEMORY: 1}
+    match way:
+        case "abort":
+            harness.wire.inbox.append(Abort("big"))
+        case "stop":
+            harness.wire.inbox.append(Stop("big"))
+        case "time limit":
+            harness.clock.advance(6.0)
+    harness.submit("small", prompt(3, 30), max_new_tokens=2, priority=2 if replaced else None)
+    harness.turn(1)
+    assert harness.running() == ["runs", "small"]
+    harness.drain()
 
 
 def test_a_candidate_is_charged_its_full_output_and_running_ones_a_share() -> None:

@@ -177,6 +177,20 @@ def test_shortest_prefill_first_runs_short_prompts_beside_a_long_one() -> None:
     assert harness.outcomes["s3"].ids == expected(30, 40, 2)
 
 
+def test_shortest_prefill_first_matches_each_waiting_prompt_once_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(num_pages=900, chunked_prefill_size=16, policy="shortest-prefill-first")
+    harness.submit("long", prompt(60, 10), max_new_tokens=2)
+    harness.turn()
+    for number in range(20):
+        harness.submit(f"r{number}", prompt(30, 11 + number), max_new_tokens=2)
+    looks: list[int] = []
+    peek = harness.cache.peek
+    monkeypatch.setattr(harness.cache, "peek", lambda ids, namespace="": (looks.append(1), peek(ids, namespace))[1])
+    harness.turn()
+    assert harness.rows() == [(0, 16, 16, False)]
+    assert len(looks) == 20 + 1, "to order them, and the first once more to see what the chunk may leave to it"
+
+
 def test_one_prompt_at_a_time_is_in_pieces() -> None:
     """Where the next chunk must wait for the last one's result, others may use the turn, but whole."""
     harness = Harness(num_pages=400, chunked_prefill_size=16, policy="shortest-prefill-first", depth=2, replan_inflight=False)

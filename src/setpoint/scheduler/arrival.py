@@ -43,9 +43,7 @@ def new_sequence(request: Request, config: SchedulerConfig, *, seq_id: int, seed
     limit = min(config.max_req_len - num_input - 1, pool_tokens - padded - page_size - 1)
     if limit < min(wanted, 1):
         raise RequestError(f"A prompt of {num_input} tokens leaves no room for output in a KV cache of {pool_tokens} tokens.")
-    stop_ids: frozenset[int] = (
-        frozenset() if request.sampling.ignore_eos else config.eos_token_ids | frozenset(request.sampling.stop_token_ids)
-    )
+    stop_ids = config.eos_token_ids | frozenset(request.sampling.stop_token_ids)
     return Sequence(
         seq_id=seq_id,
         request=request,

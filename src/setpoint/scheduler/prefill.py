@@ -38,11 +38,11 @@ class PrefillPlanner:
                 self.refuse(reason, step)
                 return
         budget = self._budget()
+        beside = self._order.take() if chunking is not None and self._order.shares_chunks else None
         if chunking is not None:
-            beside = self._order.take() if self._order.shares_chunks else []
-            self._continue(chunking, budget, builder, step, beside)
-        if state.chunking is None or self._order.shares_chunks:
-            self._scan(budget, builder, step)
+            self._continue(chunking, budget, builder, step, beside or [])
+        if beside is not None or state.chunking is None:
+            self._scan(self._order.take() if beside is None else beside, budget, builder, step)
         if state.chunking is not None and not step.refusals:
             self.refuse(Refusal.CHUNK_BUDGET, step)
         self._delay.admitted(step.num_new_seqs)
@@ -58,8 +58,8 @@ class PrefillPlanner:
     def _no_pass(self) -> Refusal | None:
         """Why no one can be admitted this turn, if that is known without a look at each of them."""
         state = self._state
-        if state.full is not None and not self._preemption_is_possible():
-            return state.full
+        if state.standing_refusal is not None and not self._preemption_is_possible():
+            return state.standing_refusal
         view = DelayView(
             num_running=len(state.running),
             num_free_slots=len(state.slots),
@@ -69,10 +69,10 @@ class PrefillPlanner:
         )
         return Refusal.DELAYED if self._delay.holds(view) else None
 
-    def _scan(self, budget: PrefillBudget, builder: PlanBuilder, step: StepDraft) -> None:
+    def _scan(self, waiting: list[Sequence], budget: PrefillBudget, builder: PlanBuilder, step: StepDraft) -> None:
         """Admit in order until one does not fit, or one is left in mid-prefill."""
         state = self._state
-        for seq in self._order.take():
+        for seq in waiting:
             refusal = self._admit(seq, budget, builder, step)
             if refusal in (Refusal.NO_MEMORY, Refusal.NO_SLOT) and self._preempt(seq, budget, step):
                 refusal = self._admit(seq, budget, builder, step)
@@ -81,7 +81,7 @@ class PrefillPlanner:
                 # NOTE: not where nothing ran before this pass. Newcomers reserve all they may generate until they run; the next pass
                 # counts them by the ratio and may find room for more (SGLang's flag is lost there with the empty batch it was set on).
                 if refusal in (Refusal.NO_MEMORY, Refusal.NO_SLOT) and step.num_running:
-                    state.full = refusal
+                    state.standing_refusal = refusal
                 self.refuse(refusal, step)
                 return
             if state.chunking is seq:

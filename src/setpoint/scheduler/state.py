@@ -74,8 +74,8 @@ class State:
         """Prompt tokens planned since the start."""
         self.now = 0.0
         """Clock seconds; written by the scheduler before it plans or takes a request in."""
-        self.full: Refusal | None = None
-        """Why admission is pointless until a sequence ends or is retracted (SGLang: batch_is_full)."""
+        self.standing_refusal: Refusal | None = None
+        """Why admission is pointless until a sequence ends, running or waiting, or is retracted (SGLang: batch_is_full)."""
 
     @property
     def available_tokens(self) -> int:
@@ -116,6 +116,7 @@ class State:
         del self.by_id[seq.seq_id]
         if seq.status is Status.WAITING:
             self.queue.remove(seq)
+            self.standing_refusal = None  # perhaps it was this one that did not fit
         else:
             self._leave_running(seq)
             self.draining[seq.seq_id] = seq
@@ -146,10 +147,10 @@ class State:
         del self.running[seq.seq_id]
         if self.chunking is seq:
             self.chunking = None
-        self.full = None
+        self.standing_refusal = None
 
     def _free_slot(self, seq: Sequence) -> None:
         self.slots.append(seq.slot)
         self.releases.append(seq.slot)
         seq.slot = -1
-        self.full = None
+        self.standing_refusal = None
