@@ -49,10 +49,10 @@ def test_every_step_kind_has_its_line(tiny: ServerProcess) -> None:
     tiny.generate(text="abc", sampling_params={"max_new_tokens": 90, "temperature": 0, "ignore_eos": True})
     prefill = (
         r"Prefill batch, #new-seq: 1, #new-token: \d+, #cached-token: \d+, token usage: 0\.\d\d, #running-req: \d+, #queue-req: 0, "
-        r"#pending-token: 0, cpu graph: False, input throughput \(token/s\): \d+\.\d\d"
+        r"#pending-token: 0, cpu graph: True, input throughput \(token/s\): \d+\.\d\d"
     )
     decode = (
-        r"Decode batch, #running-req: \d+, #token: \d+, token usage: 0\.\d\d, cpu graph: False, gen throughput \(token/s\): \d+\.\d\d, "
+        r"Decode batch, #running-req: \d+, #token: \d+, token usage: 0\.\d\d, cpu graph: True, gen throughput \(token/s\): \d+\.\d\d, "
         r"#queue-req: 0"
     )
     for pattern in (prefill, decode):

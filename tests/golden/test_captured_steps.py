@@ -92,6 +92,21 @@ def test_every_architecture(architecture: str, dtype: str, tmp_path: Path) -> No
     assert same(said(replayed)[1], second[1])
 
 
+@pytest.mark.parametrize("capture", [True, False])
+def test_the_result_says_whether_its_step_was_replayed(capture: bool, tmp_path: Path) -> None:
+    runner = make_runner(write_tiny(tmp_path, of_architecture("LlamaForCausalLM")), capture=capture)
+    driver, prompt = Driver(InprocExecutor(runner), PAGE, CONTEXT // PAGE), list(range(3, 3 + MAX_TOKENS + 20))
+    said = []
+    for begin, count in ((0, MAX_TOKENS + 1), (MAX_TOKENS + 1, 19)):
+        plan = driver.plan()
+        if begin == 0:
+            driver.admit(plan, 0, prompt)
+        plan.add_row(0, 0, begin, count, begin + count == len(prompt))
+        said.append(driver.run(plan).graph)
+    said += [result.graph for result in driver.decode([0], 2)]
+    assert said == [False, capture, capture, capture]
+
+
 def test_every_level_and_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_tiny(tmp_path, of_architecture("Qwen3ForCausalLM"))
     for level in build.supported_levels():

@@ -64,6 +64,8 @@ def test_compiled_steps_say_the_same(
     monkeypatch.setattr(CompiledModel, "_call", lambda self, ids, ctx: sizes.append(len(ids)) or call(self, ids, ctx))
     assert generate(runner) == wanted
     assert {1, 3} <= set(sizes) <= set(range(1, MAX_TOKENS + 1))
+    plans = [compiling._last_tokens(len(PROMPTS[0]) + 16, size) for size in (MAX_TOKENS, MAX_TOKENS + 1)]
+    assert [runner.forward(plan).graph for plan in plans] == [True, False]
     runner.model.max_tokens = MAX_TOKENS + 3
     assert generate(runner) == wanted
     assert runner.model.max_tokens == 0, "chunks of 11 do not fit"

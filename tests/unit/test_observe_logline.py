@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from setpoint.core.shown import printable, shown
-from setpoint.core.stats import PoolStats, Preemption, Retraction
+from setpoint.core.stats import PoolStats, Preemption, Retraction, StepStats
 from setpoint.observe.logline import LogLines, setup_logging
 
 FORGED = "x\n[2026-01-01 00:00:00] ERROR: The server was broken into. \x1b[2J\u2028\r"
@@ -74,3 +74,20 @@ def test_what_is_shown_of_a_string() -> None:
     assert printable("a\nb\t\x00\u202e") == r"a\nb\t\x00\u202e"
     assert shown("abc", 3) == "abc"
     assert shown("abcd\n" * 1000, 6) == r"abcd\na… (5000 characters)"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_line_says_whether_its_step_was_replayed(device: str, graph: bool, caplog: pytest.LogCaptureFixture) -> None:
+    lines = LogLines(decode_log_interval=1, device=device, started_at=0.0)
+    pool = PoolStats(total=100, free=60, evictable=0, locked=30, held=10)
+    with caplog.at_level(logging.INFO):
+        for num_prefill_rows in (1, 0):
+            lines.on_step(
+                StepStats(
+                    step_id=1, finished_at=1.0, num_prefill_rows=num_prefill_rows, num_decode_rows=1 - num_prefill_rows, num_new_tokens=0,
+                    num_cached_tokens=0, num_new_seqs=0, num_running=1, num_queued=0, num_pending_tokens=0, num_sampled=1, pool=pool,
+                    new_token_ratio=0.5, graph=graph,
+                )
+            )  # fmt: skip
+    assert [f", {device} graph: {graph}, " in record.getMessage() for record in caplog.records] == [True, True]

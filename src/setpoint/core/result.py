@@ -45,3 +45,5 @@ class StepResult:
     forward_s: float = 0.0
     """Seconds the device was busy with the forward pass."""
     sample_s: float = 0.0
+    graph: bool = False
+    """The forward pass was replayed from a recording, or ran as compiled code, instead of operation by operation."""

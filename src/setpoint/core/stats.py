@@ -95,6 +95,7 @@ class StepStats:
     sample_s: float = 0.0
     schedule_s: float = 0.0
     graph: bool = False
+    """As the executor says (``StepResult.graph``)."""
 
 
 @dataclass(slots=True, frozen=True)

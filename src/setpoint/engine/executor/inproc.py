@@ -64,6 +64,7 @@ class InprocStep:
             embeddings={} if self.embeddings is None else dict(zip(self.forward.pooled.seq_ids, self.embeddings.numpy(), strict=True)),
             forward_s=seconds_between(self.begin, self.forward_done),
             sample_s=seconds_between(self.sample_begin, self.sample_done),
+            graph=self.forward.graph,
         )
 
     def _output_logprobs(self, plan: StepPlan) -> dict[int, PositionLogprobs]:

@@ -51,7 +51,7 @@ class CompiledModel:
         self._layers = tuple((layer, layer) for layer in range(spec.num_layers))
 
     def __call__(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        if len(input_ids) > self.max_tokens:
+        if not self.takes(len(input_ids)):
             return self.model(input_ids, ctx)
         if self._compiling:
             return self._call(input_ids, ctx)
@@ -64,6 +64,10 @@ class CompiledModel:
             self.max_tokens = 0
             logger.warning("torch.compile: no step runs compiled from now on, because the compiled code did not fit one: %s", error)
             return self.model(input_ids, ctx)
+
+    def takes(self, num_tokens: int) -> bool:
+        """Whether a step of so many tokens runs compiled."""
+        return num_tokens <= self.max_tokens
 
     @contextmanager
     def compiling(self, max_tokens: int) -> Iterator[None]:

@@ -22,6 +22,7 @@ from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.runner.batch import ForwardBatch, build_batch
 from setpoint.engine.runner.captured import Answer, CapturedForward
 from setpoint.engine.runner.claim_ahead import ClaimAhead
+from setpoint.engine.runner.compiled import CompiledModel
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.pooling import Pooled, Pooler
 from setpoint.engine.runner.rows import SlotTable
@@ -63,6 +64,8 @@ class Forward:
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """By row index."""
     pooled: Pooled | None = None
+    graph: bool = False
+    """The model's layers were replayed or ran compiled."""
 
     @property
     def logits(self) -> torch.Tensor | None:
@@ -126,24 +129,26 @@ class ModelRunner:
             return Forward(plan, None)
         batch = build_batch(plan.rows, self.slots)
         num_sampling = len(batch.sample_slots)
-        hidden, answer = self._compute(batch, with_logits=0 < num_sampling <= LOGITS_ROWS)
+        hidden, answer, graph = self._compute(batch, with_logits=0 < num_sampling <= LOGITS_ROWS)
         pooled = self.pooler.pool(plan.rows, batch, hidden, self.slots.columns)
         prompt = self._prompt_logprobs(plan, batch, hidden) if self.slots.any_special(batch.slots) else {}
         sampling = hidden[to_device(batch.sample_index, self.device)] if num_sampling and answer is None else None
-        return Forward(plan, batch, answer, sampling, prompt, pooled)
+        return Forward(plan, batch, answer, sampling, prompt, pooled, graph)
 
-    def _compute(self, batch: ForwardBatch, *, with_logits: bool) -> tuple[torch.Tensor, Answer | None]:
-        """-> hidden states [>= T, H] and, with logits, what the sampling rows come to."""
-        if self.captured is not None and self.captured.takes(batch):
+    def _compute(self, batch: ForwardBatch, *, with_logits: bool) -> tuple[torch.Tensor, Answer | None, bool]:
+        """-> hidden states [>= T, H]; with logits, what the sampling rows come to; ``Forward.graph``."""
+        graph = self.captured is not None and self.captured.takes(batch)
+        if graph:
             if self.slots.pages is not self._captured_table:
                 self._capture()
             hidden, answer = self.captured.run(batch, with_logits=with_logits)
         else:
             tensors = (to_device(array, self.device) for array in (batch.slots, batch.cu_q, batch.kv_lens))
             hidden, answer = self.hidden_of(batch.num_tokens, *tensors, batch.cu_q, batch.kv_lens), None
+            graph = isinstance(self.model, CompiledModel) and self.model.takes(batch.num_tokens)
         if with_logits and answer is None:
             answer = self.answer_of(hidden, to_device(batch.sample_index, self.device))
-        return hidden, answer
+        return hidden, answer, graph
 
     @torch.inference_mode()
     def hidden_of(
