@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from setpoint.core.messages import Abort, Stop
 from setpoint.core.plan import OWN_LENGTH
 from setpoint.core.stats import Refusal
 from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
@@ -156,9 +155,9 @@ def test_the_queue_moves_on_when_the_request_that_did_not_fit_leaves_it(way: str
     assert harness.recorder.steps[-1].refusals == {Refusal.NO_MEMORY: 1}
     match way:
         case "abort":
-            harness.wire.inbox.append(Abort("big"))
+            harness.abort("big")
         case "stop":
-            harness.wire.inbox.append(Stop("big"))
+            harness.stop("big")
         case "time limit":
             harness.clock.advance(6.0)
     harness.submit("small", prompt(3, 30), max_new_tokens=2, priority=2 if replaced else None)
