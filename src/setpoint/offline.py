@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from setpoint.config.commandline import parse_keywords
 from setpoint.config.commands import ENGINE
 from setpoint.config.environment import EnvSettings, read_environment
+from setpoint.config.keywords import naming_keywords
 from setpoint.config.options import Options
 from setpoint.core.errors import EngineDeadError
 from setpoint.core.sampling import SamplingParams
@@ -92,6 +93,9 @@ class Engine:
     honoured (of a list it names the prompt's index, and nothing of the list has run); EngineDeadError when the engine is gone.
     """
 
+    _words: Callable[[], AbstractContextManager[None]]
+    """How errors name options: as keywords, or as flags for whoever wrote a command line."""
+
     def __init__(self, model_path: str | None = None, **options: Any) -> None:
         """``options``: those of ``setpoint serve`` that are not about HTTP (docs/flags.md), e.g. ``max_total_tokens="32k"``.
 
@@ -99,17 +103,20 @@ class Engine:
         happens in this process goes to the loggers under ``setpoint``, which nothing here configures.
         """
         line = parse_keywords(ENGINE, options if model_path is None else {"model_path": model_path, **options})
+        self._words = naming_keywords
         self._start(line.options, read_environment(os.environ), line.given)
 
     @classmethod
     def from_options(cls, options: Options, env: EnvSettings, *, given: frozenset[str]) -> Engine:
         """For a command that has read its line; ``given`` names the options the user wrote."""
         engine = cls.__new__(cls)
+        engine._words = nullcontext
         engine._start(options, env, given)
         return engine
 
     def _start(self, options: Options, env: EnvSettings, given: frozenset[str]) -> None:
-        self._background = BackgroundService(options, env, given=given)
+        with self._words():
+            self._background = BackgroundService(options, env, given=given)
         self._calls = Calls(self._background.service)
         # When this object is collected, and when the interpreter exits.
         weakref.finalize(self, self._background.close)
@@ -229,10 +236,12 @@ class Engine:
     # -- from the caller's thread or loop to the service's, and back
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._background.call(coroutine)
+        with self._words():
+            return self._background.call(coroutine)
 
     async def _acall(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return await self._background.acall(coroutine)
+        with self._words():
+            return await self._background.acall(coroutine)
 
     def _each(self, groups: AsyncGenerator[list[Any], None]) -> Generator[Any, None, None]:
         steps = _Steps(groups)

@@ -52,9 +52,9 @@ def test_a_bad_prompt_is_named_before_anything_runs(serve: Serve, bad: dict[str,
         calls = Calls(server.service)
         prompt = bad.get("prompt")
         request = {} if prompt else bad
-        with pytest.raises(RequestError, match="prompt 500: "):
+        with pytest.raises(RequestError, match="prompt 501 of 501: "):
             await calls.generate(prompt, TWO, request)
-        with pytest.raises(RequestError, match="prompt 500: "):
+        with pytest.raises(RequestError, match="prompt 501 of 501: "):
             await anext(calls.stream(prompt, TWO, request))
 
     serve(scenario, engine)
@@ -68,7 +68,7 @@ def test_a_failure_in_the_middle_names_the_prompt_and_ends_the_others(serve: Ser
 
     async def scenario(server: Any) -> None:
         calls = Calls(server.service)
-        with pytest.raises(RequestError, match=r"prompt 700: The queue is full\.") as error:
+        with pytest.raises(RequestError, match=r"prompt 701 of 4701: The queue is full\.") as error:
             await calls.generate([*["fine"] * 700, "bad", *["fine"] * 4000], {"max_new_tokens": 50}, {})
         assert error.value.status_code == 503
         assert len(server.engine.submitted) < 4701, "the queue was short when it failed"
@@ -82,13 +82,13 @@ def test_what_a_conversation_must_be(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         calls = Calls(server.service)
         for messages, words in (
-            ([], "must be a list of messages"),
-            ("hello", "must be a list of messages"),
-            ([[{"role": "user", "content": "a"}], []], "prompt 1: messages must not be empty"),
+            ([], "or a list of such lists, not an empty one"),
+            ("hello", "or a list of such lists, not str"),
+            ([[{"role": "user", "content": "a"}], []], "prompt 2 of 2: messages must not be empty"),
             ([{"role": "user", "content": 5}], "must be a string or a list of parts"),
             ([{"content": "a"}], r"messages\[0\].role must be a string"),
             ([{"role": "user"}], r"messages\[0\].content is missing"),
-            ([[5]], "prompt 0: messages"),
+            ([[5]], r"prompt 1 of 1: messages\[0\] must be a dict with role and content, not int"),
         ):
             with pytest.raises(RequestError, match=words):
                 await calls.chat(messages, None, None, {})
@@ -101,11 +101,12 @@ def test_keywords_that_a_call_does_not_have(serve: Serve) -> None:
         calls = Calls(server.service)
         chat = [{"role": "user", "content": "a"}]
         for call, key in (
-            (calls.generate("a", TWO, {"stream": True}), "'stream'; call stream"),
+            (calls.generate("a", TWO, {"stream": True}), "'stream'. Call stream"),
             (calls.generate("a", TWO, {"text": "b"}), "'text'"),
             (calls.generate("a", TWO, {"images": []}), "'images'"),
             (calls.chat(chat, TWO, None, {"input_ids": [1]}), "'input_ids'"),
-            (calls.encode("a", {"return_logprob": True}), "'return_logprob'"),
+            (calls.generate("a", TWO, {"prompts": ["a"]}), "'prompts'. Did you mean prompt"),
+            (calls.generate("a", TWO, {"temperature": 0}), "'temperature'. Put it into sampling_params"),
         ):
             with pytest.raises(TypeError, match=f"unexpected keyword argument {key}"):
                 await call

@@ -143,16 +143,22 @@ def test_abort_ends_by_the_beginning_of_a_rid(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"prompt": ["fine", ""]}, RequestError, "prompt 1: The prompt is empty"),
-        ({"prompt": ["fine"], "sampling_params": [{"top_p": 2}]}, RequestError, "prompt 0: top_p must be in"),
-        ({"prompt": "x", "sampling_params": {"temprature": 1}}, RequestError, "Unknown sampling parameter 'temprature'"),
+        ({"prompt": ["fine", ""]}, RequestError, "prompt 2 of 2: The prompt is empty"),
+        ({"prompt": ["fine"], "sampling_params": [{"top_p": 2}]}, RequestError, "prompt 1 of 1: top_p must be in"),
+        (
+            {"prompt": "x", "sampling_params": {"temprature": 1}},
+            RequestError,
+            "Unknown sampling parameter 'temprature'. Did you mean temperature",
+        ),
+        ({"prompt": "x", "sampling_params": {"max_tokens": 1}}, RequestError, "Did you mean max_new_tokens"),
+        ({"prompt": "x", "sampling_params": {"regex": "a"}}, RequestError, "^regex is not supported yet"),
         ({"prompt": "x", "sampling_params": "hot"}, RequestError, "SamplingParams or a dict"),
-        ({"prompt": "x", "input_ids": [1]}, RequestError, "exactly one of text and input_ids"),
-        ({"input_ids": [[1], [9999]]}, RequestError, "prompt 1: input_ids has token id 9999"),
+        ({"prompt": "x", "input_ids": [1]}, RequestError, "Give prompt or input_ids, not both"),
+        ({"input_ids": [[1], [9999]]}, RequestError, "prompt 2 of 2: input_ids has token id 9999"),
         ({"prompt": 5}, RequestError, "prompt must be a string or a list of strings, not int"),
-        ({"prompt": [1, 2]}, RequestError, "token ids are given as input_ids"),
-        ({"prompt": ["x", 2]}, RequestError, "not list of other things"),
-        ({"prompt": []}, RequestError, "prompt must not be an empty list"),
+        ({"prompt": [1, 2]}, RequestError, "pass token ids as input_ids"),
+        ({"prompt": ["x", 2]}, RequestError, "prompt 2 of 2 must be a string, not int"),
+        ({}, RequestError, "prompt is missing: give a string or a list of strings, or token ids as input_ids"),
         ({"prompt": "x" * 5000}, ContextLengthError, "context length"),
         ({"prompt": "x", "images": ["cat.png"]}, TypeError, "images"),
         ({"prompt": "x", "lora_path": "y"}, RequestError, "lora_path is not supported"),
@@ -165,6 +171,20 @@ def test_bad_requests_say_what_is_wrong(engine: Engine, arguments: dict[str, Any
         next(engine.stream(**arguments))
 
 
+def test_no_prompts_get_no_answers(engine: Engine) -> None:
+    assert engine.generate([], GREEDY) == []
+    assert list(engine.stream([], GREEDY)) == []
+    with pytest.raises(TypeError, match="unexpected keyword argument 'images'"):
+        engine.generate([], images=[])
+
+
+def test_errors_of_a_call_name_keywords_and_methods(engine: Engine) -> None:
+    with pytest.raises(RequestError, match=r"^This Engine generates text. To get embeddings, build one with is_embedding=True\.$"):
+        engine.encode("x")
+    with pytest.raises(RequestError, match="enable allow_auto_truncate=True"):
+        engine.generate("x" * 4095, {"max_new_tokens": 1})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -172,6 +192,9 @@ def test_bad_requests_say_what_is_wrong(engine: Engine, arguments: dict[str, Any
         ({"tensor_parallel_size": 2}, "tp_size 2 is not supported"),
         ({"port": 1}, "port belongs to 'setpoint serve'"),
         ({"disable_radix_cache": "yes"}, "disable_radix_cache must be true or false"),
+        ({"chat_template": "/nope"}, "^chat_template /nope: no such file"),
+        ({"context_length": 10**6}, "^context_length 1000000 is more than"),
+        ({"schedule_policy": "shortest-prefill-first", "disable_radix_cache": True}, "drop disable_radix_cache=True or use another"),
     ],
 )
 def test_bad_options_are_named_as_keywords(options: dict[str, Any], message: str) -> None:
@@ -204,12 +227,13 @@ def test_encode_gives_one_vector_per_prompt(tiny_model: Path) -> None:
     with Engine(str(tiny_model), dtype="float32", is_embedding=True, max_total_tokens="20k") as engine:
         one = engine.encode("Once upon a time")
         many = engine.encode(PROMPTS)
+        assert engine.encode([]) == []
         assert many[0]["embedding"] == pytest.approx(one["embedding"], abs=1e-5)
         assert [each["meta_info"]["prompt_tokens"] for each in many] == [len(prompt.encode()) for prompt in PROMPTS]
         assert asyncio.run(engine.async_encode(input_ids=[[1, 2], [3]]))[1]["meta_info"]["prompt_tokens"] == 1
-        with pytest.raises(RequestError, match="prompt 1: The prompt is empty"):
+        with pytest.raises(RequestError, match="prompt 2 of 2: The prompt is empty"):
             engine.encode(["fine", ""])
-        with pytest.raises(RequestError, match="does not generate"):
+        with pytest.raises(RequestError, match="does not generate text; call encode"):
             engine.generate("x")
 
 

@@ -51,3 +51,10 @@ def test_parse_refuses_what_there_is_not() -> None:
         SamplingParams.parse({"temprature": 1})
     with pytest.raises(RequestError, match="json_schema is not supported"):
         SamplingParams.parse({"json_schema": "{}"})
+
+
+def test_a_keyword_from_elsewhere_is_answered_with_the_one_meant() -> None:
+    with pytest.raises(TypeError, match=r"Unknown sampling parameter 'max_tokens'\. Did you mean max_new_tokens\?"):
+        SamplingParams(max_tokens=4)
+    with pytest.raises(RequestError, match=r"Unknown sampling parameter 'seed'\. Did you mean sampling_seed\?"):
+        SamplingParams.parse({"seed": 1})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from setpoint.config.check import check_options, check_values
 from setpoint.config.commands import Command
 from setpoint.config.declare import Field, Option, Scalar
 from setpoint.config.human import parse_human_int
+from setpoint.config.keywords import as_keywords
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
 
@@ -51,8 +51,7 @@ def parse_keywords(command: Command, values: Mapping[str, Any]) -> CommandLine:
     try:
         return reader.read([token for key, value in values.items() for token in reader.tokens(key, value)])
     except ConfigError as error:
-        message = re.sub(r"--[a-z0-9-]+", lambda flag: sglang_names.field_name(flag[0]), str(error))
-        raise ConfigError(message) from None
+        raise ConfigError(as_keywords(str(error))) from None
 
 
 class _Reader:

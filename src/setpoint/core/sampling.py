@@ -6,6 +6,7 @@ is computed (``engine/sampling``).
 
 from __future__ import annotations
 
+import difflib
 import math
 from typing import Any
 
@@ -28,7 +29,17 @@ NOT_YET = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "cust
 INT64_MAX = (1 << 63) - 1
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _Meta(msgspec.StructMeta):
+    """Says which keyword was probably meant; msgspec names only the wrong one."""
+
+    def __call__(cls, *args: Any, **given: Any) -> Any:
+        for key in given:
+            if key not in cls.__struct_fields__:
+                raise TypeError(unknown_parameter(key))
+        return super().__call__(*args, **given)
+
+
+class SamplingParams(msgspec.Struct, metaclass=_Meta, frozen=True, kw_only=True, omit_defaults=True):
     """One request's sampling choices; immutable, and checked in whatever way it is made.
 
     ``stop`` and ``stop_token_ids`` may be given as one value or a list, ``logit_bias`` as a dict. Raises RequestError (400)
@@ -92,7 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if key in NOT_YET:
                 raise RequestError(f"sampling_params.{key} is not supported by this server yet.")
             if key not in cls.__struct_fields__:
-                raise RequestError(f"Unknown sampling parameter {key!r}.")
+                raise RequestError(unknown_parameter(key))
         return cls(**given)
 
     def _check_ranges(self) -> None:
@@ -129,6 +140,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             for token in ids:
                 if not 0 <= token < vocab_size:
                     raise RequestError(f"{name} has token id {token}, outside the vocabulary of {vocab_size}.")
+
+
+def unknown_parameter(key: str) -> str:
+    """The words for a key that is none, with what was probably meant: a near spelling, or a name that holds this one."""
+    names = SamplingParams.__struct_fields__
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.7) or [name for name in names if key in name]
+    return f"Unknown sampling parameter {key!r}." + (f" Did you mean {' or '.join(close)}?" if close else "")
 
 
 _FIELDS = msgspec.structs.fields(SamplingParams)

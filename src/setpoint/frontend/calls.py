@@ -6,16 +6,17 @@ Works on Python values that nobody has checked yet. Which thread or loop the cal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
 from contextlib import aclosing
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Request
-from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.bodies import parse
+from setpoint.core.sampling import NOT_YET, SamplingParams, unknown_parameter
+from setpoint.frontend.bodies import asks_for_something, parse
 from setpoint.frontend.feed import QUEUE_TARGET, EngineView, Gate
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.native import UNSUPPORTED, EncodeBody, GenerateBody, NativeApi, Prepared, naming_prompt
@@ -43,13 +44,14 @@ class Calls:
         return {**self.service.config.sampling_defaults, "max_new_tokens": None}
 
     async def generate(self, prompt: Any, sampling: Any, request: Mapping[str, Any]) -> Any:
-        return await self._generate(_generate_body({"text": _text(prompt)}, sampling, request))
+        body = self._generate_body(_prompt(prompt, request), sampling, request)
+        return [] if body.text == [] else await self._generate(body)
 
     async def chat(self, messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]) -> Any:
         return await self._generate(await self._chat_body({}, messages, sampling, variables, request))
 
     def stream(self, prompt: Any, sampling: Any, request: Mapping[str, Any]) -> Pieces:
-        return self._stream(_generate_body({"text": _text(prompt), "stream": True}, sampling, request))
+        return self._stream(self._generate_body({**_prompt(prompt, request), "stream": True}, sampling, request))
 
     async def stream_chat(self, messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]) -> Pieces:
         body = await self._chat_body({"stream": True}, messages, sampling, variables, request)
@@ -58,13 +60,17 @@ class Calls:
                 yield pieces
 
     async def encode(self, prompt: Any, request: Mapping[str, Any]) -> Any:
-        body = _body(EncodeBody, {"text": _text(prompt)}, request)
+        if self.service.config.pooling is None:
+            raise RequestError("This Engine generates text. To get embeddings, build one with is_embedding=True.")
+        body = _body(EncodeBody, _prompt(prompt, request), request)
+        if body.text == []:
+            return []
         prepared = await self._native.prepare_encode(body, max_sequences=None)
         return await self._run(prepared, lambda output: self._native.embedding(output, body.dimensions))
 
     async def abort(self, rid: str, *, abort_all: bool) -> None:
         if not rid and not abort_all:
-            raise RequestError("Give the beginning of a rid, or abort_all.")
+            raise RequestError("Give the beginning of a rid, or abort_all=True.")
         self.service.engine.abort(rid, abort_all=abort_all)
 
     async def flush_cache(self) -> bool:
@@ -75,6 +81,8 @@ class Calls:
         return await self._run(prepared, lambda output: self._native.result(output, prepared))
 
     async def _stream(self, body: GenerateBody) -> Pieces:
+        if body.text == []:
+            return
         prepared = await self._native.prepare(body)
         with self.service.job(prepared.flat(), received={}) as job:
             async for pieces in job.pieces():
@@ -92,7 +100,7 @@ class Calls:
 
         async def run(index: int, requests: list[Request]) -> None:
             try:
-                with naming_prompt(index if len(results) > 1 else None), self.service.job(requests, received={}) as job:
+                with naming_prompt(index, len(results), is_list=len(results) > 1), self.service.job(requests, received={}) as job:
                     results[index] = [make(output) for output in await job.wait()]
             finally:
                 gate.closed(len(requests), 0)
@@ -118,67 +126,100 @@ class Calls:
         self, fixed: dict[str, Any], messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]
     ) -> GenerateBody:
         ids = await self._chat_ids(messages, variables or {})
-        return _generate_body({**fixed, "input_ids": ids}, self.chat_defaults if sampling is None else sampling, request)
+        return self._generate_body({**fixed, "input_ids": ids}, self.chat_defaults if sampling is None else sampling, request)
+
+    def _generate_body(self, fixed: dict[str, Any], sampling: Any, request: Mapping[str, Any]) -> GenerateBody:
+        if self.service.config.pooling is not None:
+            raise RequestError("This Engine makes embeddings (is_embedding=True) and does not generate text; call encode().")
+        body = _body(GenerateBody, fixed, request)
+        if isinstance(sampling, Sequence) and not isinstance(sampling, str):
+            return msgspec.structs.replace(body, sampling_params=[_sampling(each) for each in sampling])
+        return msgspec.structs.replace(body, sampling_params=_sampling(sampling))
 
     async def _chat_ids(self, messages: Any, variables: Mapping[str, Any]) -> list[int] | list[list[int]]:
         """Ids of a conversation, or of each in a list of them."""
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-            raise RequestError("messages must be a list of messages, or a list of such lists.")
+            raise RequestError(
+                'messages must be a list like [{"role": "user", "content": "Hello"}], or a list of such lists, '
+                f"{'not an empty one' if messages == [] else f'not {type(messages).__name__}'}."
+            )
         if isinstance(messages[0], Mapping):
             return await self._conversation_ids(messages, variables)
         ids = []
         for index, conversation in enumerate(messages):
-            with naming_prompt(index):
+            with naming_prompt(index, len(messages)):
                 ids.append(await self._conversation_ids(conversation, variables))
         return ids
 
     async def _conversation_ids(self, messages: Any, variables: Mapping[str, Any]) -> list[int]:
-        try:
-            checked = msgspec.convert(messages, list[dict[str, Any]])
-        except msgspec.ValidationError as error:
-            raise RequestError(f"messages: {error}.") from None
-        if not checked:
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise RequestError(f"messages must be a list of dicts, not {type(messages).__name__}.")
+        if not messages:
             raise RequestError("messages must not be empty.")
-        text = chat_prompt(self.service.text, checked, variables=variables)
+        for index, message in enumerate(messages):
+            if not isinstance(message, Mapping):
+                raise RequestError(f"messages[{index}] must be a dict with role and content, not {type(message).__name__}.")
+        if not self.service.text.has_chat_template:
+            raise RequestError('This model has no chat template. Build the Engine with chat_template="FILE", or call generate().')
+        text = chat_prompt(self.service.text, [dict(message) for message in messages], variables=variables)
         # The template writes the special tokens itself.
         return (await self.service.intake.encode(text, add_special_tokens=False)).tolist()  # type: ignore[no-any-return]
 
 
+def _prompt(prompt: Any, request: Mapping[str, Any]) -> dict[str, Any]:
+    """What a body calls "text". Raises RequestError in the words of a call."""
+    has_ids = request.get("input_ids") is not None
+    if prompt is None and not has_ids:
+        raise RequestError("prompt is missing: give a string or a list of strings, or token ids as input_ids.")
+    if prompt is not None and has_ids:
+        raise RequestError("Give prompt or input_ids, not both.")
+    return {"text": _text(prompt)}
+
+
 def _text(prompt: Any) -> Any:
-    """``prompt`` if it is one text, several, or none at all. Raises RequestError in the words of a call, where a body would say "text"."""
+    """``prompt`` if it is one text, several, or none at all. Raises RequestError."""
     if prompt is None or isinstance(prompt, str):
         return prompt
     texts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, bytes) else None
-    if texts == []:
-        raise RequestError("prompt must not be an empty list.")
     if texts is not None and all(isinstance(text, str) for text in texts):
         return texts
     if texts is not None and all(isinstance(token, int) for token in texts):
-        raise RequestError("prompt must be text; token ids are given as input_ids.")
-    raise RequestError(
-        f"prompt must be a string or a list of strings, not {type(prompt).__name__}{'' if texts is None else ' of other things'}."
-    )
+        raise RequestError("prompt must be text; pass token ids as input_ids.")
+    if texts is None:
+        raise RequestError(f"prompt must be a string or a list of strings, not {type(prompt).__name__}.")
+    index, wrong = next((index, text) for index, text in enumerate(texts) if not isinstance(text, str))
+    raise RequestError(f"prompt {index + 1} of {len(texts)} must be a string, not {type(wrong).__name__}.")
 
 
 def _body(kind: type[T], fixed: dict[str, Any], request: Mapping[str, Any]) -> T:
     """Raises TypeError for a keyword that the call does not have, RequestError for values that are not what they must be."""
-    allowed = {*kind.__struct_fields__, *UNSUPPORTED} - fixed.keys() - _NO_KEYWORDS
-    for key in request:
-        if key not in allowed:
-            raise TypeError(f"unexpected keyword argument {key!r}" + ("; call stream()" if key == "stream" else ""))
+    supported = {*kind.__struct_fields__} - fixed.keys() - _NO_KEYWORDS
+    for key, value in request.items():
+        if key in UNSUPPORTED and asks_for_something(value):
+            raise RequestError(f"{key} is not supported yet.")
+        if key not in supported and key not in UNSUPPORTED:
+            raise TypeError(f"unexpected keyword argument {key!r}.{_advice(key, supported)}")
     return parse({**fixed, **request}, kind, route="Engine", unsupported=UNSUPPORTED)
 
 
-def _generate_body(fixed: dict[str, Any], sampling: Any, request: Mapping[str, Any]) -> GenerateBody:
-    body = _body(GenerateBody, fixed, request)
-    if isinstance(sampling, Sequence) and not isinstance(sampling, str):
-        return msgspec.structs.replace(body, sampling_params=[_sampling(each) for each in sampling])
-    return msgspec.structs.replace(body, sampling_params=_sampling(sampling))
+def _advice(key: str, supported: Set[str]) -> str:
+    """What somebody who wrote an unknown keyword probably meant."""
+    if key == "stream":
+        return " Call stream() instead."
+    if key in SamplingParams.__struct_fields__:
+        return f' Put it into sampling_params: {{"{key}": …}}.'
+    close = get_close_matches(key, sorted({*supported, "prompt", "messages", "sampling_params"}), n=1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 def _sampling(value: Any) -> Any:
     if value is None or isinstance(value, SamplingParams):
         return value
     if isinstance(value, Mapping):
+        for key in value:
+            if key not in SamplingParams.__struct_fields__ and key not in NOT_YET:
+                raise RequestError(unknown_parameter(key))
+            if key in NOT_YET and asks_for_something(value[key]):
+                raise RequestError(f"{key} is not supported yet.")
         return dict(value)
     raise RequestError(f"sampling_params must be SamplingParams or a dict, not {type(value).__name__}.")

@@ -11,7 +11,7 @@ import msgspec
 
 from setpoint.core import request as core
 from setpoint.core.errors import RequestError
-from setpoint.core.sampling import NOT_YET, SamplingParams
+from setpoint.core.sampling import NOT_YET, SamplingParams, unknown_parameter
 from setpoint.frontend.bodies import as_id_lists
 from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.intake import MAX_SEQUENCES, Options, check_key, check_rid, namespace, new_rid
@@ -89,7 +89,7 @@ class NativeApi:
         check_key(body.routing_key, "routing_key")
         requests = []
         for index, prompt in enumerate(prompts):
-            with naming_prompt(index if is_batch else None):
+            with naming_prompt(index, len(prompts), is_list=is_batch):
                 ids = await self._ids(prompt)
                 requests.append(self._service.intake.requests(ids, samplings[index], options[index], rid=rids[index]))
         return Prepared(requests, is_batch or num_sequences > 1, body.return_text_in_logprobs)
@@ -104,7 +104,7 @@ class NativeApi:
         options = Options(namespace=shared, priority=body.priority, routing_key=body.routing_key or "")
         requests = []
         for index, prompt in enumerate(prompts):
-            with naming_prompt(index if is_batch else None):
+            with naming_prompt(index, len(prompts), is_list=is_batch):
                 ids = await self._ids(prompt)
                 requests.append([self._service.intake.embedding_request(ids, options, rid=rids[index])])
         return Prepared(requests, is_batch)
@@ -185,13 +185,13 @@ def _options(body: GenerateBody, count: int, is_batch: bool) -> list[Options]:
 
 
 @contextmanager
-def naming_prompt(index: int | None) -> Iterator[None]:
-    """A RequestError from the block says which prompt of a list it is about."""
+def naming_prompt(index: int, count: int, *, is_list: bool = True) -> Iterator[None]:
+    """A RequestError from the block says which prompt of a list it is about; people count from 1."""
     try:
         yield
     except RequestError as error:
-        if index is not None:
-            error.message = f"prompt {index}: {error.message}"
+        if is_list:
+            error.message = f"prompt {index + 1} of {count}: {error.message}"
             error.args = (error.message,)
         raise
 
@@ -228,7 +228,7 @@ def _samplings(raw: Any, count: int) -> list[SamplingParams]:
         return [_sampling(raw)] * count
     samplings = []
     for index, each in enumerate(_spread(raw, count, "sampling_params")):
-        with naming_prompt(index):
+        with naming_prompt(index, count):
             samplings.append(_sampling(each))
     return samplings
 
@@ -238,7 +238,7 @@ def _sampling(raw: SamplingParams | dict[str, Any] | None) -> SamplingParams:
         return raw
     for key in raw or {}:
         if key not in SamplingParams.__struct_fields__ and key not in NOT_YET:
-            raise RequestError(f"Unknown sampling parameter {key!r}.")
+            raise RequestError(unknown_parameter(key))
     # SGLang sends and accepts null and empty values of keys that are not supported here; they ask for nothing.
     return SamplingParams.parse({key: value for key, value in (raw or {}).items() if key not in NOT_YET or value not in (None, "", [], {})})
 

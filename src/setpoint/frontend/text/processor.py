@@ -40,6 +40,10 @@ class TextProcessor:
         template = None if source is None else ChatTemplate(source, special_tokens=tokenizer.special_tokens)
         return cls(tokenizer, template)
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
     def min_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens of ``text`` that costs nothing to compute."""
         return -(-len(text) // self.tokenizer.max_token_chars)
