@@ -78,6 +78,7 @@ class ModelSpec:
     num_rotaries: int = 1
     """Rotation tables the engine keeps, each a row of head_dim numbers per position."""
     eos_token_ids: tuple[int, ...] = ()
+    """What ends a turn: of the model's configs, and once an engine is started those of the tokenizer, too."""
     head_norms: bool = False
     """A norm over each head of q and of k."""
     num_norms: int = 2

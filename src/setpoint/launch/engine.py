@@ -20,12 +20,14 @@ from collections.abc import Iterator, Set
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from setpoint import __version__
+from setpoint.checkpoint.end_tokens import tokenizer_end_ids
 from setpoint.checkpoint.pooling import read_pooling
 from setpoint.checkpoint.source import DEFAULT_SAMPLING, ModelSource, locate
 from setpoint.checkpoint.spec import GENERATION_NAME, read_object, read_spec
@@ -221,6 +223,9 @@ def configured(options: Options, env: EnvSettings, given: Set[str]) -> tuple[Mod
     """The model on disk and the configuration for it. Raises SetpointError for one that cannot be served."""
     source = locate(options.model_path, revision=options.revision, load_format=options.load_format, log=logger.info)
     spec = read_spec(source.folder, overrides=model_overrides(options))
+    ends = dict.fromkeys((*spec.eos_token_ids, *tokenizer_end_ids(Path(options.tokenizer_path or source.folder))))
+    # A tokenizer may know more ids than the model, which never chooses those.
+    spec = replace(spec, eos_token_ids=tuple(token_id for token_id in ends if token_id < spec.vocab_size))
     if options.is_embedding:
         spec = replace(spec, pooling=read_pooling(source.folder, spec))
     return source, spec, _resolve(options, env, given, spec, source)
