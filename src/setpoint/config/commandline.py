@@ -19,7 +19,7 @@ import yaml
 from setpoint.config import sglang_names
 from setpoint.config.check import check_options, check_values
 from setpoint.config.commands import Command
-from setpoint.config.declare import Field, Option, Scalar
+from setpoint.config.declare import Field, Option, Scalar, shown
 from setpoint.config.human import parse_human_int
 from setpoint.config.keywords import as_keywords
 from setpoint.config.options import Options
@@ -162,7 +162,7 @@ class _Reader:
         if isinstance(value, dict) and field.about.metavar == "JSON":
             value = json.dumps(value)
         if isinstance(value, (bool, list, dict)):
-            raise ConfigError(f"{key} must be a single value, got {value!r}.")
+            raise ConfigError(f"{key} must be a single value, got {shown(field, value)!r}.")
         return [f"{flag}={value}"]
 
 

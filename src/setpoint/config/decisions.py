@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from setpoint.config.declare import Scalar
+from setpoint.config.declare import Scalar, shown
 from setpoint.config.options import OPTION_FIELDS, Options
 
 _DEFAULTS = Options()
@@ -66,8 +66,7 @@ class Book:
             said = [found[field.name] for found in (self._reasons, self._profile) if field.name in found]
             why = "; ".join(words for words, _ in said) or self._plain_reason(field.name, field.default, value)
             warn = any(warns for _, warns in said)
-            shown = "********" if field.about.secret and value is not None else value
-            decisions.append(Decision(field.name, shown, why, warn, told=field.name in self._profile))
+            decisions.append(Decision(field.name, shown(field, value), why, warn, told=field.name in self._profile))
         return decisions
 
     def _plain_reason(self, name: str, default: Scalar, value: Scalar) -> str:

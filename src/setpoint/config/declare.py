@@ -17,6 +17,9 @@ import msgspec
 Scalar = str | int | float | bool | None
 M = TypeVar("M")
 
+MASK = "********"
+"""Stands for a secret."""
+
 
 @dataclass(slots=True, frozen=True)
 class Range:
@@ -49,7 +52,7 @@ class Option:
     live: bool = False
     """Could change at a step boundary of a running engine. Documented only: nothing changes an option of a running engine yet."""
     secret: bool = False
-    """Its value is never printed."""
+    """Its value is never printed: see ``shown``."""
     server_only: bool = False
     """Only where something listens; the other commands refuse it."""
     short: str = ""
@@ -85,6 +88,11 @@ class Field(Generic[M]):
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+
+def shown(field: Field[Option], value: Any) -> Any:
+    """What logs, messages and ``/server_info`` show of the option's value."""
+    return MASK if field.about.secret and value is not None else value
 
 
 def declared(struct: type[msgspec.Struct], marker: type[M]) -> tuple[Field[M], ...]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from setpoint.config.declare import Option, Range, declared
+from setpoint.config.declare import Option, Range, declared, shown
 from setpoint.config.service_options import ServiceOptions
 
 SCHEDULE = "Scheduling"
@@ -327,9 +327,5 @@ OPTION_FIELDS = declared(Options, Option)
 
 
 def server_args(options: Options) -> dict[str, Any]:
-    """The options as ``/server_info`` and the start-up line show them; a secret is masked."""
-    values = msgspec.structs.asdict(options)
-    for field in OPTION_FIELDS:
-        if field.about.secret and values[field.name] is not None:
-            values[field.name] = "********"
-    return values
+    """The options as ``/server_info`` shows them: every value, secrets masked."""
+    return {field.name: shown(field, getattr(options, field.name)) for field in OPTION_FIELDS}

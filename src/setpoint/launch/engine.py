@@ -16,15 +16,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from setpoint import __version__
 from setpoint.checkpoint.end_tokens import tokenizer_end_ids
@@ -34,7 +32,7 @@ from setpoint.checkpoint.spec import GENERATION_NAME, read_object, read_spec
 from setpoint.config.check import model_overrides
 from setpoint.config.environment import EnvSettings, unread_variables
 from setpoint.config.hardware import probe_hardware
-from setpoint.config.options import Options
+from setpoint.config.options import Options, server_args
 from setpoint.config.resolve import ResolvedConfig, resolve
 from setpoint.core.errors import SetpointError
 from setpoint.core.model import ModelSpec
@@ -266,8 +264,6 @@ def _service(engine: Launched, client: EngineClient, text: TextProcessor, phases
 
     config, spec, source = engine.config, engine.spec, engine.source
     options = config.options
-    shown = msgspec.to_builtins(options) | {name: value for name, value in client.info.items() if name != "phases"}
-    shown["api_key"] = None if options.api_key is None else "********"
     frontend = FrontendConfig(
         pooling=spec.pooling,
         model_path=options.model_path or source.name,
@@ -285,16 +281,22 @@ def _service(engine: Launched, client: EngineClient, text: TextProcessor, phases
         log_requests=options.log_requests,
         log_requests_level=options.log_requests_level,
         model_info={"model_type": spec.model_type, "architectures": [spec.architecture], "load_format": options.load_format},
-        server_info={
-            **shown,
-            "version": __version__,
-            "startup_time": sum(phases.seconds.values()),
-            "decisions": [asdict(decision) for decision in config.decisions],
-        },
+        server_info=server_info(config, client.info, startup_s=sum(phases.seconds.values())),
         health_generates=config.env.health_endpoint_generation,
         health_timeout_s=config.env.health_check_timeout_s,
     )
     return Service(frontend, client, text)
+
+
+def server_info(config: ResolvedConfig, engine: Mapping[str, Any], *, startup_s: float) -> dict[str, Any]:
+    """What ``/server_info`` says for as long as the engine lives; ``engine``: what that said of itself when it was ready."""
+    return {
+        **server_args(config.options),
+        **{name: value for name, value in engine.items() if name != "phases"},
+        "version": __version__,
+        "startup_time": startup_s,
+        "decisions": [asdict(decision) for decision in config.decisions],
+    }
 
 
 def sampling_defaults(wanted: str, source: ModelSource) -> dict[str, float]:

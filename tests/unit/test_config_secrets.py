@@ -1,0 +1,45 @@
+"""An option is kept secret by its declaration, whatever its name, wherever options are shown."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from setpoint.config.commandline import parse
+from setpoint.config.commands import SERVE
+from setpoint.config.declare import MASK
+from setpoint.config.environment import EnvSettings
+from setpoint.config.options import OPTION_FIELDS, Options
+from setpoint.core.errors import ConfigError
+from setpoint.launch.engine import configured, server_info
+from setpoint.testing.tiny_models import write_tiny_llama
+
+
+@pytest.fixture
+def second_secret() -> Iterator[str]:
+    """An option that was none is declared a secret."""
+    (about,) = (field.about for field in OPTION_FIELDS if field.name == "served_model_name")
+    object.__setattr__(about, "secret", True)
+    yield "served_model_name"
+    object.__setattr__(about, "secret", False)
+
+
+def test_a_secret_is_neither_logged_nor_in_server_info(tmp_path: Path, second_secret: str, caplog: pytest.LogCaptureFixture) -> None:
+    options = Options(model_path=str(write_tiny_llama(tmp_path)), api_key="sesame-1", served_model_name="sesame-2")
+    with caplog.at_level(logging.DEBUG):
+        _, _, config = configured(options, EnvSettings(), frozenset({"api_key", "served_model_name"}))
+    info = server_info(config, {"max_total_num_tokens": 5, "phases": {}}, startup_s=1.0)
+    assert "sesame" not in caplog.text + str(info)
+    assert (info["api_key"], info[second_secret], info["port"], info["max_total_num_tokens"]) == (MASK, MASK, 30000, 5)
+    assert MASK in caplog.text
+    assert server_info(configured(Options(model_path=str(tmp_path)), EnvSettings(), frozenset())[2], {}, startup_s=1.0)["api_key"] is None
+
+
+def test_a_message_about_a_secret_does_not_tell_it(tmp_path: Path) -> None:
+    (tmp_path / "server.yaml").write_text("api-key: [sesame]\n")
+    with pytest.raises(ConfigError, match="api-key must be a single value") as caught:
+        parse(SERVE, ["--config", str(tmp_path / "server.yaml")])
+    assert "sesame" not in str(caught.value)
