@@ -14,6 +14,7 @@ import struct
 
 import msgspec
 
+from setpoint.core.errors import RequestError
 from setpoint.core.messages import Shutdown, ToEngine, ToFrontend, decode_to_engine, encode
 
 logger = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class EngineSocket:
         for data in self._messages.receive():
             try:
                 messages.append(decode_to_engine(data))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RequestError) as error:
                 logger.error("Dropped a malformed message of %d bytes from the frontend: %s", len(data), error)
         if self._messages.is_cut:
             messages.append(Shutdown())

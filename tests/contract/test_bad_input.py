@@ -61,6 +61,7 @@ def type_of(answer: dict[str, Any]) -> str:
         ({"text": "a", "rid": ["x", "y"]}, "BadRequestError"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": -1}, "BadRequestError"),
         ({"text": "a", "return_logprob": True, "token_ids_logprob": [VOCAB_SIZE]}, "BadRequestError"),
+        ({"text": "a", "return_logprob": True, "token_ids_logprob": [1] * 1001}, "BadRequestError"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "BadRequestError"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 10**30}, "BadRequestError"),
         ({"text": "abc", "return_logprob": True, "logprob_start_len": 4}, "BadRequestError"),
@@ -93,6 +94,51 @@ def test_malformed_bodies(serve: Serve, path: str, content: bytes) -> None:
         response = await server.http.post(path, content=content, headers={"content-type": "application/json"})
         assert response.status_code == 400
         assert type_of(response.json()) == "Bad Request"
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            "/generate",
+            {"sampling_params": {"repetition_penalty": 1e-300}},
+            "repetition_penalty must be above 0 (at least 1e-20) and at most 2",
+        ),
+        (
+            "/generate",
+            {"sampling_params": {"logit_bias": {"5": 10**400}}},
+            "logit_bias of token 5 must be between -1e+30 and 1e+30, got a number",
+        ),
+        ("/generate", {"sampling_params": {"logit_bias": {"5": -1e308}}}, "logit_bias of token 5 must be"),
+        ("/generate", {"sampling_params": {"max_new_tokens": 1 << 31}}, "max_new_tokens must be between 0 and 2147483647, got 2147483648."),
+        ("/generate", {"priority": 1 << 63}, "priority must be between"),
+        ("/v1/completions", {"max_tokens": -1}, "max_tokens must be between 0 and"),
+        ("/v1/completions", {"min_tokens": 9, "max_tokens": 3}, "min_tokens must be in [0, max_tokens], got 9."),
+        ("/v1/completions", {"seed": 1 << 63}, "seed must be between"),
+        ("/v1/completions", {"logprobs": 1001}, "logprobs must be between 0 and 1000, got 1001."),
+        ("/v1/completions", {"logit_bias": {"5": 1e308}}, "logit_bias of token 5 must be between"),
+        (CHAT, {"max_completion_tokens": 1 << 40}, "max_completion_tokens must be between 0 and"),
+        (CHAT, {"top_logprobs": 21, "logprobs": True}, "top_logprobs must be in [0, 20]"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_by_the_name_that_the_client_gave_it(
+    serve: Serve, path: str, body: dict[str, Any], message: str
+) -> None:
+    async def scenario(server: Any) -> None:
+        whole = {"/generate": {"text": "a"}, "/v1/completions": {"prompt": "a"}, CHAT: {"messages": HI}}[path] | body
+        response = await server.http.post(path, json=whole)
+        assert response.status_code == 400
+        assert response.json()["message"].startswith(message)
+
+    serve(scenario)
+
+
+def test_a_top_k_beyond_any_vocabulary_means_all_of_it(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for top_k in (1 << 30, 1 << 31, (1 << 63) - 1):
+            await server.generate(text="a", sampling_params={"top_k": top_k, "max_new_tokens": 1})
 
     serve(scenario)
 

@@ -113,7 +113,7 @@ def test_commands_change_what_is_sent(play: Play, tmp_path: Path) -> None:
         ("/save", "needs the name of a file"),
         ("/save /nowhere/at/all", "cannot be written: No such file or directory"),
         ("/params temperature=hot", "temperature must be a number, got 'hot'"),
-        ("/params top_p=2", "top_p must be in"),
+        ("/params top_p=2", "top_p must be above 0"),
         ("/params n=2", "A chat has no sampling option 'n'"),
         ("/params seed=", "seed is not set"),
         ("/params temperature", "temperature needs a value"),

@@ -38,7 +38,7 @@ def test_servers_that_misbehave_are_reported_in_one_line(capsys: pytest.CaptureF
         (["--api-key", "k"], 2, "--api-key is the key of a server"),
         (["--is-embedding"], 2, "A chat needs a model that generates text"),
         (["--port", "1"], 2, "--port belongs to 'setpoint serve'"),
-        (["--top-p", "0"], 2, "top_p must be in (0, 1]"),
+        (["--top-p", "0"], 2, "top_p must be above 0"),
         (["--temprature", "1"], 2, "Did you mean --temperature"),
     ],
 )

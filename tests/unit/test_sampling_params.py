@@ -28,8 +28,8 @@ def test_they_cross_a_socket_unchanged() -> None:
     ("values", "message"),
     [
         ({"temperature": "hot"}, "temperature: Expected `float`, got `str`"),
-        ({"temperature": -1}, "temperature must be non-negative"),
-        ({"top_p": 0}, "top_p must be in"),
+        ({"temperature": -1}, "temperature must be between 0 and"),
+        ({"top_p": 0}, "top_p must be above 0"),
         ({"stop": [""]}, "must not be empty"),
         ({"stop": [1]}, "stop: Expected `str`"),
         ({"n": True}, "n: Expected `int`, got `bool`"),

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
-
 from setpoint.config.declare import Option, Range, declared, shown
 from setpoint.config.service_options import ServiceOptions
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
+from setpoint.core.bounds import INT32_MAX, Int64, TokenId
 from setpoint.core.sampling import SamplingParams
+
+MAX_LOGPROBS = 1000
+"""Tokens of a position whose logprobs a request may ask for: so many of the likeliest, and so many by id."""
+
+LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 Ids = npt.NDArray[np.int32]
 """Token ids or page numbers, little-endian int32, one dimension."""
@@ -41,14 +48,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stream: bool = False
     """False lets the scheduler hold tokens back and emit them in larger pieces."""
     return_logprob: bool = False
-    logprob_start_len: int = -1
+    logprob_start_len: Annotated[int, Meta(ge=-1, le=INT32_MAX)] = -1
     """First prompt position whose logprob is wanted; -1 = outputs only. Prefix matching stops here."""
-    top_logprobs_num: int = 0
-    token_ids_logprob: tuple[int, ...] = ()
+    top_logprobs_num: LogprobCount = 0
+    token_ids_logprob: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LOGPROBS)] = ()
     """Token ids whose logprob is wanted at every reported position."""
     namespace: str = ""
     """Cache namespace (from SGLang's extra_key and cache_salt); different namespaces never share a prefix."""
-    priority: int | None = None
+    priority: Int64 | None = None
     routing_key: str = ""
     """The routing-key policy runs requests of one key together."""
     pooling: PoolingKind | None = None

@@ -7,12 +7,14 @@ is computed (``engine/sampling``).
 from __future__ import annotations
 
 import difflib
-import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from setpoint.core.bounds import FLOAT32_MAX, FLOAT32_MIN, INT32_MAX, INT64_MAX, Count, Int64, TokenId, converted
 from setpoint.core.errors import RequestError
+from setpoint.core.shown import shown
 
 TOP_K_ALL = 1 << 30
 """``top_k`` meaning the whole vocabulary (SGLang's value for -1)."""
@@ -26,7 +28,14 @@ MAX_STOPS = 32
 NOT_YET = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params", "beam_width", "watermark")
 """Keys SGLang knows and this engine does not implement yet: refused by name, never ignored."""
 
-INT64_MAX = (1 << 63) - 1
+MAX_N = 4096
+"""Answers to one prompt that a request may ask for."""
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Scale = Annotated[float, Meta(ge=1e-20, le=2)]
+Bias = Annotated[float, Meta(ge=-1e30, le=1e30)]
+"""A logit divided by a Scale, plus a Bias, divided by the smallest temperature that is not greedy, stays within float32."""
 
 
 class _Meta(msgspec.StructMeta):
@@ -46,38 +55,39 @@ class SamplingParams(msgspec.Struct, metaclass=_Meta, frozen=True, kw_only=True,
     for a wrong type or a value out of range.
     """
 
-    max_new_tokens: int | None = 128
+    max_new_tokens: Count | None = 128
     """Output limit in tokens; None = as far as the context allows."""
-    min_new_tokens: int = 0
+    min_new_tokens: Count = 0
     """EOS and stop ids are masked until this many outputs exist."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=FLOAT32_MAX)] = 1.0
+    top_p: Annotated[float, Meta(ge=FLOAT32_MIN, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=INT64_MAX)] = -1
+    """-1, or more than any vocabulary has: all of it."""
+    min_p: Share = 0.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    repetition_penalty: Scale = 1.0
     stop: tuple[str, ...] = ()
     """Stop strings, which may hold special tokens; found by the frontend, the engine never sees text."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False
     """Goes on after EOS and stop_token_ids; stop strings still end the sequence, as in SGLang."""
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    n: int = 1
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] = 1
+    logit_bias: tuple[tuple[TokenId, Bias], ...] = ()
     """(token id, additive bias) pairs."""
-    sampling_seed: int | None = None
+    sampling_seed: Int64 | None = None
     """Seed of the counter-based generator; None = the engine draws one for the request."""
-    stream_interval: int | None = None
+    stream_interval: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
     """Tokens between stream emissions; None = the server's ``--stream-interval``."""
 
     def __post_init__(self) -> None:
         for field in _FIELDS:
             value = getattr(self, field.name)
             if value is not field.default:
-                msgspec.structs.force_setattr(self, field.name, _converted(field, value))
+                msgspec.structs.force_setattr(self, field.name, _in_own_type(field, value))
         self._check_ranges()
 
     @property
@@ -107,32 +117,17 @@ class SamplingParams(msgspec.Struct, metaclass=_Meta, frozen=True, kw_only=True,
         return cls(**given)
 
     def _check_ranges(self) -> None:
-        """SGLang's valid ranges (docs/sglang/sampling.md#parameters)."""
-        for name in ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"):
-            if not math.isfinite(getattr(self, name)):
-                raise RequestError(f"{name} must be a finite number, got {getattr(self, name)}.")
-        limit = math.inf if self.max_new_tokens is None else self.max_new_tokens
-        ranges = (
-            (self.temperature >= 0, f"temperature must be non-negative, got {self.temperature}."),
-            (0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}."),
-            (self.top_k == -1 or self.top_k >= 1, f"top_k must be -1 (disable), or at least 1, got {self.top_k}."),
-            (0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}."),
-            (abs(self.frequency_penalty) <= 2, f"frequency_penalty must be in [-2, 2], got {self.frequency_penalty}."),
-            (abs(self.presence_penalty) <= 2, f"presence_penalty must be in [-2, 2], got {self.presence_penalty}."),
-            (0 < self.repetition_penalty <= 2, f"repetition_penalty must be in (0, 2], got {self.repetition_penalty}."),
-            (limit >= 0, f"max_new_tokens must be at least 0, got {self.max_new_tokens}."),
-            (0 <= self.min_new_tokens <= limit, f"min_new_tokens must be in [0, max_new_tokens], got {self.min_new_tokens}."),
-            (self.n >= 1, f"n must be at least 1, got {self.n}."),
+        """What a field's own type cannot say: SGLang's valid ranges (docs/sglang/sampling.md#parameters)."""
+        limit = INT32_MAX if self.max_new_tokens is None else self.max_new_tokens
+        for holds, message in (
+            (self.top_k != 0, "top_k must be -1 (disable), or at least 1, got 0."),
+            (self.min_new_tokens <= limit, f"min_new_tokens must be in [0, max_new_tokens], got {self.min_new_tokens}."),
             (len(self.stop) <= MAX_STOPS, f"At most {MAX_STOPS} stop strings are allowed, got {len(self.stop)}."),
             (len(self.stop_token_ids) <= MAX_STOPS, f"At most {MAX_STOPS} stop token ids are allowed, got {len(self.stop_token_ids)}."),
-            (self.stream_interval is None or self.stream_interval >= 1, f"stream_interval must be at least 1, got {self.stream_interval}."),
-            (self.sampling_seed is None or abs(self.sampling_seed) <= INT64_MAX, "sampling_seed must fit 64 bits."),
-        )
-        for holds, message in ranges:
+            ("" not in self.stop, "A stop string must not be empty."),
+        ):
             if not holds:
                 raise RequestError(message)
-        if "" in self.stop:
-            raise RequestError("A stop string must not be empty.")
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise RequestError (400) if a token id named here is outside ``[0, vocab_size)``."""
@@ -152,7 +147,7 @@ def unknown_parameter(key: str) -> str:
 _FIELDS = msgspec.structs.fields(SamplingParams)
 
 
-def _converted(field: msgspec.structs.FieldInfo, value: Any) -> Any:
+def _in_own_type(field: msgspec.structs.FieldInfo, value: Any) -> Any:
     """``value`` in the field's own type, from the looser forms that people and clients write; None mostly means not given."""
     if value is None and field.name != "max_new_tokens":
         return field.default
@@ -161,18 +156,13 @@ def _converted(field: msgspec.structs.FieldInfo, value: Any) -> Any:
     if field.name == "logit_bias" and not isinstance(value, tuple):
         if not isinstance(value, dict):
             raise RequestError("logit_bias must be an object of token id to bias.")
-        value = tuple(_bias_pair(*pair) for pair in value.items())
-    try:
-        return msgspec.convert(value, field.type)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"Invalid sampling_params: {field.name}: {error}.") from None
+        value = tuple(dict(_bias_pair(*pair) for pair in value.items()).items())
+    return converted(value, field.type, field.name)
 
 
 def _bias_pair(key: Any, value: Any) -> tuple[int, float]:
     try:
-        pair = int(key), float(value)
-    except (TypeError, ValueError):
-        raise RequestError(f"logit_bias maps token ids to numbers; got {key!r}: {value!r}.") from None
-    if not math.isfinite(pair[1]):
-        raise RequestError(f"logit_bias for token {key} must be finite.")
-    return pair
+        token = int(key)
+    except (TypeError, ValueError, OverflowError):
+        raise RequestError(f"logit_bias maps token ids to numbers; {shown(repr(key), 40)} is not a token id.") from None
+    return converted(token, TokenId, "A token id of logit_bias"), converted(value, Bias, f"logit_bias of token {token}")

@@ -13,18 +13,17 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from setpoint.core.bounds import INT64_MAX, bounds_of, converted
 from setpoint.core.errors import ContextLengthError, RequestError
-from setpoint.core.request import Ids, Request, pack_ids
-from setpoint.core.sampling import INT64_MAX, SamplingParams
+from setpoint.core.request import MAX_LOGPROBS, Ids, Request, pack_ids
+from setpoint.core.sampling import MAX_N, SamplingParams
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.text.processor import TextProcessor
 
 logger = logging.getLogger(__name__)
 
-MAX_SEQUENCES = 4096
+MAX_SEQUENCES = MAX_N
 """Sequences (prompts x n) one HTTP request may ask for."""
-
-MAX_TOP_LOGPROBS = 1000
 
 MAX_RID_CHARS = 256
 MAX_KEY_CHARS = 1024
@@ -73,6 +72,16 @@ def namespace(extra_key: str | None, cache_salt: str | None) -> str:
     if not extra_key and not cache_salt:
         return ""
     return f"{len(extra_key or '')}:{extra_key or ''}{cache_salt or ''}"
+
+
+_NUMBERS = {field.name: field.type for field in msgspec.structs.fields(Request) if bounds_of(field.type) is not None}
+"""Of a Request: field -> its bounded type."""
+
+
+def _check_numbers(options: Options) -> None:
+    """Raise RequestError (400) for a number outside the range that the Request's field of its name declares."""
+    for name, kind in _NUMBERS.items():
+        converted(getattr(options, name), kind, name)
 
 
 class Intake:
@@ -146,6 +155,7 @@ class Intake:
         pooling, options = self._config.pooling, options or Options()
         if pooling is None:
             raise RequestError("This server generates text; start it with --is-embedding to get embeddings.")
+        _check_numbers(options)
         prompt, sampling = self._fit(prompt, SamplingParams(max_new_tokens=0))
         return Request(
             rid=rid or new_rid(),
@@ -159,13 +169,10 @@ class Intake:
 
     def _check_options(self, options: Options, sampling: SamplingParams) -> None:
         sampling.check_vocabulary(self._config.vocab_size)
+        _check_numbers(options)
+        if len(options.token_ids_logprob) > MAX_LOGPROBS:
+            raise RequestError(f"token_ids_logprob may name at most {MAX_LOGPROBS} tokens, got {len(options.token_ids_logprob)}.")
         self.check_ids(options.token_ids_logprob, name="token_ids_logprob")
-        if not 0 <= options.top_logprobs_num <= MAX_TOP_LOGPROBS:
-            raise RequestError(f"top_logprobs_num must be in [0, {MAX_TOP_LOGPROBS}], got {options.top_logprobs_num}.")
-        if options.logprob_start_len < -1:
-            raise RequestError(f"logprob_start_len must be at least -1, got {options.logprob_start_len}.")
-        if sampling.n > MAX_SEQUENCES:
-            raise RequestError(f"n must be at most {MAX_SEQUENCES}, got {sampling.n}.")
 
     def _fit(self, prompt: Ids, sampling: SamplingParams) -> tuple[Ids, SamplingParams]:
         """Refuse, or with --allow-auto-truncate shorten, what does not fit the context."""

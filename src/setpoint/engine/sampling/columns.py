@@ -58,7 +58,7 @@ class TokenLists:
 def slot_values(admit: Admit) -> tuple[float | int | bool, ...]:
     """The SLOT_DTYPE row of an admission."""
     s = admit.sampling
-    top_k = TOP_K_ALL if s.top_k < 0 else s.top_k
+    top_k = TOP_K_ALL if s.top_k < 0 else min(s.top_k, TOP_K_ALL)
     return (
         len(admit.ids),
         admit.num_prompt,

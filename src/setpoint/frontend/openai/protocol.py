@@ -5,12 +5,16 @@ Pure data and conversions; knows nothing of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from setpoint.core.bounds import converted
 from setpoint.core.errors import RequestError
+from setpoint.core.request import LogprobCount
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.intake import Options, check_key, check_rid, namespace
 
@@ -74,6 +78,11 @@ class CommonBody(AnyBody, kw_only=True):
     response_format: dict[str, Any] | None = None
 
     @property
+    def sent_as(self) -> dict[str, str]:
+        """Sampling parameters whose keys have another name in this body."""
+        return {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+
+    @property
     def continuous_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
@@ -108,7 +117,8 @@ class CommonBody(AnyBody, kw_only=True):
             logit_bias=self.logit_bias,
             max_new_tokens=max_new_tokens,
         )
-        return SamplingParams.parse(raw)
+        with _naming_as_sent(self.sent_as):
+            return SamplingParams.parse(raw)
 
     def options(self, *, top_logprobs_num: int | None, logprob_start_len: int = -1) -> Options:
         """``top_logprobs_num`` None: no logprobs at all."""
@@ -153,6 +163,11 @@ class ChatBody(CommonBody, kw_only=True):
             raise RequestError("modalities other than text are not supported by this server.")
 
     @property
+    def sent_as(self) -> dict[str, str]:
+        names = super().sent_as
+        return names if self.max_completion_tokens is None else {**names, "max_new_tokens": "max_completion_tokens"}
+
+    @property
     def max_new_tokens(self) -> int | None:
         """None = to the end of the context."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -168,12 +183,23 @@ class CompletionBody(CommonBody, kw_only=True):
         super().check()
         if self.best_of not in (None, 1, self.n):
             raise RequestError("best_of is not supported by this server; use n.")
-        if self.logprobs is not None and self.logprobs < 0:
-            raise RequestError(f"logprobs must be at least 0, got {self.logprobs}.")
+        if self.logprobs is not None:
+            converted(self.logprobs, LogprobCount, "logprobs")
 
     @property
     def max_new_tokens(self) -> int:
         return 16 if self.max_tokens is None else self.max_tokens
+
+
+@contextmanager
+def _naming_as_sent(names: Mapping[str, str]) -> Iterator[None]:
+    """A RequestError from the block calls fields what the client calls them."""
+    try:
+        yield
+    except RequestError as error:
+        error.message = re.sub(r"\b(" + "|".join(names) + r")\b", lambda found: names[found[0]], error.message)
+        error.args = (error.message,)
+        raise
 
 
 def flatten_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
