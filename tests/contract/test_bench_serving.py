@@ -125,6 +125,29 @@ def test_refused_requests_are_failures(http_url: Url, folder: Path, capsys: pyte
     assert "failed, 6 x: status 400: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--random-input-len", "9000"], "6 of 6 prompts do not fit the context of org/tiny, which is 256 tokens: the longest has 9000"),
+        (["--random-output-len", "600", "--random-range-ratio", "0"], "tokens and asks for"),
+        (["--dataset-name", "generated-shared-prefix", "--gsp-question-len", "4096"], "Lower --gsp-system-prompt-len"),
+    ],
+)
+def test_prompts_that_cannot_fit_are_refused_before_any_is_sent(
+    http_url: Url, folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str
+) -> None:
+    engine = letters()
+    url = http_url(engine)
+    small = ["--num-prompts", "6", "--random-input-len", "12", "--random-output-len", "5", "--random-range-ratio", "1"]
+    small += ["--gsp-num-groups", "1", "--gsp-prompts-per-group", "2"]
+    assert cli.main(["bench", "serving", "--base-url", url, "--tokenizer", str(folder), *small, *more]) == 2
+    assert words in capsys.readouterr().err
+    assert not engine.submitted
+    if "9000" in more:  # a server that cuts prompts decides itself
+        cutting = http_url(letters(), allow_auto_truncate=True, server_info={"allow_auto_truncate": True})
+        assert cli.main(["bench", "serving", "--base-url", cutting, "--tokenizer", str(folder), *small, *more]) == 0
+
+
 # -- servers that are not well
 
 CHUNK = b'data: {"text": "a", "meta_info": {"completion_tokens": 1, "prompt_tokens": 12, "finish_reason": null}}\n\n'
@@ -239,7 +262,7 @@ def test_a_server_that_dies_in_the_middle(folder: Path) -> None:
         (["--goodput", "ttft"], "--goodput takes", 2),
         (["--extra-request-body", "[]"], "must be a JSON object", 2),
         (["--backend", "vllm-chat", "--tokenize-prompt"], "cannot take", 2),
-        (["--output-details"], "give --output-file", 2),
+        (["--output-details"], "name one with --output-file", 2),
         (["--compare", "/missing"], "--compare /missing cannot be read", 2),
         (["--output-file", "/missing/out"], "--output-file /missing/out cannot be written", 2),
         (["--plot", "/missing/run.svg"], "--plot /missing/run.svg cannot be written", 2),

@@ -43,9 +43,9 @@ def test_a_damaged_model_is_much_worse(tiny: ServerProcess, tiny_model: Path, tm
     save_file(weights, path, {"format": "pt"})
     windows, prefix = cut({"mine.txt": TEXT}, Tokenizer.from_folder(tiny_model), 256)
     prompts = windows.prompts(prefix)
-    reference = measure(Served(tiny), windows, prompts)
+    reference = measure(Served(tiny), windows, prompts, name="reference")
     with Engine(str(damaged), dtype="float32") as engine:
-        result = compare(windows, reference, measure(engine, windows, prompts))
+        result = compare(windows, reference, measure(engine, windows, prompts, name="candidate"))
     assert result["mean_abs_logprob_change"] > 0.5
     assert result["greedy_agreement"] < 0.5
     assert result["top1_agreement"] < 0.5

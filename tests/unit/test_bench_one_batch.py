@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from setpoint.bench.breakdown import Turns, engine_turns, parts_of, table
+from setpoint.bench.breakdown import Part, Turns, engine_turns, parts_of, table
 from setpoint.bench.one_batch import REPEATS, Subject, bench_one_batch
 from setpoint.config.bench import OneBatchOptions
 from setpoint.config.commandline import parse
@@ -139,9 +139,9 @@ def test_breakdown_beside_its_bounds(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert row["breakdown"]["decode"]["engine_s"] == 0.003
     assert row["limits"]["flops"] == {"bfloat16": 1e12}
     printed = capsys.readouterr().out
-    assert "| linear layers | 1,000.0 |" in printed
-    assert "| 800.0 | 80% |" in printed
-    assert "and as part of a whole engine 3,000.0 µs." in printed
+    assert "| linear layers | 1,000.00 |" in printed
+    assert "| 800.00 | 80% |" in printed
+    assert ", and 3,000.00 µs as part of a whole engine." in printed
     assert "Limits of this machine with 2 threads: 10.0 GB/s over 8 MB, 1,000 GFLOP/s bfloat16." in printed
 
 
@@ -149,8 +149,25 @@ def test_without_limits_there_are_no_bounds() -> None:
     counter = Counter()
     parts = parts_of([counter.take()], [counter.take()] * 3, [0.001, 0.002, 0.003], None, None)
     assert {part.bound_s for part in parts.values()} == {None}
-    assert "| linear layers | 1,000.0 | 50.0% | – | – |" in table("t", parts, 0.002, None)
+    assert "| linear layers | 1,000.00 | 50.0% | – | – |" in table("t", parts, 0.002, None)
     assert sum(part.seconds for name, part in parts.items() if name != "step") == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit", "shown"), [(0.0099, "µs", "9,900.00"), (0.25, "ms", "250.00"), (2.4475092, "ms", "2,447.51"), (12.0, "s", "12.00")]
+)
+def test_times_are_shown_in_a_unit_that_fits(seconds: float, unit: str, shown: str) -> None:
+    lines = table("t", {"linear": Part(seconds), "step": Part(seconds)}, seconds, None)
+    assert f"| part | {unit} | share | bound {unit} | of bound |" in lines
+    assert f"| linear layers | {shown} | 100.0% | – | – |" in lines
+    assert lines[-1] == f"Without timers and scheduling it took {shown} {unit}."
+
+
+def test_runs_that_do_not_agree_are_warned_of() -> None:
+    parts = {"linear": Part(0.5), "scheduling": Part(0.5), "step": Part(1.0)}
+    assert table("t", parts, 0.6, None)[-1].startswith("Without timers")
+    assert "WARNING: Without timers it took 2.0 times as long as with them" in table("t", parts, 1.0, None)[-1]
+    assert "WARNING: Without timers it took only 50% of the time that it took with them" in table("t", parts, 0.25, None)[-1]
 
 
 def test_a_batch_that_the_engine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

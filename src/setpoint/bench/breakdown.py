@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from setpoint.bench.progress import waiting
 from setpoint.bench.prompts import make_prompts
 from setpoint.config.bench import OfflineOptions
 from setpoint.config.commandline import CommandLine
@@ -29,6 +30,12 @@ PHASES = ("prefill", "decode")
 STREAMED = ("linear", "head", "attention")
 """Kinds whose bytes are used once per step."""
 COMPUTED = (*STREAMED, "elementwise", "sampling")
+FROM_ENGINE = ("scheduling", "messages")
+"""Rows that were measured in a whole engine."""
+UNITS = (("µs", 1e6, 0.01), ("ms", 1e3, 10.0), ("s", 1.0, float("inf")))
+"""Name, how many make a second, and the seconds from which the next one is easier to read."""
+UNLIKE = 1.5
+"""Ratio of two runs of the same steps from which one was disturbed; a busy machine alone varies by a tenth."""
 LABELS = {"linear": "linear layers", "messages": "messages (IPC)"}
 
 
@@ -121,20 +128,33 @@ def _bound(work: Work, again: int, limits: Limits) -> float:
 def table(title: str, parts: Mapping[str, Part], plain_s: float, turns: Turns | None) -> list[str]:
     """Markdown. ``plain_s``: the same without timers."""
     whole = parts["step"].seconds
-    lines = ["", title, "", "| part | µs | share | bound µs | of bound |", "|---|---|---|---|---|"]
+    unit, per_s = next((unit, per_s) for unit, per_s, most_s in UNITS if whole < most_s)
+    lines = ["", title, "", f"| part | {unit} | share | bound {unit} | of bound |", "|---|---|---|---|---|"]
     for name, part in parts.items():
-        bound = "– | –" if part.bound_s is None else f"{part.bound_s * 1e6:,.1f} | {part.bound_s / max(part.seconds, 1e-12):.0%}"
-        lines.append(f"| {LABELS.get(name, name)} | {part.seconds * 1e6:,.1f} | {part.seconds / whole:.1%} | {bound} |")
-    engine = "" if turns is None else f", and as part of a whole engine {turns.seconds * 1e6:,.1f} µs"
-    return [*lines, "", f"Without timers and scheduling it took {plain_s * 1e6:,.1f} µs{engine}."]
+        bound = "– | –" if part.bound_s is None else f"{part.bound_s * per_s:,.2f} | {part.bound_s / max(part.seconds, 1e-12):.0%}"
+        lines.append(f"| {LABELS.get(name, name)} | {part.seconds * per_s:,.2f} | {part.seconds / whole:.1%} | {bound} |")
+    engine = "" if turns is None else f", and {turns.seconds * per_s:,.2f} {unit} as part of a whole engine"
+    lines += ["", f"Without timers and scheduling it took {plain_s * per_s:,.2f} {unit}{engine}."]
+    timed = whole - sum(parts[name].seconds for name in FROM_ENGINE if name in parts)
+    if not 1 / UNLIKE < plain_s / timed < UNLIKE:
+        words = f"{plain_s / timed:.1f} times as long as" if plain_s > timed else f"only {plain_s / timed:.0%} of the time that it took"
+        lines.append(
+            f"WARNING: Without timers it took {words} with them, so this table may not describe a usual step. If other programs were busy, "
+            "measure again without them."
+        )
+    return lines
 
 
 def as_json(parts: Mapping[str, Part], turns: Turns | None) -> dict[str, Any]:
     return {"parts": {name: asdict(part) for name, part in parts.items()}, "engine_s": None if turns is None else turns.seconds}
 
 
-def described(measured: Mapping[str, Any]) -> str:
-    """The limits in one line."""
+def described(shape: Shape) -> str:
+    return f"a batch of {shape[0]} ({shape[1]} tokens in, {shape[2]} out)"
+
+
+def described_limits(measured: Mapping[str, Any]) -> str:
+    """In one line."""
     reads = (f"{rate / 1e9:.1f} GB/s over {int(size) / 1e6:,.0f} MB" for size, rate in measured["read_bytes_per_s"].items())
     rates = (f"{rate / 1e9:,.0f} GFLOP/s {product}" for product, rate in measured["flops"].items())
     return f"Limits of this machine with {measured['threads']} threads: " + ", ".join([*reads, *rates]) + "."
@@ -142,7 +162,9 @@ def described(measured: Mapping[str, Any]) -> str:
 
 def engine_turns(line: CommandLine, env: EnvSettings, shapes: Sequence[Shape]) -> dict[Shape, dict[str, Turns]]:
     """Give the batches to a whole engine with the same options, and ask its loop. Raises ConfigError for one that it cannot hold."""
-    with Engine.from_options(line.options, env, given=line.given) as engine:
+    with waiting("loading the model into a whole engine"):
+        opened = Engine.from_options(line.options, env, given=line.given)
+    with opened as engine:
         info = engine.get_server_info()
         tokenizer = Tokenizer.from_folder(info["tokenizer_path"])
         for batch_size, input_len, output_len in shapes:
@@ -157,7 +179,7 @@ def engine_turns(line: CommandLine, env: EnvSettings, shapes: Sequence[Shape]) -
 
 def _turns(engine: Engine, tokenizer: Tokenizer, shape: Shape) -> dict[str, Turns]:
     batch_size, input_len, output_len = shape
-    found = []
+    found: list[dict[str, Turns]] = []
     for seed, answer in enumerate((2, output_len)):  # the first warms up
         options = OfflineOptions(
             dataset_name="random-ids",
@@ -169,7 +191,8 @@ def _turns(engine: Engine, tokenizer: Tokenizer, shape: Shape) -> dict[str, Turn
         )
         prompts = [[int(token) for token in prompt.content] for prompt in make_prompts(options, tokenizer, as_ids=True)]
         before = _sums(engine)
-        engine.generate(input_ids=prompts, sampling_params={"temperature": 0.0, "max_new_tokens": answer, "ignore_eos": True})
+        with waiting(f"{'measuring' if found else 'warming up'} the engine with {described(shape)}"):
+            engine.generate(input_ids=prompts, sampling_params={"temperature": 0.0, "max_new_tokens": answer, "ignore_eos": True})
         found.append(dict(_differences(before, _sums(engine))))
         engine.flush_cache()
     return found[-1]

@@ -13,6 +13,7 @@ import msgspec
 
 from setpoint.bench import report
 from setpoint.bench.metrics import totals
+from setpoint.bench.progress import waiting
 from setpoint.bench.prompts import make_prompts
 from setpoint.bench.record import Prompt
 from setpoint.config.bench import OfflineOptions
@@ -32,7 +33,9 @@ def bench_offline(line: CommandLine, env: EnvSettings) -> int:
     setup_logging(line.options.log_level, milliseconds=env.log_ms)
     report.check_writable(own.output_file)
     previous = report.Comparison(own.compare) if own.compare is not None else None
-    with Engine.from_options(line.options, env, given=line.given) as engine:
+    with waiting("loading the model"):
+        opened = Engine.from_options(line.options, env, given=line.given)
+    with opened as engine:
         result = _measure(engine, own)
     report.print_offline(result)
     if own.output_file is not None:
@@ -44,13 +47,16 @@ def bench_offline(line: CommandLine, env: EnvSettings) -> int:
 
 def _measure(engine: Engine, own: OfflineOptions) -> dict[str, Any]:
     tokenizer = Tokenizer.from_folder(engine.get_server_info()["tokenizer_path"])
-    prompts = make_prompts(own, tokenizer)
+    with waiting(f"making {own.num_prompts} prompts"):
+        prompts = make_prompts(own, tokenizer)
     if not own.skip_warmup:
-        _generate(engine, make_prompts(_WARMUP, tokenizer), ignore_eos=True)
+        with waiting(f"warming up with {_WARMUP.num_prompts} requests"):
+            _generate(engine, make_prompts(_WARMUP, tokenizer), ignore_eos=True)
         engine.flush_cache()
-    began = time.perf_counter()
-    answers = _generate(engine, prompts, ignore_eos=not own.disable_ignore_eos)
-    duration = time.perf_counter() - began
+    with waiting(f"answering {len(prompts)} requests"):
+        began = time.perf_counter()
+        answers = _generate(engine, prompts, ignore_eos=not own.disable_ignore_eos)
+        duration = time.perf_counter() - began
     server_info = engine.get_server_info()
     metas = [answer["meta_info"] for answer in answers]
     good = [meta for meta in metas if meta["finish_reason"]["type"] != "abort"]

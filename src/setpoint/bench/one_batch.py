@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from setpoint.bench import breakdown, report
-from setpoint.bench.breakdown import PHASES, Limits, Shape, Turns
+from setpoint.bench.breakdown import PHASES, Limits, Shape, Turns, described
+from setpoint.bench.progress import waiting
 from setpoint.config.bench import OneBatchOptions
 from setpoint.core.executor import Executor
 from setpoint.core.plan import OWN_LENGTH, Admit, PlanBuilder
@@ -81,13 +82,15 @@ def bench_one_batch(
     others = report.by_shape(own.compare) if own.compare is not None else None
     shapes = list(product(own.batch_size, own.input_len, own.output_len))
     turns = engine_turns(shapes) if own.breakdown else {}  # before there is a second copy of the model
-    subject = build(max(own.batch_size), max(own.input_len) + max(own.output_len))
+    with waiting("loading the model"):
+        subject = build(max(own.batch_size), max(own.input_len) + max(own.output_len))
     steps = _Steps(subject)
     print(HEAD + (report.STEP_RATIOS if others is not None else ""))
     for shape in shapes:
         batch_size, input_len, output_len = shape
-        steps.run(batch_size, input_len, WARMUP_STEPS, repeats=1)
-        result = _result(own, subject, shape, steps.run(*shape))
+        with waiting(f"measuring {described(shape)}"):
+            steps.run(batch_size, input_len, WARMUP_STEPS, repeats=1)
+            result = _result(own, subject, shape, steps.run(*shape))
         ratios = report.step_ratios(result, others.get(shape, [])) if others is not None else ""
         print(
             f"{batch_size:>6} {input_len:>6} {output_len:>6} {result['prefill_latency'] * 1e3:>11.2f} {result['prefill_throughput']:>9.0f} "
@@ -96,8 +99,9 @@ def bench_one_batch(
         )
         if own.breakdown:
             seams = subject.seams
-            counted = steps.run(*shape, repeats=1, seams=seams, inside=seams.entered(eager=True))
-            timed = steps.run(*shape, seams=seams, inside=seams.entered(eager=False))
+            with waiting(f"measuring the parts of {described(shape)}"):
+                counted = steps.run(*shape, repeats=1, seams=seams, inside=seams.entered(eager=True))
+                timed = steps.run(*shape, seams=seams, inside=seams.entered(eager=False))
             result |= _breakdown(subject, result, counted, timed, turns[shape])
         if own.output_file is not None:
             report.append(own.output_file, result)
@@ -115,11 +119,12 @@ def _breakdown(subject: Subject, result: Mapping[str, Any], counted: Times, time
         "decode": f"Decode step of {result['batch_size']}, median of {len(timed.decodes)}",
     }
     for phase in PHASES:
-        parts = breakdown.parts_of(counted.works[phase], timed.works[phase], totals[phase], subject.limits, turns[phase])
+        with waiting("measuring the limits of this machine"):  # those that were not needed before
+            parts = breakdown.parts_of(counted.works[phase], timed.works[phase], totals[phase], subject.limits, turns[phase])
         found[phase] = breakdown.as_json(parts, turns[phase])
         print("\n".join(breakdown.table(titles[phase], parts, plain[phase], turns[phase])))
     limits = None if subject.limits is None else subject.limits.measured()
-    words = "No bounds: the limits of this machine cannot be measured." if limits is None else breakdown.described(limits)
+    words = "No bounds: the limits of this machine cannot be measured." if limits is None else breakdown.described_limits(limits)
     print(f"\n{words}\n", flush=True)
     return {"breakdown": found, "limits": limits}
 

@@ -14,7 +14,6 @@ agreement: the share of generated tokens before an answer's first difference.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from setpoint.bench import report
+from setpoint.bench.progress import waiting
 from setpoint.config.bench import QualityOptions
 from setpoint.config.commandline import CommandLine
 from setpoint.config.environment import EnvSettings
+from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError, SetpointError
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.observe.logline import setup_logging
@@ -96,17 +97,15 @@ def bench_quality(line: CommandLine, env: EnvSettings) -> int:
     setup_logging(options.log_level, milliseconds=env.log_ms)
     if options.random_seed is None:
         options = msgspec.structs.replace(options, random_seed=0)  # dummy weights are the same for both
-    _say("the reference, in bfloat16")
     plain = msgspec.structs.replace(options, **REFERENCE)
-    with Engine.from_options(plain, env, given=line.given | REFERENCE.keys()) as engine:
+    with _engine("the reference (plain bfloat16)", plain, env, line.given | REFERENCE.keys()) as engine:
         info = engine.get_server_info()
         tokenizer = Tokenizer.from_folder(info["tokenizer_path"])
         windows, prefix = cut(texts, tokenizer, min(WINDOW, info["max_req_input_len"]))
         prompts = windows.prompts(prefix)
-        reference = measure(engine, windows, prompts)
-    _say("the candidate")
-    with Engine.from_options(options, env, given=line.given) as engine:
-        candidate = measure(engine, windows, prompts)
+        reference = measure(engine, windows, prompts, name="the reference")
+    with _engine("the candidate", options, env, line.given) as engine:
+        candidate = measure(engine, windows, prompts, name="the candidate")
     result = compare(windows, reference, candidate) | {"text_file": own.text_file, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     print(table(result))
     if own.output_file is not None:
@@ -145,17 +144,21 @@ class Answers(Protocol):
     def get_server_info(self) -> dict[str, Any]: ...
 
 
-def measure(engine: Answers, windows: Windows, prompts: Sequence[list[int]]) -> Measured:
-    """Raises SetpointError if a request fails."""
+def measure(engine: Answers, windows: Windows, prompts: Sequence[list[int]], *, name: str) -> Measured:
+    """``name``: what the engine is, for whoever waits. Raises SetpointError if a request fails."""
     logprobs, likeliest = [], []
     wanted = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
     for begin in range(0, len(windows.ids), AT_ONCE):
         asked = windows.ids[begin : begin + AT_ONCE]
-        predicted = engine.generate(input_ids=asked, sampling_params={"temperature": 0.0, "max_new_tokens": 0}, **wanted)
+        with waiting(f"{name} predicts the texts, {begin + len(asked)} of {len(windows.ids)} windows"):
+            predicted = engine.generate(input_ids=asked, sampling_params={"temperature": 0.0, "max_new_tokens": 0}, **wanted)
         for meta in _answered(predicted):
             logprobs.append(np.array([value for value, _, _ in meta["input_token_logprobs"][1:]]))
             likeliest.append(np.array([top[0][1] for top in meta["input_top_logprobs"][1:]]))
-    answers = engine.generate(input_ids=list(prompts), sampling_params={"temperature": 0.0, "max_new_tokens": ANSWER, "ignore_eos": True})
+    with waiting(f"{name} continues {len(prompts)} passages"):
+        answers = engine.generate(
+            input_ids=list(prompts), sampling_params={"temperature": 0.0, "max_new_tokens": ANSWER, "ignore_eos": True}
+        )
     _answered(answers)
     info = engine.get_server_info()
     names = ("dtype", "quantization", "kv_cache_dtype", "model_impl", "kernels", "linear_layers", "attention", "weight_bytes")
@@ -252,5 +255,6 @@ def _texts(path: str | None) -> dict[str, str]:
         raise ConfigError(f"--text-file {path} is not UTF-8 text.") from None
 
 
-def _say(what: str) -> None:
-    print(f"bench: measuring {what}", file=sys.stderr, flush=True)
+def _engine(name: str, options: Options, env: EnvSettings, given: frozenset[str]) -> Engine:
+    with waiting(f"loading {name}"):
+        return Engine.from_options(options, env, given=given)

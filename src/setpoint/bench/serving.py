@@ -22,7 +22,7 @@ from setpoint.bench.chart import serving_chart
 from setpoint.bench.http import ExchangeError, Server
 from setpoint.bench.load import arrival_times, drive
 from setpoint.bench.metrics import Run
-from setpoint.bench.progress import progress
+from setpoint.bench.progress import progress, waiting
 from setpoint.bench.prompts import make_prompts
 from setpoint.bench.record import Prompt, Record
 from setpoint.checkpoint.source import tokenizer_folder
@@ -38,6 +38,16 @@ FLUSH_S = 60.0
 WARMUP_TOKENS = 32
 BUSY_SHARE = 0.8
 """Of a core. One event loop that spends so much holds answers up, and their times are partly its own."""
+
+
+_SHORTER = {
+    "random": "Lower --random-input-len or --random-output-len.",
+    "random-ids": "Lower --random-input-len or --random-output-len.",
+    "generated-shared-prefix": "Lower --gsp-system-prompt-len, --gsp-question-len or --gsp-output-len.",
+    "sharegpt": "Leave them out with --sharegpt-context-len.",
+    "custom": "Leave them out with --sharegpt-context-len.",
+}
+"""What to do about prompts that are too long."""
 
 
 class BenchError(SetpointError):
@@ -76,17 +86,20 @@ class _Bench:
         if own.tokenize_prompt and own.apply_chat_template:
             raise ConfigError("--apply-chat-template makes text, --tokenize-prompt sends ids; drop one of the two.")
         if own.output_details and own.output_file is None:
-            raise ConfigError("--output-details belongs into a file; give --output-file.")
+            raise ConfigError("--output-details needs a file to write to; name one with --output-file.")
 
     async def measure(self) -> dict[str, Any]:
         own = self._own
         model = own.model or await self._first_model()
         tokenizer, folder = await self._tokenizer(model)
-        prompts = [self._adapted(prompt) for prompt in make_prompts(own, tokenizer, as_ids=own.tokenize_prompt)]
-        if own.apply_chat_template:
-            prompts = _in_template(prompts, tokenizer, folder)
+        with waiting(f"making {own.num_prompts} prompts"):
+            prompts = [self._adapted(prompt) for prompt in make_prompts(own, tokenizer, as_ids=own.tokenize_prompt)]
+            if own.apply_chat_template:
+                prompts = _in_template(prompts, tokenizer, folder)
+        await self._check_lengths(prompts, model)
         self._wish = Wish(model=model, stream=self._streams, ignore_eos=not own.disable_ignore_eos, extra=self._extra)
-        await self._warm_up(prompts[0])
+        with waiting(f"warming up {self._server.url}"):
+            await self._warm_up(prompts[0])
         if own.flush_cache:
             await self._flush()
         arrivals = arrival_times(len(prompts), own.request_rate, seed=own.seed)
@@ -157,6 +170,28 @@ class _Bench:
         with suppress(KeyError, IndexError, TypeError):
             return str(models["data"][0]["id"])
         raise BenchError(f"{self._server.url}/v1/models names no model; give --model.")
+
+    async def _check_lengths(self, prompts: list[Prompt], model: str) -> None:
+        """Raises ConfigError for prompts that this server must refuse. They may be a little longer there (special tokens, a template)."""
+        info = await self._server_info()
+        context_len = await self._context_len(model)
+        if context_len is None or (isinstance(info, dict) and info.get("allow_auto_truncate")):
+            return
+        long = [prompt for prompt in prompts if prompt.num_tokens + prompt.output_len > context_len]
+        if long:
+            longest = max(long, key=lambda prompt: prompt.num_tokens + prompt.output_len)
+            raise ConfigError(
+                f"{len(long)} of {len(prompts)} prompts do not fit the context of {model}, which is {context_len} tokens: the longest has "
+                f"{longest.num_tokens} tokens and asks for {longest.output_len} more. {_SHORTER[self._own.dataset_name]}"
+            )
+
+    async def _context_len(self, model: str) -> int | None:
+        """None where the server does not say."""
+        with suppress(BenchError, KeyError, TypeError):
+            models = (await self._ask("/v1/models"))["data"]
+            for each in sorted(models, key=lambda each: each["id"] != model):  # a server may answer to other names, too
+                return int(each["max_model_len"])
+        return None
 
     async def _tokenizer(self, model: str) -> tuple[Tokenizer, Path]:
         name = self._own.tokenizer
