@@ -202,21 +202,6 @@ def test_what_sglangs_clients_send_without_a_body(serve: Serve) -> None:
     serve(scenario)
 
 
-def test_a_ten_megabyte_body(serve: Serve) -> None:
-    async def scenario(server: Any) -> None:
-        for body in ({"text": "a" * 10_000_000}, {"text": "a " * 5_000_000}, {"input_ids": [7] * 3_000_000}):
-            response = await server.http.post("/generate", json=body)
-            assert response.status_code == 400
-            assert "longer than the model's context length" in response.json()["error"]["message"]
-        fits = {"text": "a", "ignored": "x" * 10_000_000, "sampling_params": {"max_new_tokens": 1}}
-        assert (await server.generate(**fits))["text"] == "a"
-        assert (
-            await server.http.post("/generate", content=b" " * (64 << 20) + b"{}", headers={"content-type": "application/json"})
-        ).status_code == 413
-
-    serve(scenario)
-
-
 @pytest.mark.parametrize("rid", ["a\n[2026-01-01 00:00:00] A line of the log.", "a\x1b[2J", "a\u202eb", "r" * 257, ""])
 def test_a_rid_is_short_and_printable(serve: Serve, rid: str) -> None:
     async def scenario(server: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from setpoint.core.errors import SetpointError
 
 MAX_LINE_BYTES = 64 << 20
-"""Longest line that is read; a server takes no larger body either."""
+"""Longest line that is read."""
 
 
 class BatchError(SetpointError):

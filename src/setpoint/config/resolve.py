@@ -27,6 +27,8 @@ CPU_CHUNK = 512
 """Prompt tokens per step: the fastest measured, by 4 % over 2048, and the first of a burst have their answer sooner (docs/notebook.md)."""
 GPU_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
 """Below so many GiB of GPU memory, so many tokens in a prefill step; 16384 above (docs/sglang/options.md#prefill-step)."""
+BODY_BYTES_PER_TOKEN = 16
+MIN_BODY_BYTES = 4 << 20
 
 _NEEDS = {
     "schedule_low_priority_values_first": ("enable_priority_scheduling",),
@@ -63,6 +65,10 @@ class ResolvedConfig:
     @property
     def context_len(self) -> int:
         return _settled(self.options.context_length)
+
+    @property
+    def max_body_bytes(self) -> int:
+        return _settled(self.options.max_body_bytes)
 
     @property
     def chunked_prefill_size(self) -> int:
@@ -126,6 +132,7 @@ def resolve(
     _quantization(book, model, device, dtype)
     _kv_cache_dtype(book, dtype)
     _context_length(book, model, env)
+    _max_body_bytes(book)
     chunk = _chunked_prefill_size(book, hardware, device)
     _mem_fraction(book, hardware, device, step_tokens=chunk if chunk > 0 else options.max_prefill_tokens)
     _attention_backend(book, device)
@@ -247,6 +254,15 @@ def _context_length(book: Book, model: ModelSpec, env: EnvSettings) -> None:
                 "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 if you know that the model stays sensible beyond."
             )
         book.put("context_length", asked, f"given, beyond the model's own {model.context_len}", warn=True)
+
+
+def _max_body_bytes(book: Book) -> None:
+    """A token of prose is 4 to 5 bytes as text, up to 8 as an id, and 6 to 12 as a character that the client's JSON library escapes."""
+    of_a_prompt = BODY_BYTES_PER_TOKEN * book.get("context_length")
+    if of_a_prompt > MIN_BODY_BYTES:
+        book.fill("max_body_bytes", of_a_prompt, f"{BODY_BYTES_PER_TOKEN} bytes for each token of the context")
+    else:
+        book.fill("max_body_bytes", MIN_BODY_BYTES, "holds a prompt of the whole context, and long lists of prompts")
 
 
 def _chunked_prefill_size(book: Book, hardware: Hardware, device: str) -> int:

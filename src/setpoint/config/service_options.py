@@ -93,6 +93,18 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
             server_only=True,
         ),
     ] = None
+    max_body_bytes: Annotated[
+        int | None,
+        Option(
+            SERVER,
+            "Largest request body; larger ones are answered 413. If not given: 16 bytes for each token of the context length, and at least "
+            "4Mi, which holds long lists of prompts. A larger body makes the other clients wait longer while it is read.",
+            metavar="BYTES",
+            low=1024,
+            human=True,
+            server_only=True,
+        ),
+    ] = None
     skip_server_warmup: Annotated[
         bool, Option(SERVER, "Do not send a warm-up request before the server reports ready.", server_only=True)
     ] = False

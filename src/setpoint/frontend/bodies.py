@@ -16,10 +16,9 @@ import msgspec
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.shown import shown
 from setpoint.frontend.intake import MAX_SEQUENCES
+from setpoint.frontend.json_shape import excess
 
 logger = logging.getLogger(__name__)
-
-MAX_BODY_BYTES = 64 << 20
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -34,8 +33,11 @@ class InvalidBodyError(RequestError):
         super().__init__(message, status_code=status_code, err_type=HTTPStatus(status_code).phrase)
 
 
-def decode_object(data: bytes | bytearray) -> dict[str, Any]:
-    """A JSON object. Raises InvalidBodyError for anything else."""
+def decode_object(data: bytes) -> dict[str, Any]:
+    """A JSON object. Raises InvalidBodyError for anything else, and for one that would take long to decode."""
+    too_much = excess(data)
+    if too_much is not None:
+        raise InvalidBodyError(f"The body {too_much}.")
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -61,9 +63,8 @@ def parse(body: dict[str, Any], kind: type[T], *, route: str, unsupported: Itera
 
 def asks_for_something(value: Any) -> bool:
     """False for null, false, "" and empty containers, and for lists of only such values (one per prompt of a batch)."""
-    if isinstance(value, list):
-        return any(asks_for_something(item) for item in value)
-    return value not in (None, False, "", {})
+    nothing: tuple[Any, ...] = (None, False, "", {}, [])
+    return any(item not in nothing for item in value) if isinstance(value, list) else value not in nothing
 
 
 def as_id_lists(value: list[Any], name: str, *, max_lists: int | None = MAX_SEQUENCES) -> tuple[list[list[int]], bool]:

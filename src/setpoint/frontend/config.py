@@ -22,6 +22,8 @@ class FrontendConfig:
     pooling: Pooling | None = None
     """Set: the server embeds and does not generate."""
     api_key: str | None = None
+    max_body_bytes: int = 4 << 20
+    """Larger request bodies are answered 413."""
     allow_auto_truncate: bool = False
     incremental_streaming_output: bool = False
     enable_cache_report: bool = False

@@ -273,6 +273,7 @@ def _service(engine: Launched, client: EngineClient, text: TextProcessor, phases
         max_req_input_len=client.info["max_req_input_len"],
         vocab_size=spec.vocab_size,
         api_key=options.api_key,
+        max_body_bytes=config.max_body_bytes,
         allow_auto_truncate=options.allow_auto_truncate,
         incremental_streaming_output=options.incremental_streaming_output,
         enable_cache_report=options.enable_cache_report,

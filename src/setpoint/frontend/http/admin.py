@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from setpoint.frontend.bodies import parse
-from setpoint.frontend.http.bodies import read_object
+from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import error_response, json_response
 from setpoint.frontend.intake import check_rid
 from setpoint.frontend.ipc.client import EngineState
@@ -27,9 +27,14 @@ class AbortBody(msgspec.Struct):
     abort_all: bool = False
 
 
+async def _read_abort(raw: dict[str, Any]) -> AbortBody:
+    return parse(raw, AbortBody, route="/abort_request")
+
+
 class AdminRoutes:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
         self._service = service
+        self._bodies = bodies
         self._config = service.config
         self._engine = service.engine
         self._started_at = int(time.time())
@@ -113,7 +118,7 @@ class AdminRoutes:
         return bool(state["num_queued"] or state["num_running"])
 
     async def abort_request(self, request: Request) -> Response:
-        body = parse(await read_object(request), AbortBody, route="/abort_request")
+        body = await self._bodies.read(request, _read_abort)
         if body.rid:
             check_rid(body.rid)
         self._engine.abort(body.rid or "", abort_all=body.abort_all)

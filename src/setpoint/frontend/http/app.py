@@ -7,6 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from setpoint.frontend.http.admin import AdminRoutes
 from setpoint.frontend.http.auth import ApiKeyMiddleware
+from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.browsers import LocalOnlyMiddleware
 from setpoint.frontend.http.errors import add_error_handlers
 from setpoint.frontend.http.native import NativeRoutes
@@ -18,8 +19,9 @@ def create_app(service: Service, *, local_only: bool = False) -> FastAPI:
     """``local_only``: nobody but this machine can reach the port, and nobody but this machine is meant to."""
     app = FastAPI(title="Setpoint")
     app.state.service = service
+    bodies = BodyReader(service.config.max_body_bytes)
     for routes in (NativeRoutes, AdminRoutes, OpenAIRoutes):
-        routes(service).install(app)
+        routes(service, bodies).install(app)
     add_error_handlers(app)
     if service.config.api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=service.config.api_key)

@@ -1,29 +1,60 @@
-"""Request bodies over HTTP: size limit, content type, a JSON object. What is in the object is ``frontend.bodies``' business."""
+"""Request bodies over HTTP: content type, size, and where they are worked on. What is in them is ``frontend.bodies``' business."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from fastapi import Request
 
 from setpoint.core.shown import shown
-from setpoint.frontend.bodies import MAX_BODY_BYTES, InvalidBodyError, decode_object
+from setpoint.frontend.bodies import InvalidBodyError, decode_object
+
+T = TypeVar("T")
+
+_INLINE_BYTES = 1 << 16
+"""Longest body that the event loop itself works on; takes some milliseconds."""
 
 
-async def read_object(request: Request) -> dict[str, Any]:
-    """The body as a JSON object. Raises InvalidBodyError: 400 malformed or not said to be JSON, 413 larger than MAX_BODY_BYTES.
+class BodyReader:
+    """Reads bodies and has them worked on; long ones in a thread, so that the streams of other clients go on meanwhile."""
 
-    A web page may send any other content type to any server without asking; for JSON its browser asks first (CORS).
-    """
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise InvalidBodyError(_content_type_advice(content_type))
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise InvalidBodyError(f"The body is larger than {MAX_BODY_BYTES} bytes.", status_code=413)
-    return decode_object(body)
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        # One: every thread more makes the event loop wait longer for the interpreter's lock.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
+
+    async def read(self, request: Request, work: Callable[[dict[str, Any]], Awaitable[T]]) -> T:
+        """What ``work`` makes of the body, a JSON object. It may run in another thread, on an event loop of its own.
+
+        Raises what ``work`` raises, and InvalidBodyError: 400 malformed or not said to be JSON, 413 too large. A web page may send any
+        other content type to any server without asking; for JSON its browser asks first (CORS).
+        """
+        content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content_type != "application/json":
+            raise InvalidBodyError(_content_type_advice(content_type))
+        body = await self._receive(request)
+
+        async def decode_and_work() -> T:
+            return await work(decode_object(body))
+
+        if len(body) <= _INLINE_BYTES:
+            return await decode_and_work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: asyncio.run(decode_and_work()))
+
+    async def _receive(self, request: Request) -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self._max_bytes:
+                raise InvalidBodyError(
+                    f"The body is larger than {self._max_bytes} bytes, the limit of this server (--max-body-bytes). "
+                    "Send several requests with a part of it each.",
+                    status_code=413,
+                )
+        return bytes(body)
 
 
 def _content_type_advice(content_type: str) -> str:

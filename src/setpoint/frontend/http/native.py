@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 
+from setpoint.core.errors import RequestError
 from setpoint.frontend.bodies import as_id_lists, parse
-from setpoint.frontend.http.bodies import read_object
+from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
+from setpoint.frontend.intake import MAX_SEQUENCES
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.native import UNSUPPORTED, EncodeBody, GenerateBody, NativeApi, Prepared
 from setpoint.frontend.service import Service
@@ -30,8 +32,9 @@ class DetokenizeBody(msgspec.Struct):
 
 
 class NativeRoutes:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
         self._service = service
+        self._bodies = bodies
         self._config = service.config
         self._api = NativeApi(service)
 
@@ -46,10 +49,7 @@ class NativeRoutes:
         app.include_router(router)
 
     async def generate(self, request: Request) -> Response:
-        raw = await read_object(request)
-        body = parse(raw, GenerateBody, route="/generate", unsupported=UNSUPPORTED)
-        prepared = await self._api.prepare(body)
-        job = self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs)
+        body, prepared, job = await self._bodies.read(request, self._open_generate)
         if body.stream:
             return EventStream(job, self._stream(job, prepared))
         with job, cancelled_with_client(job, request.receive):
@@ -58,26 +58,41 @@ class NativeRoutes:
         return json_response(results if prepared.is_list else results[0])
 
     async def encode(self, request: Request) -> Response:
-        raw = await read_object(request)
-        body = parse(raw, EncodeBody, route="/encode", unsupported=UNSUPPORTED)
-        prepared = await self._api.prepare_encode(body)
-        job = self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs)
+        body, prepared, job = await self._bodies.read(request, self._open_encode)
         with job, cancelled_with_client(job, request.receive):
             outputs = await job.wait()
         results = [self._api.embedding(output, body.dimensions) for output in outputs]
         return json_response(results if prepared.is_list else results[0])
 
     async def tokenize(self, request: Request) -> Response:
-        body = parse(await read_object(request), TokenizeBody, route="/tokenize")
+        return await self._bodies.read(request, self._tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._bodies.read(request, self._detokenize)
+
+    async def _open_generate(self, raw: dict[str, Any]) -> tuple[GenerateBody, Prepared, Job]:
+        body = parse(raw, GenerateBody, route="/generate", unsupported=UNSUPPORTED)
+        prepared = await self._api.prepare(body)
+        return body, prepared, self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs)
+
+    async def _open_encode(self, raw: dict[str, Any]) -> tuple[EncodeBody, Prepared, Job]:
+        body = parse(raw, EncodeBody, route="/encode", unsupported=UNSUPPORTED)
+        prepared = await self._api.prepare_encode(body)
+        return body, prepared, self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs)
+
+    async def _tokenize(self, raw: dict[str, Any]) -> Response:
+        body = parse(raw, TokenizeBody, route="/tokenize")
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        if len(texts) > MAX_SEQUENCES:
+            raise RequestError(f"One request may have at most {MAX_SEQUENCES} prompts.")
         tokens = [(await self._service.text.encode(text, add_special_tokens=body.add_special_tokens)).tolist() for text in texts]
         counts = [len(ids) for ids in tokens]
         one = isinstance(body.prompt, str)
         answer = {"tokens": tokens[0] if one else tokens, "count": counts[0] if one else counts, "max_model_len": self._config.context_len}
         return json_response(answer)
 
-    async def detokenize(self, request: Request) -> Response:
-        body = parse(await read_object(request), DetokenizeBody, route="/detokenize")
+    async def _detokenize(self, raw: dict[str, Any]) -> Response:
+        body = parse(raw, DetokenizeBody, route="/detokenize")
         lists, is_batch = as_id_lists(body.tokens, "tokens")
         texts = []
         for ids in lists:

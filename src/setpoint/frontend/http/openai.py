@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from setpoint.frontend.http.bodies import read_object
+from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
 from setpoint.frontend.openai.apis import Api, openai_apis
@@ -16,19 +16,20 @@ from setpoint.frontend.service import Service
 
 
 class OpenAIRoutes:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
+        self._bodies = bodies
         self._apis = openai_apis(service)
 
     def install(self, app: FastAPI) -> None:
         router = APIRouter(tags=["openai"])
         for route, api in self._apis.items():
-            router.add_api_route(route, _handler(api), methods=["POST"], response_model=None)
+            router.add_api_route(route, _handler(api, self._bodies), methods=["POST"], response_model=None)
         app.include_router(router)
 
 
-def _handler(api: Api) -> Callable[[Request], Awaitable[Response]]:
+def _handler(api: Api, bodies: BodyReader) -> Callable[[Request], Awaitable[Response]]:
     async def create(request: Request) -> Response:
-        exchange = await api.open(await read_object(request))
+        exchange = await bodies.read(request, api.open)
         if exchange.is_stream:
             return EventStream(exchange.job, _events(exchange.chunks()))
         with exchange.job, cancelled_with_client(exchange.job, request.receive):
