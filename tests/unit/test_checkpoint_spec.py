@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from setpoint.checkpoint import safetensors_file
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
+from setpoint.core.weightfiles import INDEX_NAME
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -168,13 +169,13 @@ def test_parameters_and_dtype_come_from_the_weights(folder: Path) -> None:
 def test_an_index_names_the_files(folder: Path) -> None:
     for part in ("a", "b", "unused"):
         save_file({part: np.zeros(8, np.float32)}, folder / f"{part}.safetensors")
-    index = folder / safetensors_file.INDEX_NAME
+    index = folder / INDEX_NAME
     index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}))
     assert [tensor.name for tensor in safetensors_file.read_headers(folder)] == ["a", "b"]
     index.write_text(json.dumps({"weight_map": {"a": "a.safetensors", "c": "c.safetensors"}}))
     assert "lacks c.safetensors" in refusal(folder)
     index.write_text("[]")
-    assert "is not a safetensors index" in refusal(folder)
+    assert "must hold a JSON object" in refusal(folder)
 
 
 @pytest.mark.parametrize(

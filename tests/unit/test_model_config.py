@@ -48,7 +48,7 @@ def build(folder: Path, family: str, **changes: Any) -> Any:
         ("phi3", {"rope_scaling": {**LONGROPE, "short_factor": [1.0] * 7 + [0]}}, "'short_factor' must be a list of 8 positive"),
         ("phi3", {"lm_head_bias": True}, "'lm_head_bias' = True"),
         ("llama", {"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}}, "must be below"),
-        ("llama", {"rope_theta": float("inf")}, "'rope_theta' must be a positive number, not inf"),
+        ("llama", {"rope_theta": float("inf")}, "'rope_theta' must be a positive number, not 'Infinity'"),
         ("llama", {"rope_scaling": {"type": "longrope"}}, "'longrope' lacks 'short_factor'"),
         ("llama", {"rope_theta": 0.5}, "'rope_theta' must be above 1, not 0.5"),
         ("llama", {"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "needs at least 4 rotated dimensions"),

@@ -20,6 +20,7 @@ from setpoint.batch.entry import BatchError, Entry, Marks, Problem, Survey
 from setpoint.batch.jsonl import digest_of, open_input
 from setpoint.batch.record import Record, decode
 from setpoint.batch.tally import Tally
+from setpoint.core.jsonfile import parse_json
 
 READ_ROWS = 64
 """Rows in memory at once. pyarrow reads the pages of a row group as they are needed."""
@@ -123,8 +124,8 @@ def _json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
+        return parse_json(value)
+    except ValueError as error:
         raise ValueError(f"it is not valid JSON: {error}") from None
 
 

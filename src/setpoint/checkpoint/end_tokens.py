@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from setpoint.checkpoint.spec import read_object
 from setpoint.core.errors import CheckpointError
+from setpoint.core.jsonfile import read_object
 
 TURN_ENDS = ("<|eom_id|>", "<|content_model_end_sampling|>", "<|ifm|im_end|>")
 """Tokens that end a turn wherever a tokenizer has added them, although checkpoints do not name them; SGLang's list."""

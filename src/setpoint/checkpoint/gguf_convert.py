@@ -26,6 +26,7 @@ from setpoint.checkpoint import gguf_llama, gguf_tokenizer, safetensors_file
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_BYTES, BLOCKS_FILE
+from setpoint.core.weightfiles import SINGLE_NAME
 
 FORMAT = 2
 """Version of what this module writes; raising it converts every file anew."""
@@ -116,7 +117,7 @@ def _write_files(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) ->
     gguf_tokenizer.write(file, tokens, folder, context_len=config["max_position_embeddings"], log=log)
     infos = [safetensors_file.TensorInfo(target.name, target.source.shape, DTYPES[dtype]) for target in targets]
     chunks = (chunk for target in targets for chunk in _cast(file, target, dtype))
-    safetensors_file.write(folder / safetensors_file.SINGLE_NAME, infos, chunks)
+    safetensors_file.write(folder / SINGLE_NAME, infos, chunks)
     _write_blocks(file, [target for target in targets if target.source.kind.name in BLOCK_BYTES], folder)
 
 

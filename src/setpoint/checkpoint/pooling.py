@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from setpoint.checkpoint.spec import read_json, read_object
 from setpoint.core.errors import CheckpointError
+from setpoint.core.jsonfile import read_json, read_object
 from setpoint.core.model import ModelSpec, Pooling
 from setpoint.core.request import PoolingKind
 

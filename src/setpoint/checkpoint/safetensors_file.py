@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from setpoint.core.errors import CheckpointError
+from setpoint.core.weightfiles import weight_files
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library."""
 
@@ -45,26 +44,6 @@ class TensorInfo:
         return self.num_elements * ITEM_BYTES[self.dtype]
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the model: model.safetensors, else those the index names; empty if there is neither.
-
-    Raises CheckpointError if the index is unreadable or names a file that is not there.
-    """
-    single, index = folder / SINGLE_NAME, folder / INDEX_NAME
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        return []
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise CheckpointError(f"{index} is not a safetensors index (a JSON object with 'weight_map').") from None
-    missing = [name for name in names if not (folder / str(name)).is_file()]
-    if missing:
-        raise CheckpointError(f"{folder} lacks {', '.join(map(str, missing))}, which {INDEX_NAME} names. Download the model again.")
-    return [folder / name for name in names]
-
-
 def read_header(path: Path) -> list[TensorInfo]:
     """The tensors of one file. Raises CheckpointError if the file is not complete, valid safetensors."""
     size = path.stat().st_size
@@ -79,7 +58,7 @@ def read_header(path: Path) -> list[TensorInfo]:
         entries.pop("__metadata__", None)
         ends = [int(entry["data_offsets"][1]) for entry in entries.values()]
         infos = [TensorInfo(name, tuple(map(int, entry["shape"])), str(entry["dtype"])) for name, entry in entries.items()]
-    except (ValueError, KeyError, AttributeError, TypeError, IndexError):
+    except (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError, RecursionError):
         raise CheckpointError(f"{path} has a damaged safetensors header. Download it again.") from None
     unknown = {info.dtype for info in infos} - ITEM_BYTES.keys()
     if unknown:

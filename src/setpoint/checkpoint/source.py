@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from setpoint.checkpoint import safetensors_file
 from setpoint.core.errors import CheckpointError
+from setpoint.core.weightfiles import weight_files
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
@@ -155,7 +155,7 @@ def _checked(folder: Path, load_format: str) -> Path:
         ggufs = sorted(folder.glob("*.gguf"))
         hint = f"name the GGUF file itself, e.g. {ggufs[0]}" if ggufs else "name a Hugging Face model folder"
         raise CheckpointError(f"{folder} has no config.json; {hint}.")
-    if load_format != "dummy" and not safetensors_file.weight_files(folder):
+    if load_format != "dummy" and not weight_files(folder):
         raise CheckpointError(
             f"{folder} has no safetensors weights (model.safetensors or an index); convert the model to safetensors, "
             "or use --load-format dummy."

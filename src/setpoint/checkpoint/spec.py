@@ -6,7 +6,6 @@ only one architecture has stays in ``ModelSpec.config`` for the engine's declara
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,12 +14,20 @@ from typing import Any, NoReturn
 
 from setpoint.checkpoint import safetensors_file
 from setpoint.core.errors import CheckpointError
+from setpoint.core.jsonfile import read_object
 from setpoint.core.model import BLOCKS_FILE, KeptBlocks, ModelSpec, language_tensor
 
 CONFIG_NAME = "config.json"
 EMBEDDING = "model.embed_tokens.weight"
 GENERATION_NAME = "generation_config.json"
+MOST = 1 << 28
+"""Of what makes a tensor's extent: far above every model, and products of two still count in 64 bits."""
+MOST_HEADS = 1 << 16
+LONGEST = (1 << 31) - 1
+"""Positions are 32-bit integers."""
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+SHOWN = 60
+"""Characters of a refused value in the message."""
 ROPES_THAT_STRETCH = ("linear", "dynamic", "yarn")
 """Rope types whose factor multiplies the original length; what max_position_embeddings says may be more."""
 ROPES_BY_CONTEXT = ("dynamic", "longrope", "su")
@@ -83,7 +90,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
     config = {**family.defaults, **config}
     reader = _Reader(folder / CONFIG_NAME, {**_usual_names(config), **config})
     architecture = reader.architecture()
-    hidden, num_heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
+    hidden, num_heads = reader.positive("hidden_size"), reader.positive("num_attention_heads", at_most=MOST_HEADS)
     num_kv_heads = reader.positive("num_key_value_heads", num_heads)
     head_dim = reader.positive("head_dim", hidden // num_heads)
     if num_heads % num_kv_heads:
@@ -93,7 +100,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
     tensors = [tensor for tensor in safetensors_file.read_headers(folder) if not wrapper or language_tensor(tensor.name)]
     tie = config.get("tie_word_embeddings", False)
     if not isinstance(tie, bool):
-        reader.fail("tie_word_embeddings", f"must be true or false, not {tie!r}")
+        reader.fail("tie_word_embeddings", f"must be true or false, not {_shown(tie)}")
     spec = {
         "num_layers": reader.positive("num_hidden_layers"),
         "hidden_size": hidden,
@@ -132,7 +139,7 @@ def _language_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any]
     if wrapper not in WRAPPERS:
         reader.fail("text_config", f"is a part of {wrapper}, which takes more than text; of such only {', '.join(WRAPPERS)} is supported")
     if not isinstance(inner, dict):
-        reader.fail("text_config", f"must be an object, not {inner!r}")
+        reader.fail("text_config", f"must be an object, not {_shown(inner)}")
     architecture, model_type = WRAPPERS[wrapper]
     whole = {key: value for key, value in config.items() if key != "text_config"}
     return {**inner, **whole, "architectures": [architecture], "model_type": model_type}, wrapper
@@ -158,20 +165,22 @@ class _Reader:
     def fail(self, key: str, problem: str) -> NoReturn:
         raise CheckpointError(f"{self.path}: {key!r} {problem}.")
 
-    def positive(self, key: str, default: int | None = None) -> int:
+    def positive(self, key: str, default: int | None = None, *, at_most: int = MOST) -> int:
         value = self.config.get(key)
         if value is None:
             value = default
         if value is None:
             self.fail(key, f"is missing; {self.architecture()} does not look like a decoder of text")
         if type(value) is not int or value < 1:
-            self.fail(key, f"must be a positive integer, not {value!r}")
+            self.fail(key, f"must be a positive integer, not {_shown(value)}")
+        if value > at_most:
+            self.fail(key, f"is {value}; the most that is supported is {at_most}")
         return value
 
     def architecture(self) -> str:
         names = self.config.get("architectures")
-        if not isinstance(names, list) or not names or not isinstance(names[0], str):
-            self.fail("architectures", f"must list the model's class, not {names!r}")
+        if not isinstance(names, list) or not names or not isinstance(names[0], str) or not names[0].isidentifier():
+            self.fail("architectures", f"must list the model's class, not {_shown(names)}")
         return str(self.config["architectures"][0])
 
     def ids(self, key: str) -> tuple[int, ...]:
@@ -179,7 +188,7 @@ class _Reader:
         value = self.config.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
-            self.fail(key, f"must be a token id or a list of them, not {value!r}")
+            self.fail(key, f"must be a token id or a list of them, not {_shown(value)}")
         return tuple(ids)
 
     def dtype(self, tensors: list[safetensors_file.TensorInfo]) -> str:
@@ -192,31 +201,39 @@ class _Reader:
             named = DTYPES.get(sizes.most_common(1)[0][0]) if sizes else None
         named = str(named).removeprefix("torch.")
         if named not in DTYPES.values():
-            self.fail("dtype", f"must be one of {', '.join(DTYPES.values())}, not {named}")
+            self.fail("dtype", f"must be one of {', '.join(DTYPES.values())}, not {_shown(named)}")
         return named
+
+
+def _shown(value: object) -> str:
+    """A refused value in a message: one line, of bounded length."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def _rope(reader: _Reader) -> tuple[str, dict[str, Any]]:
     """The rope type and the section that names it."""
     rope = reader.config.get("rope_scaling") or reader.config.get("rope_parameters") or {}  # the second is transformers 5's
     if not isinstance(rope, dict):
-        reader.fail("rope_scaling", f"must be an object, not {rope!r}")
+        reader.fail("rope_scaling", f"must be an object, not {_shown(rope)}")
     kind = rope.get("rope_type") or rope.get("type")
     if kind is not None and not isinstance(kind, str):
-        reader.fail("rope_scaling", f"must name its type, not {kind!r}")
+        reader.fail("rope_scaling", f"must name its type, not {_shown(kind)}")
     return kind or "default", rope
 
 
 def _context_len(reader: _Reader, family: Family) -> int:
-    length = reader.positive("max_position_embeddings")
+    length = reader.positive("max_position_embeddings", at_most=LONGEST)
     kind, rope = _rope(reader)
     if family.stretched or kind not in ROPES_THAT_STRETCH:
         return length
     factor, original = rope.get("factor"), rope.get("original_max_position_embeddings", length)
-    if not isinstance(factor, int | float) or not 1 <= factor < float("inf"):
-        reader.fail("rope_scaling", f"of type {kind} needs a factor of at least 1, not {factor!r}")
+    if not isinstance(factor, int | float) or not 1 <= factor <= LONGEST:
+        reader.fail("rope_scaling", f"of type {kind} needs a factor of at least 1 and at most {LONGEST}, not {_shown(factor)}")
     if type(original) is not int or original < 1:
-        reader.fail("rope_scaling", f"has an original_max_position_embeddings of {original!r}; it must be a positive integer")
+        reader.fail("rope_scaling", f"has an original_max_position_embeddings of {_shown(original)}; it must be a positive integer")
+    if original * factor > LONGEST:
+        reader.fail("rope_scaling", f"stretches {original} positions {factor} times; the most that is supported is {LONGEST}")
     return max(length, int(original * factor))
 
 
@@ -260,21 +277,3 @@ def _count_planned(spec: dict[str, int], config: dict[str, Any], tie: bool, fami
     if config.get("mlp_bias"):
         layer += 2 * inner + hidden
     return spec["num_layers"] * layer + spec["vocab_size"] * hidden * (1 if tie else 2) + hidden
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in the file. Raises CheckpointError."""
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object.")
-    return value
-
-
-def read_json(path: Path) -> Any:
-    """Whatever JSON the file holds. Raises CheckpointError."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}.") from None

@@ -13,6 +13,7 @@ from setpoint.config.declare import Field, Option
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.config.sglang_names import instead, is_known_value
 from setpoint.core.errors import ConfigError
+from setpoint.core.jsonfile import parse_json
 
 
 def check_options(options: Options) -> None:
@@ -92,8 +93,8 @@ def eviction_parameters(options: Options) -> dict[str, int]:
 
 def _json_object(flag: str, text: str, *, example: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
+        found = parse_json(text)
+    except ValueError as error:
         raise ConfigError(f"{flag} is not valid JSON: {error}.") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{flag} must be a JSON object, e.g. '{example}'.")

@@ -28,14 +28,16 @@ from setpoint import __version__
 from setpoint.checkpoint.end_tokens import tokenizer_end_ids
 from setpoint.checkpoint.pooling import read_pooling
 from setpoint.checkpoint.source import DEFAULT_SAMPLING, ModelSource, locate
-from setpoint.checkpoint.spec import GENERATION_NAME, read_object, read_spec
+from setpoint.checkpoint.spec import GENERATION_NAME, read_spec
 from setpoint.config.check import model_overrides
 from setpoint.config.environment import EnvSettings, unread_variables
 from setpoint.config.hardware import probe_hardware
 from setpoint.config.options import Options, server_args
 from setpoint.config.resolve import ResolvedConfig, resolve
-from setpoint.core.errors import SetpointError
+from setpoint.core.errors import CheckpointError, RequestError, SetpointError
+from setpoint.core.jsonfile import read_object
 from setpoint.core.model import ModelSpec
+from setpoint.core.sampling import SamplingParams
 from setpoint.launch.job import EngineJob, encode_job
 
 if TYPE_CHECKING:
@@ -90,6 +92,8 @@ class Launched:
     source: ModelSource
     link: socket.socket
     """Our end of the link to the engine; closed by whoever made this."""
+    sampling: dict[str, float]
+    """What the model's authors recommend, if that was asked for."""
 
 
 @contextmanager
@@ -106,9 +110,10 @@ def launched(options: Options, env: EnvSettings, *, given: Set[str], phases: Pha
             process = _spawn_engine(stderr, descriptor)
         try:
             source, spec, config = configured(options, env, given)
+            sampling = sampling_defaults(options.sampling_defaults, source)
             phases.mark("model and configuration")
             _hand_over(process, EngineJob(config, spec, str(source.folder), descriptor))
-            yield Launched(process, config, spec, source, link)
+            yield Launched(process, config, spec, source, link, sampling)
         finally:
             if os.getpid() == owner:  # a forked child that ends comes here, too
                 _end(process)
@@ -278,7 +283,7 @@ def _service(engine: Launched, client: EngineClient, text: TextProcessor, phases
         incremental_streaming_output=options.incremental_streaming_output,
         enable_cache_report=options.enable_cache_report,
         stream_include_usage=options.stream_response_default_include_usage,
-        sampling_defaults=sampling_defaults(options.sampling_defaults, source),
+        sampling_defaults=engine.sampling,
         log_requests=options.log_requests,
         log_requests_level=options.log_requests_level,
         model_info={"model_type": spec.model_type, "architectures": [spec.architecture], "load_format": options.load_format},
@@ -306,10 +311,16 @@ def sampling_defaults(wanted: str, source: ModelSource) -> dict[str, float]:
         return {}
     recommended = dict(DEFAULT_SAMPLING) if source.is_default else {}
     path = source.folder / GENERATION_NAME
-    if path.is_file():
+    if path.exists():
         given = read_object(path)
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         recommended |= {name: given[name] for name in names if given.get(name) is not None}
+        if recommended.get("top_k") == 0:
+            recommended["top_k"] = -1  # transformers' word for the whole vocabulary
+        try:
+            SamplingParams.parse(recommended)
+        except RequestError as error:
+            raise CheckpointError(f"{path}: {error} Correct it, or start with --sampling-defaults openai.") from None
     if recommended:
         logger.info("Sampling of requests that say nothing: %s", ", ".join(f"{name}={value}" for name, value in recommended.items()))
     return recommended

@@ -10,6 +10,7 @@ instead (docs/decisions/0008).
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -86,7 +87,7 @@ class RotaryEmbedding:
         value = default if value is None else value
         if value is None:
             raise CheckpointError(f"Rope scaling {self.kind!r} lacks {key!r} in config.json.")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             self.fail(f"{key!r} must be a positive number, not {value!r}")
         return float(value)
 

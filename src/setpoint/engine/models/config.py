@@ -5,6 +5,7 @@ Knows keys and their values; knows no architecture.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -52,6 +53,9 @@ ELSEWHERE = "--model-impl transformers may serve it"
 UNQUANTISED = "take the checkpoint it was made from, with --quantization to have it rounded when it is loaded"
 SHOWN = 60
 """Characters of a refused value in the message."""
+LARGEST = sys.float_info.max
+LONGEST = (1 << 31) - 1
+"""Of what is counted in positions or layers."""
 
 
 class ConfigReader:
@@ -77,7 +81,7 @@ class ConfigReader:
     def number(self, key: str, default: float) -> float:
         """A number above zero."""
         value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST:
             self.refuse(key, "it must be a number above zero")
         return float(value)
 
@@ -88,7 +92,7 @@ class ConfigReader:
     def count(self, key: str, default: int, *, low: int = 0) -> int:
         """An integer of at least ``low``."""
         value = self._get(key, default)
-        if type(value) is not int or value < low:
+        if type(value) is not int or not low <= value <= LONGEST:
             self.refuse(key, f"it must be an integer of at least {low}")
         return value
 

@@ -6,7 +6,6 @@ time more than one weight exists twice. Every misfit between checkpoint and mode
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Container, Iterator, Mapping, Set
 from contextlib import ExitStack
@@ -20,10 +19,9 @@ from torch import nn
 
 from setpoint.core.errors import CheckpointError, ConfigError, OutOfMemoryError
 from setpoint.core.model import BLOCK, BLOCK_BYTES, BLOCKS_FILE, language_tensor
+from setpoint.core.weightfiles import INDEX_NAME, SINGLE_NAME, weight_files
 from setpoint.engine.layers.linear import NoHead, TiedHead
 from setpoint.engine.quant.base import BlockMethod, Blocks, LinearMethod
-
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 IGNORED = ("rotary_emb.inv_freq",)
 """Tensor name endings that old checkpoints carry and nobody needs."""
@@ -212,17 +210,7 @@ def _read(file: Path, handle: Any, stored: str) -> torch.Tensor:
 
 
 def _files(folder: Path) -> list[Path]:
-    """model.safetensors, or the shards that the index names."""
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    index = folder / INDEX
-    if not index.is_file():
-        raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}.")
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index} is not a safetensors index ({error}).") from None
-    for name in names:
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{index} names {name}, which is not in the folder.")
-    return [folder / name for name in names]
+    files = weight_files(folder)
+    if not files:
+        raise CheckpointError(f"{folder} holds neither {SINGLE_NAME} nor {INDEX_NAME}.")
+    return files

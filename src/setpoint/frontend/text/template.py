@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from setpoint.core.errors import CheckpointError, ConfigError, RequestError
+from setpoint.core.jsonfile import parse_json, read_text
 from setpoint.frontend.text.tokenizer import read_tokenizer_config
 
 
@@ -63,20 +64,21 @@ def find_chat_template(folder: str | Path, *, override: str | None = None) -> st
     if override is not None:
         return _read_override(Path(override))
     path = Path(folder) / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
+    if path.exists():
+        return read_text(path)
     template = read_tokenizer_config(folder).get("chat_template")
-    if isinstance(template, list):  # several named ones
-        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = by_name.get("default")
-    return template if isinstance(template, str) else None
+    if isinstance(template, list) and all(isinstance(entry, dict) for entry in template):  # several named ones
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(f"{Path(folder) / 'tokenizer_config.json'}: 'chat_template' must be text, or a list of named templates.")
+    return template
 
 
 def _read_override(path: Path) -> str:
     """A .json file has it under "chat_template", as Hugging Face's chat_template.json does; any other file is the template itself."""
     try:
         text = path.read_text(encoding="utf-8")
-        template = json.loads(text)["chat_template"] if path.suffix == ".json" else text
+        template = parse_json(text)["chat_template"] if path.suffix == ".json" else text
     except FileNotFoundError:
         raise ConfigError(f"--chat-template {path}: no such file; give the path of a jinja template.") from None
     except OSError as error:

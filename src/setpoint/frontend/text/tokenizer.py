@@ -5,7 +5,6 @@ Works on strings and int32 ids. It knows nothing of chat templates, requests or 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ import tokenizers
 from tokenizers import decoders
 
 from setpoint.core.errors import CheckpointError
+from setpoint.core.jsonfile import read_object
 from setpoint.core.request import Ids
 
 
@@ -101,15 +101,7 @@ class Tokenizer:
 def read_tokenizer_config(folder: str | Path) -> dict[str, Any]:
     """``tokenizer_config.json`` of a checkpoint, {} where there is none. Raises CheckpointError if it is not a JSON object."""
     path = Path(folder) / "tokenizer_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} must hold a JSON object.")
-    return config
+    return read_object(path) if path.exists() else {}
 
 
 def _named_special_tokens(config: dict[str, Any]) -> dict[str, str]:

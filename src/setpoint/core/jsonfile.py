@@ -1,0 +1,56 @@
+"""JSON and text files of a model folder, which may hold anything: every failure is a CheckpointError of one line that names the file.
+
+Works on paths. What the keys mean is the caller's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from setpoint.core.errors import CheckpointError
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in the file. Raises CheckpointError."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object.")
+    return value
+
+
+def read_json(path: Path) -> Any:
+    """Whatever JSON the file holds, as ``parse_json`` reads it. Raises CheckpointError."""
+    try:
+        return parse_json(read_text(path))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}.") from None
+
+
+def read_text(path: Path) -> str:
+    """The file's text, in UTF-8. Raises CheckpointError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
+
+
+def parse_json(text: str) -> Any:
+    """Raises ValueError, for nesting too deep to follow as well.
+
+    NaN and Infinity, which are not JSON, and numbers too large for a float stay text: they do no harm where nobody reads them, and whoever
+    wants a number refuses them by name.
+    """
+    try:
+        return json.loads(text, parse_constant=str, parse_float=_number)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _number(digits: str) -> float | str:
+    value = float(digits)
+    return value if math.isfinite(value) else digits
