@@ -79,7 +79,6 @@ class Call(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     name: str
-    args: dict[str, Any] = {}
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):

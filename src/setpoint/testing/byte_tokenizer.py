@@ -14,7 +14,6 @@ from setpoint.frontend.text.tokenizer import BYTE_ALPHABET
 
 BOS_ID = 256
 EOS_ID = 257
-IM_START_ID = 258
 IM_END_ID = 259
 VOCAB_SIZE = 260
 

@@ -93,7 +93,7 @@ class FakeEngine:
             case Stop(seq_id):
                 self.stopped.append(self.submitted[seq_id].rid)
                 self.running.pop(seq_id, None)
-            case Call(call_id, name, _):
+            case Call(call_id, name):
                 ok = name != "flush_cache" or not self.running
                 num_running = min(len(self.running), self.max_running)
                 pool = {"total": 1000, "free": 1000 - num_running, "evictable": 0}

@@ -166,7 +166,7 @@ class EngineClient:
         if found:
             self._send(Abort(found))
 
-    async def call(self, name: str, args: dict[str, Any] | None = None, *, timeout_s: float = 20.0) -> Reply:
+    async def call(self, name: str, *, timeout_s: float = 20.0) -> Reply:
         """A control call. Raises EngineDeadError if the engine dies or does not answer in time."""
         if self.state is not EngineState.READY:
             raise EngineDeadError(self.death or f"The engine is {self.state}.")
@@ -174,7 +174,7 @@ class EngineClient:
         call_id = self._next_call
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
-        self._send(Call(call_id, name, args or {}))
+        self._send(Call(call_id, name))
         try:
             # Not wait_for: before Python 3.12 that forgets a cancellation that comes together with the answer.
             async with asyncio.timeout(timeout_s):
