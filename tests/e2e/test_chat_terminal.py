@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,6 @@ from setpoint.testing.terminal import CTRL_C, CTRL_D, CTRL_Z, Terminal, terminal
 ARROW_UP = "\x1b[A"
 CHAT = ["-m", "setpoint.cli", "chat"]
 GREEDY = ["--temperature", "0"]
-ENDLESS = ["--json-model-override-args", '{"eos_token_id": []}']
 
 
 def press_until(screen: Terminal, key: str, text: str) -> None:
@@ -33,9 +33,19 @@ def press_until(screen: Terminal, key: str, text: str) -> None:
     raise AssertionError(f"{text!r} does not come")
 
 
+def endless(model: Path, folder: Path) -> Path:
+    """A copy in which no token ends an answer."""
+    shutil.copytree(model, folder)
+    for name, key in (("config.json", "eos_token_id"), ("tokenizer_config.json", "eos_token")):
+        config = json.loads((folder / name).read_text())
+        del config[key]
+        (folder / name).write_text(json.dumps(config))
+    return folder
+
+
 def test_a_session_with_an_engine_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "saved.json"
-    with terminal([*CHAT, str(tiny_model), "--dtype", "float32", "--system", "Be brief.", *GREEDY, *ENDLESS]) as screen:
+    saved, model = tmp_path / "saved.json", endless(tiny_model, tmp_path / "model")
+    with terminal([*CHAT, str(model), "--dtype", "float32", "--system", "Be brief.", *GREEDY]) as screen:
         screen.expect("Type a message, or /help for the commands.")
         screen.expect("> ")
         screen.type("Hello\n")

@@ -14,10 +14,13 @@ from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.executor.seams import Seams, visible
 from setpoint.engine.kernels.cpu import build, limits
-from setpoint.engine.kernels.cpu.library import load
+from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.plans import Driver
 from setpoint.testing.tiny_models import TINY, write_tiny_llama
+
+VNNI = ("avx512_vnni", "avx512_bf16")
+"""Levels that multiply bytes four at a time."""
 
 PROMPTS = {0: [*range(3, 40)], 1: [*range(50, 61)]}
 
@@ -78,7 +81,7 @@ def test_replayed_steps_have_the_times_of_their_program(tmp_path: Path) -> None:
         works = seams.take()
     assert {"linear", "attention", "elementwise", "sampling"} <= works.keys()
     assert all(work.seconds > 0 for work in works.values())
-    assert 0.02 * total < sum(work.seconds for work in works.values()) < total
+    assert sum(work.seconds for work in works.values()) < total
     assert (works["linear"].num_calls, works["linear"].num_bytes) == (0, 0)
 
 
@@ -94,17 +97,48 @@ def test_visible_pairs(window: int | None) -> None:
     assert visible(counts, kv_lens, window) == (sum(map(len, seen)), sum(len(set().union(*row)) for row in rows))
 
 
+class Timed:
+    """The kernels, whose runs take these seconds and then limits.SECONDS each, and the clock that says so."""
+
+    def __init__(self, kernels: Kernels, seconds: list[float]) -> None:
+        self._kernels = kernels
+        self._seconds = iter(seconds)
+        self._now = 0.0
+
+    def perf_counter(self) -> float:
+        return self._now
+
+    def read_memory(self, *arguments: int) -> object:
+        self._now += next(self._seconds, limits.SECONDS)
+        return self._kernels.read_memory(*arguments)
+
+    def multiply(self, *arguments: int) -> int:
+        self._now += next(self._seconds, limits.SECONDS)
+        return int(self._kernels.multiply(*arguments))
+
+
 @pytest.mark.parametrize("level", build.supported_levels())
-def test_limits_are_above_what_plain_torch_does(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SECONDS", 0.02)
-    found = limits.CpuLimits(load(level), threads=1)
-    assert found.read_bytes_per_s(1) == found.read_bytes_per_s(limits.SMALLEST)
-    assert 1e9 < found.read_bytes_per_s(32 << 20) < 1e12
-    assert 1e9 < found.flops("float32") < 1e12
-    assert all(found.flops(product) >= 0.5 * found.flops("float32") for product in limits.PRODUCTS)
-    if level in ("avx512_vnni", "avx512_bf16"):
-        assert found.flops("int8") > 1.4 * found.flops("float32") * (2 if level == "avx512_bf16" else 1)
+def test_limits_count_the_work_of_the_fastest_run(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test's own: how fast a machine is, and which of its products is the fastest, is its own affair."""
+    kernels = load(level)
+    timed = Timed(kernels, [0.004, 0.002, 0.003])
+    monkeypatch.setattr(limits, "time", timed)
+    found = limits.CpuLimits(timed, threads=1)  # type: ignore[arg-type]
+    assert found.read_bytes_per_s(5 << 20) == pytest.approx((4 << 20) / 0.002)
+    assert found.read_bytes_per_s(1) == found.read_bytes_per_s(limits.SMALLEST) == pytest.approx(limits.SMALLEST / limits.SECONDS)
+    lanes = {product: kernels.multiply(number, 1, 1) / kernels.multiply(0, 1, 1) for product, number in limits.PRODUCTS.items()}
+    assert lanes == {"float32": 1, "bfloat16": 2 if level == "avx512_bf16" else 1, "int8": 4 if level in VNNI else 1}
+    for product, number in limits.PRODUCTS.items():
+        assert found.flops(product) == pytest.approx(kernels.multiply(number, 1, 1) * limits.ROUNDS / limits.SECONDS)
+    assert found.flops("float64") == pytest.approx(found.flops("float32"))
     assert found.measured().keys() == {"threads", "read_bytes_per_s", "flops"}
+
+
+def test_limits_are_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SECONDS", 0.01)
+    found = limits.CpuLimits(load(), threads=1)
+    assert all(found.flops(product) > 0 for product in limits.PRODUCTS)
+    assert found.read_bytes_per_s(limits.SMALLEST) > 0
 
 
 def test_no_limits_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_receive_waits_as_long_as_asked_and_drops_what_is_malformed(ends: Ends, 
     assert engine.receive() == []
     started = time.monotonic()
     assert engine.receive(timeout_s=0.1) == []
-    assert 0.09 <= time.monotonic() - started < 2
+    assert time.monotonic() - started >= 0.09
     for data in (b"junk", b"", encode(Ready({})), b"\x81\xa4type\xa3\xff\xff\xff"):
         link.send(data)
     link.send(encode(Submit(0, request("good"))))
