@@ -86,7 +86,7 @@ def test_what_a_conversation_must_be(serve: Serve) -> None:
             ("hello", "or a list of such lists, not str"),
             ([[{"role": "user", "content": "a"}], []], "prompt 2 of 2: messages must not be empty"),
             ([{"role": "user", "content": 5}], "must be a string or a list of parts"),
-            ([{"content": "a"}], r"messages\[0\].role must be a string"),
+            ([{"content": "a"}], r"messages\[0\].role must be one of"),
             ([{"role": "user"}], r"messages\[0\].content is missing"),
             ([[5]], r"prompt 1 of 1: messages\[0\] must be a dict with role and content, not int"),
         ):

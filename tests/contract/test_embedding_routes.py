@@ -30,7 +30,7 @@ def test_the_openai_client_gets_vectors(serve: Serve) -> None:
         assert [item.index for item in answer.data] == [0, 1]
         np.testing.assert_allclose(answer.data[0].embedding, unit(97, 98), rtol=1e-6)
         np.testing.assert_allclose(answer.data[1].embedding, unit(97, 98, 99, 100), rtol=1e-6)
-        assert (answer.object, answer.model, answer.data[0].object) == ("list", "m", "embedding")
+        assert (answer.object, answer.model, answer.data[0].object) == ("list", "org/tiny", "embedding")
         assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (8, 8)
         (first, second) = server.engine.submitted
         assert (first.pooling, first.sampling.max_new_tokens) == ("last", 0)
@@ -48,7 +48,7 @@ def test_every_form_of_input(serve: Serve, given: Any, prompts: list[list[int]])
     async def scenario(server: Any) -> None:
         answer = (await server.http.post("/v1/embeddings", json={"input": given})).json()
         assert [request.prompt().tolist() for request in server.engine.submitted] == prompts
-        assert answer["model"] == "default"
+        assert answer["model"] == "org/tiny"
         for item, prompt in zip(answer["data"], prompts, strict=True):
             np.testing.assert_allclose(item["embedding"], unit(*prompt), rtol=1e-6)
 

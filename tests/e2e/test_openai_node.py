@@ -38,7 +38,7 @@ def seen(smol: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[
 ERRORS = {
     "a temperature out of range": "400 temperature must be .*-1",
     "a temperature that is text": "400 temperature must be a number, got a string",
-    "max_tokens below zero": "400 max_tokens must be at least 0, got -1",
+    "max_tokens below zero": "400 max_tokens must be between 0 and .*, got -1",
     "an unknown role": r"400 messages\[0\].role must be one of .*user.*; got 'bot'",
     "an unknown model": "404 .*'gpt-4'.*does not exist",
     "a prompt that is too long": "400 .*longer than the model's context length",

@@ -14,7 +14,7 @@ from setpoint.config.sglang_known import KNOWN
 from setpoint.core.errors import ConfigError
 from setpoint.planning.memory import CAPTURED_TOKENS
 
-OWN = {"--max-body-bytes", "--num-threads", "--strict-accounting", "--workload"}
+OWN = {"--max-body-bytes", "--num-threads", "--refuse-unknown-keys", "--strict-accounting", "--workload"}
 OLDER = {"--enable-overlap-scheduler"}
 """Of an earlier SGLang."""
 

@@ -27,12 +27,12 @@ def test_they_cross_a_socket_unchanged() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"temperature": "hot"}, "temperature: Expected `float`, got `str`"),
+        ({"temperature": "hot"}, "temperature must be a number, got a string"),
         ({"temperature": -1}, "temperature must be between 0 and"),
         ({"top_p": 0}, "top_p must be above 0"),
         ({"stop": [""]}, "must not be empty"),
-        ({"stop": [1]}, "stop: Expected `str`"),
-        ({"n": True}, "n: Expected `int`, got `bool`"),
+        ({"stop": [1]}, r"stop\[0\] must be a string, got a whole number"),
+        ({"n": True}, "n must be a whole number, got a truth value"),
         ({"logit_bias": [1]}, "logit_bias must be an object"),
         ({"logit_bias": {"x": 1}}, "logit_bias maps token ids"),
     ],

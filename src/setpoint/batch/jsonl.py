@@ -17,6 +17,7 @@ import msgspec
 
 from setpoint.batch.duplicates import Duplicates
 from setpoint.batch.entry import MAX_LINE_BYTES, BatchError, Entry, Marks, Problem, Survey
+from setpoint.core.wording import plain
 
 _GZIP = b"\x1f\x8b"
 
@@ -85,7 +86,7 @@ def parse_line(number: int, line: bytes) -> Entry:
     try:
         request = _decode_line(line)
     except msgspec.ValidationError as error:
-        return _bad(number, line, "bad_request", f"{error}.")
+        return _bad(number, line, "bad_request", plain(error, whole="The line"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return _bad(number, line, "not_json", f"The line is not valid JSON: {error}.")
     if not request.custom_id:

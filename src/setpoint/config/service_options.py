@@ -130,6 +130,10 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool, Option(SERVING, "Report cached prompt tokens in usage.prompt_tokens_details of OpenAI answers.")
     ] = False
     allow_auto_truncate: Annotated[bool, Option(SERVING, "Cut a prompt that is too long instead of refusing it.")] = False
+    refuse_unknown_keys: Annotated[
+        bool,
+        Option(SERVING, "Answer 400 to a body with an unknown key, instead of ignoring the key and saying so.", server_only=True),
+    ] = False
     sampling_defaults: Annotated[
         str,
         Option(

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, inspect
 
 from setpoint.core.errors import RequestError
+from setpoint.core.wording import plain
 
 INT32_MAX = (1 << 31) - 1
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
@@ -34,7 +35,7 @@ def converted(value: Any, kind: Any, name: str) -> Any:
         bounds = bounds_of(kind)
         if bounds is not None and isinstance(value, int | float) and not isinstance(value, bool) and not bounds[0] <= value <= bounds[1]:
             raise RequestError(f"{name} must be {_range(*bounds)}, got {shown_number(value)}.") from None
-        raise RequestError(f"{name}: {error}.") from None
+        raise RequestError(plain(error, name=name)) from None
 
 
 def bounds_of(kind: Any) -> tuple[float, float] | None:

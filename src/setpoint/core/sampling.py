@@ -15,6 +15,7 @@ from msgspec import Meta
 from setpoint.core.bounds import FLOAT32_MAX, FLOAT32_MIN, INT32_MAX, INT64_MAX, Count, Int64, TokenId, converted
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
+from setpoint.core.wording import kind_of
 
 TOP_K_ALL = 1 << 30
 """``top_k`` meaning the whole vocabulary (SGLang's value for -1)."""
@@ -107,7 +108,7 @@ class SamplingParams(msgspec.Struct, metaclass=_Meta, frozen=True, kw_only=True,
         if raw is None:
             return cls()
         if not isinstance(raw, dict):
-            raise RequestError(f"sampling_params must be an object, not {type(raw).__name__}.")
+            raise RequestError(f"sampling_params must be an object, got {kind_of(raw)}.")
         given = {key: value for key, value in raw.items() if value is not None or key == "max_new_tokens"}
         for key in given:
             if key in NOT_YET:
@@ -155,7 +156,7 @@ def _in_own_type(field: msgspec.structs.FieldInfo, value: Any) -> Any:
         value = (value,)
     if field.name == "logit_bias" and not isinstance(value, tuple):
         if not isinstance(value, dict):
-            raise RequestError("logit_bias must be an object of token id to bias.")
+            raise RequestError(f"logit_bias must be an object that gives token ids a bias, got {kind_of(value)}.")
         value = tuple(dict(_bias_pair(*pair) for pair in value.items()).items())
     return converted(value, field.type, field.name)
 

@@ -1,12 +1,11 @@
 """Request bodies: JSON to checked msgspec structs, with 400 (not 422) for anything else, and the JSON shapes of refusals.
 
-Keys that a route does not know are ignored as SGLang does, but not in silence: each is logged once. Keys it knows and
-cannot honour are refused by name unless they ask for nothing. It knows nothing of HTTP frameworks.
+Keys that a route knows and cannot honour are refused by name unless they ask for nothing; of those it does not know, ``unknown_keys``
+tells. It knows nothing of HTTP frameworks.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -14,16 +13,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from setpoint.core.errors import RequestError, SetpointError
-from setpoint.core.shown import shown
+from setpoint.core.wording import kind_of, plain
 from setpoint.frontend.intake import MAX_SEQUENCES
 from setpoint.frontend.json_shape import excess
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T", bound=msgspec.Struct)
-
-_MAX_LOGGED_KEYS = 256
-_logged_keys: set[tuple[str, str]] = set()
 
 
 class InvalidBodyError(RequestError):
@@ -43,11 +37,11 @@ def decode_object(data: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidBodyError(f"The body is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise InvalidBodyError(f"The body must be a JSON object, not {type(value).__name__}.")
+        raise InvalidBodyError(f"The body must be a JSON object, got {kind_of(value)}.")
     return value
 
 
-def parse(body: dict[str, Any], kind: type[T], *, route: str, unsupported: Iterable[str] = ()) -> T:
+def parse(body: dict[str, Any], kind: type[T], *, unsupported: Iterable[str] = ()) -> T:
     """The body as ``kind``. Raises RequestError (400) for an unsupported key with a meaning, InvalidBodyError for wrong types."""
     for key in unsupported:
         if asks_for_something(body.get(key)):
@@ -55,9 +49,7 @@ def parse(body: dict[str, Any], kind: type[T], *, route: str, unsupported: Itera
     try:
         parsed = msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        raise InvalidBodyError(f"{error}.") from None
-    for key in body.keys() - set(kind.__struct_fields__) - set(unsupported):
-        _log_ignored(route, key)
+        raise InvalidBodyError(plain(error)) from None
     return parsed
 
 
@@ -77,7 +69,7 @@ def as_id_lists(value: list[Any], name: str, *, max_lists: int | None = MAX_SEQU
     try:
         return (msgspec.convert(value, list[list[int]]), True) if is_batch else ([msgspec.convert(value, list[int])], False)
     except msgspec.ValidationError as error:
-        raise InvalidBodyError(f"{name}: {error}.") from None
+        raise InvalidBodyError(plain(error, name=name)) from None
 
 
 def error_body(message: str, *, code: int | str, err_type: str, param: str | None = None) -> dict[str, Any]:
@@ -91,9 +83,3 @@ def as_request_error(error: SetpointError) -> RequestError:
     if isinstance(error, RequestError):
         return error
     return RequestError(str(error), status_code=503, err_type="SERVICE_UNAVAILABLE")
-
-
-def _log_ignored(route: str, key: str) -> None:
-    if (route, key) not in _logged_keys and len(_logged_keys) < _MAX_LOGGED_KEYS:
-        _logged_keys.add((route, key))
-        logger.warning("Ignored the unknown key '%s' of %s (logged once per key).", shown(key, 64), route)

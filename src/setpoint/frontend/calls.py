@@ -66,7 +66,7 @@ class Calls:
         if body.text == []:
             return []
         prepared = await self._native.prepare_encode(body, max_sequences=None)
-        return await self._run(prepared, lambda output: self._native.embedding(output, body.dimensions))
+        return await self._run(prepared, lambda output: self._native.embedding(output, prepared, body.dimensions))
 
     async def abort(self, rid: str, *, abort_all: bool) -> None:
         if not rid and not abort_all:
@@ -199,7 +199,7 @@ def _body(kind: type[T], fixed: dict[str, Any], request: Mapping[str, Any]) -> T
             raise RequestError(f"{key} is not supported yet.")
         if key not in supported and key not in UNSUPPORTED:
             raise TypeError(f"unexpected keyword argument {key!r}.{_advice(key, supported)}")
-    return parse({**fixed, **request}, kind, route="Engine", unsupported=UNSUPPORTED)
+    return parse({**fixed, **request}, kind, unsupported=UNSUPPORTED)
 
 
 def _advice(key: str, supported: Set[str]) -> str:

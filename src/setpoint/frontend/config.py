@@ -25,6 +25,8 @@ class FrontendConfig:
     max_body_bytes: int = 4 << 20
     """Larger request bodies are answered 413."""
     allow_auto_truncate: bool = False
+    refuse_unknown_keys: bool = False
+    """Otherwise they are ignored, and the answer says so."""
     incremental_streaming_output: bool = False
     enable_cache_report: bool = False
     stream_include_usage: bool = False

@@ -67,6 +67,8 @@ class Prepared:
     is_list: bool
     """The answer is a list; streamed pieces carry an index."""
     text_in_logprobs: bool = False
+    warnings: Sequence[str] = ()
+    """What the client should hear about its body: in the ``meta_info`` of every answer."""
 
     def flat(self) -> list[core.Request]:
         return [request for each in self.requests for request in each]
@@ -76,7 +78,7 @@ class NativeApi:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def prepare(self, body: GenerateBody, *, max_sequences: int | None = MAX_SEQUENCES) -> Prepared:
+    async def prepare(self, body: GenerateBody, *, max_sequences: int | None = MAX_SEQUENCES, warnings: Sequence[str] = ()) -> Prepared:
         """Check and tokenize everything. Raises RequestError; of a list of prompts it names the index. Nothing runs yet."""
         prompts, is_batch = _prompts(body, max_sequences)
         count = len(prompts)
@@ -92,9 +94,11 @@ class NativeApi:
             with naming_prompt(index, len(prompts), is_list=is_batch):
                 ids = await self._ids(prompt)
                 requests.append(self._service.intake.requests(ids, samplings[index], options[index], rid=rids[index]))
-        return Prepared(requests, is_batch or num_sequences > 1, body.return_text_in_logprobs)
+        return Prepared(requests, is_batch or num_sequences > 1, body.return_text_in_logprobs, warnings)
 
-    async def prepare_encode(self, body: EncodeBody, *, max_sequences: int | None = MAX_SEQUENCES) -> Prepared:
+    async def prepare_encode(
+        self, body: EncodeBody, *, max_sequences: int | None = MAX_SEQUENCES, warnings: Sequence[str] = ()
+    ) -> Prepared:
         """As ``prepare``."""
         check_dimensions(body.dimensions, self._service.config.pooling)
         prompts, is_batch = _prompts(body, max_sequences)
@@ -107,11 +111,11 @@ class NativeApi:
             with naming_prompt(index, len(prompts), is_list=is_batch):
                 ids = await self._ids(prompt)
                 requests.append([self._service.intake.embedding_request(ids, options, rid=rids[index])])
-        return Prepared(requests, is_batch)
+        return Prepared(requests, is_batch, warnings=warnings)
 
     def result(self, output: SequenceOutput, prepared: Prepared, *, piece: Piece | None = None) -> dict[str, Any]:
         """One sequence's answer so far; with ``piece`` only what that adds."""
-        meta = self._meta(output)
+        meta = self._meta(output, prepared)
         if output.request.return_logprob:
             logprobs = NativeLogprobs(self._service.text.tokenizer, with_text=prepared.text_in_logprobs)
             blocks = output.logprobs if piece is None else [piece.logprobs] if piece.logprobs is not None else []
@@ -121,16 +125,16 @@ class NativeApi:
             return {"text": piece.text, "output_ids": piece.ids, "meta_info": meta}
         return {"text": output.text, "output_ids": output.output_ids, "meta_info": meta}
 
-    def embedding(self, output: SequenceOutput, dimensions: int | None) -> dict[str, Any]:
+    def embedding(self, output: SequenceOutput, prepared: Prepared, dimensions: int | None) -> dict[str, Any]:
         """Raises RequestError if the request was aborted."""
         vector = vector_of(output, self._service.config.pooling, dimensions)
-        return {"embedding": vector.tolist(), "meta_info": self._meta(output)}
+        return {"embedding": vector.tolist(), "meta_info": self._meta(output, prepared)}
 
     async def _ids(self, prompt: str | list[int]) -> core.Ids:
         intake = self._service.intake
         return await intake.encode(prompt) if isinstance(prompt, str) else intake.prompt_ids(prompt, name="input_ids")
 
-    def _meta(self, output: SequenceOutput) -> dict[str, Any]:
+    def _meta(self, output: SequenceOutput, prepared: Prepared) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "id": output.rid,
             "finish_reason": None if output.finish is None else _finish_reason(output),
@@ -145,6 +149,8 @@ class NativeApi:
         }
         if output.finish is not None:
             meta["e2e_latency"] = output.e2e_s
+        if prepared.warnings:
+            meta["warnings"] = prepared.warnings
         return meta
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,13 +14,17 @@ from setpoint.core.errors import EngineDeadError
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.stats import RequestStats
+from setpoint.frontend.bodies import parse
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import Intake, Options, new_rid
 from setpoint.frontend.ipc.client import EngineClient, EngineState, Mailbox
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.text.processor import TextProcessor
+from setpoint.frontend.unknown_keys import unknown_keys
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 _LOGGED_CHARS = 2048
 """Length to which values are cut below log level 3."""
@@ -63,6 +67,12 @@ class Service:
         shown = self._loggable({**received, "rid": [request.rid for request in requests]})
         logger.info("Receive%s: obj=%s", " OpenAI" if openai else "", shown)
         return Job(self.engine, self.text.tokenizer, requests, on_finish=self._record_and_log)
+
+    def read(self, body: dict[str, Any], kind: type[T], *, route: str, unsupported: Iterable[str] = ()) -> tuple[T, list[str]]:
+        """A client's body as ``kind``, and what to tell the client about it. Raises RequestError for one that cannot be honoured."""
+        parsed = parse(body, kind, unsupported=unsupported)
+        refuse = self.config.refuse_unknown_keys
+        return parsed, unknown_keys(body, parsed, route=route, unsupported=unsupported, refuse=refuse)
 
     async def is_healthy(self) -> bool:
         """Submit a one-token request; any message of the engine after that is a sign of life."""

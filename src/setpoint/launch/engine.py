@@ -280,6 +280,7 @@ def _service(engine: Launched, client: EngineClient, text: TextProcessor, phases
         api_key=options.api_key,
         max_body_bytes=config.max_body_bytes,
         allow_auto_truncate=options.allow_auto_truncate,
+        refuse_unknown_keys=options.refuse_unknown_keys,
         incremental_streaming_output=options.incremental_streaming_output,
         enable_cache_report=options.enable_cache_report,
         stream_include_usage=options.stream_response_default_include_usage,

@@ -11,11 +11,11 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from setpoint.frontend.bodies import parse
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import error_response, json_response
 from setpoint.frontend.intake import check_rid
 from setpoint.frontend.ipc.client import EngineState
+from setpoint.frontend.openai.protocol import DEFAULT_MODEL
 from setpoint.frontend.service import Service
 
 _MAX_FLUSH_WAIT_S = 600.0
@@ -25,10 +25,6 @@ _FLUSH_POLL_S = 0.05
 class AbortBody(msgspec.Struct):
     rid: str | None = ""
     abort_all: bool = False
-
-
-async def _read_abort(raw: dict[str, Any]) -> AbortBody:
-    return parse(raw, AbortBody, route="/abort_request")
 
 
 class AdminRoutes:
@@ -118,17 +114,20 @@ class AdminRoutes:
         return bool(state["num_queued"] or state["num_running"])
 
     async def abort_request(self, request: Request) -> Response:
-        body = await self._bodies.read(request, _read_abort)
+        body, warnings = await self._bodies.read(request, self._read_abort)
         if body.rid:
             check_rid(body.rid)
         self._engine.abort(body.rid or "", abort_all=body.abort_all)
-        return Response(status_code=200)
+        return json_response({"warnings": warnings}) if warnings else Response(status_code=200)
+
+    async def _read_abort(self, raw: dict[str, Any]) -> tuple[AbortBody, list[str]]:
+        return self._service.read(raw, AbortBody, route="/abort_request")
 
     async def models(self) -> Response:
         return json_response({"object": "list", "data": [self._model_card()]})
 
     async def model(self, model_id: str) -> Response:
-        if model_id == self._config.served_model_name:
+        if model_id in (self._config.served_model_name, DEFAULT_MODEL):
             return json_response(self._model_card())
         message = f"The model {model_id!r} does not exist."
         return error_response(message, status_code=404, err_type="invalid_request_error", param="model", code="model_not_found")

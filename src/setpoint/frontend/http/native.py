@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from setpoint.core.errors import RequestError
-from setpoint.frontend.bodies import as_id_lists, parse
+from setpoint.frontend.bodies import as_id_lists
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
@@ -61,7 +61,7 @@ class NativeRoutes:
         body, prepared, job = await self._bodies.read(request, self._open_encode)
         with job, cancelled_with_client(job, request.receive):
             outputs = await job.wait()
-        results = [self._api.embedding(output, body.dimensions) for output in outputs]
+        results = [self._api.embedding(output, prepared, body.dimensions) for output in outputs]
         return json_response(results if prepared.is_list else results[0])
 
     async def tokenize(self, request: Request) -> Response:
@@ -71,17 +71,17 @@ class NativeRoutes:
         return await self._bodies.read(request, self._detokenize)
 
     async def _open_generate(self, raw: dict[str, Any]) -> tuple[GenerateBody, Prepared, Job]:
-        body = parse(raw, GenerateBody, route="/generate", unsupported=UNSUPPORTED)
-        prepared = await self._api.prepare(body)
+        body, warnings = self._service.read(raw, GenerateBody, route="/generate", unsupported=UNSUPPORTED)
+        prepared = await self._api.prepare(body, warnings=warnings)
         return body, prepared, self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs)
 
     async def _open_encode(self, raw: dict[str, Any]) -> tuple[EncodeBody, Prepared, Job]:
-        body = parse(raw, EncodeBody, route="/encode", unsupported=UNSUPPORTED)
-        prepared = await self._api.prepare_encode(body)
+        body, warnings = self._service.read(raw, EncodeBody, route="/encode", unsupported=UNSUPPORTED)
+        prepared = await self._api.prepare_encode(body, warnings=warnings)
         return body, prepared, self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs)
 
     async def _tokenize(self, raw: dict[str, Any]) -> Response:
-        body = parse(raw, TokenizeBody, route="/tokenize")
+        body, warnings = self._service.read(raw, TokenizeBody, route="/tokenize")
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         if len(texts) > MAX_SEQUENCES:
             raise RequestError(f"One request may have at most {MAX_SEQUENCES} prompts.")
@@ -89,16 +89,16 @@ class NativeRoutes:
         counts = [len(ids) for ids in tokens]
         one = isinstance(body.prompt, str)
         answer = {"tokens": tokens[0] if one else tokens, "count": counts[0] if one else counts, "max_model_len": self._config.context_len}
-        return json_response(answer)
+        return json_response(answer | _told(warnings))
 
     async def _detokenize(self, raw: dict[str, Any]) -> Response:
-        body = parse(raw, DetokenizeBody, route="/detokenize")
+        body, warnings = self._service.read(raw, DetokenizeBody, route="/detokenize")
         lists, is_batch = as_id_lists(body.tokens, "tokens")
         texts = []
         for ids in lists:
             self._service.intake.check_ids(ids, name="tokens")
             texts.append(await self._service.text.decode(ids, skip_special_tokens=body.skip_special_tokens))
-        return json_response({"text": texts if is_batch else texts[0]})
+        return json_response({"text": texts if is_batch else texts[0], **_told(warnings)})
 
     async def _stream(self, job: Job, prepared: Prepared) -> AsyncGenerator[bytes, None]:
         async for pieces in job.pieces():
@@ -108,3 +108,8 @@ class NativeRoutes:
                 if prepared.is_list:
                     result["index"] = piece.output.index
                 yield event(result)
+
+
+def _told(warnings: list[str]) -> dict[str, Any]:
+    """The part of an answer without ``meta_info`` that tells of its body."""
+    return {"warnings": warnings} if warnings else {}

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from setpoint.core import request as core
-from setpoint.frontend.bodies import parse
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.logprobs import chat_logprobs
@@ -25,12 +24,12 @@ class ChatApi:
 
     async def open(self, raw: dict[str, Any]) -> TextExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
-        body = parse(raw, ChatBody, route=self.route, unsupported=UNSUPPORTED)
+        body, warnings = self._service.read(raw, ChatBody, route=self.route, unsupported=UNSUPPORTED)
         body.check()
         rid = body.rid or new_rid()
         job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        reply = Reply(rid, body, kind=kind, config=self._service.config)
+        reply = Reply(rid, body, kind=kind, config=self._service.config, warnings=warnings)
         return TextExchange(job, reply, ChatChoices(self._service.text.tokenizer), is_stream=bool(body.stream))
 
     async def _requests(self, body: ChatBody, rid: str) -> list[core.Request]:

@@ -6,7 +6,6 @@ from typing import Any
 
 from setpoint.core import request as core
 from setpoint.core.errors import RequestError
-from setpoint.frontend.bodies import parse
 from setpoint.frontend.intake import MAX_SEQUENCES, new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.logprobs import CompletionLogprobs, join
@@ -25,11 +24,11 @@ class CompletionApi:
 
     async def open(self, raw: dict[str, Any]) -> TextExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
-        body = parse(raw, CompletionBody, route=self.route, unsupported=UNSUPPORTED)
+        body, warnings = self._service.read(raw, CompletionBody, route=self.route, unsupported=UNSUPPORTED)
         body.check()
         rid = body.rid or new_rid()
         job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
-        reply = Reply(rid, body, kind="text_completion", config=self._service.config)
+        reply = Reply(rid, body, kind="text_completion", config=self._service.config, warnings=warnings)
         maker = CompletionChoices(self._service.text.tokenizer, echo=bool(body.echo))
         return TextExchange(job, reply, maker, is_stream=bool(body.stream))
 

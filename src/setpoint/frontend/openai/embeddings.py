@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 from setpoint.core import request as core
-from setpoint.frontend.bodies import parse
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.intake import Options, namespace, new_rid
@@ -33,11 +32,11 @@ class EmbeddingApi:
 
     async def open(self, raw: dict[str, Any]) -> EmbeddingExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
-        body = parse(raw, EmbeddingBody, route=self.route, unsupported=UNSUPPORTED)
+        body, warnings = self._service.read(raw, EmbeddingBody, route=self.route, unsupported=UNSUPPORTED)
         body.check()
         check_dimensions(body.dimensions, self._service.config.pooling)
         job = self._service.job(await self._requests(body), received=raw, openai=True)
-        return EmbeddingExchange(job, body, self._service.config)
+        return EmbeddingExchange(job, body, self._service.config, warnings)
 
     async def _requests(self, body: EmbeddingBody) -> list[core.Request]:
         intake, rid = self._service.intake, body.rid or new_rid()
@@ -53,10 +52,11 @@ class EmbeddingExchange:
 
     is_stream = False
 
-    def __init__(self, job: Job, body: EmbeddingBody, config: FrontendConfig) -> None:
+    def __init__(self, job: Job, body: EmbeddingBody, config: FrontendConfig, warnings: list[str]) -> None:
         self.job = job
         self._body = body
         self._config = config
+        self._warnings = [*warnings, *body.other_model(config.served_model_name)]
 
     async def complete(self) -> dict[str, Any]:
         outputs = await self.job.wait()
@@ -65,7 +65,8 @@ class EmbeddingExchange:
         if self._config.enable_cache_report:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(output.num_cached for output in outputs)}
         data = [{"object": "embedding", "index": output.index, "embedding": self._shown(output)} for output in outputs]
-        return {"object": "list", "data": data, "model": self._body.model, "usage": usage}
+        told = {"metadata": {"warnings": self._warnings}} if self._warnings else {}
+        return {"object": "list", "data": data, "model": self._config.served_model_name, "usage": usage, **told}
 
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         raise AssertionError("a vector comes whole")

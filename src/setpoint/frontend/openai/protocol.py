@@ -16,6 +16,8 @@ from setpoint.core.bounds import converted
 from setpoint.core.errors import RequestError
 from setpoint.core.request import LogprobCount
 from setpoint.core.sampling import SamplingParams
+from setpoint.core.shown import shown
+from setpoint.core.wording import kind_of
 from setpoint.frontend.intake import Options, check_key, check_rid, namespace
 
 UNSUPPORTED = (
@@ -23,6 +25,11 @@ UNSUPPORTED = (
     *("session_params", "return_hidden_states", "bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank"),
     *("data_parallel_rank", "tools", "functions", "function_call", "suffix", "audio", "prediction", "web_search_options"),
 )
+
+DEFAULT_MODEL = "default"
+"""The name that always means the served model."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit for ``top_logprobs`` of chat completions."""
@@ -36,7 +43,7 @@ class StreamOptions(msgspec.Struct):
 class AnyBody(msgspec.Struct, kw_only=True):
     """What the body of every OpenAI route may say of its request."""
 
-    model: str = "default"
+    model: str = DEFAULT_MODEL
     rid: str | None = None
     priority: int | None = None
     routing_key: str | None = None
@@ -44,6 +51,12 @@ class AnyBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     user: str | None = None
     """An end user's name for the provider's abuse detection; means nothing here, as in SGLang."""
+
+    def other_model(self, served: str) -> list[str]:
+        """What to tell a client that has asked for a model by a name that is not the served one's; any name is served."""
+        if self.model in (served, DEFAULT_MODEL, ""):
+            return []
+        return [f"There is no model '{shown(self.model, 64)}' here: {served} has answered."]
 
     def check(self) -> None:
         """Raise RequestError (400) for what no engine could honour, or this one cannot yet."""
@@ -207,8 +220,9 @@ def flatten_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     flat = []
     for index, message in enumerate(messages):
         role = message.get("role")
-        if not isinstance(role, str):
-            raise RequestError(f"messages[{index}].role must be a string.")
+        if role not in ROLES:
+            got = repr(shown(role, 64)) if isinstance(role, str) else kind_of(role)
+            raise RequestError(f"messages[{index}].role must be one of {', '.join(ROLES)}; got {got}.")
         if role in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
             raise RequestError(f"messages[{index}]: tool calls are not supported by this server yet.")
         if role in ("system", "user") and message.get("content") is None:
@@ -223,11 +237,11 @@ def _text_of(content: Any, index: int) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RequestError(f"messages[{index}].content must be a string or a list of parts.")
+        raise RequestError(f"messages[{index}].content must be a string or a list of parts, got {kind_of(content)}.")
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise RequestError(f"messages[{index}].content: this model reads text parts only, got {kind or type(part).__name__!r}.")
+            raise RequestError(f"messages[{index}].content: this model reads text parts only, got {repr(kind) if kind else kind_of(part)}.")
         texts.append(part["text"])
     return " ".join(texts)

@@ -33,18 +33,21 @@ class ChoiceMaker(Protocol):
 class Reply:
     """The envelope of one request's answer: id, model, creation time, usage."""
 
-    def __init__(self, rid: str, body: CommonBody, *, kind: str, config: FrontendConfig) -> None:
-        self._head: dict[str, Any] = {"id": rid, "object": kind, "created": int(time.time()), "model": body.model}
+    def __init__(self, rid: str, body: CommonBody, *, kind: str, config: FrontendConfig, warnings: Sequence[str]) -> None:
+        self._head: dict[str, Any] = {"id": rid, "object": kind, "created": int(time.time()), "model": config.served_model_name}
         self._body = body
         self._config = config
+        self._metadata: dict[str, Any] = {"weight_version": config.weight_version}
+        if warnings := [*warnings, *body.other_model(config.served_model_name)]:
+            self._metadata["warnings"] = warnings
 
     def complete(self, outputs: Sequence[SequenceOutput], maker: ChoiceMaker) -> dict[str, Any]:
         choices = [maker.whole(output) for output in outputs]
-        metadata = {"weight_version": self._config.weight_version}
-        return {**self._head, "choices": choices, "usage": self.usage(outputs), "metadata": metadata}
+        return {**self._head, "choices": choices, "usage": self.usage(outputs), "metadata": self._metadata}
 
     async def stream(self, job: Job, maker: ChoiceMaker) -> AsyncGenerator[dict[str, Any], None]:
         opened: set[int] = set()
+        told = {"metadata": self._metadata} if "warnings" in self._metadata else {}
         async for pieces in job.pieces():
             for piece in pieces:
                 output = piece.output
@@ -57,7 +60,8 @@ class Reply:
                     choices.append(maker.closing(output))
                 for choice in choices:
                     if choice is not None:
-                        yield self._chunk([choice], [output] if self._body.continuous_usage else None)
+                        yield self._chunk([choice], [output] if self._body.continuous_usage else None) | told
+                        told = {}  # once, with the first chunk
         options = self._body.stream_options
         if options.include_usage if options is not None else self._config.stream_include_usage:
             yield self._chunk([], job.outputs)

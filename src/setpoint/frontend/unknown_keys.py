@@ -1,0 +1,83 @@
+"""Keys of a body that its route does not know: SGLang ignores them in silence; here the client is told, or refused.
+
+Works on a body as it came and the struct it became. Each key is logged once, too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from setpoint.core.errors import RequestError
+from setpoint.core.sampling import SamplingParams
+from setpoint.core.shown import shown
+from setpoint.frontend.bodies import asks_for_something
+
+logger = logging.getLogger(__name__)
+
+MAX_TOLD = 8
+"""Keys of one body that its client is told of; the others are counted."""
+_SHOWN_CHARS = 64
+_MAX_LOGGED = 256
+_logged: set[tuple[str, str]] = set()
+
+
+def unknown_keys(
+    body: dict[str, Any], parsed: msgspec.Struct, *, route: str, unsupported: Iterable[str] = (), refuse: bool = False
+) -> list[str]:
+    """A sentence for each key that is unknown and asks for something; ``parsed`` is what became of ``body``.
+
+    ``refuse``: raise RequestError (400) with these sentences instead.
+    """
+    unknown = list(_unknown(body, parsed, set(unsupported)))
+    if not unknown:
+        return []
+    meant, fate = _names(type(parsed)), "" if refuse else " and was ignored"
+    sentences = [f"The key '{shown(path, _SHOWN_CHARS)}' is unknown{fate}{_hint(path, meant)}" for path in unknown[:MAX_TOLD]]
+    if len(unknown) > MAX_TOLD:
+        sentences.append(f"{len(unknown) - MAX_TOLD} more keys are unknown.")
+    if refuse:
+        raise RequestError(" ".join(sentences))
+    for path in unknown[:MAX_TOLD]:
+        _log_once(route, path)
+    return sentences
+
+
+def _unknown(body: dict[str, Any], parsed: msgspec.Struct, unsupported: set[str], inside: str = "") -> Iterator[str]:
+    """Paths of unknown keys, those of nested structs included."""
+    known = parsed.__struct_fields__
+    for key in body.keys() - set(known) - unsupported:
+        if asks_for_something(body[key]):
+            yield inside + key
+    for name in known:
+        value = getattr(parsed, name)
+        if isinstance(value, msgspec.Struct) and isinstance(body.get(name), dict):
+            yield from _unknown(body[name], value, set(), f"{inside}{name}.")
+
+
+def _names(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """What a key may have been meant to be: its own name -> how it is written from the top of the body."""
+    names: dict[str, str] = {}
+    if "sampling_params" in kind.__struct_fields__:
+        names |= {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
+    for field in msgspec.structs.fields(kind):
+        for nested in getattr(field.type, "__args__", (field.type,)):
+            if isinstance(nested, type) and issubclass(nested, msgspec.Struct):
+                names |= {name: f"{field.name}.{name}" for name in nested.__struct_fields__}
+    return names | {name: name for name in kind.__struct_fields__}
+
+
+def _hint(path: str, meant: dict[str, str]) -> str:
+    key = path.rpartition(".")[2][:_SHOWN_CHARS]
+    near = difflib.get_close_matches(key, meant, n=1, cutoff=0.7)
+    return f"; did you mean '{meant[near[0]]}'?" if near else "."
+
+
+def _log_once(route: str, path: str) -> None:
+    if (route, path) not in _logged and len(_logged) < _MAX_LOGGED:
+        _logged.add((route, path))
+        logger.warning("Ignored the unknown key '%s' of %s (logged once per key).", shown(path, _SHOWN_CHARS), route)
