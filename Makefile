@@ -3,7 +3,8 @@
 #   make serve    install what is needed and serve the default model on 127.0.0.1:30000
 #                 (PORT=8000, ARGS="--model-path … --mem-fraction-static 0.5")
 #   make test     the test suite: CPU only, minutes
-#   make full     the long tests too
+#   make full     the long tests too, half an hour on two cores; then the quick ones on every other Python from 3.11 to 3.13 that is
+#                 installed (on the PATH or in pyenv), some ten minutes each, in environments of their own (.venv-3.12, …)
 #   make check    format, lint, types, architecture
 #
 # torch comes from pip's default index, where a plain Linux install brings the CUDA build. TORCH_SOURCE_ARGS goes to pip for
@@ -34,6 +35,7 @@ test: $(DEV)
 
 full: $(DEV)
 	$(BIN)/pytest -m "not gpu"
+	@scripts/test-other-pythons $(VENV)
 
 check: lint
 	$(BIN)/mypy
@@ -45,7 +47,7 @@ lint: $(DEV)
 	$(BIN)/ruff check
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-3.*
 
 $(SERVE): pyproject.toml constraints.txt
 	@scripts/setup $(VENV) serve
