@@ -99,3 +99,21 @@ def test_somebody_impatient_gets_the_same_end(tiny_model: Path, tmp_path: Path) 
         assert server.wait_end() in (0, 130)
         assert not any(child.is_running() for child in children)
         assert "Traceback" not in server.errors, server.errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.full)])
+def test_no_compiler_outlives_a_server_that_ends_while_it_builds(number: signal.Signals, tiny_model: Path, tmp_path: Path) -> None:
+    """And whoever waits is told what for."""
+    compiler = tmp_path / "slow-compiler"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nsleep 300\nexit 1\n')
+    compiler.chmod(0o755)
+    env = {"CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with running_server(tmp_path, "--model-path", str(tiny_model), ready=False, env=env) as server:
+        wait_until(lambda: "compiling the C++ kernels for" in server.errors)
+        compilers = [
+            each for each in psutil.Process(server.process.pid).children(recursive=True) if each.name() in ("sleep", "slow-compiler")
+        ]
+        assert len(compilers) > 2
+        server.process.send_signal(number)
+        server.wait_end()
+        wait_until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in compilers), timeout_s=10)

@@ -3,46 +3,107 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from setpoint.config.options import OPTION_FIELDS
 from setpoint.testing import tiny_gguf
 from setpoint.testing.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server import READY, ServerProcess, free_port, running_server, wait_until
+from setpoint.testing.server import PATIENCE_S, READY, ServerProcess, free_port, running_server, wait_until
 from setpoint.testing.tiny_models import write_tiny_llama
 
 GB = r"\d+\.\d\d GB"
 START_UP = [
-    r"server_args=ServerArgs\(.*model_path='.*'.*\)",
-    rf"Load weight begin\. avail mem={GB}",
+    r"Model: .* \(.*\)",
+    r"server_args=ServerArgs\(model_path='.*', .*dtype='float32'.*\)",
     rf"Load weight end\. elapsed=\d+\.\d\d s, type=LlamaForCausalLM, avail mem={GB}, mem usage={GB}\.",
     rf"KV Cache is allocated\. dtype: float32, #tokens: \d+, K size: {GB}, V size: {GB}",
-    rf"Memory pool end\. avail mem={GB}",
     r"max_total_num_tokens=(\d+), chunked_prefill_size=512, max_prefill_tokens=16384, max_running_requests=(\d+), "
     rf"context_len=4096, available_cpu_mem={GB}",
-    r"Started server process \[\d+\]",
+    r"Prefill batch, .*",
+    re.escape(READY),
+]
+"""In SGLang's order (docs/sglang, log lines); warnings may stand between, and news for whoever waits."""
+IN_DETAIL = [
+    r"server_args=ServerArgs\(model_path='.*', revision=None, .*port=\d+, .*trust_remote_code=False\)",
+    r"Decision: dtype=float32 \(given\)",
+    r"Decision: page_size=1 \(default\)",
+    rf"Load weight begin\. avail mem={GB}",
+    r"Decision: max_total_num_tokens=\d+ \(limited by .*\)",
+    rf"Memory pool end\. avail mem={GB}",
     re.escape(READY),
     r"Start-up took \d+\.\d s from process start \(interpreter \d+\.\d, .*warm-up \d+\.\d\); engine: .*",
 ]
-"""In SGLang's order (docs/sglang/logs.md#start-up); other lines may stand between."""
 
 
-def test_the_start_up_lines_come_in_order(tiny: ServerProcess) -> None:
-    wait_until(lambda: "Start-up took" in tiny.errors)
-    lines = iter(tiny.messages)
-    for pattern in START_UP:
-        assert any(re.fullmatch(pattern, line) for line in lines), f"{pattern}\nnot in order in\n{tiny.errors}"
-    stamps = [re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( TP0)?\] ", line) for line in tiny.errors.splitlines()]
-    assert all(stamps)
-    info = tiny.state()
-    assert f"max_total_num_tokens={info['pool']['total']}," in tiny.errors
-    assert "Traceback" not in tiny.errors
-    assert "from openai import OpenAI" in tiny.output
+def assert_in_order(patterns: list[str], server: ServerProcess) -> None:
+    lines = iter(server.messages)
+    for pattern in patterns:
+        assert any(re.fullmatch(pattern, line) for line in lines), f"{pattern}\nnot in order in\n{server.errors}"
+
+
+def test_a_start_is_a_dozen_lines(tiny_model: Path, tmp_path: Path) -> None:
+    with running_server(tmp_path, "--model-path", str(tiny_model), "--dtype", "float32") as server:
+        wait_until(lambda: server.output.endswith(")\n"))
+        assert_in_order(START_UP, server)
+        said = [line for line in server.messages if not line.startswith(("WARNING: ", "Loading "))]
+        assert len(said) == len(START_UP), server.errors
+        assert len([line for line in server.output.splitlines() if line]) == 6, server.output
+        assert f"Ready: {server.url}" in server.output.splitlines()
+        stamps = [re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( TP0)?\] ", line) for line in server.errors.splitlines()]
+        assert all(stamps)
+        info = server.state()
+        assert f"max_total_num_tokens={info['pool']['total']}," in server.errors
+        assert "Traceback" not in server.errors
+
+
+def test_what_a_start_does_not_say_is_at_debug_and_in_server_info(tiny_model: Path, tmp_path: Path) -> None:
+    with running_server(tmp_path, "--model-path", str(tiny_model), "--dtype", "float32", "--log-level", "debug") as server:
+        wait_until(lambda: "Start-up took" in server.errors)
+        assert_in_order(IN_DETAIL, server)
+        info = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()
+    names = {field.name for field in OPTION_FIELDS}
+    assert names <= info.keys()
+    assert names | {"max_total_num_tokens", "max_req_len", "overlap_depth"} <= {decision["field"] for decision in info["decisions"]}
+
+
+def snippets(server: ServerProcess) -> tuple[str, str]:
+    """What the start printed for a shell, and for Python."""
+    wait_until(lambda: server.output.endswith(")\n"))
+    _, _, _, shell, _, *python = server.output.splitlines()
+    assert shell.startswith("curl ")
+    return shell, "\n".join(python)
+
+
+def run(*command: str, **env: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env={**os.environ, **env})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_a_start_prints_runs_when_pasted(smol: ServerProcess) -> None:
+    shell, python = snippets(smol)
+    answer = json.loads(run("bash", "-c", shell))["choices"][0]["message"]["content"]
+    assert "red" in answer.lower()
+    assert "red" in run(sys.executable, "-c", python).lower()
+
+
+@pytest.mark.full
+def test_what_a_start_prints_for_embeddings_behind_a_key_runs_when_pasted(tiny_model: Path, tmp_path: Path) -> None:
+    with running_server(tmp_path, "--model-path", str(tiny_model), "--is-embedding", "--api-key", "sesame") as server:
+        shell, python = snippets(server)
+        assert "sesame" not in server.output + server.errors
+        assert len(json.loads(run("bash", "-c", shell, API_KEY="sesame"))["data"]) == 2
+        assert len(json.loads(run(sys.executable, "-c", python, API_KEY="sesame"))) == 8
 
 
 def test_every_step_kind_has_its_line(tiny: ServerProcess) -> None:
@@ -173,8 +234,34 @@ def test_a_start_that_fails_says_why_in_one_line(make: Callable[[Path], list[str
 def test_a_gpu_that_is_not_there(tiny_model: Path, tmp_path: Path) -> None:
     arguments, hidden = ["--model-path", str(tiny_model), "--device", "cuda"], {"CUDA_VISIBLE_DEVICES": "-1"}
     with running_server(tmp_path, *arguments, ready=False, env=hidden) as server:
-        assert server.wait_end() == 1
-        assert "--device cuda was asked for, but torch sees no CUDA device here" in complaint(server)
+        assert server.wait_end() == 2
+        assert "--device cuda was asked for, but CUDA_VISIBLE_DEVICES hides every GPU" in complaint(server)
+        assert server.errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--chat-template", "/nope"], "--chat-template /nope: no such file"),
+        (["--tokenizer-path", "/nope"], "No tokenizer at '/nope'"),
+        (["--max-total-tokens", "7"], "--max-total-tokens 7 holds no request"),
+        (["--page-size", "1Gi"], "--page-size: '1Gi' is not a whole number"),
+        (["--page-size", "1000000000"], "--page-size 1000000000"),
+        (["--random-seed", "99999999999999999999"], "--random-seed must be at most"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_can_be_known_early_is_said_before_anything_is_loaded(words: list[str], said: str, tmp_path: Path) -> None:
+    with running_server(tmp_path, *words, ready=False) as server:
+        assert server.wait_end() in (1, 2)
+        assert said in complaint(server)
+        assert "Load" not in server.errors
+
+
+def test_a_pool_smaller_than_the_warm_up_starts(tiny_model: Path, tmp_path: Path) -> None:
+    """The server's own first request is cut to what it can hold, instead of ending it."""
+    with running_server(tmp_path, "--model-path", str(tiny_model), "--max-total-tokens", "8") as server:
+        assert server.generate(text="a", sampling_params={"max_new_tokens": 2})["meta_info"]["completion_tokens"] == 2
 
 
 def test_an_option_nobody_knows_is_named_with_its_neighbour(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
+import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -226,25 +230,74 @@ def test_a_damaged_header_never_hangs_or_crashes(tmp_path: Path) -> None:
     assert num_refused > 30  # many flips only change a token's text
 
 
-def test_conversion_happens_once_per_file(tmp_path: Path) -> None:
+def test_conversion_happens_once_per_content(tmp_path: Path, cache: Path) -> None:
     path = write(tmp_path / "m.gguf")
     lines: list[str] = []
     first = converted_folder(path, log=lines.append)
     assert converted_folder(path, log=lines.append) == first
+    os.utime(path, ns=(1, 1))  # unpacked anew, as by an installation
+    assert converted_folder(path, log=lines.append) == first
+    copy = tmp_path / "elsewhere" / path.name
+    copy.parent.mkdir()
+    copy.write_bytes(path.read_bytes())
+    assert converted_folder(copy, log=lines.append) == first
     assert len(lines) == 2  # "Converting …" and "Converted …", once
-    os.utime(path, ns=(1, 1))
+    assert [entry.name for entry in cache.iterdir() if entry.is_dir()] == [first.name]
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1  # a bit of a weight
+    path.write_bytes(content)
+    os.utime(path, ns=(2, 2))
     assert converted_folder(path, log=lines.append) != first
 
 
-def test_a_new_format_takes_the_place_of_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_read_once_to_know_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    path = write(tmp_path / "m.gguf")
+    first = convert(path)
+    monkeypatch.setattr(hashlib, "file_digest", _interrupt)
+    assert convert(path) == first
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for note in cache.glob("*.digest"):
+        note.write_text("[half")
+    assert convert(path) == first
+
+
+def test_a_new_format_takes_the_place_of_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     path, other = write(tmp_path / "m.gguf"), write(tmp_path / "n.gguf")
     with monkeypatch.context() as patch:
         patch.setattr(gguf_convert, "FORMAT", gguf_convert.FORMAT - 1)
         old, kept = convert(path), convert(other)
+    copies = [cache / f"m-{number:016x}-v2" for number in range(3)]  # of the same file, at other times of modification
+    stranger = cache / "m-other-0123456789abcdef-v2"
+    for folder in (*copies, stranger):
+        folder.mkdir()
     lines: list[str] = []
     new = converted_folder(path, log=lines.append)
-    assert [folder.is_dir() for folder in (old, kept, new)] == [False, True, True]
-    assert lines[-1] == f"Removing {old}, the same file as an earlier version converted it."
+    assert [folder.is_dir() for folder in (old, *copies, kept, stranger, new)] == [False] * 4 + [True] * 3
+    assert f"Removing {old}, which an earlier version made of a file of this name." in lines
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from setpoint.checkpoint.gguf_convert import converted_folder
+from setpoint.core.errors import CheckpointError
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+try:
+    converted_folder(Path(sys.argv[1]), log=lambda line: None)
+except CheckpointError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize("room", [500, 5_000, 50_000])
+def test_a_disk_that_fills_up_is_one_clear_line_and_leaves_nothing_half_written(tmp_path: Path, cache: Path, room: int) -> None:
+    """A file that may not grow further stands in for the disk: the config, the tokenizer, the weights are what does not fit."""
+    path = write(tmp_path / "m.gguf", model=tiny_gguf.TinyLlama(num_layers=4))
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(path), str(room)], capture_output=True, text=True, check=False, timeout=60)
+    assert re.fullmatch(r"Cannot write the converted model under .*: File too large\. Set XDG_CACHE_HOME to .*\n", done.stderr), done.stderr
+    assert not any(entry.is_dir() for entry in cache.iterdir())
+    assert load(convert(path))
 
 
 def test_a_half_written_folder_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
@@ -253,7 +306,7 @@ def test_a_half_written_folder_is_never_used(tmp_path: Path, monkeypatch: pytest
         patch.setattr(gguf_convert, "_write_json", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert(path)
-    assert [entry.suffix for entry in cache.iterdir()] == [".lock"]
+    assert {entry.suffix for entry in cache.iterdir()} == {".digest", ".lock"}
     stale = convert(path)
     # A process that is killed leaves its partial folder; the next one starts over.
     partial = stale.with_suffix(stale.suffix + ".partial")

@@ -190,7 +190,7 @@ def test_memory_model_knows_the_attention_backend() -> None:
 def test_embeddings_say_how_they_are_pooled_and_count_no_head() -> None:
     spec = replace(SPEC, pooling=Pooling("mean", True, 576, None, "by modules.json"))
     config = decide(Options(is_embedding=True), spec=spec)
-    assert reason(config, "embedding_pooling") == Decision("embedding_pooling", "mean", "by modules.json")
+    assert reason(config, "embedding_pooling") == Decision("embedding_pooling", "mean", "by modules.json", told=True)
     assert reason(config, "embedding_normalize").value is True
     assert not memory_model(config, spec).head_copied
 
@@ -338,14 +338,14 @@ def test_a_request_needs_two_tokens(asked: int | None, running: int) -> None:
 
 
 def test_a_pool_that_holds_no_request_is_refused() -> None:
-    assert resolve_pool(decide(), 7).max_req_input_len == 1
-    with pytest.raises(OutOfMemoryError, match="a KV pool of 6 tokens holds no request"):
-        resolve_pool(decide(), 6)
+    assert resolve_pool(decide(), 8).max_req_input_len == 2  # a prompt must be shorter
+    with pytest.raises(OutOfMemoryError, match="a KV pool of 7 tokens holds no request"):
+        resolve_pool(decide(), 7)
 
 
 def test_shortest_context_holds_a_request() -> None:
     (shortest,) = (field.about.low for field in OPTION_FIELDS if field.name == "context_length")
-    assert resolve_pool(decide(Options(context_length=int(shortest or 0))), 10**6).max_req_input_len >= 1
+    assert resolve_pool(decide(Options(context_length=int(shortest or 0))), 10**6).max_req_input_len >= 2
 
 
 options_drawn = st.builds(

@@ -14,6 +14,7 @@ from setpoint.config.declare import MASK
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.core.errors import ConfigError
+from setpoint.launch.announce import announce
 from setpoint.launch.engine import configured, server_info
 from setpoint.testing.tiny_models import write_tiny_llama
 
@@ -30,7 +31,8 @@ def second_secret() -> Iterator[str]:
 def test_a_secret_is_neither_logged_nor_in_server_info(tmp_path: Path, second_secret: str, caplog: pytest.LogCaptureFixture) -> None:
     options = Options(model_path=str(write_tiny_llama(tmp_path)), api_key="sesame-1", served_model_name="sesame-2")
     with caplog.at_level(logging.DEBUG):
-        _, _, config = configured(options, EnvSettings(), frozenset({"api_key", "served_model_name"}))
+        source, _, config = configured(options, EnvSettings(), frozenset({"api_key", "served_model_name"}))
+        announce(config, source, {})
     info = server_info(config, {"max_total_num_tokens": 5, "phases": {}}, startup_s=1.0)
     assert "sesame" not in caplog.text + str(info)
     assert (info["api_key"], info[second_secret], info["port"], info["max_total_num_tokens"]) == (MASK, MASK, 30000, 5)

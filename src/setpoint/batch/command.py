@@ -26,6 +26,7 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError, EngineDeadError
 from setpoint.launch.engine import SIGNALS, EngineSession, Launched, Phases, launched
+from setpoint.launch.waiting import stderr_lines
 from setpoint.observe.logline import setup_logging
 
 DONE, FAILED, INTERRUPTED = 0, 3, 130
@@ -88,7 +89,10 @@ class _Batch:
             return
         phases = Phases()
         try:
-            with display() as shown, launched(options, env, given=given, phases=phases, stderr=shown.engine_stderr) as engine:
+            with (
+                display() as shown,
+                launched(options, env, given=given, phases=phases, display=stderr_lines(), stderr=shown.engine_stderr) as engine,
+            ):
                 import uvloop
 
                 uvloop.run(self._work(engine, phases, shown))

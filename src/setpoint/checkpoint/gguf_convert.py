@@ -2,7 +2,7 @@
 
 Quantised matrices are dequantised for every reader of such folders, and kept as they are beside that (``core.model.BLOCKS_FILE``) for
 the engine. Works tensor by tensor with numpy, so that memory stays at one tensor. The result is cached under the user's cache folder by
-the file's identity; a folder that is there is complete. It knows nothing of torch and of how the weights will be used.
+what the file holds, wherever it lies; a folder that is there is complete. It knows nothing of torch and of how the weights will be used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,15 @@ from setpoint.checkpoint import gguf_llama, gguf_tokenizer, safetensors_file
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.core.errors import CheckpointError
 from setpoint.core.model import BLOCK_BYTES, BLOCKS_FILE
+from setpoint.core.progress import report
 from setpoint.core.weightfiles import SINGLE_NAME
 
-FORMAT = 2
+FORMAT = 3
 """Version of what this module writes; raising it converts every file anew."""
 
 ARCHITECTURES = {"llama": gguf_llama}
 """GGUF's general.architecture -> the module that knows it."""
 
-IDENTITY_BYTES = 1 << 20
 CHUNK_ELEMENTS = 1 << 22
 """Elements dequantised at a time: 16 MiB of float32, which keeps the working set in cache and the peak low."""
 
@@ -44,12 +45,12 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
     """The Hugging Face-style folder of a GGUF file, converted now if it is not in the cache.
 
-    Safe to call from several processes: one converts, the others wait for it. What earlier versions of this module made of the same file
-    is removed then. Raises CheckpointError.
+    Safe to call from several processes: one converts, the others wait for it. What earlier versions of this module made of files of this
+    name is removed then: nothing uses it any more. Raises CheckpointError.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "setpoint" / "models"
-    stem = re.sub(r"[^\w.-]", "_", path.stem) + f"-{_identity(path)}"
-    folder = root / f"{stem}-v{FORMAT}"
+    name = re.sub(r"[^\w.-]", "_", path.stem)
+    folder = root / f"{name}-{_digest(path, root)[:16]}-v{FORMAT}"
     if folder.is_dir():
         return folder
     try:
@@ -60,12 +61,15 @@ def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
                 if not folder.is_dir():
                     _convert_into(file, folder, log=log)
                     # Their locks stay: without a file in common two processes would not wait for each other.
-                    for earlier in (root / f"{stem}-v{version}" for version in range(1, FORMAT)):
-                        if earlier.is_dir():
-                            log(f"Removing {earlier}, the same file as an earlier version converted it.")
+                    for earlier in root.iterdir():
+                        of_format = re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{16}}-v(\d+)", earlier.name)
+                        if of_format and int(of_format[1]) < FORMAT:
+                            log(f"Removing {earlier}, which an earlier version made of a file of this name.")
                             shutil.rmtree(earlier, ignore_errors=True)
     except OSError as error:
-        raise CheckpointError(f"Cannot write the converted model under {root}: {error}. Set XDG_CACHE_HOME to a place with room.") from None
+        raise CheckpointError(
+            f"Cannot write the converted model under {root}: {error.strerror or error}. Set XDG_CACHE_HOME to a place with room."
+        ) from None
     return folder
 
 
@@ -85,18 +89,28 @@ def _convert_into(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) -
     log(f"Converted {file.path.name} in {time.monotonic() - started:.1f} s.")
 
 
-def _identity(path: Path) -> str:
-    """Changes when the file changes. Hashing gigabytes at every start would be too slow: size, mtime and both ends do."""
+def _digest(path: Path, root: Path) -> str:
+    """SHA-256 of the file. It takes a second or two per GB, so that it is noted under ``root`` for as long as size and time stay."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            digest = hashlib.blake2b(f"{status.st_size} {status.st_mtime_ns}".encode(), digest_size=8)
-            digest.update(file.read(IDENTITY_BYTES))
-            file.seek(max(0, status.st_size - IDENTITY_BYTES))
-            digest.update(file.read(IDENTITY_BYTES))
+            place = str(path.resolve())
+            known = [place, status.st_size, status.st_mtime_ns]
+            note = root / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:16]}.digest"
+            with suppress(OSError, ValueError):
+                *of, digest = json.loads(note.read_text())
+                if of == known:
+                    return str(digest)
+            report(f"reading {path.name}, to know it again")
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
-    return digest.hexdigest()
+    with suppress(OSError):  # it is read again next time; a cache that cannot be written is told of where it is needed
+        root.mkdir(parents=True, exist_ok=True)
+        draft = note.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps([*known, digest]))
+        draft.rename(note)
+    return digest
 
 
 def _write_files(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) -> None:
@@ -116,9 +130,14 @@ def _write_files(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) ->
     _write_json(folder / "generation_config.json", {key: value for key, value in generation.items() if value is not None})
     gguf_tokenizer.write(file, tokens, folder, context_len=config["max_position_embeddings"], log=log)
     infos = [safetensors_file.TensorInfo(target.name, target.source.shape, DTYPES[dtype]) for target in targets]
-    chunks = (chunk for target in targets for chunk in _cast(file, target, dtype))
-    safetensors_file.write(folder / SINGLE_NAME, infos, chunks)
+    safetensors_file.write(folder / SINGLE_NAME, infos, _all_cast(file, targets, dtype))
     _write_blocks(file, [target for target in targets if target.source.kind.name in BLOCK_BYTES], folder)
+
+
+def _all_cast(file: GGUFFile, targets: list[gguf_llama.Target], dtype: str) -> Iterator[bytes]:
+    for number, target in enumerate(targets):
+        report(f"converting {file.path.name}, {100 * number // len(targets)} %")
+        yield from _cast(file, target, dtype)
 
 
 def _write_blocks(file: GGUFFile, targets: list[gguf_llama.Target], folder: Path) -> None:

@@ -90,7 +90,7 @@ def write(file: GGUFFile, tokens: Tokens, folder: Path, *, context_len: int, log
     ]
     tokenizer.add_tokens(added)
     _add_borders(file, tokens, tokenizer)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")  # the library's save raises no OSError
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": tokens.text(tokens.bos),

@@ -15,6 +15,11 @@ from setpoint.config.sglang_names import instead, is_known_value
 from setpoint.core.errors import ConfigError
 from setpoint.core.jsonfile import parse_json
 
+LEAST_POOL_TOKENS = 8
+"""What the shortest request needs: one token of prompt, and what ``pool`` keeps free behind it."""
+MAX_INT = (1 << 53) - 1
+"""Of a whole number without a bound of its own: the largest that every reader of JSON takes exactly."""
+
 
 def check_options(options: Options) -> None:
     """Raise ConfigError if an option is outside its declared values, or two options contradict each other."""
@@ -29,6 +34,8 @@ def check_options(options: Options) -> None:
         )
     if total is not None and total < page:
         raise ConfigError(f"--max-total-tokens {total} is less than one page of {page} tokens; raise it or lower --page-size.")
+    if total is not None and total // page * page < LEAST_POOL_TOKENS:
+        raise ConfigError(f"--max-total-tokens {total} holds no request: a prompt of one token needs {LEAST_POOL_TOKENS}; raise it.")
     if options.served_model_name is not None and ":" in options.served_model_name:
         raise ConfigError(f"--served-model-name {options.served_model_name!r} must not contain a colon: it separates adapter names.")
     _check_priorities(options)
@@ -114,5 +121,8 @@ def _check_value(field: Field[Option], value: Any) -> None:
         raise ConfigError(f"{field.flag} must be a finite number, got {value}.")
     if about.low is not None and value < about.low:
         raise ConfigError(f"{field.flag} must be at least {about.low:g}, got {value}.")
-    if about.high is not None and value > about.high:
-        raise ConfigError(f"{field.flag} must be at most {about.high:g}, got {value}.")
+    high = MAX_INT if about.high is None and field.kind is int else about.high
+    if high is not None and value > high:
+        raise ConfigError(f"{field.flag} must be at most {high if field.kind is int else f'{high:g}'}, got {value}.")
+    if field.kind is int and value < -MAX_INT:
+        raise ConfigError(f"{field.flag} must be at least {-MAX_INT}, got {value}.")

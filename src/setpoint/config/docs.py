@@ -23,7 +23,7 @@ _INTRO = """# Options
 
 Names, meanings and defaults are SGLang 0.5.23's unless marked *own*. An unambiguous prefix stands for the option (`--tp 1`), whole
 numbers of tokens may be written `32k` (32000) or `32Ki` (32768), and `--config file.yaml` reads options from a file, with the command
-line winning. What is not given is decided at start, and every decision is printed with its reason.
+line winning. What is not given is decided at start; `--log-level debug` and `/server_info` show every decision with its reason.
 
 `setpoint serve` takes all options but those under the name of another command. The other commands take theirs, and all of the engine's:
 what is marked *serve only* means nothing to them and is refused. `setpoint bench serving` starts no engine and takes its own alone.

@@ -41,17 +41,30 @@ def probe_hardware(root: Path = Path("/")) -> Hardware:
     for quota in _cgroup_cores(root):
         cores = min(cores, max(int(quota), 1))
     return Hardware(
-        device="cuda" if _gpu_visible(root) and _torch_has_cuda() else "cpu",
+        device="cuda" if _has_driver(root, *NVIDIA_FILES) and not why_no_cuda(root) else "cpu",
         num_cores=cores,
         total_bytes=total,
         available_bytes=max(available, 0),
     )
 
 
-def _gpu_visible(root: Path) -> bool:
+def why_no_cuda(root: Path = Path("/")) -> str:
+    """The reason that torch cannot compute on an NVIDIA GPU here, as far as files tell; "" if none is found."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-        return False
-    return (root / "dev/nvidiactl").exists() or (root / "proc/driver/nvidia/version").exists()
+        return "CUDA_VISIBLE_DEVICES hides every GPU"
+    if not _has_driver(root, *NVIDIA_FILES, *HOSTED_FILES):
+        return "no NVIDIA GPU or driver is found here"
+    return "" if _torch_has_cuda() else "the installed torch is built without CUDA"
+
+
+NVIDIA_FILES = ("dev/nvidiactl", "proc/driver/nvidia/version")
+"""Of NVIDIA's driver on Linux."""
+HOSTED_FILES = ("dev/dxg", "dev/nvhost-ctrl")
+"""Of a GPU of some kind under Windows' subsystem for Linux, and of boards with one inside: it may be NVIDIA's."""
+
+
+def _has_driver(root: Path, *files: str) -> bool:
+    return any((root / path).exists() for path in files)
 
 
 def _torch_has_cuda() -> bool:

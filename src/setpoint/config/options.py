@@ -31,7 +31,7 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
         Option(
             SCHEDULE,
             "Kind of traffic: takes the defaults that SGLang's tuning guide recommends for it, as far as they suit this machine. "
-            "Every explicit option wins; each value is printed with its reason.",
+            "Every explicit option wins; each value is logged with its reason.",
             choices=("online", "offline", "long-context", "multi-turn"),
         ),
     ] = None
@@ -245,7 +245,11 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
     num_threads: Annotated[
         int | None,
         Option(
-            EXECUTION, "Threads that compute on a CPU; the cores this process may use if not given.", low=1, tunable=Range(1, 256, log=True)
+            EXECUTION,
+            "Threads that compute on a CPU; the cores this process may use if not given.",
+            low=1,
+            high=4096,
+            tunable=Range(1, 256, log=True),
         ),
     ] = None
     disable_cuda_graph: Annotated[

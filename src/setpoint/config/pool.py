@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from setpoint.config.check import LEAST_POOL_TOKENS
 from setpoint.config.decisions import Decision
 from setpoint.config.resolve import ResolvedConfig, keeps_blocks
 from setpoint.core.errors import OutOfMemoryError
@@ -71,9 +72,9 @@ def resolve_pool(config: ResolvedConfig, pool_tokens: int, *, limited_by: str = 
     """
     max_req_len = min(config.context_len, pool_tokens) - 1
     max_input = max_req_len - INPUT_MARGIN
-    if max_input < 1:
+    if min(config.context_len, pool_tokens) < LEAST_POOL_TOKENS:
         raise OutOfMemoryError(
-            f"a KV pool of {pool_tokens} tokens holds no request: a prompt of one token needs {INPUT_MARGIN + 2}. "
+            f"a KV pool of {pool_tokens} tokens holds no request: a prompt of one token needs {LEAST_POOL_TOKENS}. "
             "Raise --max-total-tokens or --mem-fraction-static, or free memory."
         )
     asked = config.options.max_running_requests

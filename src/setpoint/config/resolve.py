@@ -161,13 +161,13 @@ def _about_the_model(book: Book, model: ModelSpec) -> Iterator[Decision]:
         why = (
             "keys in the cache are shared, so positions are rotated for this length in every sequence; a lower one suits short ones better"
         )
-        yield Decision("rope_context_length", book.get("context_length"), why)
+        yield Decision("rope_context_length", book.get("context_length"), why, told=True)
     if model.wrapper:
         why = f"{model.wrapper} takes more than text; its other parts are not loaded"
-        yield Decision("language_model_only", model.architecture, why)
+        yield Decision("language_model_only", model.architecture, why, told=True)
     if model.pooling is not None:
-        yield Decision("embedding_pooling", model.pooling.kind, model.pooling.why)
-        yield Decision("embedding_normalize", model.pooling.normalize, model.pooling.why)
+        yield Decision("embedding_pooling", model.pooling.kind, model.pooling.why, told=True)
+        yield Decision("embedding_normalize", model.pooling.normalize, model.pooling.why, told=True)
 
 
 def _about_sglang_alone(given: Set[str]) -> Iterator[Decision]:

@@ -109,7 +109,10 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         bool, Option(SERVER, "Do not send a warm-up request before the server reports ready.", server_only=True)
     ] = False
     watchdog_timeout: Annotated[
-        float, Option(SERVER, "Seconds a forward pass may take before the server is considered stuck and ends.", metavar="SECONDS", low=1)
+        float,
+        Option(
+            SERVER, "Seconds a forward pass may take before the server is considered stuck and ends.", metavar="SECONDS", low=1, high=1e9
+        ),
     ] = 300.0
     config: Annotated[
         str | None, Option(SERVER, "YAML file with options (keys as here, without the dashes); the command line wins.", metavar="FILE")

@@ -102,6 +102,12 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """max_total_num_tokens, max_running_requests, max_req_input_len, phases, …"""
 
 
+class Starting(msgspec.Struct, frozen=True, tag=True):
+    """What the engine does before it is ready, for whoever waits."""
+
+    doing: str
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The engine cannot start; ``message`` is the one line for the user."""
 
@@ -116,7 +122,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Abort | Stop | Call | Shutdown
-ToFrontend = Tokens | Reply | Ready | Failed | Announce
+ToFrontend = Tokens | Reply | Starting | Ready | Failed | Announce
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

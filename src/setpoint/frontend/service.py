@@ -95,11 +95,11 @@ class Service:
     async def server_info(self) -> dict[str, Any]:
         """Resolved options, figures of start-up, and what the engine holds now. Raises EngineDeadError."""
         state = await self.engine.call("state")
-        return {**self.config.server_info, **self.engine.info, "internal_states": [state.value]}
+        return {**self.engine.info, **self.config.server_info, "internal_states": [state.value]}
 
     async def warm_up(self, *, timeout_s: float = 600.0) -> None:
         """One real request before the world is told that the server is ready. Raises EngineDeadError or RequestError."""
-        prompt = await self.intake.encode("The capital city of France is")
+        prompt = (await self.intake.encode("The capital city of France is"))[: self.config.max_req_input_len - 1]
         rid, sampling = f"WARM_UP_{new_rid()}", SamplingParams(max_new_tokens=8, temperature=0.0)
         if self.config.pooling is None:
             requests = self.intake.requests(prompt, sampling, Options(), rid=rid)

@@ -19,6 +19,7 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import EngineDeadError
 from setpoint.launch.engine import EngineSession, Launched, Phases, launched
+from setpoint.launch.waiting import on_stderr
 
 if TYPE_CHECKING:
     from setpoint.frontend.service import Service
@@ -40,8 +41,9 @@ class BackgroundService:
         """Done when the end is wanted."""
         ready: Future[Service] = Future()
         phases = Phases(started_at=time.time())
+        display = None if options.log_level in ("error", "critical") else on_stderr()
         with ExitStack() as stack:
-            engine = stack.enter_context(launched(options, env, given=given, phases=phases))
+            engine = stack.enter_context(launched(options, env, given=given, phases=phases, display=display))
             self.pid = engine.process.pid
             self._thread = threading.Thread(target=self._run, args=(engine, phases, ready), name="setpoint-engine", daemon=True)
             self._thread.start()

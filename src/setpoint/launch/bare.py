@@ -9,10 +9,15 @@ import gc
 import os
 
 from setpoint.bench.one_batch import Subject
+from setpoint.checkpoint.source import DEFAULT_MODEL
 from setpoint.config.commandline import CommandLine
 from setpoint.config.environment import EnvSettings
 from setpoint.core.errors import ConfigError
+from setpoint.core.progress import reported_to
+from setpoint.launch.announce import announce
 from setpoint.launch.engine import configured, engine_environment
+from setpoint.launch.preflight import preflight
+from setpoint.launch.waiting import Waiting, on_stderr
 from setpoint.observe.logline import setup_logging
 
 
@@ -24,7 +29,19 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
         raise ConfigError("--is-embedding has no decode steps to measure.")
     if options.enable_torch_compile and line.own.breakdown:
         raise ConfigError("--breakdown has no timers inside compiled steps; leave --enable-torch-compile out.")
+    preflight(options)
+    waiting = Waiting(f"Loading {options.model_path or DEFAULT_MODEL}", on_stderr())
+    try:
+        with reported_to(waiting.doing):
+            return _loaded(line, env, num_slots=num_slots, length=length)
+    finally:
+        waiting.end()
+
+
+def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -> Subject:
+    options = line.options
     source, spec, config = configured(options, env, line.given)
+    announce(config, source, os.environ)
     if length > config.context_len:
         raise ConfigError(f"--input-len and --output-len add up to {length}, more than the context of {config.context_len} tokens.")
     os.environ.update(engine_environment())  # OpenMP reads it when torch is loaded

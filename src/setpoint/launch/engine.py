@@ -27,18 +27,22 @@ from typing import TYPE_CHECKING, Any
 from setpoint import __version__
 from setpoint.checkpoint.end_tokens import tokenizer_end_ids
 from setpoint.checkpoint.pooling import read_pooling
-from setpoint.checkpoint.source import DEFAULT_SAMPLING, ModelSource, locate
+from setpoint.checkpoint.source import DEFAULT_MODEL, DEFAULT_SAMPLING, ModelSource, locate, tokenizer_folder
 from setpoint.checkpoint.spec import GENERATION_NAME, read_spec
 from setpoint.config.check import model_overrides
-from setpoint.config.environment import EnvSettings, unread_variables
+from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import probe_hardware
 from setpoint.config.options import Options, server_args
 from setpoint.config.resolve import ResolvedConfig, resolve
 from setpoint.core.errors import CheckpointError, RequestError, SetpointError
 from setpoint.core.jsonfile import read_object
 from setpoint.core.model import ModelSpec
+from setpoint.core.progress import reported_to
 from setpoint.core.sampling import SamplingParams
+from setpoint.launch.announce import announce
 from setpoint.launch.job import EngineJob, encode_job
+from setpoint.launch.preflight import check_room, preflight
+from setpoint.launch.waiting import Display, Waiting
 
 if TYPE_CHECKING:
     from setpoint.frontend.ipc.client import EngineClient
@@ -90,32 +94,46 @@ class Launched:
     config: ResolvedConfig
     spec: ModelSpec
     source: ModelSource
+    text: TextProcessor
     link: socket.socket
     """Our end of the link to the engine; closed by whoever made this."""
     sampling: dict[str, float]
     """What the model's authors recommend, if that was asked for."""
+    waiting: Waiting
+    """Says what the start is doing until it is ended."""
 
 
 @contextmanager
-def launched(options: Options, env: EnvSettings, *, given: Set[str], phases: Phases, stderr: int | None = None) -> Iterator[Launched]:
+def launched(
+    options: Options, env: EnvSettings, *, given: Set[str], phases: Phases, display: Display | None, stderr: int | None = None
+) -> Iterator[Launched]:
     """Start an engine process for these options; when the block ends, so has the process.
 
-    stderr: the descriptor that its log goes to, if not ours. Raises SetpointError for a model or configuration that cannot be served.
+    display: how a person is told what takes long. stderr: the descriptor that the engine's log goes to, if not ours. Raises SetpointError
+    for a model or configuration that cannot be served.
     """
+    preflight(options)
     owner = os.getpid()
     link, theirs = socket.socketpair()
+    waiting = Waiting(f"Loading {options.model_path or DEFAULT_MODEL}", display)
     with link:
         with theirs:
             descriptor = theirs.fileno()
             process = _spawn_engine(stderr, descriptor)
         try:
-            source, spec, config = configured(options, env, given)
-            sampling = sampling_defaults(options.sampling_defaults, source)
-            phases.mark("model and configuration")
+            with reported_to(waiting.doing):
+                source, spec, config = configured(options, env, given)
+                phases.mark("model and configuration")
+                check_room(config, spec)
+                sampling = sampling_defaults(options.sampling_defaults, source)
+                text = _text(options, source)
+            phases.mark("tokenizer")
+            announce(config, source, os.environ)
             _hand_over(process, EngineJob(config, spec, str(source.folder), descriptor))
-            yield Launched(process, config, spec, source, link, sampling)
+            yield Launched(process, config, spec, source, text, link, sampling, waiting)
         finally:
             if os.getpid() == owner:  # a forked child that ends comes here, too
+                waiting.end()
                 _end(process)
 
 
@@ -127,7 +145,7 @@ class EngineSession:
         from setpoint.frontend.ipc.link import SocketLink
 
         self.engine = engine
-        self.client: EngineClient = EngineClient(SocketLink(engine.link))
+        self.client: EngineClient = EngineClient(SocketLink(engine.link), on_progress=engine.waiting.doing)
         self._phases = phases
 
     async def __aenter__(self) -> EngineSession:
@@ -156,20 +174,39 @@ class EngineSession:
 
     def kill(self) -> None:
         """End the process at once; the only way while it loads and does not listen."""
-        self.engine.process.kill()
+        kill_with_children(self.engine.process)
 
     async def service(self) -> Service:
-        """Wait until the engine can take requests. Raises StartupError if it cannot start, SetpointError for a bad tokenizer."""
-        from setpoint.frontend.text.processor import TextProcessor
-
-        options = self.engine.config.options
-        folder = options.tokenizer_path or self.engine.source.folder
-        text = TextProcessor.from_folder(folder, chat_template=options.chat_template)
-        self._phases.mark("HTTP and tokenizer")
+        """Wait until the engine can take requests. Raises StartupError if it cannot start."""
+        self._phases.mark("HTTP")
         if not await self.client.wait_ready(timeout_s=READY_TIMEOUT_S):
             raise StartupError(self.client.death or f"The engine was not ready after {READY_TIMEOUT_S:g} s.")
+        self.engine.waiting.end()
         self._phases.mark("waiting for the engine")
-        return _service(self.engine, self.client, text, self._phases)
+        return _service(self.engine, self.client, self._phases)
+
+
+def _text(options: Options, source: ModelSource) -> TextProcessor:
+    """Read now, while the engine process imports torch, so that what is wrong with it is said before weights are loaded."""
+    from setpoint.frontend.text.processor import TextProcessor
+
+    folder = source.folder if options.tokenizer_path is None else tokenizer_folder(options.tokenizer_path, log=logger.info)
+    return TextProcessor.from_folder(folder, chat_template=options.chat_template)
+
+
+def kill_with_children(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to a process and all below it: compilers go on without the one who started them."""
+    import psutil
+
+    if process.poll() is not None:
+        return
+    with suppress(psutil.NoSuchProcess):
+        top = psutil.Process(process.pid)
+        top.suspend()  # it starts no more
+        for child in top.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    process.kill()
 
 
 def _process_started_at() -> float:
@@ -190,8 +227,7 @@ def _spawn_engine(stderr: int | None, link: int) -> subprocess.Popen[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.kill()
+    kill_with_children(process)
     process.wait()
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # a job that nobody read
@@ -231,24 +267,9 @@ def configured(options: Options, env: EnvSettings, given: Set[str]) -> tuple[Mod
     spec = replace(spec, eos_token_ids=tuple(token_id for token_id in ends if token_id < spec.vocab_size))
     if options.is_embedding:
         spec = replace(spec, pooling=read_pooling(source.folder, spec))
-    return source, spec, _resolve(options, env, given, spec, source)
-
-
-def _resolve(options: Options, env: EnvSettings, given: Set[str], spec: ModelSpec, source: ModelSource) -> ResolvedConfig:
-    """Resolve and print every decision: chosen ones with their reason, plain defaults on one line."""
     found = {"model_path": (source.name, "the default model"), "tokenizer_path": (str(source.folder), "the model's own")}
     config = resolve(options, probe_hardware(), spec, given=given, found=found, env=env, drawn_seed=secrets.randbelow(1 << 30))
-    values = {decision.field: decision.value for decision in config.decisions}
-    logger.info("server_args=ServerArgs(%s)", ", ".join(f"{name}={value!r}" for name, value in values.items()))
-    for decision in config.decisions:
-        if decision.why != "default":
-            logger.log(logging.WARNING if decision.warn else logging.INFO, "Decision: %s", decision)
-    plain = ", ".join(f"{decision.field}={decision.value}" for decision in config.decisions if decision.why == "default")
-    logger.info("Decision: default for %s", plain)
-    for name in unread_variables(os.environ):
-        logger.warning("The environment variable %s is set but not used by this version of Setpoint.", name)
-    logger.info("Model: %s (%s)", source.name, source.origin)
-    return config
+    return source, spec, config
 
 
 async def _watch(process: subprocess.Popen[bytes], client: EngineClient) -> None:
@@ -263,7 +284,7 @@ async def _watch(process: subprocess.Popen[bytes], client: EngineClient) -> None
         client.engine_died(f"The engine process {_ending(code.result())}.")
 
 
-def _service(engine: Launched, client: EngineClient, text: TextProcessor, phases: Phases) -> Service:
+def _service(engine: Launched, client: EngineClient, phases: Phases) -> Service:
     from setpoint.frontend.config import FrontendConfig
     from setpoint.frontend.service import Service
 
@@ -292,7 +313,7 @@ def _service(engine: Launched, client: EngineClient, text: TextProcessor, phases
         health_generates=config.env.health_endpoint_generation,
         health_timeout_s=config.env.health_check_timeout_s,
     )
-    return Service(frontend, client, text)
+    return Service(frontend, client, engine.text)
 
 
 def server_info(config: ResolvedConfig, engine: Mapping[str, Any], *, startup_s: float) -> dict[str, Any]:
@@ -302,7 +323,7 @@ def server_info(config: ResolvedConfig, engine: Mapping[str, Any], *, startup_s:
         **{name: value for name, value in engine.items() if name != "phases"},
         "version": __version__,
         "startup_time": startup_s,
-        "decisions": [asdict(decision) for decision in config.decisions],
+        "decisions": [*(asdict(decision) for decision in config.decisions), *engine.get("decisions", ())],
     }
 
 
@@ -323,5 +344,8 @@ def sampling_defaults(wanted: str, source: ModelSource) -> dict[str, float]:
         except RequestError as error:
             raise CheckpointError(f"{path}: {error} Correct it, or start with --sampling-defaults openai.") from None
     if recommended:
-        logger.info("Sampling of requests that say nothing: %s", ", ".join(f"{name}={value}" for name, value in recommended.items()))
+        logger.debug(
+            "Sampling on OpenAI's routes where a request does not say: %s",
+            ", ".join(f"{name}={value}" for name, value in recommended.items()),
+        )
     return recommended

@@ -15,8 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
+import psutil
 import torch
 
 from setpoint.config.check import eviction_parameters
@@ -26,14 +29,16 @@ from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
 from setpoint.config.resolve import ResolvedConfig
 from setpoint.core.errors import SetpointError
-from setpoint.core.messages import Failed, Ready
+from setpoint.core.messages import Failed, Ready, Starting
 from setpoint.core.model import ModelSpec
+from setpoint.core.progress import report, reported_to
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.compiling import compile_steps
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc import EngineSocket
+from setpoint.launch.announce import log_decisions
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.turn_times import TimedExecutor, TimedLink, TurnTimes
 from setpoint.observe.logline import LogLines, gib, ready_line, setup_logging
@@ -68,7 +73,8 @@ def main() -> int:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     socket = EngineSocket(job.link)
     try:
-        loop = _build(job, socket, imported)
+        with reported_to(lambda doing: socket.send(Starting(doing))):
+            loop = _build(job, socket, imported)
     except SetpointError as error:
         socket.send(Failed(str(error)))
         socket.close()
@@ -122,44 +128,45 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
     options = config.options
     check_device(torch.device(options.device))
     before = _available_bytes(options.device)
-    logger.info("Load weight begin. avail mem=%s GB", gib(before))
+    logger.debug("Load weight begin. avail mem=%s GB", gib(before))
+    report("loading the weights")
     runner = build_runner(engine_config(config, spec, folder))
-    report, after = runner.report, _available_bytes(options.device)
+    loaded, after = runner.report, _available_bytes(options.device)
     logger.info(
         "Load weight end. elapsed=%.2f s, type=%s, avail mem=%s GB, mem usage=%s GB.",
-        report.load_seconds,
+        loaded.load_seconds,
         spec.architecture,
         gib(after),
-        gib(report.weight_bytes),
+        gib(loaded.weight_bytes),
     )
-    logger.info(
+    logger.debug(
         "Model: %s, kernels: %s, linear layers: %s, attention: %s, instruction set: %s",
-        report.model_impl,
-        report.ops,
-        report.linear,
-        report.attention,
-        report.level or "torch's own",
+        loaded.model_impl,
+        loaded.ops,
+        loaded.linear,
+        loaded.attention,
+        loaded.level or "torch's own",
     )
-    logger.info("Weights: %s", report.weights)
-    for fallback in report.fallbacks:
+    logger.debug("Weights: %s", loaded.weights)
+    for fallback in loaded.fallbacks:
         logger.warning("Fallback: %s", fallback)
-    plan = memory_model(config, spec, attention=report.attention, model_impl=report.model_impl).plan(
-        before, available_after_load=min(after, before - report.weight_bytes)
+    plan = memory_model(config, spec, attention=loaded.attention, model_impl=loaded.model_impl).plan(
+        before, available_after_load=min(after, before - loaded.weight_bytes)
     )
     pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
-    for decision in pool.decisions:
-        logger.log(logging.WARNING if decision.warn else logging.INFO, "Decision: %s", decision)
+    log_decisions(pool.decisions)
+    report("making room for the KV cache")
     runner.allocate(num_pages=plan.pool_tokens // options.page_size, max_slots=pool.max_running_requests, context_len=config.context_len)
     if runner.why_eager:
         logger.info("Steps run %s: %s", "partly eagerly" if runner.captured else "eagerly", runner.why_eager)
     if runner.captured is not None:
-        logger.info("Steps of up to %d tokens are captured. mem usage=%s GB", CAPTURED_TOKENS, gib(runner.captured.program.num_bytes))
+        logger.debug("Steps of up to %d tokens are captured. mem usage=%s GB", CAPTURED_TOKENS, gib(runner.captured.program.num_bytes))
     half = gib(plan.kv_bytes / 2)
     logger.info(
         "KV Cache is allocated. dtype: %s, #tokens: %d, K size: %s GB, V size: %s GB", options.kv_cache_dtype, plan.pool_tokens, half, half
     )
     left = _available_bytes(options.device)
-    logger.info("Memory pool end. avail mem=%s GB", gib(left))
+    logger.debug("Memory pool end. avail mem=%s GB", gib(left))
     if options.enable_torch_compile:
         compile_small_steps(runner, options)
     logger.info(
@@ -180,19 +187,20 @@ def compile_small_steps(runner: ModelRunner, options: Options) -> None:
     """``--enable-torch-compile``: what was compiled, what was reused, what it gains, or why it does not."""
     wanted = options.torch_compile_max_bs
     logger.info("torch.compile: steps of up to %d tokens; a first start may take a minute", wanted)
-    report = compile_steps(runner, wanted)
-    if report.num_graphs:
+    report(f"compiling steps of up to {wanted} tokens with torch.compile")
+    compiled = compile_steps(runner, wanted)
+    if compiled.num_graphs:
         logger.info(
             "torch.compile: %d graphs in %.1f s, %d of them from the cache %s",
-            report.num_graphs,
-            report.seconds,
-            report.num_reused,
-            report.folder,
+            compiled.num_graphs,
+            compiled.seconds,
+            compiled.num_reused,
+            compiled.folder,
         )
-        logger.info("torch.compile: steps by number of tokens, without sampling: %s", "; ".join(map(str, report.durations)))
-    if report.why_not_more:
-        which = f"steps of more than {report.max_tokens} tokens run" if report.max_tokens else "every step runs"
-        logger.warning("torch.compile: %s without it: %s.", which, report.why_not_more)
+        logger.info("torch.compile: steps by number of tokens, without sampling: %s", "; ".join(map(str, compiled.durations)))
+    if compiled.why_not_more:
+        which = f"steps of more than {compiled.max_tokens} tokens run" if compiled.max_tokens else "every step runs"
+        logger.warning("torch.compile: %s without it: %s.", which, compiled.why_not_more)
 
 
 def engine_config(config: ResolvedConfig, spec: ModelSpec, folder: str) -> EngineConfig:
@@ -298,6 +306,7 @@ def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
         "attention": runner.report.attention,
         "kernel_level": runner.report.level,
         "fallbacks": list(runner.report.fallbacks),
+        "decisions": [asdict(decision) for decision in pool.decisions],
     }
 
 
@@ -322,6 +331,9 @@ def _end_with_parent() -> None:
     """Runs in a thread: the parent holds the other end of standard input open for as long as it lives."""
     os.read(sys.stdin.fileno(), 1)
     logger.error("The parent process is gone; the engine ends.")
+    for compiler in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            compiler.kill()
     os._exit(1)
 
 

@@ -21,6 +21,8 @@ from setpoint.config.options import Options
 from setpoint.config.resolve import ResolvedConfig
 from setpoint.core.errors import EngineDeadError
 from setpoint.launch.engine import SIGNALS, EngineSession, Launched, Phases, launched
+from setpoint.launch.invitation import address, invitation
+from setpoint.launch.waiting import in_the_log
 from setpoint.observe.logline import setup_logging
 
 if TYPE_CHECKING:
@@ -42,7 +44,10 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
 
     phases = Phases()
     setup_logging(options.log_level, milliseconds=env.log_ms)
-    with bind_socket(options.host, options.port) as sock, launched(options, env, given=given, phases=phases) as engine:
+    with (
+        bind_socket(options.host, options.port) as sock,
+        launched(options, env, given=given, phases=phases, display=in_the_log()) as engine,
+    ):
         import uvloop
 
         code: int = uvloop.run(_serve(engine, sock, phases))
@@ -103,8 +108,10 @@ async def _open(config: ResolvedConfig, service: Service, phases: Phases) -> Non
     gc.collect()
     gc.freeze()  # what is here stays: a full collection would look at all of it while streams wait
     logger.info("The server is fired up and ready to roll!")
-    logger.info("Start-up took %s; engine: %s", phases, _seconds(service.engine.info.get("phases", {})))
-    _invite(config)
+    logger.debug("Start-up took %s; engine: %s", phases, _seconds(service.engine.info.get("phases", {})))
+    options = config.options
+    url = address(options.host, options.port)
+    print(invitation(url, has_key=options.api_key is not None, is_embedding=options.is_embedding), end="", flush=True)
 
 
 async def _first(*tasks: asyncio.Future[Any]) -> None:
@@ -114,30 +121,3 @@ async def _first(*tasks: asyncio.Future[Any]) -> None:
 
 def _seconds(phases: dict[str, float]) -> str:
     return ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases.items())
-
-
-def _invite(config: ResolvedConfig) -> None:
-    """Two things to paste into another terminal."""
-    host = "127.0.0.1" if config.options.host in ("0.0.0.0", "::") else config.options.host
-    url = f"http://{host}:{config.options.port}"
-    key, imported, api_key = "", "", '"none"'
-    if config.options.api_key is not None:
-        key, imported, api_key = " -H 'Authorization: Bearer '$API_KEY", "import os\n  ", 'os.environ["API_KEY"]'
-    if config.options.is_embedding:
-        body = '{"input": ["The capital of France is Paris.", "Paris lies on the Seine."]}'
-        print(f"\nTry it:\n\n  curl {url}/v1/embeddings -H 'Content-Type: application/json'{key} \\\n    -d '{body}'\n", flush=True)
-        return
-    print(
-        f"""
-Try it:
-
-  curl {url}/v1/completions -H 'Content-Type: application/json'{key} \\
-    -d '{{"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}}'
-
-  {imported}from openai import OpenAI
-  client = OpenAI(base_url="{url}/v1", api_key={api_key})
-  for chunk in client.chat.completions.create(model="default", stream=True, messages=[{{"role": "user", "content": "Who are you?"}}]):
-      print(chunk.choices[0].delta.content or "", end="", flush=True)
-""",
-        flush=True,
-    )

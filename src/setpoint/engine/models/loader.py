@@ -19,6 +19,7 @@ from torch import nn
 
 from setpoint.core.errors import CheckpointError, ConfigError, OutOfMemoryError
 from setpoint.core.model import BLOCK, BLOCK_BYTES, BLOCKS_FILE, language_tensor
+from setpoint.core.progress import report
 from setpoint.core.weightfiles import INDEX_NAME, SINGLE_NAME, weight_files
 from setpoint.engine.layers.linear import NoHead, TiedHead
 from setpoint.engine.quant.base import BlockMethod, Blocks, LinearMethod
@@ -73,7 +74,12 @@ def load_weights(
             heads = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, TiedHead | NoHead)]
             source.check({part.name: part.shape for parts in plan.values() for _, found in parts for part in found}, optional=heads)
         try:
-            return sum(_fill(module, plan[name], source, dtype, device, method, blocks) for name, module in model.named_modules())
+            modules, num_bytes = list(model.named_modules()), 0
+            for number, (name, module) in enumerate(modules):
+                if number % (len(modules) // 20 + 1) == 0:
+                    report(f"loading the weights, {100 * number // len(modules)} %")
+                num_bytes += _fill(module, plan[name], source, dtype, device, method, blocks)
+            return num_bytes
         except RuntimeError as error:
             if "memory" in str(error):
                 raise OutOfMemoryError(f"The weights do not fit into the memory of {device}: {error}") from None

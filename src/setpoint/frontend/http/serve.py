@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +39,13 @@ def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> u
         backlog=_BACKLOG,
         timeout_graceful_shutdown=drain_s,
     )
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     return _Server(config)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """The process id is of no use to who starts a server, and the launcher says when it is ready."""
+    return not record.msg.startswith(("Started server process", "Finished server process"))
 
 
 async def listen(server: uvicorn.Server, sock: socket.socket) -> None:

@@ -24,6 +24,7 @@ from setpoint.core.messages import (
     Ready,
     Reply,
     Shutdown,
+    Starting,
     Stop,
     Submit,
     ToEngine,
@@ -101,8 +102,10 @@ class EngineClient:
     Submissions go by number, so that what is still on the way for one cannot reach another that uses its rid again.
     """
 
-    def __init__(self, link: EngineLink) -> None:
+    def __init__(self, link: EngineLink, *, on_progress: Callable[[str], None] = lambda doing: None) -> None:
+        """``on_progress`` gets what the engine does before it is ready."""
         self._link = link
+        self._on_progress = on_progress
         self._open: dict[int, _Submission] = {}
         self._seq_ids: dict[str, int] = {}
         """Of the open submissions, by rid."""
@@ -253,6 +256,8 @@ class EngineClient:
                 future = self._calls.get(call_id)
                 if future is not None and not future.done():
                     future.set_result(message)
+            case Starting(doing):
+                self._on_progress(doing)
             case Ready(info):
                 if self.state is EngineState.STARTING:
                     self.state = EngineState.READY

@@ -20,11 +20,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from setpoint.core.progress import report, reported_to
+
 SOURCE_DIR = Path(__file__).parent
 LEVEL_VARIABLE = "SETPOINT_CPU_ISA"
 """Environment variable that forces a level: scalar, avx2, avx512, avx512_vnni or avx512_bf16."""
 UNUSED_S = 30 * 86400
 """A library that no process has asked for in so long is removed."""
+ABANDONED_S = 86400
+"""A build that is so old is no longer going on."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno")
 
 
@@ -128,10 +132,17 @@ def compile_library(compiler: str, level: str, target: Path) -> None:
             )
             for source, built in objects.items()
         ]
-        outputs = [process.communicate()[0] for process in running]
-        for process, output in zip(running, outputs, strict=True):
-            if process.returncode:
-                raise BuildError(f"{compiler} failed: {_first_error(output)}")
+        try:
+            for number, process in enumerate(running):
+                report(f"compiling the C++ kernels for {level}, once on this machine, {number} of {len(running)} files done")
+                output, _ = process.communicate()
+                if process.returncode:
+                    raise BuildError(f"{compiler} failed: {_first_error(output)}")
+        finally:
+            for process in running:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
         library = f"{scratch}/library.so"
         _run([compiler, "-shared", "-o", library, *objects.values()])
         os.replace(library, target)
@@ -155,6 +166,10 @@ def _remove_unused(level: str) -> None:
         with contextlib.suppress(OSError):  # another process was faster, or it is somebody else's
             if library.stat().st_mtime < time.time() - UNUSED_S:
                 library.unlink()
+    for scratch in cache_dir().glob("build-*"):  # of a process that was killed
+        with contextlib.suppress(OSError):
+            if scratch.stat().st_mtime < time.time() - ABANDONED_S:
+                shutil.rmtree(scratch)
 
 
 def _cpu_flags() -> set[str]:
@@ -181,7 +196,8 @@ def _first_error(output: str) -> str:
 def main() -> int:
     """A machine that cannot build them still works, so this never fails an installation."""
     try:
-        path = ensure_built(choose_level())
+        with reported_to(lambda doing: print(doing, flush=True)):
+            path = ensure_built(choose_level())
     except (BuildError, OSError) as error:
         print(f"C++ kernels not built ({error}); the torch implementations will run instead.")
     else:

@@ -1,0 +1,39 @@
+"""What a start says in the log: a dozen lines for a person at "info", every decision with its reason at "debug".
+
+SGLang writes ``server_args=ServerArgs(…)`` with all options, some 2,000 characters. No program is known to read that line (they ask
+``/server_info``, which has all), so that at "info" it holds what differs from the declared defaults.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from setpoint.checkpoint.source import ModelSource
+from setpoint.config.decisions import Decision
+from setpoint.config.environment import unread_variables
+from setpoint.config.options import OPTION_FIELDS, server_args
+from setpoint.config.resolve import ResolvedConfig
+
+logger = logging.getLogger(__name__)
+
+
+def announce(config: ResolvedConfig, source: ModelSource, environ: Mapping[str, str]) -> None:
+    """The model, the options, the decisions, and the environment variables that have no effect."""
+    logger.info("Model: %s (%s)", source.name, source.origin)
+    defaults = {field.name: field.default for field in OPTION_FIELDS}
+    shown = {
+        name: value
+        for name, value in server_args(config.options).items()
+        if logger.isEnabledFor(logging.DEBUG) or value != defaults[name] or name == "model_path"
+    }
+    logger.info("server_args=ServerArgs(%s)", ", ".join(f"{name}={value!r}" for name, value in shown.items()))
+    log_decisions(config.decisions)
+    for name in unread_variables(environ):
+        logger.warning("The environment variable %s is set but not used by this version of Setpoint.", name)
+
+
+def log_decisions(decisions: Iterable[Decision]) -> None:
+    for decision in decisions:
+        level = logging.WARNING if decision.warn else logging.INFO if decision.told else logging.DEBUG
+        logger.log(level, "Decision: %s", decision)

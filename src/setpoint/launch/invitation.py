@@ -1,0 +1,41 @@
+"""What a server prints when it is ready: its address, and two things to paste, one for a shell and one for Python. Pure text."""
+
+from __future__ import annotations
+
+QUESTION = "Name three colours."
+TEXTS = ["The capital of France is Paris.", "Paris lies on the Seine."]
+
+
+def address(host: str, port: int) -> str:
+    """A URL that works on this machine; a server that listens on every address of it answers on the local one too."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def invitation(url: str, *, has_key: bool, is_embedding: bool) -> str:
+    """Each line stands alone: what is indented or continued is hard to paste."""
+    key = ' -H "Authorization: Bearer $API_KEY"' if has_key else ""
+    if is_embedding:
+        path, body = "embeddings", f'{{"input": {_json(TEXTS)}}}'
+        call, result = f'client.embeddings.create(model="default", input={_json(TEXTS)})', "answer.data[0].embedding[:8]"
+    else:
+        messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
+        path, body = "chat/completions", f'{{"messages": {messages}, "max_tokens": 64}}'
+        call = f'client.chat.completions.create(model="default", messages={messages}, max_tokens=64)'
+        result = "answer.choices[0].message.content"
+    imported, api_key = ("import os\n\n", 'os.environ["API_KEY"]') if has_key else ("", '"none"')
+    return f"""
+Ready: {url}
+
+curl {url}/v1/{path} -H "Content-Type: application/json"{key} -d '{body}'
+
+{imported}from openai import OpenAI  # pip install openai
+
+client = OpenAI(base_url="{url}/v1", api_key={api_key})
+answer = {call}
+print({result})
+"""
+
+
+def _json(texts: list[str]) -> str:
+    return "[" + ", ".join(f'"{text}"' for text in texts) + "]"

@@ -1,0 +1,31 @@
+"""What can be found wrong before anything is started or loaded: files that options name, devices they ask for. It takes milliseconds."""
+
+from __future__ import annotations
+
+from setpoint.config.hardware import probe_hardware, why_no_cuda
+from setpoint.config.options import Options
+from setpoint.config.resolve import ResolvedConfig
+from setpoint.core.errors import ConfigError, OutOfMemoryError
+from setpoint.core.model import ModelSpec
+from setpoint.planning.memory import format_bytes, kv_bytes
+
+
+def preflight(options: Options) -> None:
+    """Raises ConfigError, or CheckpointError for a chat template that cannot be compiled."""
+    if options.device == "cuda" and (why := why_no_cuda()):
+        raise ConfigError(f"--device cuda was asked for, but {why}; use --device cpu, or leave it out.")
+    if options.chat_template is not None:
+        from setpoint.frontend.text.template import ChatTemplate, find_chat_template
+
+        ChatTemplate(find_chat_template("", override=options.chat_template) or "")
+
+
+def check_room(config: ResolvedConfig, model: ModelSpec) -> None:
+    """Raises OutOfMemoryError if not even one page of KV cache fits into what is free before the weights are loaded."""
+    if config.options.device == "cpu":
+        page, free = kv_bytes(model, config.options.page_size, config.kv_element_bytes), probe_hardware().available_bytes
+        if page > free:
+            raise OutOfMemoryError(
+                f"--page-size {config.options.page_size} is too large: one page of KV cache would take {format_bytes(page)}, and "
+                f"{format_bytes(free)} are free."
+            )

@@ -1,0 +1,85 @@
+"""Tells a person what a start is doing, once it takes long enough to wonder.
+
+A thread shows the latest words and the seconds so far. It knows nothing of what they mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
+
+FIRST_S = 3.0
+"""What ends sooner is not spoken of."""
+REDRAW_S, LINES_S = 0.5, 10.0
+
+
+@dataclass(slots=True, frozen=True)
+class Display:
+    """How it is shown, and how often."""
+
+    show: Callable[[str], None]
+    every_s: float
+    clear: Callable[[], None] = lambda: None
+    """Takes away what is shown."""
+
+
+def on_stderr() -> Display:
+    """On a terminal one line that changes and goes away; elsewhere a line from time to time."""
+    if sys.stderr.isatty():
+        return Display(lambda text: _write(f"\r\x1b[K{text}"), REDRAW_S, lambda: _write("\r\x1b[K"))
+    return stderr_lines()
+
+
+def stderr_lines() -> Display:
+    return Display(lambda text: _write(f"setpoint: {text}\n"), LINES_S)
+
+
+def in_the_log() -> Display:
+    return Display(lambda text: logger.info("%s", text), LINES_S)
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+class Waiting:
+    """From its making to ``end``. Safe to use from any thread."""
+
+    def __init__(self, what: str, display: Display | None, *, first_s: float = FIRST_S) -> None:
+        """``what``: e.g. "Loading a model". No display: nothing is shown."""
+        self._what = what
+        self._doing = ""
+        self._display = display
+        self._first_s = first_s
+        self._started_at = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="setpoint-waiting", daemon=True)
+        if display is not None:
+            self._thread.start()
+
+    def doing(self, text: str) -> None:
+        """What is being done from now on."""
+        self._doing = text
+
+    def end(self) -> None:
+        """Nothing is shown any more. May be called twice."""
+        self._over.set()
+        if self._display is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        assert self._display is not None
+        wait_s = self._first_s
+        while not self._over.wait(wait_s):
+            wait_s = self._display.every_s
+            seconds = time.monotonic() - self._started_at
+            self._display.show(f"{self._what}{self._doing and ': '}{self._doing} … {seconds:.0f} s")
+        if wait_s == self._display.every_s:
+            self._display.clear()

@@ -1,0 +1,97 @@
+"""What a start says and checks before there is an engine: the invitation, news for whoever waits, what can be known early."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from setpoint.config import hardware
+from setpoint.config.options import Options
+from setpoint.core.errors import CheckpointError, ConfigError
+from setpoint.core.progress import report, reported_to
+from setpoint.launch.invitation import address, invitation
+from setpoint.launch.preflight import preflight
+from setpoint.launch.waiting import Display, Waiting
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("fe80::1", "http://[fe80::1]:80"),
+        ("box.example", "http://box.example:80"),
+    ],
+)
+def test_the_address_is_one_that_works_here(host: str, url: str) -> None:
+    assert address(host, 80) == url
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+@pytest.mark.parametrize("is_embedding", [False, True])
+def test_the_invitation_is_python_and_a_command_on_lines_of_their_own(has_key: bool, is_embedding: bool) -> None:
+    first, ready, second, shell, third, *python = invitation("http://h:1", has_key=has_key, is_embedding=is_embedding).splitlines()
+    assert (first, ready, second, third) == ("", "Ready: http://h:1", "", "")
+    assert shell.startswith("curl http://h:1/v1/")
+    assert ("$API_KEY" in shell) == has_key
+    assert not any(line.startswith(" ") or line.endswith("\\") for line in python)
+    compile("\n".join(python), "start-up", "exec")
+
+
+def test_the_readme_shows_what_a_start_prints() -> None:
+    text = README.read_text(encoding="utf-8")
+    _, _, _, shell, _, *python = invitation("http://127.0.0.1:30000", has_key=False, is_embedding=False).splitlines()
+    assert f"```sh\n{shell}\n```" in text
+    assert "```python\n" + "\n".join(python) + "\n```" in text
+
+
+def test_whoever_waits_is_told_what_for() -> None:
+    shown: list[str] = []
+    cleared: list[int] = []
+    waiting = Waiting("Loading m", Display(shown.append, 0.01, lambda: cleared.append(len(shown))), first_s=0.0)
+    with reported_to(waiting.doing):
+        report("compiling, 3 of 9 files")
+    deadline = time.monotonic() + 10
+    while not any("compiling" in text for text in shown) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    waiting.end()
+    waiting.end()
+    assert "Loading m: compiling, 3 of 9 files … 0 s" in shown
+    assert cleared == [len(shown)]
+    report("nobody listens any more")
+
+
+def test_what_is_quick_is_not_spoken_of() -> None:
+    shown: list[str] = []
+    waiting = Waiting("Loading m", Display(shown.append, 0.01, lambda: shown.append("cleared")))
+    waiting.end()
+    assert shown == []
+
+
+def test_a_gpu_is_missed_before_anything_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match="--device cuda was asked for, but CUDA_VISIBLE_DEVICES hides every GPU; use --device cpu"):
+        preflight(Options(device="cuda"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert hardware.why_no_cuda(tmp_path) == "no NVIDIA GPU or driver is found here"
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/dxg").touch()
+    monkeypatch.setattr(hardware, "_torch_has_cuda", lambda: False)
+    assert hardware.why_no_cuda(tmp_path) == "the installed torch is built without CUDA"
+    monkeypatch.setattr(hardware, "_torch_has_cuda", lambda: True)
+    assert hardware.why_no_cuda(tmp_path) == ""
+
+
+def test_a_chat_template_is_read_before_anything_is_started(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--chat-template /nope: no such file"):
+        preflight(Options(chat_template="/nope"))
+    (tmp_path / "t.jinja").write_text("{% for %}")
+    with pytest.raises(CheckpointError, match="chat template cannot be compiled"):
+        preflight(Options(chat_template=str(tmp_path / "t.jinja")))
+    (tmp_path / "t.jinja").write_text("{{ messages }}")
+    preflight(Options(chat_template=str(tmp_path / "t.jinja")))
