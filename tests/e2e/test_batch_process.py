@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +123,10 @@ def test_a_second_ctrl_c_ends_at_once(tiny_model: Path, tmp_path: Path) -> None:
         wait_until(lambda: "running" in batches.errors or process.poll() is not None)
         process.send_signal(signal.SIGINT)
         wait_until(lambda: "Stopping" in batches.errors)
-        began = time.monotonic()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, batches.errors
-    assert time.monotonic() - began < 8
+    assert not batches.out.exists() or len(batches.ids()) < 400, "it did not wait for the answers that were under way"
     assert "Traceback" not in batches.errors
 
 
