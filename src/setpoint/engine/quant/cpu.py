@@ -69,12 +69,12 @@ class PanelWeight:
         return out
 
 
-def panels(weight: torch.Tensor) -> torch.Tensor:
-    """[N, K] of whole words -> [ceil(N / PANEL), K words, PANEL] int32 words, zero-padded past N."""
+def panels(weight: torch.Tensor, k_multiple: int = 1) -> torch.Tensor:
+    """[N, K] of whole words -> [ceil(N / PANEL), K words, PANEL] int32 words, zero-padded past N, and past K to a multiple of words."""
     words = weight.contiguous().view(torch.int32)
-    missing = -len(words) % PANEL
-    if missing:
-        words = torch.cat((words, words.new_zeros((missing, words.shape[1]))))
+    missing, missing_k = -len(words) % PANEL, -words.shape[1] % k_multiple
+    if missing or missing_k:
+        words = torch.nn.functional.pad(words, (0, missing_k, 0, missing))
     by_panel = words.view(-1, PANEL, words.shape[1]).transpose(1, 2)
     return in_huge_pages(tuple(by_panel.shape), torch.int32).copy_(by_panel)
 
@@ -99,13 +99,16 @@ class PanelLinear:
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PanelWeight:
         columns, k = weight.shape
-        return PanelWeight(panels(weight), bias, self._kernels, columns=columns, k=k, dtype=weight.dtype)
+        return PanelWeight(self._panels(weight), bias, self._kernels, columns=columns, k=k, dtype=weight.dtype)
 
     def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str) -> PanelWeight:
         columns, k = weight.shape
         width = self._kernels.vector_columns
-        packed, bias = panels(alternating(weight, width)), None if bias is None else alternating(bias, width)
+        packed, bias = self._panels(alternating(weight, width)), None if bias is None else alternating(bias, width)
         return PanelWeight(packed, bias, self._kernels, columns=columns // 2, k=k, dtype=weight.dtype, gate=gate)
+
+    def _panels(self, weight: torch.Tensor) -> torch.Tensor:
+        return panels(weight, self._kernels.k_multiple if weight.dtype == torch.bfloat16 else 1)
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> PanelLinear:

@@ -34,7 +34,7 @@ class Int8Weight:
         self._kernels = kernels
         numbers, scales = _quantized(weight, kernels)
         missing = -len(weight) % PANEL
-        self._panels = panels(numbers)
+        self._panels = panels(numbers, kernels.k_multiple)
         self._scales = torch.nn.functional.pad(scales, (0, missing))
         self._shifts = torch.nn.functional.pad(numbers.sum(1, dtype=torch.int32) * -UNSIGNED, (0, missing))
         held = (self._panels, self._scales, self._shifts, *(() if bias is None else (bias,)))

@@ -136,6 +136,61 @@ inline void store_words(uint32_t* to, const MulBF16::vec& words) { store_raw(to,
 
 #endif
 
+#if SP_TILES
+
+// A block of K is a step of tiles.
+static_assert(kBlock == 2 * kTile);
+
+template <int kKind>
+void unpack(const uint8_t* block, uint32_t* words) {
+  for (int v = 0; v < kTileVectors; ++v) {
+    const Columns<kKind> columns(block, v);
+    for (int half = 0; half < 2; ++half)
+#pragma GCC unroll 8
+      for (int w = 0; w < kHalfWords; ++w) store_words(words + (half * kHalfWords + w) * kPanel + v * W, columns.word(half, w));
+  }
+}
+
+template <int kKind, class Call>
+void linear(const Call& call, const LinearCall& given) {
+  struct Worker {
+    explicit Worker(char* memory) : words((uint32_t*)memory) {}
+    Tiles tiles;
+    uint32_t* words;
+    int64_t panel = -1;  // that lies there
+  };
+  const int64_t blocks = given.k_words / kTile;
+  const TileRows x(given.x, given.rows, given.k_words);
+  // A panel that is met once leaves nothing behind but the block at hand and the one before.
+  const bool once = given.rows <= 2 * kTile;
+  const int64_t held = once ? 2 : blocks;
+  auto make = [&](int) {
+    thread_local Buffer buffer;
+    return Worker(buffer.at_least(held * kStepWords * 4));
+  };
+  for_panels(call, make, [&](Worker& worker, int64_t panel, Range rows, bool) {
+    if (worker.panel != panel) {
+      const uint8_t* packed = (const uint8_t*)given.weight + panel * blocks * Layout<kKind>::kBytes;
+      const int64_t first = rows.size() < 2 * kTile ? rows.size() : 2 * kTile;
+      tile_pair<TileBF16, bf16>(call, x, rows.begin, first, panel, blocks, [&](int64_t k) {
+        uint32_t* words = worker.words + (once ? k % 2 : k) * kStepWords;
+        unpack<kKind>(packed + k * Layout<kKind>::kBytes, words);
+        return words;
+      });
+      worker.panel = panel;
+      rows.begin += first;
+    }
+    tile_rows<TileBF16, bf16>(call, x, rows, panel, worker.words, blocks, false);
+  });
+}
+
+template <int kKind>
+void linear(const LinearCall& call) {
+  call.gate == kNoGate ? linear<kKind>(call, call) : linear<kKind>(GatedLinearCall(call), call);
+}
+
+#else
+
 // One code for a plain and for a gated product, up to here.
 template <int M>
 __attribute__((noinline)) void store_gated(const LinearCall& call, int64_t row, int64_t at, const vf (&acc)[M][kTileVectors]) {
@@ -202,6 +257,8 @@ void linear(const LinearCall& call) {
   };
   call.gate == kNoGate ? for_panels(call, make, multiply) : for_panels(GatedLinearCall(call), make, multiply);
 }
+
+#endif
 
 template <int kKind>
 void pack_block(const uint8_t* raw, int column, uint8_t* block) {

@@ -9,6 +9,8 @@ one removes those of its level that were not used for long.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -24,7 +26,7 @@ from setpoint.core.progress import report, reported_to
 
 SOURCE_DIR = Path(__file__).parent
 LEVEL_VARIABLE = "SETPOINT_CPU_ISA"
-"""Environment variable that forces a level: scalar, avx2, avx512, avx512_vnni or avx512_bf16."""
+"""Environment variable that forces a level: one of LEVELS."""
 UNUSED_S = 30 * 86400
 """A library that no process has asked for in so long is removed."""
 ABANDONED_S = 86400
@@ -38,23 +40,34 @@ class Level:
     """Words of the "flags" line of /proc/cpuinfo."""
     flags: tuple[str, ...]
     """For the compiler, beyond FLAGS; without any, code for every machine of the architecture."""
+    tiles: bool = False
+    """Whether it runs matrix tiles, which a process must ask the system for."""
+    emulated: bool = False
+    """Plain code with the bits of a level that the machine may lack: for tests, slow, chosen by name only."""
 
 
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
 _AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
+_AVX512_BF16 = _AVX2 | _AVX512 | {"avx512_vnni", "avx512_bf16"}
+_AVX512_BF16_FLAGS = (*_AVX512_FLAGS, "-mavx512vnni", "-mavx512bf16")
 _SCALAR = Level(frozenset(), ())
 LEVELS = {
     "x86_64": {
-        "avx512_bf16": Level(_AVX2 | _AVX512 | {"avx512_vnni", "avx512_bf16"}, (*_AVX512_FLAGS, "-mavx512vnni", "-mavx512bf16")),
+        "amx": Level(_AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"}, (*_AVX512_BF16_FLAGS, "-DSETPOINT_TILES"), tiles=True),
+        "avx512_bf16": Level(_AVX512_BF16, _AVX512_BF16_FLAGS),
         "avx512_vnni": Level(_AVX2 | _AVX512 | {"avx512_vnni"}, (*_AVX512_FLAGS, "-mavx512vnni")),
         "avx512": Level(_AVX2 | _AVX512, _AVX512_FLAGS),
         "avx2": Level(_AVX2, ("-mavx2", "-mfma")),
         "scalar": _SCALAR,
+        "amx_emulated": Level(_AVX512_BF16, (*_AVX512_BF16_FLAGS, "-DSETPOINT_TILES_EMULATED"), emulated=True),
     },
     "aarch64": {"scalar": _SCALAR},
 }
 """Machine -> levels, best first."""
+_ARCH_PRCTL = 158
+_ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 0x1023, 18
+"""Linux, Documentation/arch/x86/xstate.rst."""
 
 
 class BuildError(Exception):
@@ -72,7 +85,20 @@ def supported_levels() -> list[str]:
     if sys.platform != "linux" or machine not in LEVELS:
         raise BuildError(f"the C++ kernels are written for Linux on {' and '.join(LEVELS)}, this is {sys.platform} on {machine}")
     present = _cpu_flags()
-    return [name for name, level in LEVELS[machine].items() if level.needs <= present]
+    levels = {name: level for name, level in LEVELS[machine].items() if level.needs <= present}
+    return [name for name, level in levels.items() if not (level.tiles and why_no_tiles())]
+
+
+@functools.cache
+def why_no_tiles() -> str:
+    """Asks Linux, once, to let this process use matrix tiles; -> why it may not, or nothing. For a processor that has them.
+
+    The permission is the process's and its children's. Linux refuses it while a signal stack is too small to hold the tiles.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0:
+        return ""
+    return f"Linux does not let this process use matrix tiles: {os.strerror(ctypes.get_errno())}"
 
 
 def why_no_better(level: str) -> str:
@@ -81,10 +107,12 @@ def why_no_better(level: str) -> str:
     better = list(levels)[: list(levels).index(level)]
     if not better:
         return ""
-    possible = supported_levels()[0]
+    possible = choose_level()
     if possible in better:
         return f"{LEVEL_VARIABLE} asks for it; this machine runs {possible}"
     missing = sorted(levels[better[-1]].needs - _cpu_flags())
+    if not missing:
+        return why_no_tiles()
     return f"this CPU has no {', '.join(missing)}, which {better[-1]} needs"
 
 
@@ -93,7 +121,7 @@ def choose_level(name: str = "") -> str:
     levels = supported_levels()
     if name and name not in levels:
         raise BuildError(f"this machine cannot run the level {name!r}; it runs {', '.join(levels)}")
-    return name or levels[0]
+    return name or next(level for level in levels if not LEVELS[platform.machine()][level].emulated)
 
 
 def find_compiler() -> str:

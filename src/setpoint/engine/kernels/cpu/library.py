@@ -224,6 +224,9 @@ class Kernels:
         library.setpoint_vector_columns.restype = _i64
         self.vector_columns: int = library.setpoint_vector_columns()
         """fp32 elements of a vector at this level."""
+        library.setpoint_k_multiple.restype = _i64
+        self.k_multiple: int = library.setpoint_k_multiple()
+        """4-byte words of K that a bf16 or int8 weight's panels are filled up to with zeros: a whole tile's where there are tiles."""
         self.plan_create = library.setpoint_plan_create
         self.plan_create.restype = _pointer
         self.plan_free = library.setpoint_plan_free

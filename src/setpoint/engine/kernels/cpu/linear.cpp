@@ -19,21 +19,48 @@ void linear(const LinearCall& call) {
   call.gate == kNoGate ? linear<Mul, T>(call, call.weight) : linear<Mul, T>(GatedLinearCall(call), call.weight);
 }
 
+#if SP_TILES
+template <class Call>
+void linear_on_tiles(const Call& call, const void* weight) {
+  const TileRows x(call.x, call.rows, call.k_words);
+  const int64_t steps = tile_words(call.k_words) / kTile;
+  for_panels(call, [](int) { return Tiles(); }, [&](Tiles&, int64_t panel, Range rows, bool last) {
+    tile_rows<TileBF16, bf16>(call, x, rows, panel, (const uint32_t*)weight + panel * steps * kStepWords, steps, last);
+  });
+}
+#endif
+
 }  // namespace
 
+#if !SP_TILES
 void multiply_panel(const LinearCall& call, Range rows, int64_t panel, const uint32_t* words) {
   call.gate == kNoGate ? panel_rows<MulBF16, bf16>(call, rows, panel, words, false)
                        : panel_rows<MulBF16, bf16>(GatedLinearCall(call), rows, panel, words, false);
 }
+#endif
 
 extern "C" {
 
 // Columns of a vector.
 int64_t setpoint_vector_columns() { return W; }
 
+// Words of K that a weight of bf16 or int8 is filled up to with zeros in its panels.
+int64_t setpoint_k_multiple() {
+#if SP_TILES
+  return kTile;
+#else
+  return 1;
+#endif
+}
+
 void setpoint_linear(const LinearCall* call) {
   if (call->blocks) return linear_on_blocks(*call);
-  call->dtype == kBF16 ? linear<MulBF16, bf16>(*call) : linear<MulF32, float>(*call);
+  if (call->dtype != kBF16) return linear<MulF32, float>(*call);
+#if SP_TILES
+  call->gate == kNoGate ? linear_on_tiles(*call, call->weight) : linear_on_tiles(GatedLinearCall(*call), call->weight);
+#else
+  linear<MulBF16, bf16>(*call);
+#endif
 }
 
 }  // extern "C"

@@ -146,7 +146,7 @@ template <class T>
 float round_row(const T* x, int64_t k, uint8_t* out, int64_t bytes) {
   typedef uint8_t vb __attribute__((vector_size(W)));
   thread_local Buffer buffer;
-  float* row = (float*)buffer.at_least((k + W) * 4);
+  float* row = (float*)buffer.at_least((bytes + W) * 4);
   const vi top = rotate_row(x, k, row);
   int32_t bits = 0;
   for (int i = 0; i < W; ++i) bits = top[i] > bits ? top[i] : bits;
@@ -209,17 +209,26 @@ void round_rows(const T* x, int64_t rows, int64_t k, uint8_t* out, int64_t bytes
 
 template <class T, class X>
 void multiply(const X& x) {
+#if SP_TILES
+  const TileRows rows(x.x, x.k_words);
+  const int64_t steps = x.k_words / kTile;
+  for_panels(x, [](int) { return Tiles(); }, [&](Tiles&, int64_t panel, Range range, bool last) {
+    tile_rows<TileInt8, T>(x, rows, range, panel, (const uint32_t*)x.call.weight + panel * steps * kStepWords, steps, last);
+  });
+#else
   for_panels(x, [](int) { return 0; }, [&](int, int64_t panel, Range range, bool last) {
     panel_rows<MulInt8, T>(x, range, panel, (const uint32_t*)x.call.weight + panel * kPanel * x.k_words, last);
   });
+#endif
 }
 
 template <class T>
 void linear_int8(const Int8LinearCall& call) {
   thread_local Buffer scratch;
   const int64_t bytes = call.k_words * 4;
-  uint8_t* rows = (uint8_t*)scratch.at_least(call.rows * (bytes + 4));
-  float* scales = (float*)(rows + call.rows * bytes);
+  const int64_t held = (call.rows + kRowAlign - 1) / kRowAlign * kRowAlign;
+  uint8_t* rows = (uint8_t*)scratch.at_least(held * (bytes + 4));
+  float* scales = (float*)(rows + held * bytes);
   round_rows((const T*)call.x, call.rows, call.k, rows, bytes, scales, call.threads);
   const Rounded x{rows, scales, call, call.rows, call.columns, call.k_words, call.threads};
   if (call.gate == kNoGate) return multiply<T>(x);

@@ -3,8 +3,10 @@
 // Each output is one sum in the order of K, whatever the number of rows, columns or threads: a row's result does not depend on the
 // batch it is in.
 #pragma once
+#include "buffer.h"
 #include "simd.h"
 #include "threads.h"
+#include "tiles.h"
 
 // Output columns of a panel: [K words][kPanel] 4-byte words, a word being one fp32, two bf16 or four int8 neighbours in K; columns past N
 // are zero.
@@ -32,10 +34,16 @@ constexpr int kTileRows = 12, kTileVectors = 2;  // 24 of 32 registers hold sums
 #else
 constexpr int kTileRows = 6, kTileVectors = 2;  // 12 of 16
 #endif
-// Rows of a panel that a thread takes at a time.
-constexpr int kUnitRows = 4 * kTileRows;
+#if SP_TILES
+// Rows of a panel that a thread takes at a time, and of what number their boundaries are multiples.
+constexpr int kUnitRows = 64, kRowAlign = kTile;
+// Half an L2 cache of x, on the machines that have tiles.
+constexpr int64_t kBatchBytes = 1024 * 1024;
+#else
+constexpr int kUnitRows = 4 * kTileRows, kRowAlign = 1;
 // Half an L2 cache of x.
 constexpr int64_t kBatchBytes = 512 * 1024;
+#endif
 
 // A tile of at least this many rows brings the next panel to L2 while it works. Fewer rows do so little with a panel that the
 // hardware's own prefetching does better.
@@ -99,6 +107,112 @@ static inline void panel_rows(const Call& call, Range rows, int64_t panel, const
   for (int64_t t = 0; t < tiles; ++t) panel_tile_of<Mul, T>(call, rows.part(t, tiles), panel, words, t == 0 && prefetch_next);
 }
 
+#if SP_TILES
+constexpr int64_t tile_words(int64_t k_words) { return (k_words + kTile - 1) / kTile * kTile; }
+
+// The rows of x as tiles read them: whole tiles of words, and 16 rows from any multiple of 16 on.
+class TileRows {
+ public:
+  // Of rows that have such bounds already.
+  TileRows(const void* x, int64_t k_words) : x_((const char*)x), stride_(k_words * 4) {}
+
+  // Of any rows. What is missing to whole tiles is copied, to a buffer of the calling thread that the next call takes again; a single
+  // row is its tile's every row.
+  TileRows(const void* x, int64_t rows, int64_t k_words) : TileRows(x, k_words) {
+    const int64_t whole = k_words % kTile ? 0 : rows / kTile * kTile, words = tile_words(k_words);
+    if (whole == rows) return;
+    if (rows == 1 && words == k_words) {
+      stride_ = 0;
+      return;
+    }
+    thread_local Buffer buffer;
+    char* copy = buffer.at_least((rows - whole + kTile - 1) / kTile * kTile * words * 4);
+    for (int64_t row = whole; row < rows; ++row) {
+      char* to = copy + (row - whole) * words * 4;
+      __builtin_memcpy(to, x_ + row * k_words * 4, k_words * 4);
+      __builtin_memset(to + k_words * 4, 0, (words - k_words) * 4);
+    }
+    stride_ = words * 4;
+    copied_from_ = whole;
+    copy_ = copy;
+  }
+
+  int64_t stride() const { return stride_; }  // in bytes
+  const char* at(int64_t row) const { return row >= copied_from_ ? copy_ + (row - copied_from_) * stride_ : x_ + row * stride_; }
+
+ private:
+  const char *x_, *copy_ = nullptr;
+  int64_t stride_, copied_from_ = INT64_MAX;
+};
+
+// A step of K through a panel: the words of two tiles, side by side.
+constexpr int64_t kStepWords = kTile * kPanel;
+
+// kBlocks times 16 rows of x, whose first words are at a[], times a panel, `steps` of it; to sums [16 kBlocks][kPanel]. words(k): where the
+// words of a step lie.
+template <class Mul, int kBlocks, class Words>
+static inline void multiply_tiles(const char* const (&a)[2], int64_t stride, int64_t steps, const Words& words, void* sums) {
+  static_assert(kPanel == 2 * kTile);
+  constexpr int64_t kPanelRow = kPanel * 4;
+  Tiles::zero<0>();
+  Tiles::zero<1>();
+  if constexpr (kBlocks == 2) {
+    Tiles::zero<2>();
+    Tiles::zero<3>();
+  }
+  for (int64_t k = 0; k < steps; ++k) {
+    const uint32_t* weight = words(k);
+    Tiles::load<4>(a[0] + k * kTile * 4, stride);
+    Tiles::load<6>(weight, kPanelRow);
+    Mul::template multiply<0, 4, 6>();
+    Tiles::load<7>(weight + kTile, kPanelRow);
+    Mul::template multiply<1, 4, 7>();
+    if constexpr (kBlocks == 2) {
+      Tiles::load<5>(a[1] + k * kTile * 4, stride);
+      Mul::template multiply<2, 5, 6>();
+      Mul::template multiply<3, 5, 7>();
+    }
+  }
+  char* to = (char*)sums;
+  Tiles::store<0>(to, kPanelRow);
+  Tiles::store<1>(to + kTile * 4, kPanelRow);
+  if constexpr (kBlocks == 2) {
+    Tiles::store<2>(to + kTile * kPanelRow, kPanelRow);
+    Tiles::store<3>(to + kTile * kPanelRow + kTile * 4, kPanelRow);
+  }
+}
+
+// Up to 32 rows of x from `row` on times a panel, to the output.
+template <class Mul, class T, class Call, class Words>
+static inline void tile_pair(const Call& call, const TileRows& x, int64_t row, int64_t rows, int64_t panel, int64_t steps, const Words& words) {
+  typedef typename Mul::sum Sum;
+  static_assert(kPanel == kTileVectors * W);
+  alignas(64) Sum sums[2 * kTile][kTileVectors];
+  if (rows <= kTile)
+    multiply_tiles<Mul, 1>({x.at(row), nullptr}, x.stride(), steps, words, sums);
+  else
+    multiply_tiles<Mul, 2>({x.at(row), x.at(row + kTile)}, x.stride(), steps, words, sums);
+  for (int64_t m = 0; m < rows; ++m) {
+    const Sum acc[1][kTileVectors] = {{sums[m][0], sums[m][1]}};
+    store_sums<T>(call, row + m, panel * kPanel, acc);
+  }
+}
+
+// As panel_rows, of words that are filled up to whole steps of K. The calling thread has its Tiles.
+template <class Mul, class T, class Call>
+static inline void tile_rows(const Call& call, const TileRows& x, Range rows, int64_t panel, const uint32_t* words, int64_t steps,
+                             bool prefetch_next) {
+  for (int64_t row = rows.begin; row < rows.end; row += 2 * kTile, prefetch_next = false)
+    tile_pair<Mul, T>(call, x, row, rows.end - row < 2 * kTile ? rows.end - row : 2 * kTile, panel, steps, [=](int64_t k) {
+      const uint32_t* step = words + k * kStepWords;
+      if (prefetch_next)
+#pragma GCC unroll 32
+        for (int line = 0; line < 32; ++line) __builtin_prefetch(step + steps * kStepWords + line * 16, 0, 2);
+      return step;
+    });
+}
+#endif
+
 // body(worker, panel, rows, last) for every panel and every unit of rows, spread over the threads; last: no unit of these rows follows
 // before the next panel. Batches of rows that stay in the L2 cache for all panels; in them units of rows. Units of a panel follow each
 // other, so that a thread mostly stays with a panel.
@@ -108,14 +222,18 @@ static inline void for_panels(const Call& call, const Make& make, const Body& bo
   const int64_t fitting = kBatchBytes / (call.k_words * 4) > kUnitRows ? kBatchBytes / (call.k_words * 4) : kUnitRows;
   const int64_t batches = (call.rows + fitting - 1) / fitting;
   const int64_t units = ((call.rows + batches - 1) / batches + kUnitRows - 1) / kUnitRows;
+  const Range all{0, (call.rows + kRowAlign - 1) / kRowAlign};
   for_units(batches * panels * units, call.threads, make, [&](auto& worker, int64_t index) {
     const int64_t panel = index / units % panels, unit = index % units;
-    const Range batch = Range{0, call.rows}.part(index / units / panels, batches);
-    body(worker, panel, batch.part(unit, units), unit == units - 1 && panel + 1 < panels);
+    const Range part = all.part(index / units / panels, batches).part(unit, units);
+    const Range rows{part.begin * kRowAlign, part.end * kRowAlign < call.rows ? part.end * kRowAlign : call.rows};
+    body(worker, panel, rows, unit == units - 1 && panel + 1 < panels);
   });
 }
 
+#if !SP_TILES
 // Rows of x times a panel of bf16 words (linear.cpp).
 void multiply_panel(const LinearCall& call, Range rows, int64_t panel, const uint32_t* words);
+#endif
 
 void linear_on_blocks(const LinearCall& call);  // blocks.cpp
