@@ -217,8 +217,8 @@ def test_greedy_answers_depend_neither_on_the_batch_nor_on_replay(tmp_path: Path
 
 
 def test_dummy_weights_take_the_bytes_that_are_planned(tmp_path: Path) -> None:
-    """Of whole panels and words, so that nothing is filled up."""
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 128}
+    """Of whole panels and tiles, so that nothing is filled up."""
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 128}
     folder = write_tiny_llama(tmp_path, tie_word_embeddings=True, **shape)
     runner = build(folder, load_format="dummy")
     assert runner.report.weight_bytes == weight_bytes(runner.spec, 2, head_copied=True, int8=True)

@@ -4,6 +4,8 @@
 // A few query rows (decode) read K and V straight from their pages; more rows share one packed copy of the block. Both add up the
 // same products in the same order. Sums are fp32; with AVX512_BF16 and a bf16 pool the products take bf16 pairs (probabilities are
 // rounded to bf16), else everything is fp32.
+#include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "buffer.h"
@@ -11,15 +13,32 @@
 #include "simd.h"
 #include "strips.h"
 #include "threads.h"
+#include "tile_attention.h"
 
 namespace {
+
+#if SP_TILES
+template <class Mul>
+constexpr bool kOnTiles = std::is_same_v<Mul, MulTiles>;
+// A thread's Tiles, for products that need them.
+template <class Mul>
+using TilesOf = std::conditional_t<kOnTiles<Mul>, Tiles, std::monostate>;
+#else
+template <class Mul>
+constexpr bool kOnTiles = false;
+template <class Mul>
+using TilesOf = std::monostate;
+#endif
 
 template <class Mul, class KV>
 struct Attention {
   typedef typename Mul::word word;
   static constexpr int P = Mul::per_word;
+  static constexpr bool kTiles = kOnTiles<Mul>;
+  static constexpr int kStrip = kTiles ? kTile : kStripRows;  // query rows that meet a packed block together
+  static constexpr int kKeys = kTiles ? 2 * kTile : W;        // what ranges of keys are whole multiples of
 
-  // Addresses of a block's K and V in the pool (kv head 0), padded with the last key to whole vectors.
+  // Addresses of a block's K and V in the pool (kv head 0), padded with the last key to whole multiples of kKeys.
   struct Block {
     int32_t row = -1, block = -1;
     int64_t num_keys = 0;  // with the padding
@@ -44,6 +63,7 @@ struct Attention {
   float *keep, *add;             // [query rows] what the outputs so far and the block's count in their sum
   int64_t* positions;            // [query rows]
   Block blocks[2];
+  TilesOf<Mul> tiles;
 
   Attention(const AttentionCall& c, const AttentionWork& w, char* scratch)
       : call(c), work(w), dim(c.head_dim), group(c.num_heads / c.num_kv_heads), dim_words((dim + P * W - 1) / (P * W) * W),
@@ -54,11 +74,10 @@ struct Attention {
       scratch += (bytes + 63) / 64 * 64;
       return p;
     };
-    const int64_t rows = max_query_rows(c);
     packed_keys = (word*)take(kBlock * dim * 4);
     packed_values = (word*)take(kBlock * dim * 4);
-    queries = (word*)take(rows * dim * 4);
-    scores = (float*)take(kStripRows * kBlock * 4);
+    queries = (word*)take(query_words(c) * 4);
+    scores = (float*)take(kScoreRows * kBlock * 4);
     probs = (word*)take(kQueryRows * kBlock * 4);
     state_words = (float*)take(max_state_words(c) * 4);
     for (float** row_words : {&block_max, &block_sum, &keep, &add}) *row_words = (float*)take(kQueryRows * 4);
@@ -68,6 +87,9 @@ struct Attention {
       block.values = (const KV**)take(kBlock * 8);
     }
   }
+
+  // Words of a head's queries for one word of K: on tiles the few are columns of a whole tile.
+  static int64_t query_columns(int64_t rows) { return kTiles && rows <= kStripRows ? kTile : rows; }
 
   int64_t row_tokens(int32_t row) const { return call.cu_q[row + 1] - call.cu_q[row]; }
 
@@ -105,7 +127,7 @@ struct Attention {
     return {inside(first_key(positions[row])), inside(positions[row] + 1)};
   }
 
-  // What any of the query rows [row, row + rows) sees of it, in whole vectors.
+  // What any of the query rows [row, row + rows) sees of it, in whole multiples of kKeys.
   Keys seen_by_any(int64_t row, int64_t rows, int64_t block_key) const {
     Keys all{kBlock, 0};
     for (const int64_t end = row + rows; row < end; ++row) {
@@ -113,7 +135,7 @@ struct Attention {
       if (one.begin == one.end) continue;
       all = {one.begin < all.begin ? one.begin : all.begin, one.end > all.end ? one.end : all.end};
     }
-    return all.begin < all.end ? Keys{all.begin / W * W, (all.end + W - 1) / W * W} : Keys{0, 0};
+    return all.begin < all.end ? Keys{all.begin / kKeys * kKeys, (all.end + kKeys - 1) / kKeys * kKeys} : Keys{0, 0};
   }
 
   template <class Q>
@@ -128,6 +150,21 @@ struct Attention {
         }
     }
   }
+
+#if SP_TILES
+  // The query rows of an item's head as columns of words, [dim_words][kTile]: for few_scores_on_tiles.
+  void load_turned(const AttentionItem& item, int64_t head, word* to) {
+    __builtin_memset(to, 0, dim_words * kTile * 4);
+    int64_t column = 0;
+    for (int32_t i = 0; i < item.num_segments; ++i) {
+      const Segment& s = work.segments[item.segment0 + i];
+      const bf16* q = (const bf16*)call.q + (call.cu_q[s.row] + s.token) * call.q_stride + head * group * dim;
+      for (int64_t t = 0; t < s.tokens; ++t)
+        for (int64_t g = 0; g < group; ++g, ++column)
+          for (int64_t k = 0; k < dim / P; ++k) __builtin_memcpy(to + k * kTile + column, q + t * call.q_stride + g * dim + k * P, 4);
+    }
+  }
+#endif
 
   // The addresses of a block of a row, in the one of the two slots that `held` is not in.
   const Block& find(int32_t row, int32_t block, const Block* held) {
@@ -149,7 +186,7 @@ struct Attention {
         ++page;
       }
     }
-    to.num_keys = (num_keys + W - 1) / W * W;
+    to.num_keys = (num_keys + kKeys - 1) / kKeys * kKeys;
     for (int64_t j = num_keys; j < to.num_keys; ++j) {
       to.keys[j] = to.keys[num_keys - 1];
       to.values[j] = to.values[num_keys - 1];
@@ -329,10 +366,53 @@ struct Attention {
         });
   }
 
+  // Of the keys of a packed block, for the query rows of a strip.
+  void strip_scores(const word* q, Keys keys) {
+#if SP_TILES
+    auto take = [&](auto groups, int64_t j) {
+      strip_on_tiles<groups>(q, dim_words * 4, packed_keys + j * dim_words, dim_words * kTile, kTile * kTile, kTile * 4, dim_words / kTile,
+                             scores + j, kBlock * 4);
+    };
+    int64_t j = keys.begin;
+    for (; j + 4 * kTile <= keys.end; j += 4 * kTile) take(std::integral_constant<int, 4>(), j);
+    if (j < keys.end) take(std::integral_constant<int, 2>(), j);
+#endif
+  }
+
+  // As merge_output, of packed values.
+  void merge_strip(int64_t row, int64_t rows, Keys keys, const Partial& to) {
+#if SP_TILES
+    alignas(64) float sums[kTile * 4 * kTile];
+    const int64_t k0 = keys.begin / P;
+    auto take = [&](auto columns, int64_t n) {
+      strip_on_tiles<columns>(probs + row * (kBlock / P) + k0, kBlock / P * 4, packed_values + k0 * dim + n, kTile, kTile * dim, dim * 4,
+                              (keys.end - keys.begin) / kKeys, sums, columns * kTile * 4);
+      for (int64_t m = 0; m < rows; ++m)
+#pragma GCC unroll 4
+        for (int i = 0; i < columns; ++i)
+          merge_vector(to.out + (row + m) * dim + n + i * kTile, keep[row + m], load(sums + (m * columns + i) * kTile), add[row + m]);
+    };
+    int64_t n = 0;
+    for (; n + 4 * kTile <= dim; n += 4 * kTile) take(std::integral_constant<int, 4>(), n);
+    for (; n < dim; n += kTile) take(std::integral_constant<int, 1>(), n);
+#endif
+  }
+
   // One block against a head's query rows q, few enough to read K and V in place; the results are merged into `to`.
   void few_rows_block(const Block& block, int64_t begin, const word* q, int64_t rows, Ahead& ahead, const Partial& to) {
     const int64_t block_key = (int64_t)block.block * kBlock;
     const Keys keys = seen_by_any(0, rows, block_key);
+#if SP_TILES
+    if constexpr (kTiles) {
+      ahead.keys.spread_over((keys.end - keys.begin) / kKeys * (dim_words / kTile));
+      few_scores_on_tiles(block.keys, begin, keys.begin, keys.end, dim, dim_words, q, rows, scores, [&] { ahead.keys.advance(); });
+      softmax(0, rows, keys, block_key);
+      merge_statistics(to, block_max, block_sum, rows);
+      ahead.values.spread_over((keys.end - keys.begin) / P);
+      pack_values(block, begin, keys, ahead.values);
+      return merge_strip(0, rows, keys, to);
+    }
+#endif
     ahead.keys.spread_over((keys.end - keys.begin) / W * (dim_words / W));
     few_rows_scores(rows, block, begin, keys, q, ahead.keys);
     softmax(0, rows, keys, block_key);
@@ -349,22 +429,29 @@ struct Attention {
   void many_rows_block(const Block& block, int64_t begin, const word* q, int64_t rows, Ahead& ahead, const Partial& to) {
     const int64_t block_key = (int64_t)block.block * kBlock;
     const Keys all = seen_by_any(0, rows, block_key);
-    Keys of_strip[kQueryRows / kStripRows + 1];
+    Keys of_strip[kQueryRows / kStrip + 1];
     ahead.keys.spread_over((all.end - all.begin) / W * (dim_words / W));
     pack_keys(block, begin, all, ahead.keys);
-    for (int64_t row = 0; row < rows; row += kStripRows) {
-      const int64_t count = rows - row < kStripRows ? rows - row : kStripRows;
-      const Keys keys = of_strip[row / kStripRows] = seen_by_any(row, count, block_key);
-      multiply<Mul>(count, q + row * dim_words, dim_words, dim_words, keys.begin / W, keys.end / W,
+    for (int64_t row = 0; row < rows; row += kStrip) {
+      const int64_t count = rows - row < kStrip ? rows - row : kStrip;
+      const Keys keys = of_strip[row / kStrip] = seen_by_any(row, count, block_key);
+      if constexpr (kTiles)
+        strip_scores(q + row * dim_words, keys);
+      else
+        multiply<Mul>(count, q + row * dim_words, dim_words, dim_words, keys.begin / W, keys.end / W,
                     Packed<Mul>{packed_keys, dim_words * W, W}, [&](int m, int64_t n, vf sum) __attribute__((always_inline)) { store(scores + m * kBlock + n * W, sum); });
       softmax(row, count, keys, block_key);
     }
     merge_statistics(to, block_max, block_sum, rows);
     ahead.values.spread_over((all.end - all.begin) / P);
     pack_values(block, begin, all, ahead.values);
-    for (int64_t row = 0; row < rows; row += kStripRows)
-      merge_output(row, rows - row < kStripRows ? rows - row : kStripRows, of_strip[row / kStripRows],
-                   Packed<Mul>{packed_values, W, dim}, to);
+    for (int64_t row = 0; row < rows; row += kStrip) {
+      const int64_t count = rows - row < kStrip ? rows - row : kStrip;
+      if constexpr (kTiles)
+        merge_strip(row, count, of_strip[row / kStrip], to);
+      else
+        merge_output(row, count, of_strip[row / kStrip], Packed<Mul>{packed_values, W, dim}, to);
+    }
   }
 
   // A result of no block: merging into it leaves what is merged.
@@ -451,8 +538,15 @@ struct Attention {
     auto state = [&](int64_t head) {
       return partial_at(state_words + (head - item.head0) * partial_words(rows, dim), rows, dim);
     };
-    auto queries_of = [&](int64_t head) { return queries + (head - item.head0) * rows * dim_words; };
+    auto queries_of = [&](int64_t head) { return queries + (head - item.head0) * query_columns(rows) * dim_words; };
     for (int64_t head = item.head0; head < item.head1; ++head) {
+#if SP_TILES
+      if constexpr (kTiles) {
+        rows <= kStripRows ? load_turned(item, head, queries_of(head)) : load_queries<bf16>(item, head, queries_of(head));
+        start(state(head), rows);
+        continue;
+      }
+#endif
       if constexpr (P == 2)
         load_queries<bf16>(item, head, queries_of(head));
       else
@@ -522,7 +616,9 @@ void setpoint_attention(const AttentionCall* call_pointer) {
                            reinterpret_cast<float*>(partials.at_least(plan.num_partial_words * 4)),
                            scratch.at_least(per_thread * call.threads),
                            per_thread};
-#ifdef __AVX512BF16__
+#if SP_TILES
+  if (call.q_dtype == kBF16 && call.kv_dtype == kBF16) return attention<MulTiles, bf16>(call, work);
+#elif defined(__AVX512BF16__)
   if (call.q_dtype == kBF16 && call.kv_dtype == kBF16) return attention<MulBF16, bf16>(call, work);
 #endif
   call.kv_dtype == kBF16 ? attention<MulF32, bf16>(call, work) : attention<MulF32, float>(call, work);

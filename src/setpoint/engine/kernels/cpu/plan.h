@@ -16,6 +16,8 @@ constexpr int kBlock = 128;
 constexpr int kQueryRows = 128;
 // Query rows that are multiplied at a time. An item of so few reads K and V in place and takes all heads; more share packed copies.
 constexpr int kStripRows = 6;
+// Query rows whose scores are held at a time, at most: a strip, or a tile.
+constexpr int kScoreRows = 16;
 // Rows with more query rows than this do not share blocks: packing is nothing beside their products, keeping partial results is not.
 constexpr int kSharingQueryRows = 32;
 
@@ -75,10 +77,15 @@ inline int64_t max_state_words(const AttentionCall& call) {
   return std::max(partial_words(kQueryRows, call.head_dim), call.num_kv_heads * partial_words(kStripRows, call.head_dim));
 }
 
+// Words of the queries of all its heads: as rows, or as columns of which a tile holds kScoreRows.
+inline int64_t query_words(const AttentionCall& call) {
+  return std::max(max_query_rows(call), kScoreRows * call.num_kv_heads) * call.head_dim;
+}
+
 inline int64_t attention_scratch_bytes(const AttentionCall& call) {
   const int64_t words = 2 * kBlock * call.head_dim               // packed K and V
-                        + max_query_rows(call) * call.head_dim   // queries
-                        + (kStripRows + kQueryRows) * kBlock     // scores, probabilities
+                        + query_words(call)                      // queries
+                        + (kScoreRows + kQueryRows) * kBlock     // scores, probabilities
                         + max_state_words(call)                  // running results
                         + 6 * kQueryRows                         // of each query row: block statistics, factors, position
                         + 2 * 4 * kBlock                         // addresses of K and V rows, of this block and the next

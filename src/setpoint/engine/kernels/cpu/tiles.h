@@ -8,12 +8,11 @@
 #pragma once
 #include "simd.h"
 
-#if defined(SETPOINT_TILES) || defined(SETPOINT_TILES_EMULATED)
-#define SP_TILES 1
-
 // Rows of a tile, and words in a row of it.
 constexpr int kTile = 16;
-constexpr int64_t kTileBytes = kTile * kTile * 4;
+
+#if defined(SETPOINT_TILES) || defined(SETPOINT_TILES_EMULATED)
+#define SP_TILES 1
 
 #if defined(SETPOINT_TILES)
 
