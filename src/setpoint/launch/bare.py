@@ -48,10 +48,13 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
     from setpoint.engine.executor.build import build_runner
     from setpoint.engine.executor.inproc import InprocExecutor
     from setpoint.engine.executor.seams import Seams
+    from setpoint.engine.kernels.cpu.build import is_emulated
     from setpoint.engine.kernels.cpu.limits import machine_limits
     from setpoint.launch.engine_process import compile_small_steps, engine_config
 
     runner = build_runner(engine_config(config, spec, str(source.folder)))
+    if runner.report.level and is_emulated(runner.report.level):
+        raise ConfigError(f"SETPOINT_CPU_ISA asks for {runner.report.level}, which exists for tests: its times say nothing about any machine.")
     pages = -(-length // config.options.page_size)
     runner.allocate(num_pages=num_slots * pages, max_slots=num_slots, context_len=length)
     if config.options.enable_torch_compile:

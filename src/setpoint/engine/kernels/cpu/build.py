@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import hashlib
 import os
 import platform
@@ -86,12 +85,23 @@ def supported_levels() -> list[str]:
         raise BuildError(f"the C++ kernels are written for Linux on {' and '.join(LEVELS)}, this is {sys.platform} on {machine}")
     present = _cpu_flags()
     levels = {name: level for name, level in LEVELS[machine].items() if level.needs <= present}
-    return [name for name, level in levels.items() if not (level.tiles and why_no_tiles())]
+    for name, level in levels.items():
+        if level.tiles and name not in _refused and (why := ask_for_tiles()):
+            refuse(name, why)
+    return [name for name in levels if name not in _refused]
 
 
-@functools.cache
-def why_no_tiles() -> str:
-    """Asks Linux, once, to let this process use matrix tiles; -> why it may not, or nothing. For a processor that has them.
+_refused: dict[str, str] = {}
+"""Level -> why it does not run although the processor's flags name what it needs. Filled by ``refuse``, for the life of the process."""
+
+
+def refuse(level: str, why: str) -> None:
+    """From now on this machine does not run the level."""
+    _refused[level] = why
+
+
+def ask_for_tiles() -> str:
+    """Asks Linux to let this process use matrix tiles; -> why it may not, or nothing.
 
     The permission is the process's and its children's. Linux refuses it while a signal stack is too small to hold the tiles.
     """
@@ -110,10 +120,15 @@ def why_no_better(level: str) -> str:
     possible = choose_level()
     if possible in better:
         return f"{LEVEL_VARIABLE} asks for it; this machine runs {possible}"
+    if better[-1] in _refused:
+        return _refused[better[-1]]
     missing = sorted(levels[better[-1]].needs - _cpu_flags())
-    if not missing:
-        return why_no_tiles()
     return f"this CPU has no {', '.join(missing)}, which {better[-1]} needs"
+
+
+def is_emulated(level: str) -> bool:
+    """Whether the level's speed says nothing about any machine."""
+    return LEVELS[platform.machine()][level].emulated
 
 
 def choose_level(name: str = "") -> str:
@@ -121,7 +136,7 @@ def choose_level(name: str = "") -> str:
     levels = supported_levels()
     if name and name not in levels:
         raise BuildError(f"this machine cannot run the level {name!r}; it runs {', '.join(levels)}")
-    return name or next(level for level in levels if not LEVELS[platform.machine()][level].emulated)
+    return name or next(level for level in levels if not is_emulated(level))
 
 
 def find_compiler() -> str:

@@ -221,6 +221,8 @@ class Kernels:
             setattr(self, name, function)
         self._addresses = {name: ctypes.cast(getattr(self, name), _pointer).value for name in KERNELS}
         self.level = level
+        self.usable: bool = bool(library.setpoint_has_tiles())
+        """Whether the processor keeps what its flags say of this level."""
         library.setpoint_vector_columns.restype = _i64
         self.vector_columns: int = library.setpoint_vector_columns()
         """fp32 elements of a vector at this level."""
@@ -266,18 +268,26 @@ def _load(name: str) -> Kernels:
     try:
         level = build.choose_level(name)
         _share_openmp()
-        try:
-            return Kernels(build.ensure_built(level), level)
-        except OSError as error:
-            logger.warning("The kernel cache cannot be used (%s); compiling the C++ kernels for this process only.", error)
-            scratch = Path(tempfile.mkdtemp(prefix="setpoint-kernels-"))
-            try:
-                build.compile_library(build.find_compiler(), level, scratch / "kernels.so")
-                return Kernels(scratch / "kernels.so", level)
-            finally:
-                shutil.rmtree(scratch)  # a loaded library needs its file no more
+        kernels = _open(level)
+        if kernels.usable:
+            return kernels
+        build.refuse(level, "this CPU names matrix tiles but offers no palette of them, as some hypervisors do")
+        return _open(build.choose_level(name))
     except (build.BuildError, OSError) as error:
         raise KernelsUnavailable(str(error)) from error
+
+
+def _open(level: str) -> Kernels:
+    try:
+        return Kernels(build.ensure_built(level), level)
+    except OSError as error:
+        logger.warning("The kernel cache cannot be used (%s); compiling the C++ kernels for this process only.", error)
+        scratch = Path(tempfile.mkdtemp(prefix="setpoint-kernels-"))
+        try:
+            build.compile_library(build.find_compiler(), level, scratch / "kernels.so")
+            return Kernels(scratch / "kernels.so", level)
+        finally:
+            shutil.rmtree(scratch)  # a loaded library needs its file no more
 
 
 def _share_openmp() -> None:

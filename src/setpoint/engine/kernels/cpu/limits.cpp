@@ -1,6 +1,7 @@
 // What the machine can do at best: read memory in order, and multiply in registers. Nothing is computed; the time is the result.
 #include "simd.h"
 #include "threads.h"
+#include "tiles.h"
 
 namespace {
 
@@ -69,6 +70,38 @@ void multiply_registers(int64_t rounds) {
     for (int j = 0; j < kB; ++j) forget(acc[i][j]);
 }
 
+#if SP_TILES
+// On tiles, with every operand loaded from the first-level cache, as kernels load them: two by two products.
+constexpr int kSteps = 4;
+
+struct TileOperands {
+  alignas(64) uint32_t tiles[kSteps][4][kTile][kTile] = {};
+};
+
+template <class Product>
+void multiply_tiles(int64_t rounds) {
+  static const TileOperands operands;
+  Tiles tiles;
+  Tiles::zero<0>();
+  Tiles::zero<1>();
+  Tiles::zero<2>();
+  Tiles::zero<3>();
+  for (int64_t round = 0; round < rounds; ++round)
+#pragma GCC unroll 4
+    for (int k = 0; k < kSteps; ++k) {
+      const auto& at = operands.tiles[k];
+      Tiles::load<4>(at[0], kTile * 4);
+      Tiles::load<6>(at[1], kTile * 4);
+      Product::template multiply<0, 4, 6>();
+      Tiles::load<7>(at[2], kTile * 4);
+      Product::template multiply<1, 4, 7>();
+      Tiles::load<5>(at[3], kTile * 4);
+      Product::template multiply<2, 5, 6>();
+      Product::template multiply<3, 5, 7>();
+    }
+}
+#endif
+
 void read_block(const char* p, int64_t bytes) {
   vu acc[kStreams] = {};
   for (int64_t i = 0; i + kStreams * (int64_t)sizeof(vu) <= bytes; i += kStreams * sizeof(vu))
@@ -96,11 +129,25 @@ static int64_t multiply(int64_t rounds, int32_t threads) {
   return 2 * kA * kB * W * Product::per_lane;
 }
 
+#if SP_TILES
+template <class Product>
+static int64_t multiply_on_tiles(int64_t rounds, int32_t threads) {
+  auto no_state = [](int) { return 0; };
+  for_units(threads, threads, no_state, [&](int, int64_t) { multiply_tiles<Product>(rounds); });
+  return 2 * 4 * kSteps * kTile * kTile * kTile * Product::per_word;
+}
+#endif
+
 // product: limits.py, PRODUCTS.
 extern "C" int64_t setpoint_multiply(int32_t product, int64_t rounds, int32_t threads) {
   switch (product) {
     case 0: return multiply<F32>(rounds, threads);
+#if SP_TILES
+    case 1: return multiply_on_tiles<TileBF16>(rounds, threads);
+    default: return multiply_on_tiles<TileInt8>(rounds, threads);
+#else
     case 1: return multiply<BF16>(rounds, threads);
     default: return multiply<Int8>(rounds, threads);
+#endif
   }
 }

@@ -2,6 +2,10 @@
 //
 // Up to kTileRows rows of x meet a panel while it streams through once, so one row costs reading the weights, and many rows run at the
 // rate of the multipliers.
+#if defined(SETPOINT_TILES)
+#include <cpuid.h>
+#endif
+
 #include "gated.h"
 
 namespace {
@@ -43,6 +47,16 @@ extern "C" {
 
 // Columns of a vector.
 int64_t setpoint_vector_columns() { return W; }
+
+// Whether the processor has what this level's tiles need: some hypervisors name the instructions and offer no palette to configure.
+int32_t setpoint_has_tiles() {
+#if defined(SETPOINT_TILES)
+  unsigned palettes = 0, b, c, d;
+  return __get_cpuid_count(0x1d, 0, &palettes, &b, &c, &d) && palettes >= 1;
+#else
+  return 1;
+#endif
+}
 
 // Words of K that a weight of bf16 or int8 is filled up to with zeros in its panels.
 int64_t setpoint_k_multiple() {

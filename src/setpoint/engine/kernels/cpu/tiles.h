@@ -114,16 +114,16 @@ class Tiles {
 
 // What is multiplied: a word of A with a word of B.
 struct TileBF16 {
-  typedef uint32_t word;
   typedef vf sum;
+  static constexpr int per_word = 2;
   template <int C, int A, int B>
   static inline void multiply() {
     Tiles::multiply_bf16<C, A, B>();
   }
 };
 struct TileInt8 {
-  typedef uint32_t word;
   typedef vi sum;
+  static constexpr int per_word = 4;
   template <int C, int A, int B>
   static inline void multiply() {
     Tiles::multiply_int8<C, A, B>();
