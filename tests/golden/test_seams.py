@@ -20,6 +20,7 @@ from setpoint.testing.plans import Driver
 from setpoint.testing.tiny_models import TINY, write_tiny_llama
 
 VNNI = ("avx512_vnni", "avx512_bf16")
+TILES = ("amx", "amx_emulated")
 """Levels that multiply bytes four at a time."""
 
 PROMPTS = {0: [*range(3, 40)], 1: [*range(50, 61)]}
@@ -127,7 +128,10 @@ def test_limits_count_the_work_of_the_fastest_run(level: str, monkeypatch: pytes
     assert found.read_bytes_per_s(5 << 20) == pytest.approx((4 << 20) / 0.002)
     assert found.read_bytes_per_s(1) == found.read_bytes_per_s(limits.SMALLEST) == pytest.approx(limits.SMALLEST / limits.SECONDS)
     lanes = {product: kernels.multiply(number, 1, 1) / kernels.multiply(0, 1, 1) for product, number in limits.PRODUCTS.items()}
-    assert lanes == {"float32": 1, "bfloat16": 2 if level == "avx512_bf16" else 1, "int8": 4 if level in VNNI else 1}
+    if level in TILES:  # 16 products of tiles, 16 x 16 x 16 words each, beside 20 products of 16 lanes
+        assert lanes == {"float32": 1, "bfloat16": 16**4 * 2 / 320, "int8": 16**4 * 4 / 320}
+    else:
+        assert lanes == {"float32": 1, "bfloat16": 2 if level == "avx512_bf16" else 1, "int8": 4 if level in VNNI else 1}
     for product, number in limits.PRODUCTS.items():
         assert found.flops(product) == pytest.approx(kernels.multiply(number, 1, 1) * limits.ROUNDS / limits.SECONDS)
     assert found.flops("float64") == pytest.approx(found.flops("float32"))

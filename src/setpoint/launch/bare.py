@@ -54,7 +54,9 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
 
     runner = build_runner(engine_config(config, spec, str(source.folder)))
     if runner.report.level and is_emulated(runner.report.level):
-        raise ConfigError(f"SETPOINT_CPU_ISA asks for {runner.report.level}, which exists for tests: its times say nothing about any machine.")
+        raise ConfigError(
+            f"SETPOINT_CPU_ISA asks for {runner.report.level}, which exists for tests: its times say nothing about any machine."
+        )
     pages = -(-length // config.options.page_size)
     runner.allocate(num_pages=num_slots * pages, max_slots=num_slots, context_len=length)
     if config.options.enable_torch_compile:
