@@ -1,4 +1,4 @@
-"""Matrix tiles: the instructions and the plain code in their order give the same bits, and machines that refuse tiles get the next level."""
+"""Matrix tiles: instructions and plain code in their order give the same bits, and machines that refuse tiles get the next level."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 from test_cpu_kernels import CASES, Case, Problem, make_problem
 
 from setpoint.engine.kernels.cpu import build, library
-from setpoint.engine.quant import w8a8_int8_cpu
 from setpoint.engine.quant import cpu as cpu_linear
+from setpoint.engine.quant import w8a8_int8_cpu
 
 BF16 = torch.bfloat16
 LEVELS = build.supported_levels()
@@ -137,5 +137,6 @@ def test_the_library_for_tiles_compiles_on_any_x86_and_holds_the_instructions(tm
     built = tmp_path / "amx.so"
     build.compile_library(build.find_compiler(), "amx", built)
     code = subprocess.run(["objdump", "-d", "--no-show-raw-insn", str(built)], capture_output=True, text=True, check=True).stdout
-    assert all(f"\t{name} " in code for name in ("ldtilecfg", "tileloadd", "tdpbf16ps", "tdpbusd", "tilestored", "tilerelease"))
+    found = {line.split("\t")[-1].split()[0] for line in code.splitlines() if line.startswith(" ")}
+    assert found >= {"ldtilecfg", "tileloadd", "tdpbf16ps", "tdpbusd", "tilestored", "tilerelease"}
     assert ctypes.CDLL(str(built), mode=os.RTLD_LAZY).setpoint_k_multiple() == 16
