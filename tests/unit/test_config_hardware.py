@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
-from setpoint.config import hardware
+from setpoint.config import gpu_memory, hardware
 from setpoint.config.hardware import probe_hardware
+from setpoint.config.options import Options
+from setpoint.config.resolve import resolve
+from setpoint.testing.specs import tiny_spec
 
 MIB = 1 << 20
 
@@ -110,4 +115,48 @@ def test_a_gpu_counts_only_if_torch_can_drive_it(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(hardware, "_torch_has_cuda", lambda: True)
     assert probe_hardware(tmp_path).device == "cuda"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert probe_hardware(tmp_path).device == "cpu"
+    seen = probe_hardware(tmp_path)
+    assert (seen.device, seen.gpu_bytes) == ("cpu", None)
+
+
+DRIVER = """
+#include <stddef.h>
+#include <stdlib.h>
+static int ready = 0;
+int cuInit(unsigned flags) { ready = getenv("NO_GPU") == NULL; return ready ? 0 : 100; }
+int cuDeviceGet(int *device, int ordinal) { *device = 40 + ordinal; return ready ? 0 : 3; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = device == 40 ? (size_t)24 << 30 : 0; return ready ? 0 : 3; }
+"""
+"""The calls of the CUDA driver that are used, with a GPU of 24 GiB or none."""
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_driver_is_asked_for_the_memory_of_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = _tree(tmp_path / "root", {"dev/nvidiactl": ""})
+    monkeypatch.setattr(hardware, "_torch_has_cuda", lambda: True)
+    (tmp_path / "driver.c").write_text(DRIVER)
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    assert compiler is not None
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(tmp_path / gpu_memory.DRIVER), str(tmp_path / "driver.c")], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert probe_hardware(root).gpu_bytes == 24 * 1024 * MIB
+    assert not caplog.records
+    monkeypatch.setenv("NO_GPU", "1")
+    assert probe_hardware(root).gpu_bytes is None
+    assert caplog.messages == ["The size of the GPU's memory is not known: the CUDA driver answers cuInit with error 100"]
+    caplog.clear()
+    (tmp_path / gpu_memory.DRIVER).write_text("no library")
+    assert probe_hardware(root).gpu_bytes is None
+    assert "not known: " in caplog.messages[0]
+
+
+def test_the_memory_of_the_gpu_decides_how_large_steps_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hardware, "_torch_has_cuda", lambda: True)
+    monkeypatch.setattr(hardware, "first_gpu_bytes", lambda: 24 * 1024 * MIB)
+    config = resolve(Options(), probe_hardware(_tree(tmp_path, {"dev/nvidiactl": ""})), tiny_spec())
+    decisions = {decision.field: decision.why for decision in config.decisions}
+    assert config.chunked_prefill_size == 4096
+    assert decisions["chunked_prefill_size"] == "by the GPU's 24.00 GiB"
+    assert decisions["mem_fraction_static"] == "what steps of 4096 tokens leave of 24.00 GiB"

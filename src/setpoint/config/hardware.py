@@ -1,7 +1,6 @@
 """What of this machine the process may really use: cores by affinity and cgroup quota, memory by cgroup limit, a GPU or not.
 
-The only part of config that looks at the machine. Reads /proc, /sys and psutil; imports no torch, so that of a GPU it knows
-only that one is there: the engine measures it.
+With ``gpu_memory`` the only part of config that looks at the machine. Reads /proc, /sys and psutil; imports no torch.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from setpoint.config.gpu_memory import first_gpu_bytes
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,24 +29,37 @@ class Hardware:
     available_bytes: int
     """Memory the process could still take without swapping."""
     gpu_bytes: int | None = None
-    """Memory of the smallest GPU in use; written by the engine, None = not known."""
+    """Memory of the GPU that an engine would use; None = not known, or there is none."""
 
 
 def probe_hardware(root: Path = Path("/")) -> Hardware:
     """Look at the machine. ``root`` is where /proc, /sys and /dev are looked for."""
+    total, available = _memory(root)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for quota in _cgroup_cores(root):
+        cores = min(cores, max(int(quota), 1))
+    has_gpu = _has_driver(root, *NVIDIA_FILES) and not why_no_cuda(root)
+    return Hardware(
+        device="cuda" if has_gpu else "cpu",
+        num_cores=cores,
+        total_bytes=total,
+        available_bytes=available,
+        gpu_bytes=first_gpu_bytes() if has_gpu else None,
+    )
+
+
+def available_bytes() -> int:
+    """Memory that this process could take now without swapping."""
+    return _memory(Path("/"))[1]
+
+
+def _memory(root: Path) -> tuple[int, int]:
+    """-> all of it, and what is available."""
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
     for limit, free in _cgroup_memory(root):
         total, available = min(total, limit), min(available, free)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for quota in _cgroup_cores(root):
-        cores = min(cores, max(int(quota), 1))
-    return Hardware(
-        device="cuda" if _has_driver(root, *NVIDIA_FILES) and not why_no_cuda(root) else "cpu",
-        num_cores=cores,
-        total_bytes=total,
-        available_bytes=max(available, 0),
-    )
+    return total, max(available, 0)
 
 
 def why_no_cuda(root: Path = Path("/")) -> str:

@@ -24,7 +24,7 @@ import torch
 
 from setpoint.config.check import eviction_parameters
 from setpoint.config.environment import EnvSettings
-from setpoint.config.hardware import probe_hardware
+from setpoint.config.hardware import available_bytes
 from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
 from setpoint.config.resolve import ResolvedConfig
@@ -322,7 +322,7 @@ def _state_info(runner: ModelRunner, lines: LogLines) -> dict[str, Any]:
 
 def _available_bytes(device: str) -> int:
     if device == "cpu":
-        return probe_hardware().available_bytes
+        return available_bytes()
     free, _ = torch.cuda.mem_get_info()
     return int(free)
 
