@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,7 +113,7 @@ class HttpServer:
         self._stream = stream
         self._start_timeout_s = start_timeout_s
         self._log = tempfile.NamedTemporaryFile("w+", prefix="contender-", suffix=".log")  # noqa: SIM115 - closed by close()
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
         try:
             self._process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=self._log, stderr=subprocess.STDOUT)
         except OSError as error:
@@ -125,7 +125,7 @@ class HttpServer:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             while time.monotonic() < deadline and self._process.poll() is None:
                 try:
-                    async with session.get(f"{self._url}/health") as response:
+                    async with session.get(f"{self.url}/health") as response:
                         if response.status == 200:
                             return
                 except (aiohttp.ClientError, TimeoutError):
@@ -141,13 +141,13 @@ class HttpServer:
     async def requests(self, workload: Workload, repetition: int, *, stream: bool) -> Sample:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)) as session:
-            meter, begin = CpuMeter(self._processes()), time.perf_counter()
-            answers = [_complete(session, self._url, prompt, workload.output_tokens, stream) for prompt in workload.prompts(repetition)]
+            meter, begin = CpuMeter(self.processes()), time.perf_counter()
+            answers = [complete(session, self.url, prompt, workload.output_tokens, stream) for prompt in workload.prompts(repetition)]
             outcomes = await asyncio.gather(*answers, return_exceptions=True)
             wall = time.perf_counter() - begin
             cpu, foreign = meter.read()
         errors = tuple(f"{type(outcome).__name__}: {outcome}" for outcome in outcomes if isinstance(outcome, BaseException))
-        received = [outcome for outcome in outcomes if isinstance(outcome, _Received)]
+        received = [outcome for outcome in outcomes if isinstance(outcome, Received)]
         cached = [one.cached_tokens for one in received if one.cached_tokens is not None]
         sample = Sample(wall, cached_tokens=sum(cached) if cached else None, cpu_s=cpu, foreign_share=foreign, errors=errors)
         if errors or workload.num_requests > 1:
@@ -159,7 +159,7 @@ class HttpServer:
         end_tree(self._process)
         self._log.close()
 
-    def _processes(self) -> dict[str, Sequence[psutil.Process]]:
+    def processes(self) -> dict[str, Sequence[psutil.Process]]:
         server = psutil.Process(self._process.pid)
         return {"client": [psutil.Process()], "server": [server, *server.children(recursive=True)]}
 
@@ -172,7 +172,7 @@ class SetpointServer(HttpServer):
         command = [sys.executable, "-m", "setpoint.cli", "serve", "--port", str(port), *arguments]
         super().__init__(name, command, port=port, environment=environment, stream=stream)
 
-    def _processes(self) -> dict[str, Sequence[psutil.Process]]:
+    def processes(self) -> dict[str, Sequence[psutil.Process]]:
         frontend = psutil.Process(self._process.pid)
         return {"client": [psutil.Process()], "frontend": [frontend], "engine": frontend.children()}
 
@@ -248,29 +248,44 @@ def end_tree(process: subprocess.Popen[Any]) -> None:
 
 
 @dataclass(slots=True)
-class _Received:
+class Received:
     """When chunks came, in seconds after the request, and what the usage tells."""
 
-    first_s: float
-    last_s: float
+    chunks_s: list[float]
+    """Of a stream one per chunk with text, else that of the answer."""
     cached_tokens: int | None
     """With --enable-cache-report."""
 
+    @property
+    def first_s(self) -> float:
+        return self.chunks_s[0]
 
-async def _complete(session: aiohttp.ClientSession, url: str, prompt: list[int], num_outputs: int, stream: bool) -> _Received:
-    """One completion; raises RuntimeError for anything but ``num_outputs`` tokens."""
+    @property
+    def last_s(self) -> float:
+        return self.chunks_s[-1]
+
+
+async def complete(
+    session: aiohttp.ClientSession,
+    url: str,
+    prompt: list[int],
+    num_outputs: int,
+    stream: bool,
+    on_chunk: Callable[[], None] = lambda: None,
+) -> Received:
+    """One completion; raises RuntimeError for anything but ``num_outputs`` tokens. ``on_chunk`` is called for every chunk of a stream."""
     body = {"model": "default", "prompt": prompt, "max_tokens": num_outputs, "temperature": 0, "ignore_eos": True, "stream": stream}
     if stream:
         body["stream_options"] = {"include_usage": True}
     begin = time.perf_counter()
-    first = last = 0.0
+    chunks: list[float] = []
     usage: dict[str, Any] | None = None
     async with session.post(f"{url}/v1/completions", json=body) as response:
         if response.status != 200:
             raise RuntimeError(f"status {response.status}: {(await response.text())[:200]}")
         if not stream:
             usage = (await response.json())["usage"]
-            first = last = time.perf_counter() - begin
+            chunks.append(time.perf_counter() - begin)
         else:
             async for line in response.content:
                 if not line.startswith(b"data: {"):
@@ -280,12 +295,12 @@ async def _complete(session: aiohttp.ClientSession, url: str, prompt: list[int],
                     raise RuntimeError(f"error in the stream: {chunk['error']}")
                 usage = chunk.get("usage") or usage
                 if chunk.get("choices"):
-                    last = time.perf_counter() - begin
-                    first = first or last
+                    chunks.append(time.perf_counter() - begin)
+                    on_chunk()
     if usage is None or usage["completion_tokens"] != num_outputs:
         raise RuntimeError(f"asked for {num_outputs} tokens, got {usage}")
     details = usage.get("prompt_tokens_details")
-    return _Received(first, last, None if details is None else details["cached_tokens"])
+    return Received(chunks, None if details is None else details["cached_tokens"])
 
 
 class PeerProcess:

@@ -66,6 +66,21 @@ def test_policies_reports_prefix_hits(tmp_path: Path) -> None:
     assert "| prefix hits, % of prompt tokens | lpm |" in done.stdout
 
 
+def test_stalls_prints_a_row_for_each_contender(tmp_path: Path) -> None:
+    done = run("stalls.py", "--quick", "--name", "stalls", "--results", str(tmp_path), "--variant", "mixed=--enable-mixed-chunk")
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*-stalls.json")
+    samples = json.loads(path.read_text())["samples"]
+    assert {name: [len(one["gaps_s"]) for one in each] for name, each in samples.items()} == {"setpoint": [46], "mixed": [46]}
+    assert "| mixed | " in done.stdout
+
+
+def test_stalls_of_a_server_that_refuses_are_no_figures(tmp_path: Path) -> None:
+    done = run("stalls.py", "--quick", "--results", str(tmp_path), "--server-args", "--context-length 300")
+    assert done.returncode == 1
+    assert "FAILED: status 400" in done.stderr
+
+
 def test_scheduler_prints_its_table() -> None:
     done = run("scheduler.py", "--steps", "10", "--page-sizes", "64")
     assert done.returncode == 0, done.stderr

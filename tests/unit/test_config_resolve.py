@@ -150,6 +150,26 @@ def test_chunked_prefill_size(options: Options, hardware: Hardware, chunk: int) 
     assert decide(options, hardware).chunked_prefill_size == chunk
 
 
+@pytest.mark.parametrize(
+    ("options", "hardware", "interval", "why"),
+    [
+        (Options(), CPU, 1, "a chunk takes long on a CPU"),
+        (Options(chunked_prefill_size=-1), CPU, 1, "a chunk takes long on a CPU"),
+        (Options(enable_mixed_chunk=True), CPU, 0, "for each running request anyway"),
+        (Options(enable_mixed_chunk=True, chunked_prefill_size=-1), CPU, 1, "a chunk takes long on a CPU"),
+        (Options(), GPU, 0, "prefill goes first"),
+        (Options(prefill_decode_interval=0), CPU, 0, "given"),
+        (Options(prefill_decode_interval=3, enable_mixed_chunk=True), CPU, 3, "given"),
+        (Options(prefill_decode_interval=3), GPU, 3, "given"),
+    ],
+)
+def test_prefill_decode_interval(options: Options, hardware: Hardware, interval: int, why: str) -> None:
+    config = decide(options, hardware, given={"prefill_decode_interval"} if options.prefill_decode_interval is not None else frozenset())
+    assert config.prefill_decode_interval == interval
+    assert why in reason(config, "prefill_decode_interval").why
+    assert not reason(config, "prefill_decode_interval").warn
+
+
 def test_step_tokens_without_chunking() -> None:
     assert decide(Options(chunked_prefill_size=-1)).step_tokens == 16384
     assert decide(Options(chunked_prefill_size=-1, max_prefill_tokens=100)).step_tokens == 8192
@@ -271,7 +291,9 @@ def test_the_priority_policy_is_fcfs_with_priorities() -> None:
             {"default_priority_value", "priority_scheduling_preemption_threshold", "disable_priority_preemption"},
         ),
         (Options(schedule_low_priority_values_first=True), {"schedule_low_priority_values_first"}),
-        (Options(prefill_decode_interval_min_bs=4), {"prefill_decode_interval_min_bs"}),
+        (Options(prefill_decode_interval_min_bs=4, prefill_decode_interval=0), {"prefill_decode_interval_min_bs"}),
+        (Options(prefill_decode_interval_min_bs=4, device="cuda"), {"prefill_decode_interval_min_bs"}),
+        (Options(prefill_decode_interval_min_bs=4), set()),
         (
             Options(prefill_delayer_queue_min_ratio=0.2, prefill_delayer_token_usage_low_watermark=0.1),
             {"prefill_delayer_queue_min_ratio", "prefill_delayer_token_usage_low_watermark"},

@@ -14,6 +14,7 @@ from setpoint.config.resolve import resolve
 from setpoint.launch.engine_process import scheduler_config
 from setpoint.planning.memory import GIB
 from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, SchedulerConfig
+from setpoint.testing.harness import Harness
 from setpoint.testing.specs import tiny_spec
 
 SPEC = tiny_spec(vocab_size=300, num_parameters=100_000, eos_token_ids=(2,))
@@ -28,7 +29,7 @@ def settled(environ: dict[str, str] | None = None, **options: Any) -> SchedulerC
 def test_defaults_change_nothing() -> None:
     config = settled()
     assert (config.policy, config.seed, config.priority, config.refuse_priority) == ("fcfs", 7, None, False)
-    assert (config.cadence, config.delay) == (CadenceConfig(), DelayConfig())
+    assert (config.cadence, config.delay) == (CadenceConfig(prefill_decode_interval=1), DelayConfig())
     assert (config.waiting_timeout_s, config.running_timeout_s) == (None, None)
 
 
@@ -74,6 +75,31 @@ def test_turns_and_delays() -> None:
     assert config.cadence == CadenceConfig(prefill_decode_interval=4, min_decoding=2, continuous_decode_steps=3)
     assert config.delay == DelayConfig(enabled=True, low_usage=0.2, queue_ratio=0.5, min_free_slots=3, max_passes=9, max_delay_s=0.25)
     assert (config.policy, config.refuse_priority) == ("routing-key", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, "PDPDPDPDPDPDPDPD"),
+        ({"prefill_decode_interval": 0}, "PPPPPPPPDDDDDDDD"),
+        ({"enable_mixed_chunk": True}, "MMMMMMMMDDDDDDDD"),
+    ],
+)
+def test_two_streams_beside_a_prompt_of_eight_chunks(options: dict[str, Any], steps: str) -> None:
+    """By default on a CPU both have a token after every chunk: prompt, decode and mixed steps from the moment when the prompt comes."""
+    config = settled(chunked_prefill_size=64, **options)
+    harness = Harness(
+        num_pages=1000, chunked_prefill_size=config.chunked_prefill_size, cadence=config.cadence, mixed_chunk=config.mixed_chunk
+    )
+    for number in range(2):
+        harness.submit(f"stream{number}", [number, 1, 2], max_new_tokens=64)
+    harness.turn(4)
+    harness.submit("long", [3, *(index % 90 for index in range(8 * 61 - 1))], max_new_tokens=4)
+    harness.recorder.steps.clear()
+    harness.turn(len(steps))
+    kinds = {(True, False): "P", (False, True): "D", (True, True): "M"}
+    assert "".join(kinds[stats.num_prefill_rows > 0, stats.num_decode_rows > 0] for stats in harness.recorder.steps) == steps
+    harness.drain()
 
 
 def test_time_limits_come_from_the_environment() -> None:

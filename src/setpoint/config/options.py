@@ -77,15 +77,16 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
         ),
     ] = "length"
     prefill_decode_interval: Annotated[
-        int,
+        int | None,
         Option(
             SCHEDULE,
-            "Decode steps between two prefill steps or chunks while requests decode; 0 lets prefill always go first.",
+            "Decode steps between two prefill steps or chunks while requests decode; 0 lets prefill always go first. By device if not given: "
+            "1 on a CPU without mixed chunks, else 0.",
             low=0,
             tunable=Range(0, 32),
             live=True,
         ),
-    ] = 0
+    ] = None
     prefill_decode_interval_min_bs: Annotated[
         int, Option(SCHEDULE, "--prefill-decode-interval holds while at least so many requests decode.", low=0, live=True)
     ] = 0

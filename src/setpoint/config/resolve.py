@@ -76,6 +76,10 @@ class ResolvedConfig:
         return _settled(self.options.chunked_prefill_size)
 
     @property
+    def prefill_decode_interval(self) -> int:
+        return _settled(self.options.prefill_decode_interval)
+
+    @property
     def mem_fraction_static(self) -> float:
         return _settled(self.options.mem_fraction_static)
 
@@ -137,6 +141,7 @@ def resolve(
     _mem_fraction(book, hardware, device, step_tokens=chunk if chunk > 0 else options.max_prefill_tokens)
     _attention_backend(book, device)
     _num_threads(book, hardware)
+    _prefill_decode_interval(book, device, chunk)
     _scheduling(book, chunk)
     _without_effect(book, device)
     book.fill("random_seed", drawn_seed, "drawn at start")
@@ -279,6 +284,16 @@ def _chunked_prefill_size(book: Book, hardware: Hardware, device: str) -> int:
     if size % page:
         size, why = max(size // page, 1) * page, f"{why}, in whole pages"
     return book.put("chunked_prefill_size", size, why)
+
+
+def _prefill_decode_interval(book: _Book, device: str, chunk: int) -> None:
+    if device != "cpu":
+        interval, why = 0, "prefill goes first: a GPU reads a long prompt before anybody misses a token"
+    elif book.options.enable_mixed_chunk and chunk > 0:
+        interval, why = 0, "every chunk of a prompt computes a token for each running request anyway (--enable-mixed-chunk)"
+    else:
+        interval, why = 1, "a chunk takes long on a CPU, and without a decode step after each one all streams stand still for a whole prompt"
+    book.fill("prefill_decode_interval", interval, why)
 
 
 def _mem_fraction(book: Book, hardware: Hardware, device: str, *, step_tokens: int) -> None:

@@ -235,7 +235,7 @@ def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) 
         priority=_priority(options),
         refuse_priority=options.abort_on_priority_when_disabled,
         cadence=CadenceConfig(
-            prefill_decode_interval=options.prefill_decode_interval,
+            prefill_decode_interval=config.prefill_decode_interval,
             min_decoding=options.prefill_decode_interval_min_bs,
             continuous_decode_steps=options.num_continuous_decode_steps,
         ),
