@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from setpoint.config.hardware import probe_hardware, why_no_cuda
+from setpoint.config.hardware import available_bytes, why_no_cuda
 from setpoint.config.options import Options
 from setpoint.config.resolve import ResolvedConfig
 from setpoint.core.errors import ConfigError, OutOfMemoryError
@@ -23,7 +23,7 @@ def preflight(options: Options) -> None:
 def check_room(config: ResolvedConfig, model: ModelSpec) -> None:
     """Raises OutOfMemoryError if not even one page of KV cache fits into what is free before the weights are loaded."""
     if config.options.device == "cpu":
-        page, free = kv_bytes(model, config.options.page_size, config.kv_element_bytes), probe_hardware().available_bytes
+        page, free = kv_bytes(model, config.options.page_size, config.kv_element_bytes), available_bytes()
         if page > free:
             raise OutOfMemoryError(
                 f"--page-size {config.options.page_size} is too large: one page of KV cache would take {format_bytes(page)}, and "
