@@ -17,7 +17,7 @@ SPEC = tiny_spec(
     num_parameters=200_000,
     blocks=KeptBlocks(num_parameters=190_000, num_bytes=150_000, kinds=("Q4_1", "Q8_0"), embedding_bytes=69_632),
 )
-CPU = Hardware(device="cpu", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
+CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_blocks_of_a_gguf_are_kept_in_bfloat16(options: Options, num_bytes: int,
 
 
 def test_captured_steps_are_counted_where_there_are_any() -> None:
-    cuda = Hardware(device="cuda", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
+    cuda = Hardware(device="cuda", num_cores=2, available_bytes=20 * GIB)
     config = resolve(Options(), CPU, SPEC)
     assert memory_model(config, SPEC).captured
     assert not memory_model(config, SPEC, attention="torch_ref").captured

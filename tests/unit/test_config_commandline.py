@@ -19,7 +19,7 @@ from setpoint.core.errors import ConfigError
 from setpoint.planning.memory import GIB
 from setpoint.testing.specs import tiny_spec
 
-CPU = Hardware(device="cpu", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
+CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
 
 
 def parse_serve(argv: list[str]) -> tuple[Options, frozenset[str]]:

@@ -38,13 +38,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_this_machine() -> None:
     seen = probe_hardware()
     assert 1 <= seen.num_cores <= (os.cpu_count() or 1)
-    assert 0 < seen.available_bytes <= seen.total_bytes <= psutil.virtual_memory().total
+    assert 0 < seen.available_bytes <= psutil.virtual_memory().total
 
 
 @pytest.mark.usefixtures("machine")
 def test_without_cgroups(tmp_path: Path) -> None:
     seen = probe_hardware(tmp_path)
-    assert (seen.device, seen.num_cores, seen.total_bytes, seen.available_bytes) == ("cpu", 8, 16 * 1024 * MIB, 8 * 1024 * MIB)
+    assert (seen.device, seen.num_cores, seen.available_bytes) == ("cpu", 8, 8 * 1024 * MIB)
 
 
 @pytest.mark.usefixtures("machine")
@@ -65,7 +65,7 @@ def test_cgroup_v2_limits_of_the_group_and_of_those_above(tmp_path: Path) -> Non
         },
     )
     seen = probe_hardware(root)
-    assert (seen.num_cores, seen.total_bytes, seen.available_bytes) == (7, 1000 * MIB, 500 * MIB)
+    assert (seen.num_cores, seen.available_bytes) == (7, 500 * MIB)
 
 
 @pytest.mark.usefixtures("machine")
@@ -85,7 +85,7 @@ def test_cgroup_v1_and_a_path_that_only_the_host_sees(tmp_path: Path) -> None:
         },
     )
     seen = probe_hardware(root)
-    assert (seen.num_cores, seen.total_bytes, seen.available_bytes) == (1, 1000 * MIB, 0)
+    assert (seen.num_cores, seen.available_bytes) == (1, 0)
 
 
 @pytest.mark.usefixtures("machine")
@@ -104,7 +104,7 @@ def test_no_limit_in_v1(tmp_path: Path) -> None:
         },
     )
     seen = probe_hardware(root)
-    assert (seen.num_cores, seen.total_bytes, seen.available_bytes) == (8, 16 * 1024 * MIB, 8 * 1024 * MIB)
+    assert (seen.num_cores, seen.available_bytes) == (8, 8 * 1024 * MIB)
 
 
 @pytest.mark.usefixtures("machine")

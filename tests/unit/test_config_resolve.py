@@ -35,8 +35,8 @@ SPEC = ModelSpec(
     dtype="bfloat16",
     num_parameters=134_515_008,
 )
-CPU = Hardware(device="cpu", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
-GPU = Hardware(device="cuda", num_cores=16, total_bytes=128 * GIB, available_bytes=100 * GIB, gpu_bytes=80 * GIB)
+CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
+GPU = Hardware(device="cuda", num_cores=16, available_bytes=100 * GIB, gpu_bytes=80 * GIB)
 
 
 def decide(options: Options | None = None, hardware: Hardware = CPU, spec: ModelSpec = SPEC, **more: Any) -> ResolvedConfig:
@@ -382,7 +382,7 @@ options_drawn = st.builds(
     chunked_prefill_size=st.none() | st.sampled_from([-1, 192, 1920]),
 )
 hardware_drawn = st.builds(
-    lambda device, cores, total, share, gpu: Hardware(device, cores, total, round(total * share), gpu),
+    lambda device, cores, total, share, gpu: Hardware(device, cores, round(total * share), gpu),
     st.sampled_from(["cpu", "cuda"]),
     st.integers(1, 256),
     st.integers(1, 2048 * GIB),

@@ -20,8 +20,8 @@ from setpoint.planning.memory import CPU_MEM_FRACTION, GIB
 from setpoint.testing.specs import tiny_spec
 
 SPEC = tiny_spec(vocab_size=1000, context_len=8192)
-CPU = Hardware(device="cpu", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
-GPU = Hardware(device="cuda", num_cores=16, total_bytes=128 * GIB, available_bytes=100 * GIB, gpu_bytes=80 * GIB)
+CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
+GPU = Hardware(device="cuda", num_cores=16, available_bytes=100 * GIB, gpu_bytes=80 * GIB)
 SMALL_GPU = replace(GPU, gpu_bytes=24 * GIB)
 
 

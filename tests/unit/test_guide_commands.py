@@ -19,9 +19,9 @@ from setpoint.planning.memory import GIB
 from setpoint.testing.guide_commands import GUIDE_COMMANDS, GuideCommand
 from setpoint.testing.specs import tiny_spec
 
-CPU = Hardware(device="cpu", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
+CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
 
-GPU = Hardware(device="cuda", num_cores=16, total_bytes=128 * GIB, available_bytes=100 * GIB, gpu_bytes=80 * GIB)
+GPU = Hardware(device="cuda", num_cores=16, available_bytes=100 * GIB, gpu_bytes=80 * GIB)
 
 
 def decisions_of(options: Options, given: Set[str] = frozenset()) -> dict[str, Decision]:

@@ -21,7 +21,7 @@ SPEC = tiny_spec(vocab_size=300, num_parameters=100_000, eos_token_ids=(2,))
 
 
 def settled(environ: dict[str, str] | None = None, **options: Any) -> SchedulerConfig:
-    hardware = Hardware(device="cpu", num_cores=2, total_bytes=24 * GIB, available_bytes=20 * GIB)
+    hardware = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
     config = resolve(Options(random_seed=7, **options), hardware, SPEC, env=read_environment(environ or {}))
     return scheduler_config(config, resolve_pool(config, 10_000), SPEC)
 

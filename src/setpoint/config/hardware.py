@@ -24,17 +24,14 @@ class Hardware:
     """"cuda" where a GPU is visible and the installed torch can drive it, else "cpu"."""
     num_cores: int
     """Cores this process may keep busy: the smaller of its affinity and its cgroup's quota."""
-    total_bytes: int
-    """Memory of the machine, or of the container if that is less."""
     available_bytes: int
-    """Memory the process could still take without swapping."""
+    """Memory the process could still take without swapping, in its container if there is one."""
     gpu_bytes: int | None = None
     """Memory of the GPU that an engine would use; None = not known, or there is none."""
 
 
 def probe_hardware(root: Path = Path("/")) -> Hardware:
     """Look at the machine. ``root`` is where /proc, /sys and /dev are looked for."""
-    total, available = _memory(root)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for quota in _cgroup_cores(root):
         cores = min(cores, max(int(quota), 1))
@@ -42,24 +39,14 @@ def probe_hardware(root: Path = Path("/")) -> Hardware:
     return Hardware(
         device="cuda" if has_gpu else "cpu",
         num_cores=cores,
-        total_bytes=total,
-        available_bytes=available,
+        available_bytes=available_bytes(root),
         gpu_bytes=first_gpu_bytes() if has_gpu else None,
     )
 
 
-def available_bytes() -> int:
+def available_bytes(root: Path = Path("/")) -> int:
     """Memory that this process could take now without swapping."""
-    return _memory(Path("/"))[1]
-
-
-def _memory(root: Path) -> tuple[int, int]:
-    """-> all of it, and what is available."""
-    memory = psutil.virtual_memory()
-    total, available = memory.total, memory.available
-    for limit, free in _cgroup_memory(root):
-        total, available = min(total, limit), min(available, free)
-    return total, max(available, 0)
+    return max(min([psutil.virtual_memory().available, *_cgroup_memory(root)]), 0)
 
 
 def why_no_cuda(root: Path = Path("/")) -> str:
@@ -87,8 +74,8 @@ def _torch_has_cuda() -> bool:
     return spec is not None and spec.origin is not None and (Path(spec.origin).parent / "lib/libtorch_cuda.so").exists()
 
 
-def _cgroup_memory(root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, limit - usage) of every cgroup above this process that has one; pages of files it could drop count as free."""
+def _cgroup_memory(root: Path) -> Iterator[int]:
+    """limit - usage of every cgroup above this process that has one; pages of files it could drop count as free."""
     for folder in _cgroup_folders(root, "memory"):
         for limit_file, usage_file, inactive in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -96,7 +83,7 @@ def _cgroup_memory(root: Path) -> Iterator[tuple[int, int]]:
         ):
             limit, usage = _number(folder / limit_file), _number(folder / usage_file)
             if limit is not None and usage is not None:
-                yield limit, limit - usage + _stat(folder / "memory.stat", inactive)
+                yield limit - usage + _stat(folder / "memory.stat", inactive)
 
 
 def _cgroup_cores(root: Path) -> Iterator[float]:

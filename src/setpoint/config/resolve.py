@@ -292,7 +292,10 @@ def _prefill_decode_interval(book: _Book, device: str, chunk: int) -> None:
     elif book.options.enable_mixed_chunk and chunk > 0:
         interval, why = 0, "every chunk of a prompt computes a token for each running request anyway (--enable-mixed-chunk)"
     else:
-        interval, why = 1, "a chunk takes long on a CPU, and without a decode step after each one all streams stand still for a whole prompt"
+        interval, why = (
+            1,
+            "a chunk takes long on a CPU, and without a decode step after each one all streams stand still for a whole prompt",
+        )
     book.fill("prefill_decode_interval", interval, why)
 
 

@@ -60,7 +60,7 @@ class RotaryEmbedding:
         if dim % 2 or not 0 < dim <= head_dim:
             rotary.fail(f"'partial_rotary_factor' must leave an even part of {head_dim} dimensions, not {dim}")
         if type(original) is not int or original < 2:
-            rotary.fail(f"'original_max_position_embeddings' must be an integer above 1, not {original!r}")
+            rotary.fail(f"'original_max_position_embeddings' must be an integer above 1, not {original!r:.60}")
         if rotary.theta <= 1:
             rotary.fail(f"'rope_theta' must be above 1, not {rotary.theta}")
         for context_len in (original, original + 1):  # finds what is missing now, not after the weights are loaded
@@ -88,7 +88,7 @@ class RotaryEmbedding:
         if value is None:
             raise CheckpointError(f"Rope scaling {self.kind!r} lacks {key!r} in config.json.")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-            self.fail(f"{key!r} must be a positive number, not {value!r}")
+            self.fail(f"{key!r} must be a positive number, not {value!r:.60}")
         return float(value)
 
     def fail(self, problem: str) -> NoReturn:

@@ -92,8 +92,10 @@ class ConfigReader:
     def count(self, key: str, default: int, *, low: int = 0) -> int:
         """An integer of at least ``low``."""
         value = self._get(key, default)
-        if type(value) is not int or not low <= value <= LONGEST:
+        if type(value) is not int or value < low:
             self.refuse(key, f"it must be an integer of at least {low}")
+        if value > LONGEST:
+            self.refuse(key, f"the most that is supported is {LONGEST}")
         return value
 
     def window(self) -> int | None:
