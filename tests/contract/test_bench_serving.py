@@ -103,9 +103,9 @@ def test_a_second_result_is_compared(http_url: Url, folder: Path, capsys: pytest
     table = capsys.readouterr().out
     assert "NOTE" not in table
     assert f"| | this, 2 runs | {other}, 1 runs | this is |" in table
-    assert "(one run: nothing is known of the noise)" in table
+    assert "(only one run, so the noise is unknown)" in table
     measure(folder, url, "--compare", str(other), "--max-concurrency", "3", "--tag", "x")
-    assert "NOTE: not the same traffic: max_concurrency 3 (there None).\n" in capsys.readouterr().out
+    assert "NOTE: The traffic differs: max_concurrency 3 (the other run: None).\n" in capsys.readouterr().out
 
 
 def test_embeddings(http_url: Url, folder: Path) -> None:

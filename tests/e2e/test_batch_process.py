@@ -89,7 +89,7 @@ def test_killed_then_interrupted_then_finished(tiny_model: Path, tmp_path: Path)
     assert process.returncode == 130, batches.errors
     assert "Stopping: open requests have 10 s to end." in batches.errors
     assert "Traceback" not in batches.errors
-    assert output.endswith("The same command goes on from here.\n")
+    assert output.endswith("Run the same command again to continue.\n")
     assert "answered, 0 failed" in output
     done = batches.ids()
     assert done == expected[: len(done)]
@@ -141,7 +141,7 @@ def test_a_dead_engine_ends_the_run_with_its_reason(tiny_model: Path, tmp_path: 
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "setpoint: error: The engine process was ended by SIGKILL" in batches.errors
-    assert output.endswith("The same command goes on from here.\n")
+    assert output.endswith("Run the same command again to continue.\n")
     assert 0 < len(batches.ids()) < 900
     assert batches.run()[0] == 0
     assert sorted(batches.ids()) == sorted(expected)
@@ -155,7 +155,7 @@ def test_no_room_for_the_output(tiny_model: Path, tmp_path: Path) -> None:
     code, _ = batches.run(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)))
     assert code == 1
     (line,) = (line for line in batches.errors.splitlines() if line.startswith("setpoint: error: "))
-    assert "out.jsonl cannot be written: File too large. The answers in it are whole." in line
+    assert "out.jsonl cannot be written: File too large. The answers in it are complete." in line
     assert "Traceback" not in batches.errors
     assert 0 < len(batches.ids()) < 200
     assert batches.run()[0] == 0
@@ -185,7 +185,7 @@ def test_failures_are_counted_and_give_code_3_and_parquet_is_written_at_the_end(
         (None, [], 1, "cannot be read: No such file"),
         ("{}\n", ["-o", "absent/out.jsonl"], 1, "cannot be written: No such file"),
         ("{}\n", ["-o", "in.jsonl"], 1, "is the input"),
-        ("{}\n", ["-o", "-"], 2, "'-' cannot stand for stdin or stdout"),
+        ("{}\n", ["-o", "-"], 2, "A batch cannot use '-' for stdin or stdout"),
         ("{}\n", ["--port", "1"], 2, "--port belongs to 'setpoint serve'"),
     ],
 )

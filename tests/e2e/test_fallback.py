@@ -26,7 +26,7 @@ def test_greedy_text_over_http_equals_transformers(tmp_path: Path) -> None:
     write_byte_tokenizer(folder)
     model = StableLmForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with running_server(tmp_path / "server", "--model-path", str(folder), *ARGUMENTS) as server:
-        assert "Fallback: model uses transformers (no declaration of StableLmForCausalLM here" in server.errors
+        assert "Fallback: model uses transformers (Setpoint has no model of its own for StableLmForCausalLM" in server.errors
         assert httpx.get(f"{server.url}/server_info", timeout=60).json()["model_impl"] == "transformers"
         check(server, model)
         assert server.is_idle()
@@ -47,7 +47,7 @@ def test_compiled_steps_give_the_same_text_and_a_second_start_compiles_nothing(t
             )
             assert re.search(r"torch\.compile: steps by number of tokens, without sampling: 1: [\d.]+ ms, uncompiled ", server.errors)
             check(server, model)
-            assert "no step runs compiled from now on" not in server.errors
+            assert "torch.compile is off from now on" not in server.errors
 
 
 def check(server: ServerProcess, model: torch.nn.Module) -> None:

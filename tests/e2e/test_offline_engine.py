@@ -261,7 +261,7 @@ def test_an_interpreter_may_exit_without_shutdown(tiny_model: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     child, parent = done.stdout.splitlines()
-    assert child == "EngineDeadError This Engine belongs to another process; make one after the fork."
+    assert child == "EngineDeadError This Engine belongs to another process; build one after the fork."
     pid, heavy = parent.split(" ", 1)
     assert heavy == "[]"
     wait_until(lambda: not psutil.pid_exists(int(pid)))

@@ -42,7 +42,7 @@ def test_a_forced_level_runs_and_the_report_says_what_would(tmp_path: Path, leve
     monkeypatch.setenv("SETPOINT_CPU_ISA", level)
     report = report_of(tmp_path)
     assert (report.ops, report.linear, report.attention, report.level) == ("cpu", "cpu", "cpu", level)
-    words = f"C++ kernels run at the level {level} (SETPOINT_CPU_ISA asks for it; this machine runs {LEVELS[0]})"
+    words = f"C++ kernels run at the level {level} (SETPOINT_CPU_ISA asks for it; this machine can run {LEVELS[0]})"
     assert (words in report.fallbacks) == (level != LEVELS[0])
 
 

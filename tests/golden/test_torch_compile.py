@@ -69,14 +69,14 @@ def test_compiled_steps_say_the_same(
     runner.model.max_tokens = MAX_TOKENS + 3
     assert generate(runner) == wanted
     assert runner.model.max_tokens == 0, "chunks of 11 do not fit"
-    assert "no step runs compiled from now on" in caplog.text
+    assert "torch.compile is off from now on" in caplog.text
 
 
 def test_where_only_own_kernels_run_there_is_nothing_to_compile(tmp_path: Path) -> None:
     runner = runner_of(tmp_path, "setpoint", "bfloat16")
     model = runner.model
     report = compile_steps(runner, MAX_TOKENS)
-    assert report == CompileReport(why_not_more="between the engine's own kernels (cpu) a layer has no torch operations left")
+    assert report == CompileReport(why_not_more="a layer consists of the engine's own kernels (cpu) and has no torch operations to compile")
     assert runner.model is model
 
 

@@ -51,7 +51,7 @@ def dummy_runner(folder: Path, config: dict[str, Any], **options: Any) -> ModelR
         ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}, "not the causal language model"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "quantised"),
         ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "wants tokens that come later"),
-        ({"architectures": ["RobertaForCausalLM"], "model_type": "roberta", "is_decoder": True}, "its logits differ from its own"),
+        ({"architectures": ["RobertaForCausalLM"], "model_type": "roberta", "is_decoder": True}, "its logits differ from the library's"),
         (
             {
                 "architectures": ["GptOssForCausalLM"],
@@ -67,7 +67,7 @@ def dummy_runner(folder: Path, config: dict[str, Any], **options: Any) -> ModelR
         ),
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "recurrent state"),
         ({"architectures": ["GPTJForCausalLM"], "model_type": "gptj"}, "do not use the attention interface"),
-        ({"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"}, r"called the attention interface are \[0, 0, 1, 1\]"),
+        ({"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"}, r"called by layers \[0, 0, 1, 1\]"),
         (
             {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
             "longest sequence of a batch",
@@ -125,13 +125,13 @@ def test_a_declared_model_says_the_same_through_the_fallback(tmp_path: Path) -> 
 
 def test_the_trial_finds_a_wrong_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_model, "AttentionVariant", lambda scale, cap, window: AttentionVariant(2 * scale, cap, window))
-    with pytest.raises(CheckpointError, match="its logits differ from its own by"):
+    with pytest.raises(CheckpointError, match="its logits differ from the library's by"):
         dummy_runner(tmp_path, {**CONFIGS["olmo2"]})
 
 
 def test_a_window_that_the_attention_is_not_told_of_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_model, "AttentionVariant", lambda scale, cap, window: AttentionVariant(scale, cap, None))
-    with pytest.raises(CheckpointError, match="do not tell their attention"):
+    with pytest.raises(CheckpointError, match="do not pass the window to their attention"):
         dummy_runner(tmp_path, {**CONFIGS["starcoder2"], "sliding_window": 16})
 
 
@@ -139,7 +139,7 @@ def test_a_window_that_the_attention_is_not_told_of_is_refused(tmp_path: Path, m
     ("change", "words"),
     [
         (lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"), "model.layers.1.mlp.up_proj.weight is missing"),
-        (lambda tensors: tensors.update(extra=np.zeros(3, np.float32)), "extra belongs nowhere"),
+        (lambda tensors: tensors.update(extra=np.zeros(3, np.float32)), "extra is unknown"),
         (lambda tensors: tensors.update({"lm_head.weight": np.zeros((7, 64), np.float32)}), "lm_head.weight"),
     ],
     ids=["missing", "left over", "misshapen"],

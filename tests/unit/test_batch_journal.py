@@ -64,15 +64,15 @@ def test_zero_bytes_behind_the_last_record_are_what_a_power_cut_leaves(tmp_path:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"my notes\n", "is not an output of setpoint batch, or damaged: line 1"),
-        (b'{"custom_id": "a"}\n', "is not an output of setpoint batch, or damaged: line 1"),
-        (b"my notes without an end", "its end, from byte 0, is no record"),
-        (b'{"id":"batch_req_fedc', "its end, from byte 0, is no record"),
+        (b"my notes\n", "is not an output of setpoint batch, or it is damaged: line 1"),
+        (b'{"custom_id": "a"}\n', "is not an output of setpoint batch, or it is damaged: line 1"),
+        (b"my notes without an end", "its end, from byte 0, is not a record"),
+        (b'{"id":"batch_req_fedc', "its end, from byte 0, is not a record"),
         (made(1) + b"torn\n" + made(2), f"damaged: line 2 .byte {len(made(1))}."),
-        (made(1) + b"notes", "is no record"),
+        (made(1) + b"notes", "is not a record"),
         (made(1, digest="f" * 16), "belongs to another input: its line 1 answers batch ffffffffffffffff, not 0123456789abcdef"),
         (made(10), "belongs to another input"),
-        (made(1) + made(2) + made(1), "answers line 1 of the input twice, the second time on its own line 3"),
+        (made(1) + made(2) + made(1), "holds two answers to line 1 of the input; the second is on line 3"),
     ],
 )
 def test_what_is_not_this_batchs_output_is_refused_and_left_alone(tmp_path: Path, content: bytes, message: str) -> None:
@@ -88,10 +88,10 @@ def test_keep_order_goes_on_only_from_an_ordered_beginning(tmp_path: Path) -> No
     path = tmp_path / "out.jsonl"
     path.write_bytes(made(1) + made(3))
     done, _ = recover(path, in_order=True)
-    with Journal(path) as journal, pytest.raises(BatchError, match="goes to line 3 without line 2"):
+    with Journal(path) as journal, pytest.raises(BatchError, match="reaches line 3, but line 2 is missing"):
         InOrder(journal, after=done.last).expect(2)
     path.write_bytes(made(3) + made(1))
-    with pytest.raises(BatchError, match="was begun without --keep-order"):
+    with pytest.raises(BatchError, match="was started without --keep-order"):
         recover(path, in_order=True)
 
 
@@ -133,7 +133,7 @@ def test_a_full_disk_ends_the_file_with_a_whole_record(tmp_path: Path, monkeypat
     with Journal(path) as journal:
         journal.append(made(1))
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(BatchError, match=r"cannot be written: No space left on device\. The answers in it are whole"):
+        with pytest.raises(BatchError, match=r"cannot be written: No space left on device\. The answers in it are complete"):
             journal.append(made(2))
         monkeypatch.undo()
         assert path.read_bytes() == made(1)
@@ -178,7 +178,7 @@ def test_an_output_deleted_meanwhile_is_noticed(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "out.jsonl")
     journal.append(made(1))
     (tmp_path / "out.jsonl").unlink()
-    with pytest.raises(BatchError, match="was deleted while it was written"):
+    with pytest.raises(BatchError, match="was deleted while it was being written"):
         journal.__exit__(None, None, None)
 
 

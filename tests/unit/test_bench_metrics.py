@@ -106,7 +106,7 @@ def test_arrivals() -> None:
 
 
 def test_no_winner_inside_the_noise() -> None:
-    assert report.verdict([2.0], [1.0], True) == "2.00 × (one run: nothing is known of the noise)"
+    assert report.verdict([2.0], [1.0], True) == "2.00 × (only one run, so the noise is unknown)"
     assert report.verdict([2.0, 3.0], [1.0, 2.5], True) == "1.43 × (within the noise)"
     assert report.verdict([2.0, 3.0], [1.0, 1.5], True) == "2.00 ×, better"
     assert report.verdict([2.0, 3.0], [1.0, 1.5], False) == "2.00 ×, worse"

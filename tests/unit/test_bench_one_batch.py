@@ -191,14 +191,15 @@ def test_comparison_with_another_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     own = OneBatchOptions(batch_size=(2, 3), input_len=(6,), output_len=(4,), compare=str(other))
     assert bench_one_batch(own, lambda slots, length: subject(Recorder()), no_turns) == 0
     head, first, second = capsys.readouterr().out.splitlines()
-    assert head.endswith("than there: prefill  decode")
+    assert head.endswith("speed-up: prefill  decode")
     decode_ms, ratio = float(first.split()[5]), float(first.split()[9])
     assert ratio == pytest.approx(2000 / decode_ms, rel=0.01)
-    assert second.endswith("not there")
+    assert second.endswith("not in the file")
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("", "holds no result"), ("{}", "no 'batch_size'"), ("]", "holds no results"), (None, "cannot be read")]
+    ("content", "message"),
+    [("", "holds no result"), ("{}", "the key 'batch_size' is missing"), ("]", "holds no results"), (None, "cannot be read")],
 )
 def test_a_file_that_cannot_be_compared_with_is_refused_first(content: str | None, message: str, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"

@@ -106,9 +106,9 @@ def test_custom_lines(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("sharegpt", None, "needs --dataset-path"),
-        ("sharegpt", "{}", "is not what sharegpt needs"),
-        ("custom", "[1]\n", "is not what custom needs"),
-        ("custom", "{}\n", "holds no prompt that can be used"),
+        ("sharegpt", "{}", "cannot be read as sharegpt"),
+        ("custom", "[1]\n", "cannot be read as custom"),
+        ("custom", "{}\n", "holds no usable prompt"),
     ],
 )
 def test_bad_files(tmp_path: Path, name: str, content: str | None, message: str) -> None:

@@ -90,7 +90,7 @@ def test_text_without_anything_to_predict_is_refused(text: str, tmp_path: Path) 
     [
         (["--text-file", "no/such.txt"], "--text-file no/such.txt cannot be read: No such file"),
         (["--text-file", "{latin}"], "is not UTF-8 text"),
-        (["--is-embedding"], "--is-embedding predicts no tokens"),
+        (["--is-embedding"], "With --is-embedding a model predicts no tokens"),
         (["--max-perplexity-change", "-1"], "--max-perplexity-change must be at least 0"),
         (["--output-file", "no/such/out.jsonl"], "--output-file no/such/out.jsonl cannot be written"),
         (["--port", "1"], "--port belongs to 'setpoint serve'"),

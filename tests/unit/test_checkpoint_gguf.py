@@ -168,7 +168,7 @@ def test_linear_rope_scaling_is_kept_and_others_are_refused(tmp_path: Path) -> N
         ({"keys": {"split.count": 3}}, "gguf-split --merge"),
         ({"keys": {"tokenizer.ggml.model": "bert"}}, "tokenizer 'bert'"),
         ({"keys": {"tokenizer.ggml.pre": "tekken"}}, "pre-tokenizer 'tekken'"),
-        ({"keys": {"tokenizer.ggml.merges": ["h e", "zz top"]}}, "makes no tokenizer"),
+        ({"keys": {"tokenizer.ggml.merges": ["h e", "zz top"]}}, "no tokenizer can be made"),
         ({"keys": {"tokenizer.ggml.eos_token_id": 999}}, "eos token id 999"),
         ({"keys": {"tokenizer.ggml.tokens": ["a", "a"]}}, "vocabulary is inconsistent"),
         ({"keys": {"tokenizer.ggml.tokens": [f"t{i}" for i in range(321)]}}, "for 320 embeddings"),

@@ -112,7 +112,7 @@ def test_families_whose_configs_mean_something_else(folder: Path) -> None:
 
 def test_a_model_that_takes_more_than_text_is_named(folder: Path) -> None:
     write(folder, architectures=["OddForConditionalGeneration"], model_type="odd", text_config={"hidden_size": 64}, hidden_size=None)
-    assert "OddForConditionalGeneration, which takes more than text; of such only Gemma3ForConditionalGeneration" in refusal(folder)
+    assert "OddForConditionalGeneration, which reads more than text; only Gemma3ForConditionalGeneration" in refusal(folder)
     write(folder, architectures=["Gemma3ForConditionalGeneration"], text_config=3)
     assert "'text_config' must be an object, not 3" in refusal(folder)
 
@@ -187,7 +187,7 @@ def test_an_index_names_the_files(folder: Path) -> None:
         ({"hidden_size": "64"}, "'hidden_size' must be a positive integer, not '64'"),
         ({"num_hidden_layers": 0}, "'num_hidden_layers' must be a positive integer"),
         ({"num_hidden_layers": True}, "'num_hidden_layers' must be a positive integer"),
-        ({"num_key_value_heads": 3}, "'num_key_value_heads' is 3, among which"),
+        ({"num_key_value_heads": 3}, "'num_key_value_heads' is 3, which does not divide the"),
         ({"head_dim": 17}, "rotary positions need an even size"),
         ({"vocab_size": 1.5}, "'vocab_size'"),
         ({"max_position_embeddings": None}, "'max_position_embeddings' is missing"),

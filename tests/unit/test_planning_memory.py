@@ -195,7 +195,7 @@ def test_workspace_grows_with_the_step_and_stops_at_the_logits_budget() -> None:
 @pytest.mark.parametrize(
     ("model", "available", "message"),
     [
-        (CPU_MODEL, 3 * MIB, r"Free memory or take a smaller model\.$"),
+        (CPU_MODEL, 3 * MIB, r"Free memory or use a smaller model\.$"),
         (replace(CPU_MODEL, mem_fraction_static=0.001), GIB, r"Raise --mem-fraction-static\.$"),
         (replace(CPU_MODEL, mem_fraction_static=0.99), 5 * MIB, r"lower --chunked-prefill-size or --max-running-requests\.$"),
         (replace(GPU_MODEL, mem_fraction_static=0.001), GIB, r"Raise --mem-fraction-static\.$"),

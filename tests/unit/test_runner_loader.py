@@ -54,7 +54,10 @@ def put(name: str, *shape: int) -> Callable[[Tensors], object]:
         (drop("model.layers.1.self_attn.k_proj.weight"), r"'model.layers.1.self_attn.k_proj.weight' of shape \[32, 48\] is missing"),
         (drop("lm_head.weight"), r"'lm_head.weight' .* is missing"),
         (put("model.layers.0.mlp.up_proj.weight", 79, 48), r"up_proj.weight' in .*model.safetensors has shape \[79, 48\].*\[80, 48\]"),
-        (put("model.layers.0.self_attn.q_norm.weight", 16), r"'model.layers.0.self_attn.q_norm.weight' in .* belongs to no part"),
+        (
+            put("model.layers.0.self_attn.q_norm.weight", 16),
+            r"'model.layers.0.self_attn.q_norm.weight' in .* does not belong to this architecture",
+        ),
     ],
 )
 def test_misfit_is_named(folder: Path, change: Callable[[Tensors], object], message: str) -> None:
@@ -131,7 +134,7 @@ def test_missing_shard_and_missing_files(folder: Path) -> None:
         ({"num_local_experts": 8}, "'num_local_experts' = 8"),
         (
             {"quantization_config": {"quant_method": "awq"}},
-            "'quantization_config' = {'quant_method': 'awq'} in config.json is not supported: take the checkpoint it was made from",
+            "'quantization_config' = {'quant_method': 'awq'} in config.json is not supported: use the checkpoint that it was made from",
         ),
     ],
 )
@@ -175,7 +178,7 @@ def test_stacked_tensors_load_like_their_parts(folder: Path) -> None:
     together = [layer.self_attn.qkv_proj(x) for layer in build(folder).model.model.layers]
     assert all(torch.equal(one, other) for one, other in zip(apart, together, strict=True))
     edit(folder, put("model.layers.0.self_attn.k_proj.weight", 32, 48))
-    with pytest.raises(CheckpointError, match=r"k_proj.weight' in .* belongs to no part"):
+    with pytest.raises(CheckpointError, match=r"k_proj.weight' in .* does not belong to this architecture"):
         build(folder)
 
 

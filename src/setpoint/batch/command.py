@@ -32,21 +32,23 @@ from setpoint.observe.logline import setup_logging
 DONE, FAILED, INTERRUPTED = 0, 3, 130
 DRAIN_S = 10.0
 """How long open requests may go on after the first signal."""
-GO_ON = "The same command goes on from here."
+GO_ON = "Run the same command again to continue."
 
 
 def run_batch(own: BatchOptions, options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) -> int:
     """Run until everything is answered, or a signal; returns the exit code. Raises SetpointError for a batch that cannot go on."""
     if own.input is None or own.output is None:
-        raise ConfigError("an input and an output are needed: setpoint batch INPUT -o OUTPUT.")
+        raise ConfigError("Name an input and an output: setpoint batch INPUT -o OUTPUT.")
     if "-" in (own.input, own.output):
-        raise ConfigError("'-' cannot stand for stdin or stdout here: a batch reads its input twice and its output back. Name files.")
+        raise ConfigError(
+            "A batch cannot use '-' for stdin or stdout, because it reads its input twice and reads its output again. Name files."
+        )
     setup_logging(options.log_level, milliseconds=env.log_ms)
     source_path, output_path = Path(own.input), Path(own.output)
     is_parquet = parquet.is_parquet(output_path)
     with closing(_source(source_path)) as source:
         if output_path.exists() and os.path.samefile(source_path, output_path):
-            raise BatchError(f"{output_path} is the input; give another -o.")
+            raise BatchError(f"{output_path} is the input; name another file with -o.")
         survey = source.survey()
         if not survey.num_requests:
             raise BatchError(f"{source_path} holds no requests.")
@@ -148,7 +150,7 @@ class _Signals:
             self.at_once.set()
         else:
             self.stop.set()
-            print(f"Stopping: open requests have {DRAIN_S:g} s to end. Once more to end at once.", file=sys.stderr, flush=True)
+            print(f"Stopping: open requests have {DRAIN_S:g} s to finish. Interrupt again to stop at once.", file=sys.stderr, flush=True)
 
 
 async def _show(shown: Display, run: BatchRun, tally: Tally) -> None:

@@ -59,9 +59,11 @@ class Journal:
         for position, line in enumerate(self._whole_lines(), 1):
             number, head = self._record(position, line, survey)
             if number in done:
-                raise BatchError(f"{self._path} answers line {number} of the input twice, the second time on its own line {position}.")
+                raise BatchError(f"{self._path} holds two answers to line {number} of the input; the second is on line {position}.")
             if in_order and number < done.last:
-                raise BatchError(f"{self._path} was begun without --keep-order: line {position} is out of order. Leave the option out.")
+                raise BatchError(
+                    f"{self._path} was started without --keep-order: its line {position} is out of order. Leave --keep-order out."
+                )
             done.add(number)
             tally.count(head.error)
             self._size += len(line)
@@ -97,11 +99,11 @@ class Journal:
             self._failed_sync = self._write_error(error)
             raise self._failed_sync from None
         if not os.fstat(self._fd).st_nlink:
-            raise BatchError(f"{self._path} was deleted while it was written: its answers are gone.")
+            raise BatchError(f"{self._path} was deleted while it was being written; its answers are lost.")
         self._num_synced = size
 
     def _write_error(self, error: OSError) -> BatchError:
-        return BatchError(f"{self._path} cannot be written: {error.strerror}. The answers in it are whole.")
+        return BatchError(f"{self._path} cannot be written: {error.strerror}. The answers in it are complete.")
 
     def _whole_lines(self) -> Iterator[bytes]:
         try:
@@ -120,8 +122,8 @@ class Journal:
         parsed = None if head is None else parse_record_id(head.id)
         if head is None or parsed is None:
             raise BatchError(
-                f"{self._path} is not an output of setpoint batch, or damaged: line {position} (byte {self._size}) is no record. "
-                "Give another -o, or repair it."
+                f"{self._path} is not an output of setpoint batch, or it is damaged: line {position} (byte {self._size}) is not a record. "
+                "Name another file with -o, or repair this one."
             )
         digest, number = parsed
         if digest != survey.digest or not 1 <= number <= survey.last_number:
@@ -137,8 +139,8 @@ class Journal:
         head = os.pread(self._fd, len(beginning), self._size)
         if not beginning.startswith(head) and not self._is_zero(num_tail):
             raise BatchError(
-                f"{self._path} is not an output of setpoint batch for this input: its end, from byte {self._size}, is no record. "
-                "Give another -o."
+                f"{self._path} is not an output of setpoint batch for this input: its end, from byte {self._size}, is not a record. "
+                "Name another file with -o."
             )
         os.ftruncate(self._fd, self._size)
 

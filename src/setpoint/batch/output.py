@@ -49,7 +49,7 @@ class InOrder:
 
     def expect(self, number: int) -> None:
         if number < self._after:
-            raise BatchError(f"The output has a gap: it goes to line {self._after} without line {number}. Leave --keep-order out.")
+            raise BatchError(f"The output has a gap: it reaches line {self._after}, but line {number} is missing. Leave --keep-order out.")
         self._pending[number] = None
 
     def put(self, number: int, record: bytes) -> None:

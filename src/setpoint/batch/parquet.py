@@ -100,7 +100,7 @@ def _entry(number: int, row: dict[str, Any]) -> Entry:
         num_bytes = len(msgspec.json.encode(body))
         problem = None
         if custom_id is None:
-            problem = Problem("bad_request", "custom_id must be a string that is not empty.")
+            problem = Problem("bad_request", "custom_id must be a non-empty string.")
         elif method != "POST":
             problem = Problem("bad_request", f"method must be POST, got {method!r}.")
     except (ValueError, TypeError) as error:
@@ -145,9 +145,9 @@ def finished(output: Path, survey: Survey) -> int | None:
         found = pa.parquet.read_metadata(output).metadata or {}
         about = json.loads(found.get(_METADATA, b"{}"))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise BatchError(f"{output} exists and is not a readable Parquet file: {_first_line(error)}. Give another -o.") from None
+        raise BatchError(f"{output} exists and is not a readable Parquet file: {_first_line(error)}. Name another file with -o.") from None
     if about.get("digest") != survey.digest:
-        raise BatchError(f"{output} exists and belongs to another input. Give another -o.")
+        raise BatchError(f"{output} exists and belongs to another input. Name another file with -o.")
     return int(about["num_failed"])
 
 

@@ -126,7 +126,7 @@ class BatchRun:
             raise
         except Exception:
             # As in the server: a bug that one request meets must not keep the others from their answers.
-            logger.exception("Line %d met an internal error.", entry.number)
+            logger.exception("An internal error occurred at line %d.", entry.number)
             message = "Internal error; the log has the details."
             self._put(entry, record.refused(self._digest, entry, message, status_code=500, err_type="InternalServerError"))
         finally:
@@ -144,7 +144,7 @@ class BatchRun:
         rid = record.record_id(self._digest, entry.number)
         exchange = await api.open({"rid": rid, **entry.body})
         if exchange.is_stream:
-            raise RequestError("stream must not be true in a batch: there is nobody to stream to.")
+            raise RequestError("stream must not be true in a batch, which writes only complete answers.")
         return exchange
 
     def _put(self, entry: Entry, made: record.Record) -> None:

@@ -67,7 +67,7 @@ class Server:
                     lambda: _Protocol(loop.create_future(), on_event), self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
-            raise ExchangeError("no connection in time") from None
+            raise ExchangeError("timed out while connecting") from None
         except OSError as error:
             raise ExchangeError(f"no connection ({error.strerror or type(error).__name__})") from None
         try:

@@ -92,7 +92,7 @@ class _Maker:
             if len(prompts) == options.num_prompts:
                 break
         if not prompts:
-            raise ConfigError(f"--dataset-path {options.dataset_path} holds no prompt that can be used.")
+            raise ConfigError(f"--dataset-path {options.dataset_path} holds no usable prompt.")
         return prompts
 
     def _prompt(self, text: str, output_len: int) -> Prompt:
@@ -128,7 +128,7 @@ class _Maker:
                     break
             found = words if len(words) >= FEW_WORDS else letters[:NUM_WORDS]
             if not found:
-                raise ConfigError("the tokenizer has no words to make random text of; use --dataset-name random-ids.")
+                raise ConfigError("The tokenizer has no words to make random text from; use --dataset-name random-ids.")
             self._words = np.array(found)
         return self._words
 
@@ -146,7 +146,7 @@ def _read(options: DatasetOptions) -> Iterator[tuple[str, str, int | None]]:
     except OSError as error:
         raise ConfigError(f"--dataset-path {options.dataset_path} cannot be read: {error.strerror}.") from None
     except msgspec.DecodeError as error:
-        raise ConfigError(f"--dataset-path {options.dataset_path} is not what {options.dataset_name} needs: {error}.") from None
+        raise ConfigError(f"--dataset-path {options.dataset_path} cannot be read as {options.dataset_name}: {error}.") from None
     for entry in entries:
         turns = entry.get("conversations") or entry.get("conversation") or []
         if isinstance(entry.get("prompt"), str):

@@ -91,7 +91,7 @@ def bench_quality(line: CommandLine, env: EnvSettings) -> int:
     own: QualityOptions = line.own
     options = line.options
     if options.is_embedding:
-        raise ConfigError("--is-embedding predicts no tokens that could be compared.")
+        raise ConfigError("With --is-embedding a model predicts no tokens, so there is nothing to compare.")
     texts = _texts(own.text_file)
     report.check_writable(own.output_file)
     setup_logging(options.log_level, milliseconds=env.log_ms)

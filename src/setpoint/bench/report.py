@@ -184,7 +184,7 @@ class Comparison:
         return "\n".join([*lines, *_unlike(result, self._others[-1])])
 
 
-STEP_RATIOS = f"   {'than there: prefill':>19} {'decode':>7}"
+STEP_RATIOS = f"   {'speed-up: prefill':>19} {'decode':>7}"
 """Heading of what ``step_ratios`` writes."""
 
 
@@ -195,7 +195,7 @@ def by_shape(path: str) -> dict[tuple[int, int, int], list[dict[str, Any]]]:
         for one in _read(path, flag="--compare"):
             found.setdefault((one["batch_size"], one["input_len"], one["output_len"]), []).append(one)
     except KeyError as error:
-        raise ConfigError(f"--compare {path} holds no results of 'setpoint bench one-batch': no {error}.") from None
+        raise ConfigError(f"--compare {path} holds no results of 'setpoint bench one-batch': the key {error} is missing.") from None
     if not found:
         raise ConfigError(f"--compare {path} holds no result.")
     return found
@@ -204,7 +204,7 @@ def by_shape(path: str) -> dict[tuple[int, int, int], list[dict[str, Any]]]:
 def step_ratios(result: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
     """How many times as fast prefill and decode are as in the median of the others, which are of the same shape."""
     if not others:
-        return f"   {'not there':>19}"
+        return f"   {'not in the file':>19}"
     prefill, decode = (
         statistics.median(other[name] for other in others) / result[name] for name in ("prefill_latency", "median_decode_latency")
     )
@@ -215,8 +215,8 @@ def _unlike(result: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """One line that names the options in which the two differ, if any."""
     ours, theirs = result["options"], other.get("options", {})
     names = [name for name in ours if name not in _NOT_TRAFFIC and name in theirs and ours[name] != theirs[name]]
-    differences = ", ".join(f"{name} {ours[name]} (there {theirs[name]})" for name in names)
-    return [f"NOTE: not the same traffic: {differences}."] if names else []
+    differences = ", ".join(f"{name} {ours[name]} (the other run: {theirs[name]})" for name in names)
+    return [f"NOTE: The traffic differs: {differences}."] if names else []
 
 
 def verdict(ours: Sequence[float], theirs: Sequence[float], more_is_better: bool) -> str:
@@ -224,7 +224,7 @@ def verdict(ours: Sequence[float], theirs: Sequence[float], more_is_better: bool
     ratio = statistics.median(ours) / statistics.median(theirs)
     words = f"{ratio:.2f} ×"
     if min(len(ours), len(theirs)) < 2:
-        return f"{words} (one run: nothing is known of the noise)"
+        return f"{words} (only one run, so the noise is unknown)"
     if min(ours) <= max(theirs) and min(theirs) <= max(ours):
         return f"{words} (within the noise)"
     return f"{words}, {'better' if (ratio > 1) == more_is_better else 'worse'}"

@@ -82,9 +82,9 @@ class _Bench:
         if own.request_rate <= 0:
             raise ConfigError(f"--request-rate must be above 0, or inf; got {own.request_rate:g}.")
         if own.tokenize_prompt and not self._backend.takes_ids:
-            raise ConfigError(f"--tokenize-prompt sends ids, which --backend {own.backend} cannot take.")
+            raise ConfigError(f"--tokenize-prompt sends token ids, which --backend {own.backend} does not accept.")
         if own.tokenize_prompt and own.apply_chat_template:
-            raise ConfigError("--apply-chat-template makes text, --tokenize-prompt sends ids; drop one of the two.")
+            raise ConfigError("--apply-chat-template sends text and --tokenize-prompt sends token ids; leave one of them out.")
         if own.output_details and own.output_file is None:
             raise ConfigError("--output-details needs a file to write to; name one with --output-file.")
 
@@ -145,7 +145,7 @@ class _Bench:
             if record.num_outputs:
                 record.came(record.ended_at, record.num_outputs)  # tokens that are no text
             else:
-                record.fail("no token came")
+                record.fail("the answer has no tokens")
         return record
 
     async def _warm_up(self, prompt: Prompt) -> None:
@@ -169,7 +169,7 @@ class _Bench:
         models = await self._ask("/v1/models")
         with suppress(KeyError, IndexError, TypeError):
             return str(models["data"][0]["id"])
-        raise BenchError(f"{self._server.url}/v1/models names no model; give --model.")
+        raise BenchError(f"{self._server.url}/v1/models lists no model; name one with --model.")
 
     async def _check_lengths(self, prompts: list[Prompt], model: str) -> None:
         """Raises ConfigError for prompts that this server must refuse. They may be a little longer there (special tokens, a template)."""

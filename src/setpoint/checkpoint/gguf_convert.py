@@ -68,7 +68,7 @@ def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
                             shutil.rmtree(earlier, ignore_errors=True)
     except OSError as error:
         raise CheckpointError(
-            f"Cannot write the converted model under {root}: {error.strerror or error}. Set XDG_CACHE_HOME to a place with room."
+            f"Cannot write the converted model under {root}: {error.strerror or error}. Set XDG_CACHE_HOME to a folder with enough space."
         ) from None
     return folder
 

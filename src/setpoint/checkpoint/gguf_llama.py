@@ -62,7 +62,7 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
             raise CheckpointError(f"{file.path}: {arch}.{key} differs from the head size {head_dim}; that is not supported.")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
-        raise CheckpointError(f"{file.path}: tensor 'token_embd.weight' is missing; the file holds no complete model.")
+        raise CheckpointError(f"{file.path}: tensor 'token_embd.weight' is missing, so the model is incomplete.")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

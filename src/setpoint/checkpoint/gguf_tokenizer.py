@@ -81,7 +81,7 @@ def write(file: GGUFFile, tokens: Tokens, folder: Path, *, context_len: int, log
     except CheckpointError:
         raise
     except Exception as error:  # the tokenizers library raises plain Exception for a merge that names no token
-        raise CheckpointError(f"{file.path}: the vocabulary makes no tokenizer: {error}") from None
+        raise CheckpointError(f"{file.path}: no tokenizer can be made from the vocabulary: {error}") from None
     special = (TokenType.CONTROL, TokenType.UNKNOWN)
     added = [
         AddedToken(text, special=kind in special, normalized=False)

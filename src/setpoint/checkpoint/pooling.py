@@ -29,7 +29,9 @@ def read_pooling(folder: Path, spec: ModelSpec) -> Pooling:
     lengths = _lengths(spec)
     path = folder / MODULES_NAME
     if not path.is_file():
-        return Pooling("last", True, spec.hidden_size, lengths, f"no {MODULES_NAME} beside the weights: as SGLang for decoder models")
+        return Pooling(
+            "last", True, spec.hidden_size, lengths, f"no {MODULES_NAME} next to the weights, so this is SGLang's rule for decoder models"
+        )
     modules = read_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError(f"{path} must list the model's steps.")

@@ -64,7 +64,9 @@ def read_header(path: Path) -> list[TensorInfo]:
     if unknown:
         raise CheckpointError(f"{path} has tensors of the unsupported type {min(unknown)}.")
     if max(ends, default=0) > size - 8 - length:
-        raise CheckpointError(f"{path} is truncated: its header promises {max(ends) + 8 + length} bytes, it has {size}. Download it again.")
+        raise CheckpointError(
+            f"{path} is truncated: its header describes {max(ends) + 8 + length} bytes, but the file has {size}. Download it again."
+        )
     return infos
 
 

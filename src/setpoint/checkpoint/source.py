@@ -102,7 +102,7 @@ def _cached_default(revision: str | None, load_format: str, log: Callable[[str],
         log(f"The hub cache has no complete {DEFAULT_MODEL}: {error}")
         return None
     if not (folder / "tokenizer.json").is_file():
-        log(f"The hub cache has {DEFAULT_MODEL} without tokenizer.json; not used.")
+        log(f"The hub cache has {DEFAULT_MODEL} without tokenizer.json, so it is not used.")
         return None
     return folder
 

@@ -94,7 +94,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
     num_kv_heads = reader.positive("num_key_value_heads", num_heads)
     head_dim = reader.positive("head_dim", hidden // num_heads)
     if num_heads % num_kv_heads:
-        reader.fail("num_key_value_heads", f"is {num_kv_heads}, among which {num_heads} attention heads cannot be divided evenly")
+        reader.fail("num_key_value_heads", f"is {num_kv_heads}, which does not divide the {num_heads} attention heads evenly")
     if head_dim % 2:
         reader.fail("head_dim", f"is {head_dim}; rotary positions need an even size")
     tensors = [tensor for tensor in safetensors_file.read_headers(folder) if not wrapper or language_tensor(tensor.name)]
@@ -137,7 +137,9 @@ def _language_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any]
     reader = _Reader(path, config)
     wrapper, inner = reader.architecture(), config["text_config"]
     if wrapper not in WRAPPERS:
-        reader.fail("text_config", f"is a part of {wrapper}, which takes more than text; of such only {', '.join(WRAPPERS)} is supported")
+        reader.fail(
+            "text_config", f"is a part of {wrapper}, which reads more than text; only {', '.join(WRAPPERS)} is supported among such models"
+        )
     if not isinstance(inner, dict):
         reader.fail("text_config", f"must be an object, not {_shown(inner)}")
     architecture, model_type = WRAPPERS[wrapper]

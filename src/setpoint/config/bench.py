@@ -25,40 +25,50 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             DATASET,
-            "random: words of the tokenizer's vocabulary; random-ids: any of its ids; generated-shared-prefix: groups of prompts that "
-            "begin alike; sharegpt and custom: read from --dataset-path.",
+            "random: words from the tokenizer's vocabulary; random-ids: any of its ids; generated-shared-prefix: groups of prompts that "
+            "share a beginning; sharegpt and custom: prompts from --dataset-path.",
             choices=DATASETS,
         ),
     ] = "random"
     dataset_path: Annotated[
-        str | None, Option(DATASET, "ShareGPT's JSON, or JSON lines with conversations or prompt (and output_len).", metavar="FILE")
+        str | None,
+        Option(DATASET, "ShareGPT's JSON file, or JSON lines with the key conversations, or prompt and output_len.", metavar="FILE"),
     ] = None
-    num_prompts: Annotated[int, Option(DATASET, "How many requests.", low=1)] = 1000
-    seed: Annotated[int, Option(DATASET, "Of prompts, lengths and arrivals: the same seed, the same traffic.", low=0)] = 42
-    random_input_len: Annotated[int, Option(DATASET, "Most tokens of a random prompt.", low=1)] = 1024
-    random_output_len: Annotated[int, Option(DATASET, "Most tokens of its answer.", low=1)] = 1024
+    num_prompts: Annotated[int, Option(DATASET, "Number of requests.", low=1)] = 1000
+    seed: Annotated[int, Option(DATASET, "Seed of prompts, lengths and arrival times: the same seed gives the same traffic.", low=0)] = 42
+    random_input_len: Annotated[int, Option(DATASET, "Maximum tokens of a random prompt.", low=1)] = 1024
+    random_output_len: Annotated[int, Option(DATASET, "Maximum tokens of its answer.", low=1)] = 1024
     random_range_ratio: Annotated[
-        float, Option(DATASET, "Lengths are uniform from this share of the most up to it; 1: all alike.", metavar="SHARE", low=0, high=1)
+        float,
+        Option(
+            DATASET,
+            "Lengths are drawn uniformly between this share of the maximum and the maximum; with 1 they are all equal.",
+            metavar="SHARE",
+            low=0,
+            high=1,
+        ),
     ] = 0.0
     sharegpt_output_len: Annotated[
-        int | None, Option(DATASET, "Answers of this length; as long as the recorded ones if not given.", low=1)
+        int | None, Option(DATASET, "Tokens of each answer; as many as in the recorded answer if not given.", low=1)
     ] = None
     sharegpt_context_len: Annotated[
-        int | None, Option(DATASET, "Leave out what is longer, prompt and answer together.", metavar="N", low=2)
+        int | None, Option(DATASET, "Leave out conversations whose prompt and answer together are longer than this.", metavar="N", low=2)
     ] = None
-    gsp_num_groups: Annotated[int, Option(DATASET, "Groups of generated-shared-prefix.", low=1)] = 64
-    gsp_prompts_per_group: Annotated[int, Option(DATASET, "Prompts in each.", low=1)] = 16
-    gsp_system_prompt_len: Annotated[int, Option(DATASET, "Tokens that a group's prompts share.", low=1)] = 2048
-    gsp_question_len: Annotated[int, Option(DATASET, "Tokens of each prompt's own.", low=1)] = 128
+    gsp_num_groups: Annotated[int, Option(DATASET, "Number of groups of generated-shared-prefix.", low=1)] = 64
+    gsp_prompts_per_group: Annotated[int, Option(DATASET, "Prompts in each group.", low=1)] = 16
+    gsp_system_prompt_len: Annotated[int, Option(DATASET, "Tokens that the prompts of a group share.", low=1)] = 2048
+    gsp_question_len: Annotated[int, Option(DATASET, "Tokens of each prompt after the shared ones.", low=1)] = 128
     gsp_output_len: Annotated[int, Option(DATASET, "Tokens of each answer.", low=1)] = 256
     disable_ignore_eos: Annotated[
-        bool, Option(DATASET, "Let answers end where the model ends them; they have the wanted length otherwise.")
+        bool, Option(DATASET, "Let the model end its answers; otherwise every answer has the requested length.")
     ] = False
-    output_file: Annotated[str | None, Option(RESULTS, "JSON lines; the result is appended.", metavar="FILE")] = None
+    output_file: Annotated[str | None, Option(RESULTS, "File of JSON lines to which the result is appended.", metavar="FILE")] = None
     compare: Annotated[
         str | None,
         Option(
-            RESULTS, "Results to set beside these, with ratios. Several lines are several runs, here and in --output-file.", metavar="FILE"
+            RESULTS,
+            "File with results to compare these with. Several lines, there or in --output-file, count as several runs.",
+            metavar="FILE",
         ),
     ] = None
 
@@ -66,71 +76,83 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True):
 class OfflineOptions(DatasetOptions, frozen=True, kw_only=True):
     """``setpoint bench offline`` beside the engine's options."""
 
-    skip_warmup: Annotated[bool, Option(DATASET, "Measure the first requests of a fresh engine, too.")] = False
+    skip_warmup: Annotated[bool, Option(DATASET, "Measure a fresh engine, without warm-up requests.")] = False
 
 
 class OneBatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``setpoint bench one-batch`` beside the engine's options. Every combination of the three lists is measured."""
 
-    batch_size: Annotated[tuple[int, ...], Option(BATCH, "Sequences side by side.", metavar="N", low=1)] = (1,)
+    batch_size: Annotated[tuple[int, ...], Option(BATCH, "Number of sequences in the batch.", metavar="N", low=1)] = (1,)
     input_len: Annotated[tuple[int, ...], Option(BATCH, "Tokens of each prompt.", metavar="N", low=1)] = (1024,)
-    output_len: Annotated[tuple[int, ...], Option(BATCH, "Tokens that each gets, one per step.", metavar="N", low=2)] = (16,)
+    output_len: Annotated[tuple[int, ...], Option(BATCH, "Tokens that each sequence generates, one per step.", metavar="N", low=2)] = (16,)
     breakdown: Annotated[
-        bool, Option(BATCH, "Show where the time of a step goes, beside what the machine's own limits, measured here, would allow.")
+        bool,
+        Option(BATCH, "Show where the time of a step goes, and how fast each part could be on this machine, whose limits are measured."),
     ] = False
-    run_name: Annotated[str, Option(RESULTS, "A word of yours, kept in the results.")] = "default"
-    output_file: Annotated[str | None, Option(RESULTS, "JSON lines; one per combination is appended.", metavar="FILE")] = None
+    run_name: Annotated[str, Option(RESULTS, "A name for this run, kept in the results.")] = "default"
+    output_file: Annotated[
+        str | None, Option(RESULTS, "File of JSON lines to which one line per combination is appended.", metavar="FILE")
+    ] = None
     compare: Annotated[
-        str | None, Option(RESULTS, "Such a file of another run: how many times as fast each combination is here.", metavar="FILE")
+        str | None, Option(RESULTS, "File of an earlier run; shows how many times as fast each combination is now.", metavar="FILE")
     ] = None
 
 
 class QualityOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``setpoint bench quality`` beside the engine's options."""
 
-    text_file: Annotated[str | None, Option(DATASET, "UTF-8 text to predict, instead of the texts that come along.", metavar="FILE")] = None
+    text_file: Annotated[str | None, Option(DATASET, "UTF-8 text to predict instead of the built-in texts.", metavar="FILE")] = None
     max_perplexity_change: Annotated[
         float | None,
-        Option(RESULTS, "Exit with 3 if perplexity rises by more than this share; 0.02 is 2 %.", metavar="SHARE", low=0),
+        Option(RESULTS, "Exit with code 3 if the perplexity rises by more than this share (0.02 is 2 %).", metavar="SHARE", low=0),
     ] = None
-    output_file: Annotated[str | None, Option(RESULTS, "JSON lines; the result is appended.", metavar="FILE")] = None
+    output_file: Annotated[str | None, Option(RESULTS, "File of JSON lines to which the result is appended.", metavar="FILE")] = None
 
 
 class ServingOptions(DatasetOptions, frozen=True, kw_only=True):
     """``setpoint bench serving``."""
 
     backend: Annotated[
-        str, Option(TARGET, "What is spoken: SGLang's /generate, or OpenAI's completions, chat or embeddings.", choices=BACKENDS)
+        str, Option(TARGET, "API to use: SGLang's /generate, or OpenAI's completions, chat or embeddings.", choices=BACKENDS)
     ] = "sglang"
-    base_url: Annotated[str | None, Option(TARGET, "Instead of host and port: http://HOST:PORT, or https.", metavar="URL")] = None
+    base_url: Annotated[
+        str | None, Option(TARGET, "Address of the server, http(s)://HOST:PORT, instead of --host and --port.", metavar="URL")
+    ] = None
     host: Annotated[str, Option(TARGET, "The server's.")] = "127.0.0.1"
     port: Annotated[int, Option(TARGET, "The server's.", low=1, high=65535)] = 30000
-    model: Annotated[str | None, Option(TARGET, "Name sent to the server; its first one if not given.")] = None
+    model: Annotated[str | None, Option(TARGET, "Model name to send; the first one that the server lists if not given.")] = None
     tokenizer: Annotated[
-        str | None, Option(TARGET, "Folder, GGUF file or hub id; what the server names, else the model, if not given.", metavar="PATH")
+        str | None,
+        Option(
+            TARGET,
+            "Folder, GGUF file or hub id of the tokenizer; if not given, the one that the server names, or else the model's.",
+            metavar="PATH",
+        ),
     ] = None
     request_rate: Annotated[
-        float, Option(TRAFFIC, "Requests per second, with a Poisson process's gaps; inf: all at once.", metavar="X", infinite=True)
+        float, Option(TRAFFIC, "Requests per second, as a Poisson process; inf sends all at once.", metavar="X", infinite=True)
     ] = float("inf")
-    max_concurrency: Annotated[int | None, Option(TRAFFIC, "Most requests in flight; the others wait here, unmeasured.", low=1)] = None
-    warmup_requests: Annotated[int, Option(TRAFFIC, "Requests before the measured ones.", low=0)] = 1
+    max_concurrency: Annotated[
+        int | None, Option(TRAFFIC, "Maximum requests in flight; the others wait in this client, and their wait is not measured.", low=1)
+    ] = None
+    warmup_requests: Annotated[int, Option(TRAFFIC, "Warm-up requests before the measured ones.", low=0)] = 1
     flush_cache: Annotated[bool, Option(TRAFFIC, "Empty the server's prefix cache after the warm-up.")] = False
-    disable_stream: Annotated[bool, Option(TRAFFIC, "Ask for whole answers: only their end can be timed then.")] = False
-    stall_timeout: Annotated[float, Option(TRAFFIC, "A request with nothing received for so many seconds has failed.", low=0.1)] = 1800.0
-    extra_request_body: Annotated[str, Option(TRAFFIC, "Added to every request.", metavar="JSON")] = "{}"
-    apply_chat_template: Annotated[bool, Option(DATASET, "Put prompts into the model's chat template here.")] = False
-    tokenize_prompt: Annotated[bool, Option(DATASET, "Send ids instead of text: the exact number of tokens.")] = False
+    disable_stream: Annotated[bool, Option(TRAFFIC, "Ask for whole answers instead of streams; then only their end can be timed.")] = False
+    stall_timeout: Annotated[float, Option(TRAFFIC, "Seconds without any data after which a request counts as failed.", low=0.1)] = 1800.0
+    extra_request_body: Annotated[str, Option(TRAFFIC, "JSON object whose keys are added to every request.", metavar="JSON")] = "{}"
+    apply_chat_template: Annotated[bool, Option(DATASET, "Apply the model's chat template to the prompts in this client.")] = False
+    tokenize_prompt: Annotated[bool, Option(DATASET, "Send token ids instead of text, so that the number of tokens is exact.")] = False
     goodput: Annotated[
         tuple[str, ...],
-        Option(RESULTS, "Limits in milliseconds that a good request keeps: ttft:MS, tpot:MS, e2el:MS.", metavar="NAME:MS"),
+        Option(RESULTS, "Limits in milliseconds within which a request counts as good: ttft:MS, tpot:MS, e2el:MS.", metavar="NAME:MS"),
     ] = ()
-    cache_report: Annotated[bool, Option(RESULTS, "Prompt tokens that came from the server's prefix cache.")] = False
-    output_details: Annotated[bool, Option(RESULTS, "Every request's lengths, times and text in the output file.")] = False
+    cache_report: Annotated[bool, Option(RESULTS, "Report the prompt tokens that came from the server's prefix cache.")] = False
+    output_details: Annotated[bool, Option(RESULTS, "Write every request's lengths, times and text to the output file.")] = False
     plot_throughput: Annotated[bool, Option(RESULTS, "Draw throughput and concurrency over time in the terminal.")] = False
     plot: Annotated[
-        str | None, Option(RESULTS, "Draw throughput, requests in flight and the distribution of latencies into an SVG.", metavar="FILE")
+        str | None, Option(RESULTS, "Draw throughput, requests in flight and the distribution of latencies to an SVG file.", metavar="FILE")
     ] = None
-    tag: Annotated[str | None, Option(RESULTS, "A word of yours, kept in the result.")] = None
+    tag: Annotated[str | None, Option(RESULTS, "A name for this run, kept in the result.")] = None
 
 
 OURS = frozenset({"--breakdown", "--compare", "--plot", "--stall-timeout"})

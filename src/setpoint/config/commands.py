@@ -28,41 +28,51 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What ``setpoint batch`` has beside the engine's options."""
 
     input: Annotated[
-        str | None, Option(BATCHES, "Requests: a file of OpenAI batch lines, or a .parquet file. The first argument.", metavar="INPUT")
+        str | None,
+        Option(BATCHES, "File of requests: OpenAI batch lines, or a .parquet file. May be given as the first argument.", metavar="INPUT"),
     ] = None
     output: Annotated[
         str | None,
         Option(
             BATCHES,
-            "Where the answers go; .parquet for a Parquet file. A run that ended early goes on from what is there.",
+            "File for the answers; with .parquet, a Parquet file. A run that ended early continues from what the file holds.",
             metavar="FILE",
             short="-o",
         ),
     ] = None
-    keep_order: Annotated[bool, Option(BATCHES, "Write answers in the order of the input instead of as they come.")] = False
+    keep_order: Annotated[
+        bool, Option(BATCHES, "Write answers in the order of the input instead of the order in which they are ready.")
+    ] = False
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What ``setpoint chat`` has beside the engine's options."""
 
     base_url: Annotated[
-        str | None, Option(CHATS, "Talk to a server instead, any with OpenAI's API: http://127.0.0.1:30000/v1.", metavar="URL")
+        str | None, Option(CHATS, "Talk to a server with OpenAI's API instead, such as http://127.0.0.1:30000/v1.", metavar="URL")
     ] = None
     api_key: Annotated[
-        str | None, Option(CHATS, "Key for that server; OPENAI_API_KEY of the environment if not given.", metavar="KEY", secret=True)
+        str | None,
+        Option(CHATS, "API key of that server; the environment variable OPENAI_API_KEY if not given.", metavar="KEY", secret=True),
     ] = None
     system: Annotated[str, Option(CHATS, "System prompt.", metavar="TEXT")] = ""
     drop_old_turns: Annotated[
-        bool, Option(CHATS, "Forget the oldest turns, and say so, when the conversation outgrows the context; it is refused otherwise.")
+        bool,
+        Option(CHATS, "When the conversation outgrows the context, forget its oldest turns (and say so) instead of refusing the question."),
     ] = False
-    temperature: Annotated[float | None, Option(CHATS, "Spread of the choice of tokens; 0 takes the likeliest.", low=0)] = None
-    top_p: Annotated[float | None, Option(CHATS, "Choose among the likeliest tokens that add up to this.", metavar="P", high=1)] = None
-    top_k: Annotated[int | None, Option(CHATS, "Choose among this many tokens.", low=-1)] = None
-    min_p: Annotated[
-        float | None, Option(CHATS, "Choose among tokens at least this likely, relative to the likeliest.", metavar="P", low=0, high=1)
+    temperature: Annotated[float | None, Option(CHATS, "Sampling temperature; 0 always takes the likeliest token.", low=0)] = None
+    top_p: Annotated[
+        float | None, Option(CHATS, "Sample among the likeliest tokens whose probabilities add up to this.", metavar="P", high=1)
     ] = None
-    max_tokens: Annotated[int | None, Option(CHATS, "Most tokens of an answer; up to the end of the context if not given.", low=1)] = None
-    seed: Annotated[int | None, Option(CHATS, "Seed of the choice of tokens; another for every answer if not given.")] = None
+    top_k: Annotated[int | None, Option(CHATS, "Sample among this many of the likeliest tokens.", low=-1)] = None
+    min_p: Annotated[
+        float | None,
+        Option(CHATS, "Sample among tokens at least this probable, relative to the likeliest one.", metavar="P", low=0, high=1),
+    ] = None
+    max_tokens: Annotated[int | None, Option(CHATS, "Maximum tokens of an answer; up to the end of the context if not given.", low=1)] = (
+        None
+    )
+    seed: Annotated[int | None, Option(CHATS, "Sampling seed; a different one for every answer if not given.")] = None
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -118,14 +128,14 @@ def _of_sglang(own: type[msgspec.Struct]) -> Set[str]:
 SERVE = Command(
     name="serve",
     summary="serve a model over HTTP",
-    description="Serve a model over HTTP, in SGLang's and OpenAI's language.",
+    description="Serve a model over HTTP with SGLang's and OpenAI's APIs.",
     arguments="[MODEL] [options]",
     positional="model_path",
     listens=True,
 )
 BATCH = Command(
     name="batch",
-    summary="answer a file of requests, resumably",
+    summary="answer a file of requests; an interrupted run can be resumed",
     description="Answer every request of a file exactly once. However a run ended, the same command continues it.",
     arguments="INPUT -o OUTPUT [options]",
     positional="input",
@@ -152,7 +162,7 @@ ENGINE = Command(
 )
 BENCH_SERVING = Command(
     name="bench serving",
-    summary="measure a server, any with SGLang's or OpenAI's API",
+    summary="measure any server with SGLang's or OpenAI's API",
     description="Send traffic to a server and measure what its clients see: latencies, throughput, goodput.",
     arguments="[options]",
     positional="",
@@ -173,7 +183,7 @@ BENCH_OFFLINE = Command(
 BENCH_ONE_BATCH = Command(
     name="bench one-batch",
     summary="measure single steps, without a scheduler",
-    description="Run batches of given sizes straight on the model: the time of prefill and of decode steps.",
+    description="Run batches of given sizes directly on the model and time the prefill and the decode steps.",
     arguments="[MODEL] [options]",
     positional="model_path",
     own=OneBatchOptions,
@@ -182,7 +192,7 @@ BENCH_ONE_BATCH = Command(
 )
 BENCH_QUALITY = Command(
     name="bench quality",
-    summary="measure what a configuration loses against bf16",
+    summary="measure how far a configuration's answers differ from bf16's",
     description="Compare a configuration with the same model in plain bf16: perplexity and greedy answers on fixed texts.",
     arguments="[MODEL] [options]",
     positional="model_path",

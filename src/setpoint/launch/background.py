@@ -80,7 +80,7 @@ class BackgroundService:
                 if not self.is_closed:
                     return asyncio.run_coroutine_threadsafe(self._told_of_the_end(coroutine), self._loop)
         coroutine.close()
-        raise EngineDeadError(_CLOSED if is_ours else "This Engine belongs to another process; make one after the fork.")
+        raise EngineDeadError(_CLOSED if is_ours else "This Engine belongs to another process; build one after the fork.")
 
     async def _told_of_the_end(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:

@@ -26,9 +26,9 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
     options = line.options
     setup_logging(options.log_level, milliseconds=env.log_ms)
     if options.is_embedding:
-        raise ConfigError("--is-embedding has no decode steps to measure.")
+        raise ConfigError("With --is-embedding there are no decode steps to measure.")
     if options.enable_torch_compile and line.own.breakdown:
-        raise ConfigError("--breakdown has no timers inside compiled steps; leave --enable-torch-compile out.")
+        raise ConfigError("--breakdown cannot time the parts of a compiled step; leave --enable-torch-compile out.")
     preflight(options)
     waiting = Waiting(f"Loading {options.model_path or DEFAULT_MODEL}", on_stderr())
     try:

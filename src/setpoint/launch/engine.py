@@ -254,7 +254,11 @@ def _ending(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}; its output above says why"
     name = signal.Signals(-code).name
-    advice = "; if nobody did that, memory ran out: lower --max-total-tokens or --mem-fraction-static" if name == "SIGKILL" else ""
+    advice = (
+        "; if nobody sent that signal, the machine probably ran out of memory: lower --max-total-tokens or --mem-fraction-static"
+        if name == "SIGKILL"
+        else ""
+    )
     return f"was ended by {name}{advice}"
 
 
@@ -345,7 +349,7 @@ def sampling_defaults(wanted: str, source: ModelSource) -> dict[str, float]:
             raise CheckpointError(f"{path}: {error} Correct it, or start with --sampling-defaults openai.") from None
     if recommended:
         logger.debug(
-            "Sampling on OpenAI's routes where a request does not say: %s",
+            "Default sampling of chats and of OpenAI's routes: %s",
             ", ".join(f"{name}={value}" for name, value in recommended.items()),
         )
     return recommended

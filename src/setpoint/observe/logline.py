@@ -156,7 +156,12 @@ class LogLines:
         logger.warning("Fallback: %s (%s)", what, why)
 
     def on_clip(self, rid: str, wanted: int, granted: int) -> None:
-        logger.warning("Request %s: max_new_tokens %d cut to %d, what context length and KV pool can hold.", shown(rid), wanted, granted)
+        logger.warning(
+            "Request %s: max_new_tokens lowered from %d to %d, the most that the context length and the KV pool can hold.",
+            shown(rid),
+            wanted,
+            granted,
+        )
 
     def on_unservable(self, rid: str, why: str, pool: PoolStats) -> None:
         logger.error("Request %s was aborted: nothing else runs and it cannot be admitted (%s); pool: %s", shown(rid), why, pool)

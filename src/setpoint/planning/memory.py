@@ -249,7 +249,7 @@ class MemoryModel:
     def _no_room(self, available: int, rest: int, left: int, limited_by: str) -> str:
         needed = 2 * self.page_size * self.spec.kv_bytes_per_token(self.kv_element_bytes)
         if rest < needed:
-            advice = "Free memory or take a smaller model"
+            advice = "Free memory or use a smaller model"
         elif limited_by.startswith("--mem-fraction-static"):
             advice = "Raise --mem-fraction-static"
         else:

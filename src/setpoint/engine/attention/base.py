@@ -103,5 +103,5 @@ def choose_attention(name: str, shape: AttentionShape) -> Choice[AttentionBacken
     if name == "auto":
         return choose(BACKENDS, PREFERENCE[shape.device.type], shape)
     if name not in BACKENDS:
-        raise ConfigError(f"Unknown attention backend {name!r}; there are: auto, {', '.join(BACKENDS)}.")
+        raise ConfigError(f"Unknown attention backend {name!r}; choose one of auto, {', '.join(BACKENDS)}.")
     return choose(BACKENDS, (name,), shape)

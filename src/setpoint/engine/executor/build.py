@@ -77,8 +77,8 @@ def build_runner(config: EngineConfig) -> ModelRunner:
     native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
     if not native and config.quantization == "w8a8_int8":
         raise ConfigError(
-            f"--quantization w8a8_int8 needs a model of this engine; {spec.architecture} runs on that of transformers, whose answers on "
-            "rounded weights could not be told from wrong ones."
+            f"--quantization w8a8_int8 needs a model of Setpoint's own; {spec.architecture} runs on transformers' model, where rounding errors "
+            "could not be told from wrong answers."
         )
     load = partial(_load_native, quantization=config.quantization) if native else load_transformers_model
     model, weight_bytes = load(
@@ -131,7 +131,7 @@ def _fallbacks(config: EngineConfig, native: bool, choices: Mapping[str, Choice[
     """One sentence for everything that is not the best there is."""
     found = [f"{what} uses {choice.name} ({choice.fallback})" for what, choice in choices.items() if choice.fallback]
     if not native and config.model_impl == "auto":
-        found.insert(0, f"model uses transformers (no declaration of {config.spec.architecture} here; slower than one would be)")
+        found.insert(0, f"model uses transformers (Setpoint has no model of its own for {config.spec.architecture}, which would be faster)")
     level = _level(*choices.values())
     if level and (why := why_no_better(level)):
         found.append(f"C++ kernels run at the level {level} ({why})")
@@ -147,5 +147,5 @@ def _level(*choices: Choice[Any]) -> str:
 
 def _dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
-        raise ConfigError(f"Unknown dtype {name!r}; there are: {', '.join(DTYPES)}.")
+        raise ConfigError(f"Unknown dtype {name!r}; choose one of {', '.join(DTYPES)}.")
     return DTYPES[name]

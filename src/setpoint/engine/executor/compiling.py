@@ -71,7 +71,9 @@ class NotUsable(Exception):
 def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
     """Compile steps of up to ``max_tokens`` tokens. Whatever fails, the runner runs as before and the report says why."""
     if runner.report.model_impl == "setpoint" and not isinstance(runner.ops, RefOps):
-        return CompileReport(why_not_more=f"between the engine's own kernels ({runner.report.ops}) a layer has no torch operations left")
+        return CompileReport(
+            why_not_more=f"a layer consists of the engine's own kernels ({runner.report.ops}) and has no torch operations to compile"
+        )
     if not os.environ.get(CACHE_VARIABLE):
         os.environ[CACHE_VARIABLE] = str(cache_dir().parent / "inductor")
     folder, plain, begin = os.environ[CACHE_VARIABLE], runner.model, time.perf_counter()

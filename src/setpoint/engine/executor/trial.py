@@ -54,6 +54,6 @@ def _compare(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> 
     if not max(errors) <= tolerance:
         chunked, whole = errors
         raise Undrivable(
-            f"on this engine's attention its logits differ from its own by {whole:.2g} of their length, and by {chunked:.2g} "
+            f"with this engine's attention its logits differ from the library's by {whole:.2g} of their length, and by {chunked:.2g} "
             f"when a prompt is cut (allowed: {tolerance:g})"
         )

@@ -62,7 +62,7 @@ def _mapped(num_bytes: int) -> tuple[mmap.mmap, int, int]:
     try:
         memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        raise RuntimeError(f"there is no memory of {num_bytes} bytes: {error}") from None
+        raise RuntimeError(f"cannot get {num_bytes} bytes of memory: {error}") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them: its pages do as well, slower
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -50,7 +50,7 @@ answers for it; of the others any other value is refused."""
 SLIDING, FULL = "sliding_attention", "full_attention"
 """What ``layer_types`` calls layers with and without a window."""
 ELSEWHERE = "--model-impl transformers may serve it"
-UNQUANTISED = "take the checkpoint it was made from, with --quantization to have it rounded when it is loaded"
+UNQUANTISED = "use the checkpoint that it was made from; --quantization rounds that one when it is loaded"
 SHOWN = 60
 """Characters of a refused value in the message."""
 LARGEST = sys.float_info.max
@@ -114,7 +114,7 @@ class ConfigReader:
         """The operation of a gated MLP with this activation."""
         value = self._get(key, default)
         if not isinstance(value, str) or value not in GATED:
-            self.refuse(key, f"activations that are: {', '.join(GATED)}; {ELSEWHERE}")
+            self.refuse(key, f"supported are {', '.join(GATED)}; {ELSEWHERE}")
         return GATED[value]
 
     def refuse_unread(self) -> None:

@@ -63,7 +63,7 @@ def load_weights(
     its language model. blocks: for weights that the folder holds as blocks too; None: they are loaded in dtype.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
-        raise ConfigError(f"Unknown load format {load_format!r}; there are: auto, safetensors, dummy.")
+        raise ConfigError(f"Unknown load format {load_format!r}; choose one of auto, safetensors, dummy.")
     with ExitStack() as stack:
         if load_format == "dummy":
             source: _Dummy | _Checkpoint = _Dummy(seed)
@@ -174,7 +174,7 @@ class _Checkpoint:
                 raise CheckpointError(f"Tensor {name!r} in {file} has shape {list(found)}; the config asks for {list(shape)}.")
         for name, (file, _, stored) in self.files.items():
             if name not in wanted and name not in optional and not name.endswith(IGNORED):
-                raise CheckpointError(f"Tensor {stored!r} in {file} belongs to no part of this architecture.")
+                raise CheckpointError(f"Tensor {stored!r} in {file} does not belong to this architecture.")
 
     def read_blocks(self, parts: list[Part], kinds: Set[str]) -> Blocks | None:
         """What ``parts`` hold together, if all of it is kept as blocks of one of ``kinds``."""

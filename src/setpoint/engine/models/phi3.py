@@ -18,5 +18,5 @@ def phi3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
 
     model = causal_lm(spec, eps, map(layer, range(spec.num_layers)))
     if model.rotaries[0].kind not in ("default", "longrope"):
-        config.refuse("rope_scaling", "this architecture knows no type but longrope")
+        config.refuse("rope_scaling", "this architecture supports only the type longrope")
     return model

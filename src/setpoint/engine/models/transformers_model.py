@@ -98,9 +98,9 @@ class TransformersModel:
         hidden = self._decode(input_ids, ctx)
         seat.ctx = None
         if sorted(seat.layers) != self._layers:
-            raise Undrivable(f"of its {len(self._layers)} layers those that called the attention interface are {seat.layers}")
+            raise Undrivable(f"the attention interface was called by layers {seat.layers}, not once by each of its {len(self._layers)}")
         if any(seat.variants[layer].window is None for layer in self._windowed):
-            raise Undrivable("its layers with a sliding window do not tell their attention of it")
+            raise Undrivable("its layers with a sliding window do not pass the window to their attention")
         return hidden
 
     def _decode(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -166,9 +166,7 @@ def load_transformers_model(
     import transformers
 
     if int(transformers.__version__.partition(".")[0]) < OLDEST:
-        raise CheckpointError(
-            f'transformers {transformers.__version__} is too old to run models of; `pip install -U "setpoint[transformers]"`.'
-        )
+        raise CheckpointError(f'transformers {transformers.__version__} is too old; `pip install -U "setpoint[transformers]"`.')
     try:
         transformers.AttentionInterface.register(NAME, _attention)
         transformers.utils.logging.disable_progress_bar()
@@ -188,7 +186,7 @@ def load_transformers_model(
 
 def refusal(spec: ModelSpec, why: str | Exception) -> CheckpointError:
     """The one sentence for an architecture that the fallback cannot serve."""
-    words = (str(why).strip() or "no words").splitlines()[0].rstrip(".")
+    words = (str(why).strip() or "no reason was given").splitlines()[0].rstrip(".")
     name = f"{type(why).__name__}: " if isinstance(why, Exception) and not isinstance(why, Undrivable) else ""
     return CheckpointError(f"{spec.architecture} cannot be served through transformers: {name}{words}.")
 
@@ -245,10 +243,10 @@ def _read(config: Any, spec: ModelSpec, folder: str, *, load_format: str, dtype:
         ignore_mismatched_sizes=True,  # so that they are listed
         output_loading_info=True,
     )
-    for what, problem in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape"), ("unexpected_keys", "belongs nowhere")):
+    for what, problem in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape"), ("unexpected_keys", "is unknown")):
         names = sorted(key[0] if isinstance(key, tuple) else key for key in found.get(what) or ())
         if names:
-            raise CheckpointError(f"{folder}: tensor {names[0]} {problem} in {spec.architecture} ({len(names)} such).")
+            raise CheckpointError(f"{folder}: tensor {names[0]} {problem} in {spec.architecture} ({len(names)} such tensors).")
     return model
 
 
@@ -257,7 +255,7 @@ def _check_loaded(causal_lm: nn.Module, spec: ModelSpec) -> None:
         ropes = getattr(module, "rope_type", None)
         for rope in ropes.values() if isinstance(ropes, dict) else (ropes,):
             if rope in ROPES_OF_THE_BATCH:
-                raise refusal(spec, f"rope of type {rope} changes with the longest sequence of a batch there")
+                raise refusal(spec, f"its rope of type {rope} depends on the longest sequence of a batch")
     for name, buffer in causal_lm.named_buffers():
         if buffer.is_meta:
             raise refusal(spec, f"buffer {name} was not initialised")
@@ -328,7 +326,7 @@ def _attention(
         return attend(q, k, v, module.layer_idx)[None], None
     seat: Seat | None = getattr(module, SEAT, None)
     if seat is None or seat.ctx is None:
-        raise Undrivable("its attention layers do not know their place (layer_idx)")
+        raise Undrivable("its attention layers have no layer_idx")
     layer, ctx = module.layer_idx, seat.ctx
     seat.layers.append(layer)
     variant = seat.variants.get(layer)
@@ -352,4 +350,4 @@ def _check_call(attention_mask: torch.Tensor | None, causal: bool, more: dict[st
     if not causal:
         strange.append("tokens that come later")
     if strange:
-        raise Undrivable(f"its attention wants {', '.join(strange)}")
+        raise Undrivable(f"its attention asks for {', '.join(strange)}")

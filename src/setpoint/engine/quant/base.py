@@ -107,7 +107,7 @@ def choose_linear(device: torch.device, dtype: torch.dtype, quantization: str | 
     key = (device.type, quantization or "unquant")
     if key not in PREFERENCE:
         raise ConfigError(
-            f"Quantization {quantization!r} does not run on {device.type}; there are: {', '.join(map('/'.join, PREFERENCE))}."
+            f"Quantization {quantization!r} does not run on {device.type}; what exists: {', '.join(map('/'.join, PREFERENCE))}."
         )
     return choose(METHODS, PREFERENCE[key], dtype)
 

@@ -47,7 +47,7 @@ class ClaimAhead:
         try:
             populate(self._stripes[self._stripe][self._begin : self._end])
         except OSError as error:
-            logger.info("From here on the KV pool's memory is found as tokens are written, not ahead of them: %s", error)
+            logger.info("The KV pool's memory is from now on claimed when tokens are written, not ahead of them: %s", error)
             self._works = False
         self._stripe += 1
         if self._stripe == len(self._stripes):

@@ -62,7 +62,7 @@ class CompiledModel:
             if "recompile" not in str(error):
                 raise
             self.max_tokens = 0
-            logger.warning("torch.compile: no step runs compiled from now on, because the compiled code did not fit one: %s", error)
+            logger.warning("torch.compile is off from now on, because the compiled code could not run a step: %s", error)
             return self.model(input_ids, ctx)
 
     def takes(self, num_tokens: int) -> bool:

@@ -82,7 +82,7 @@ def supported_levels() -> list[str]:
     """The levels this machine can run, best first. BuildError if the kernels are not written for it."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in LEVELS:
-        raise BuildError(f"the C++ kernels are written for Linux on {' and '.join(LEVELS)}, this is {sys.platform} on {machine}")
+        raise BuildError(f"the C++ kernels need Linux on {' or '.join(LEVELS)}; this is {sys.platform} on {machine}")
     present = _cpu_flags()
     levels = {name: level for name, level in LEVELS[machine].items() if level.needs <= present}
     for name, level in levels.items():
@@ -119,7 +119,7 @@ def why_no_better(level: str) -> str:
         return ""
     possible = choose_level()
     if possible in better:
-        return f"{LEVEL_VARIABLE} asks for it; this machine runs {possible}"
+        return f"{LEVEL_VARIABLE} asks for it; this machine can run {possible}"
     if better[-1] in _refused:
         return _refused[better[-1]]
     missing = sorted(levels[better[-1]].needs - _cpu_flags())
@@ -135,7 +135,7 @@ def choose_level(name: str = "") -> str:
     """The named level, or the best one for an empty name. BuildError if this machine lacks it."""
     levels = supported_levels()
     if name and name not in levels:
-        raise BuildError(f"this machine cannot run the level {name!r}; it runs {', '.join(levels)}")
+        raise BuildError(f"this machine cannot run the level {name!r}; it can run {', '.join(levels)}")
     return name or next(level for level in levels if not is_emulated(level))
 
 

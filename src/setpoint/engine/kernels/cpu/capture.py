@@ -74,7 +74,7 @@ class _Watch(TorchDispatchMode):
         with self:  # composite operations arrive whole in inference mode
             result = func.decompose(*args, **kwargs)
         if result is NotImplemented:
-            raise NotCapturable(f"the forward pass uses torch's {func.name()}, which is no kernel")
+            raise NotCapturable(f"the forward pass calls torch's {func.name()}, which cannot be captured")
         return result
 
 
