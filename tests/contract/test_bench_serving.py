@@ -261,7 +261,7 @@ def test_a_server_that_dies_in_the_middle(folder: Path) -> None:
         (["--request-rate", "0"], "--request-rate must be above 0", 2),
         (["--goodput", "ttft"], "--goodput takes", 2),
         (["--extra-request-body", "[]"], "must be a JSON object", 2),
-        (["--backend", "vllm-chat", "--tokenize-prompt"], "cannot take", 2),
+        (["--backend", "vllm-chat", "--tokenize-prompt"], "does not accept", 2),
         (["--output-details"], "name one with --output-file", 2),
         (["--compare", "/missing"], "--compare /missing cannot be read", 2),
         (["--output-file", "/missing/out"], "--output-file /missing/out cannot be written", 2),

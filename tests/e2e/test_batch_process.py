@@ -87,7 +87,7 @@ def test_killed_then_interrupted_then_finished(tiny_model: Path, tmp_path: Path)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the engine gets it too
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, batches.errors
-    assert "Stopping: open requests have 10 s to end." in batches.errors
+    assert "Stopping: open requests have 10 s to finish." in batches.errors
     assert "Traceback" not in batches.errors
     assert output.endswith("Run the same command again to continue.\n")
     assert "answered, 0 failed" in output

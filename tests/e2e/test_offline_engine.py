@@ -143,7 +143,7 @@ def test_abort_ends_by_the_beginning_of_a_rid(engine: Engine) -> None:
     ("arguments", "error", "message"),
     [
         ({"prompt": ["fine", ""]}, RequestError, "prompt 2 of 2: The prompt is empty"),
-        ({"prompt": ["fine"], "sampling_params": [{"top_p": 2}]}, RequestError, "prompt 1 of 1: top_p must be in"),
+        ({"prompt": ["fine"], "sampling_params": [{"top_p": 2}]}, RequestError, "prompt 1 of 1: top_p must be"),
         (
             {"prompt": "x", "sampling_params": {"temprature": 1}},
             RequestError,

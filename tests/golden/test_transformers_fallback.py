@@ -50,7 +50,7 @@ def dummy_runner(folder: Path, config: dict[str, Any], **options: Any) -> ModelR
         ({"architectures": ["MyLlama"], "model_type": "llama", "auto_map": {"AutoModel": "x.MyLlama"}}, "not the causal language model"),
         ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}, "not the causal language model"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "quantised"),
-        ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "wants tokens that come later"),
+        ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "asks for tokens that come later"),
         ({"architectures": ["RobertaForCausalLM"], "model_type": "roberta", "is_decoder": True}, "its logits differ from the library's"),
         (
             {
@@ -59,7 +59,7 @@ def dummy_runner(folder: Path, config: dict[str, Any], **options: Any) -> ModelR
                 "layer_types": ["full_attention"] * 2,
                 "num_key_value_heads": 2,
             },
-            "wants s_aux",
+            "asks for s_aux",
         ),
         (
             {"architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "layer_types": ["chunked_attention"] * 2},
@@ -92,7 +92,7 @@ def test_auto_says_that_it_fell_back_and_setpoint_does_not_fall_back(tmp_path: P
     write_tiny(tmp_path, CONFIGS["olmo2"])
     report = runner_of(tmp_path, model_impl="auto").report
     assert report.model_impl == "transformers"
-    assert "no declaration of Olmo2ForCausalLM" in report.fallbacks[0]
+    assert "no model of its own for Olmo2ForCausalLM" in report.fallbacks[0]
     with pytest.raises(CheckpointError, match="'Olmo2ForCausalLM' is not supported"):
         runner_of(tmp_path, model_impl="setpoint")
 
@@ -108,7 +108,7 @@ def test_an_old_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     import transformers
 
     monkeypatch.setattr(transformers, "__version__", "4.57.1")
-    with pytest.raises(CheckpointError, match=r"transformers 4.57.1 is too old .* `pip install -U"):
+    with pytest.raises(CheckpointError, match=r"transformers 4.57.1 is too old; `pip install -U"):
         dummy_runner(tmp_path, CONFIGS["olmo2"])
 
 

@@ -225,5 +225,7 @@ def test_dummy_weights_take_the_bytes_that_are_planned(tmp_path: Path) -> None:
 
 
 def test_a_model_of_transformers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--quantization w8a8_int8 needs a model of Setpoint's own; LlamaForCausalLM runs on transformers"):
+    with pytest.raises(
+        ConfigError, match="--quantization w8a8_int8 needs a model of Setpoint's own; LlamaForCausalLM runs on transformers"
+    ):
         build(write_tiny_llama(tmp_path), model_impl="transformers")
