@@ -19,16 +19,16 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
         float, EnvVar("SGLANG_INIT_NEW_TOKEN_RATIO", "Share of its output limit a running request is first expected to use.")
     ] = 0.7
     min_new_token_ratio_factor: Annotated[
-        float, EnvVar("SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR", "Lowest that share decays to, as a factor of its start.")
+        float, EnvVar("SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR", "Lowest value of that share, as a factor of its first value.")
     ] = 0.14
     new_token_ratio_decay_steps: Annotated[
-        int, EnvVar("SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS", "Decode steps without retraction until it is there.")
+        int, EnvVar("SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS", "Decode steps without retraction until that lowest value is reached.")
     ] = 600
     retract_decode_steps: Annotated[
         int, EnvVar("SGLANG_RETRACT_DECODE_STEPS", "Output tokens per kept request that a retraction makes room for.")
     ] = 20
     clip_max_new_tokens: Annotated[
-        int, EnvVar("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "Most output tokens reserved for one request at admission.")
+        int, EnvVar("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "Maximum output tokens reserved for one request at admission.")
     ] = 4096
     in_batch_check_threshold: Annotated[
         int,
@@ -46,10 +46,10 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 32
     req_waiting_timeout_s: Annotated[
         float,
-        EnvVar("SGLANG_REQ_WAITING_TIMEOUT", "Seconds a request may wait in the queue before it is answered 503; not above 0: no limit."),
+        EnvVar("SGLANG_REQ_WAITING_TIMEOUT", "Seconds a request may wait in the queue before it gets 503; 0 or less means no limit."),
     ] = -1.0
     req_running_timeout_s: Annotated[
-        float, EnvVar("SGLANG_REQ_RUNNING_TIMEOUT", "Seconds a request may run before it is answered 503; not above 0: no limit.")
+        float, EnvVar("SGLANG_REQ_RUNNING_TIMEOUT", "Seconds a request may run before it gets 503; 0 or less means no limit.")
     ] = -1.0
     test_retract: Annotated[bool, EnvVar("SGLANG_TEST_RETRACT", "Retract running requests regularly, for tests.")] = False
     test_retract_interval: Annotated[int, EnvVar("SGLANG_TEST_RETRACT_INTERVAL", "Steps between those retractions.")] = 3
@@ -57,9 +57,9 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
         float, EnvVar("SGLANG_HEALTH_CHECK_TIMEOUT", "Seconds /health_generate waits for a token before it answers 503.")
     ] = 20.0
     health_endpoint_generation: Annotated[
-        bool, EnvVar("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "/health generates a token too, instead of only asking the processes.")
+        bool, EnvVar("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "/health also generates a token, instead of only checking the processes.")
     ] = True
-    log_ms: Annotated[bool, EnvVar("SGLANG_LOG_MS", "Milliseconds in the time stamps of the log.")] = False
+    log_ms: Annotated[bool, EnvVar("SGLANG_LOG_MS", "Show milliseconds in the time stamps of the log.")] = False
     allow_longer_context: Annotated[
         bool, EnvVar("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "Let --context-length exceed what the model was made for.")
     ] = False

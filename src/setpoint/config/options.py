@@ -52,11 +52,9 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
         bool,
         Option(SCHEDULE, "Requests with a higher priority go first, under fcfs and lof; running ones of much lower priority make room."),
     ] = False
-    schedule_low_priority_values_first: Annotated[bool, Option(SCHEDULE, "The lower its priority value, the sooner a request goes.")] = (
-        False
-    )
+    schedule_low_priority_values_first: Annotated[bool, Option(SCHEDULE, "Requests with lower priority values go first.")] = False
     default_priority_value: Annotated[
-        int | None, Option(SCHEDULE, "Priority of a request without one; behind all others if not given.", live=True)
+        int | None, Option(SCHEDULE, "Priority of requests that have none; if not given, they go last.", live=True)
     ] = None
     priority_scheduling_preemption_threshold: Annotated[
         int,
@@ -71,8 +69,8 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
         str,
         Option(
             SCHEDULE,
-            "Who gives memory back when the KV pool is full: length takes those with the fewest output tokens, priority the least urgent "
-            "first (with --enable-priority-scheduling).",
+            "Which requests are retracted when the KV pool is full: length takes those with the fewest output tokens, priority the "
+            "least urgent first (with --enable-priority-scheduling).",
             choices=("length", "priority"),
         ),
     ] = "length"
@@ -97,16 +95,16 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
         bool,
         Option(
             SCHEDULE,
-            "While requests run, admit no one until as many slots are free as the largest prefill batch took so far. Aligning the "
+            "While requests run, admit none until as many slots are free as the largest prefill batch so far took. Aligning the "
             "prefills of data-parallel ranks, its other use, has nothing to do here: there is one rank.",
             tunable=(False, True),
         ),
     ] = False
     prefill_delayer_max_delay_passes: Annotated[
-        int, Option(SCHEDULE, "Scheduling passes that one such wait may last, that of --min-free-slots-delay included.", low=1, live=True)
+        int, Option(SCHEDULE, "Maximum scheduling passes of such a wait, or of one by --min-free-slots-delay.", low=1, live=True)
     ] = 30
     prefill_delayer_max_delay_ms: Annotated[
-        float | None, Option(SCHEDULE, "Milliseconds that it may last; 5000 if not given.", metavar="MS", low=0, live=True)
+        float | None, Option(SCHEDULE, "Maximum milliseconds of such a wait; 5000 if not given.", metavar="MS", low=0, live=True)
     ] = None
     prefill_delayer_token_usage_low_watermark: Annotated[
         float | None,
@@ -126,7 +124,7 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
         int | None,
         Option(
             SCHEDULE,
-            "While requests run, admit no one until so many slots are free, at most a sixth of all and 2 to 4 in any case. Off at 0 and 1, "
+            "While requests run, admit none until so many slots are free, at most a sixth of all and 2 to 4 in any case. Off at 0 and 1, "
             "and with fewer than 8 slots.",
             low=0,
         ),
@@ -145,22 +143,20 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
         int | None,
         Option(
             SCHEDULE,
-            "Most requests running at once; follows the size of the KV pool if not given.",
+            "Maximum requests running at once; if not given, it follows from the size of the KV pool.",
             low=1,
             tunable=Range(1, 4096, log=True),
         ),
     ] = None
     max_queued_requests: Annotated[
         int | None,
-        Option(
-            SCHEDULE, "Most requests waiting; further ones are answered 503. No limit if not given.", low=0, live=True, server_only=True
-        ),
+        Option(SCHEDULE, "Maximum requests waiting; further ones get 503. No limit if not given.", low=0, live=True, server_only=True),
     ] = None
     chunked_prefill_size: Annotated[
         int | None,
         Option(
             SCHEDULE,
-            "Most prompt tokens computed in one step; longer prompts are split. -1 turns splitting off.",
+            "Maximum prompt tokens computed in one step; longer prompts are split. -1 turns splitting off.",
             human=True,
             tunable=Range(128, 16384, log=True),
         ),
@@ -178,7 +174,9 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
     ] = 16384
     prefill_max_requests: Annotated[
         int | None,
-        Option(SCHEDULE, "Most requests in one prefill batch. No limit if not given.", low=1, tunable=Range(1, 256, log=True), live=True),
+        Option(
+            SCHEDULE, "Maximum requests in one prefill batch. No limit if not given.", low=1, tunable=Range(1, 256, log=True), live=True
+        ),
     ] = None
     enable_mixed_chunk: Annotated[
         bool, Option(SCHEDULE, "Add the decode rows to prefill steps instead of letting them wait.", tunable=(False, True))
@@ -205,7 +203,9 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
         int | None, Option(MEMORY, "Upper bound of the KV pool, in tokens.", low=1, human=True, tunable=Range(4096, 16777216, log=True))
     ] = None
     page_size: Annotated[int, Option(MEMORY, "Tokens in a page of the KV pool.", low=1, tunable=(1, 16, 32, 64))] = 1
-    disable_radix_cache: Annotated[bool, Option(MEMORY, "Neither match nor keep prefixes of finished requests.")] = False
+    disable_radix_cache: Annotated[
+        bool, Option(MEMORY, "Turn the prefix cache off: prefixes of finished requests are neither kept nor matched.")
+    ] = False
     radix_eviction_policy: Annotated[
         str,
         Option(
@@ -242,12 +242,12 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
     enable_torch_compile: Annotated[
         bool, Option(EXECUTION, "Compile the torch operations of small steps, if there are any and it pays; start-up says what came of it.")
     ] = False
-    torch_compile_max_bs: Annotated[int, Option(EXECUTION, "Most tokens of a step that --enable-torch-compile compiles.", low=1)] = 32
+    torch_compile_max_bs: Annotated[int, Option(EXECUTION, "Maximum tokens of a step that --enable-torch-compile compiles.", low=1)] = 32
     num_threads: Annotated[
         int | None,
         Option(
             EXECUTION,
-            "Threads that compute on a CPU; the cores this process may use if not given.",
+            "Number of compute threads on a CPU; if not given, the number of cores that this process may use.",
             low=1,
             high=4096,
             tunable=Range(1, 256, log=True),
@@ -259,10 +259,16 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
     random_seed: Annotated[int | None, Option(EXECUTION, "Seed of everything random; drawn at start if not given.", low=0)] = None
 
     # -- Logs
-    log_level: Annotated[str, Option(LOGS, "Least severity that is logged.", choices=LOG_LEVELS, live=True)] = "info"
+    log_level: Annotated[str, Option(LOGS, "Minimum severity of what is logged.", choices=LOG_LEVELS, live=True)] = "info"
     log_level_http: Annotated[
         str | None,
-        Option(LOGS, "The same for the HTTP server; --log-level if not given.", choices=LOG_LEVELS, live=True, server_only=True),
+        Option(
+            LOGS,
+            "Minimum severity of what the HTTP server logs; --log-level if not given.",
+            choices=LOG_LEVELS,
+            live=True,
+            server_only=True,
+        ),
     ] = None
     log_requests: Annotated[bool, Option(LOGS, "Log every request when it arrives and when it is done.", live=True)] = False
     log_requests_level: Annotated[
@@ -287,7 +293,7 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
         int | None,
         Option(
             COMPATIBILITY,
-            "Most requests of a decode step that is replayed from a graph.",
+            "Maximum requests of a decode step that is replayed from a graph.",
             low=0,
             no_effect="on a CPU every step of up to 512 tokens is replayed, on a GPU none is yet",
         ),
@@ -322,7 +328,7 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
         ),
     ] = False
     trust_remote_code: Annotated[
-        bool, Option(COMPATIBILITY, "Run Python code that a checkpoint brings along.", no_effect="Setpoint never runs such code")
+        bool, Option(COMPATIBILITY, "Run Python code that comes with a checkpoint.", no_effect="Setpoint never runs such code")
     ] = False
 
 

@@ -70,7 +70,8 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(MODEL, "Type of the KV cache; auto is the dtype of the model.", choices=("auto", "bf16", "bfloat16", "fp32", "float32")),
     ] = "auto"
     context_length: Annotated[
-        int | None, Option(MODEL, "Longest sequence, prompt and output together; the model's own limit if not given.", low=8, human=True)
+        int | None,
+        Option(MODEL, "Maximum length of a sequence, prompt and output together; the model's own limit if not given.", low=8, human=True),
     ] = None
     json_model_override_args: Annotated[
         str, Option(MODEL, "JSON object whose keys replace those of the model's config.json.", metavar="JSON")
@@ -124,7 +125,9 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1
     incremental_streaming_output: Annotated[
         bool,
-        Option(SERVING, "Native streams carry the new text only; otherwise each piece repeats the text so far.", server_only=True),
+        Option(
+            SERVING, "Pieces of a native stream hold only the new text; otherwise each piece repeats the text so far.", server_only=True
+        ),
     ] = False
     stream_response_default_include_usage: Annotated[
         bool, Option(SERVING, "OpenAI streams end with a usage chunk unless the request says otherwise.", server_only=True)

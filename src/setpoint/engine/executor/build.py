@@ -77,8 +77,8 @@ def build_runner(config: EngineConfig) -> ModelRunner:
     native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
     if not native and config.quantization == "w8a8_int8":
         raise ConfigError(
-            f"--quantization w8a8_int8 needs a model of Setpoint's own; {spec.architecture} runs on transformers' model, where rounding errors "
-            "could not be told from wrong answers."
+            f"--quantization w8a8_int8 needs a model of Setpoint's own; {spec.architecture} runs on transformers' model, where wrong "
+            "answers could not be told from rounding errors."
         )
     load = partial(_load_native, quantization=config.quantization) if native else load_transformers_model
     model, weight_bytes = load(
