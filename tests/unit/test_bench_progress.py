@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import time
+from functools import partial
 
 import pytest
 
 from setpoint.bench import progress
+from setpoint.observe.waiting import Waiting
 
 
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_pipe_gets_a_line_for_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.waiting("making prompts"):
+def test_what_takes_long_is_said_on_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.waiting("Making 6 prompts"):
         pass
-    monkeypatch.setattr(progress, "TICK_S", 0.01)
-    with progress.waiting("loading"):
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(progress, "Waiting", partial(Waiting, first_s=0.01))
+    with progress.waiting("Making 6 prompts"):
         time.sleep(0.1)
-    assert capsys.readouterr().err == "bench: loading, 0 s\n"
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.01)
-    with progress.waiting("loading"):
-        time.sleep(0.1)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) > 1
-    assert set(lines) == {"bench: loading, 0 s"}
-
-
-def fails_slowly() -> None:
-    with progress.waiting("loading"):
-        time.sleep(0.1)
-        raise KeyError
-
-
-def test_a_terminal_gets_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Screen()
-    monkeypatch.setattr("sys.stderr", screen)
-    monkeypatch.setattr(progress, "TICK_S", 0.01)
-    with pytest.raises(KeyError):
-        fails_slowly()
-    shown = screen.getvalue()
-    assert "\n" not in shown
-    assert shown.startswith("\r\x1b[Kbench: loading\r\x1b[Kbench: loading, 0 s")
-    assert shown.endswith("\r\x1b[K")
+    assert capsys.readouterr() == ("", "setpoint: Making 6 prompts … 0 s\n")

@@ -13,7 +13,7 @@ from setpoint.core.errors import CheckpointError, ConfigError
 from setpoint.core.progress import report, reported_to
 from setpoint.launch.invitation import address, invitation
 from setpoint.launch.preflight import preflight
-from setpoint.launch.waiting import Display, Waiting
+from setpoint.observe.waiting import Display, Waiting
 
 README = Path(__file__).parents[2] / "README.md"
 

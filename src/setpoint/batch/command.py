@@ -26,8 +26,8 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError, EngineDeadError
 from setpoint.launch.engine import SIGNALS, EngineSession, Launched, Phases, launched
-from setpoint.launch.waiting import stderr_lines
 from setpoint.observe.logline import setup_logging
+from setpoint.observe.waiting import stderr_lines
 
 DONE, FAILED, INTERRUPTED = 0, 3, 130
 DRAIN_S = 10.0

@@ -162,9 +162,7 @@ def described_limits(measured: Mapping[str, Any]) -> str:
 
 def engine_turns(line: CommandLine, env: EnvSettings, shapes: Sequence[Shape]) -> dict[Shape, dict[str, Turns]]:
     """Give the batches to a whole engine with the same options, and ask its loop. Raises ConfigError for one that it cannot hold."""
-    with waiting("loading the model into a whole engine"):
-        opened = Engine.from_options(line.options, env, given=line.given)
-    with opened as engine:
+    with Engine.from_options(line.options, env, given=line.given) as engine:
         info = engine.get_server_info()
         tokenizer = Tokenizer.from_folder(info["tokenizer_path"])
         for batch_size, input_len, output_len in shapes:
@@ -191,7 +189,7 @@ def _turns(engine: Engine, tokenizer: Tokenizer, shape: Shape) -> dict[str, Turn
         )
         prompts = [[int(token) for token in prompt.content] for prompt in make_prompts(options, tokenizer, as_ids=True)]
         before = _sums(engine)
-        with waiting(f"{'measuring' if found else 'warming up'} the engine with {described(shape)}"):
+        with waiting(f"{'Measuring' if found else 'Warming up'} the engine with {described(shape)}"):
             engine.generate(input_ids=prompts, sampling_params={"temperature": 0.0, "max_new_tokens": answer, "ignore_eos": True})
         found.append(dict(_differences(before, _sums(engine))))
         engine.flush_cache()

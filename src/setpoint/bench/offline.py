@@ -33,9 +33,7 @@ def bench_offline(line: CommandLine, env: EnvSettings) -> int:
     setup_logging(line.options.log_level, milliseconds=env.log_ms)
     report.check_writable(own.output_file)
     previous = report.Comparison(own.compare) if own.compare is not None else None
-    with waiting("loading the model"):
-        opened = Engine.from_options(line.options, env, given=line.given)
-    with opened as engine:
+    with Engine.from_options(line.options, env, given=line.given) as engine:
         result = _measure(engine, own)
     report.print_offline(result)
     if own.output_file is not None:
@@ -47,13 +45,13 @@ def bench_offline(line: CommandLine, env: EnvSettings) -> int:
 
 def _measure(engine: Engine, own: OfflineOptions) -> dict[str, Any]:
     tokenizer = Tokenizer.from_folder(engine.get_server_info()["tokenizer_path"])
-    with waiting(f"making {own.num_prompts} prompts"):
+    with waiting(f"Making {own.num_prompts} prompts"):
         prompts = make_prompts(own, tokenizer)
     if not own.skip_warmup:
-        with waiting(f"warming up with {_WARMUP.num_prompts} requests"):
+        with waiting(f"Warming up with {_WARMUP.num_prompts} requests"):
             _generate(engine, make_prompts(_WARMUP, tokenizer), ignore_eos=True)
         engine.flush_cache()
-    with waiting(f"answering {len(prompts)} requests"):
+    with waiting(f"Answering {len(prompts)} requests"):
         began = time.perf_counter()
         answers = _generate(engine, prompts, ignore_eos=not own.disable_ignore_eos)
         duration = time.perf_counter() - began

@@ -82,13 +82,12 @@ def bench_one_batch(
     others = report.by_shape(own.compare) if own.compare is not None else None
     shapes = list(product(own.batch_size, own.input_len, own.output_len))
     turns = engine_turns(shapes) if own.breakdown else {}  # before there is a second copy of the model
-    with waiting("loading the model"):
-        subject = build(max(own.batch_size), max(own.input_len) + max(own.output_len))
+    subject = build(max(own.batch_size), max(own.input_len) + max(own.output_len))
     steps = _Steps(subject)
     print(HEAD + (report.STEP_RATIOS if others is not None else ""))
     for shape in shapes:
         batch_size, input_len, output_len = shape
-        with waiting(f"measuring {described(shape)}"):
+        with waiting(f"Measuring {described(shape)}"):
             steps.run(batch_size, input_len, WARMUP_STEPS, repeats=1)
             result = _result(own, subject, shape, steps.run(*shape))
         ratios = report.step_ratios(result, others.get(shape, [])) if others is not None else ""
@@ -99,7 +98,7 @@ def bench_one_batch(
         )
         if own.breakdown:
             seams = subject.seams
-            with waiting(f"measuring the parts of {described(shape)}"):
+            with waiting(f"Measuring the parts of {described(shape)}"):
                 counted = steps.run(*shape, repeats=1, seams=seams, inside=seams.entered(eager=True))
                 timed = steps.run(*shape, seams=seams, inside=seams.entered(eager=False))
             result |= _breakdown(subject, result, counted, timed, turns[shape])
@@ -119,7 +118,7 @@ def _breakdown(subject: Subject, result: Mapping[str, Any], counted: Times, time
         "decode": f"Decode step of {result['batch_size']}, median of {len(timed.decodes)}",
     }
     for phase in PHASES:
-        with waiting("measuring the limits of this machine"):  # those that were not needed before
+        with waiting("Measuring the limits of this machine"):  # those that were not needed before
             parts = breakdown.parts_of(counted.works[phase], timed.works[phase], totals[phase], subject.limits, turns[phase])
         found[phase] = breakdown.as_json(parts, turns[phase])
         print("\n".join(breakdown.table(titles[phase], parts, plain[phase], turns[phase])))

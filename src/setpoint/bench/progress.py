@@ -6,45 +6,25 @@ All of it goes to stderr.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from setpoint.bench.record import Record
+from setpoint.observe.waiting import Waiting, on_stderr
 
 EVERY_S = 0.25
 LINE_EVERY_S = 10.0
-TICK_S = 1.0
-"""Without a terminal, what takes less than this is not worth a line."""
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Says what the block does and, as time passes, for how long. One short write per TICK_S: it costs the measurement nothing."""
-    is_terminal = sys.stderr.isatty()
-    began, ended = time.monotonic(), threading.Event()
-
-    def say(text: str) -> None:
-        print(f"\r\x1b[K{text}" if is_terminal else text, end="" if is_terminal else "\n", file=sys.stderr, flush=True)
-
-    def tick() -> None:
-        wait_s = TICK_S
-        while not ended.wait(wait_s):
-            say(f"bench: {what}, {time.monotonic() - began:.0f} s")
-            wait_s = TICK_S if is_terminal else LINE_EVERY_S
-
-    if is_terminal:
-        say(f"bench: {what}")
-    thread = threading.Thread(target=tick, daemon=True)
-    thread.start()
+    """``what`` the block does, e.g. "Making 64 prompts": shown with the seconds so far, if it takes long."""
+    shown = Waiting(what, on_stderr())
     try:
         yield
     finally:
-        ended.set()
-        thread.join()
-        if is_terminal:
-            say("")
+        shown.end()
 
 
 @contextmanager

@@ -30,7 +30,6 @@ from setpoint.bench.progress import waiting
 from setpoint.config.bench import QualityOptions
 from setpoint.config.commandline import CommandLine
 from setpoint.config.environment import EnvSettings
-from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError, SetpointError
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.observe.logline import setup_logging
@@ -98,14 +97,14 @@ def bench_quality(line: CommandLine, env: EnvSettings) -> int:
     if options.random_seed is None:
         options = msgspec.structs.replace(options, random_seed=0)  # dummy weights are the same for both
     plain = msgspec.structs.replace(options, **REFERENCE)
-    with _engine("the reference (plain bfloat16)", plain, env, line.given | REFERENCE.keys()) as engine:
+    with Engine.from_options(plain, env, given=line.given | REFERENCE.keys()) as engine:
         info = engine.get_server_info()
         tokenizer = Tokenizer.from_folder(info["tokenizer_path"])
         windows, prefix = cut(texts, tokenizer, min(WINDOW, info["max_req_input_len"]))
         prompts = windows.prompts(prefix)
-        reference = measure(engine, windows, prompts, name="the reference")
-    with _engine("the candidate", options, env, line.given) as engine:
-        candidate = measure(engine, windows, prompts, name="the candidate")
+        reference = measure(engine, windows, prompts, name="The reference")
+    with Engine.from_options(options, env, given=line.given) as engine:
+        candidate = measure(engine, windows, prompts, name="The candidate")
     result = compare(windows, reference, candidate) | {"text_file": own.text_file, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     print(table(result))
     if own.output_file is not None:
@@ -253,8 +252,3 @@ def _texts(path: str | None) -> dict[str, str]:
         raise ConfigError(f"--text-file {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"--text-file {path} is not UTF-8 text.") from None
-
-
-def _engine(name: str, options: Options, env: EnvSettings, given: frozenset[str]) -> Engine:
-    with waiting(f"loading {name}"):
-        return Engine.from_options(options, env, given=given)

@@ -92,13 +92,13 @@ class _Bench:
         own = self._own
         model = own.model or await self._first_model()
         tokenizer, folder = await self._tokenizer(model)
-        with waiting(f"making {own.num_prompts} prompts"):
+        with waiting(f"Making {own.num_prompts} prompts"):
             prompts = [self._adapted(prompt) for prompt in make_prompts(own, tokenizer, as_ids=own.tokenize_prompt)]
             if own.apply_chat_template:
                 prompts = _in_template(prompts, tokenizer, folder)
         await self._check_lengths(prompts, model)
         self._wish = Wish(model=model, stream=self._streams, ignore_eos=not own.disable_ignore_eos, extra=self._extra)
-        with waiting(f"warming up {self._server.url}"):
+        with waiting(f"Warming up {self._server.url}"):
             await self._warm_up(prompts[0])
         if own.flush_cache:
             await self._flush()

@@ -19,7 +19,7 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import EngineDeadError
 from setpoint.launch.engine import EngineSession, Launched, Phases, launched
-from setpoint.launch.waiting import on_stderr
+from setpoint.observe.waiting import on_stderr
 
 if TYPE_CHECKING:
     from setpoint.frontend.service import Service

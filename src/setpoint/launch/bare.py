@@ -17,8 +17,8 @@ from setpoint.core.progress import reported_to
 from setpoint.launch.announce import announce
 from setpoint.launch.engine import configured, engine_environment
 from setpoint.launch.preflight import preflight
-from setpoint.launch.waiting import Waiting, on_stderr
 from setpoint.observe.logline import setup_logging
+from setpoint.observe.waiting import Waiting, on_stderr
 
 
 def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -> Subject:

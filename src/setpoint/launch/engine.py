@@ -42,7 +42,7 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.launch.announce import announce
 from setpoint.launch.job import EngineJob, encode_job
 from setpoint.launch.preflight import check_room, preflight
-from setpoint.launch.waiting import Display, Waiting
+from setpoint.observe.waiting import Display, Waiting
 
 if TYPE_CHECKING:
     from setpoint.frontend.ipc.client import EngineClient

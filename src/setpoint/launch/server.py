@@ -22,8 +22,8 @@ from setpoint.config.resolve import ResolvedConfig
 from setpoint.core.errors import EngineDeadError
 from setpoint.launch.engine import SIGNALS, EngineSession, Launched, Phases, launched
 from setpoint.launch.invitation import address, invitation
-from setpoint.launch.waiting import in_the_log
 from setpoint.observe.logline import setup_logging
+from setpoint.observe.waiting import in_the_log
 
 if TYPE_CHECKING:
     import uvicorn
