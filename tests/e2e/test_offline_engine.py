@@ -259,7 +259,9 @@ def test_an_interpreter_may_exit_without_shutdown(tiny_model: Path) -> None:
     # From 3.12 on Python warns of any fork in a process with threads; here the child's own threads are none of the parent's business.
     command = [sys.executable, "-W", "ignore:This process (pid=:DeprecationWarning", "-c", EXIT, str(tiny_model)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
+    # On a busy machine the start takes long enough to be spoken of.
+    complaints = [line for line in done.stderr.splitlines() if not line.startswith("setpoint: Loading ")]
+    assert (done.returncode, complaints) == (0, [])
     child, parent = done.stdout.splitlines()
     assert child == "EngineDeadError This Engine belongs to another process; build one after the fork."
     pid, heavy = parent.split(" ", 1)
