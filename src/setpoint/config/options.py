@@ -78,7 +78,7 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
         int | None,
         Option(
             SCHEDULE,
-            "Decode steps between two prefill steps or chunks while requests decode; 0 lets prefill always go first. By device if not given: "
+            "Decode steps between two prefill steps or chunks while requests decode; 0 lets prefill always go first. If not given: "
             "1 on a CPU without mixed chunks, else 0.",
             low=0,
             tunable=Range(0, 32),

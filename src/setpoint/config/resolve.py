@@ -286,7 +286,7 @@ def _chunked_prefill_size(book: Book, hardware: Hardware, device: str) -> int:
     return book.put("chunked_prefill_size", size, why)
 
 
-def _prefill_decode_interval(book: _Book, device: str, chunk: int) -> None:
+def _prefill_decode_interval(book: Book, device: str, chunk: int) -> None:
     if device != "cpu":
         interval, why = 0, "prefill goes first: a GPU reads a long prompt before anybody misses a token"
     elif book.options.enable_mixed_chunk and chunk > 0:
