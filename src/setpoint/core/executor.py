@@ -9,7 +9,11 @@ from setpoint.core.result import StepResult
 
 
 class PendingStep(Protocol):
-    """A submitted step. Contract: ``finish`` exactly once, then ``result`` once; results are taken in submission order."""
+    """A submitted step. Contract: ``finish`` exactly once, then ``result`` once; results are taken in submission order.
+
+    What goes wrong for one sequence (its parameters, its sampling) is in ``StepResult.failures`` and raises nothing; until the scheduler
+    has seen that, its slot holds a sequence that can be computed. What raises concerns the step as a whole, and ends the engine.
+    """
 
     def finish(self, masks: TokenMasks | None) -> None:
         """Enqueue sampling of this step, under the masks if any."""

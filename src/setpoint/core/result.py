@@ -42,6 +42,8 @@ class StepResult:
     """seq_id -> the prompt positions that this step's chunk made known (position p needs the logits of p - 1)."""
     embeddings: Mapping[int, Floats] = field(default_factory=dict)
     """seq_id -> [hidden size], not normalised, for pooled sequences whose last prompt token this step computed."""
+    failures: Mapping[int, str] = field(default_factory=dict)
+    """seq_id -> why, for sequences of the plan that failed alone: their ids and logprobs mean nothing."""
     forward_s: float = 0.0
     """Seconds the device was busy with the forward pass."""
     sample_s: float = 0.0

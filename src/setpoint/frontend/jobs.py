@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from setpoint.core.errors import RequestError, SetpointError
+from setpoint.core.failures import failure
 from setpoint.core.messages import Finish, LogprobBlock, TokenEvent
 from setpoint.core.request import Request
 from setpoint.core.stats import RequestStats
@@ -200,7 +201,7 @@ class Job:
                     pieces = {}
                 if index not in self._open:
                     continue  # ended by a stop string or cancelled; these events were on the way
-                pieces[index] = output.feed(event)
+                pieces[index] = _fed(output, event)
                 if output.finish is not None:
                     self._end(output)
                     _raise_abort(output.finish)
@@ -222,6 +223,14 @@ class Job:
     def _end(self, output: SequenceOutput) -> None:
         self._client.stop(self._open.pop(output.index))
         self._on_finish(output)
+
+
+def _fed(output: SequenceOutput, event: TokenEvent) -> Piece:
+    """Raises RequestError (500) if the text work does: that ends this client's request and no other."""
+    try:
+        return output.feed(event)
+    except Exception as error:
+        raise RequestError(failure("making its text", error), status_code=500, err_type="InternalServerError") from error
 
 
 def _raise_abort(finish: Finish) -> None:

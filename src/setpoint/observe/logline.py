@@ -152,6 +152,9 @@ class LogLines:
     def on_dropped(self, rid: str, why: str) -> None:
         logger.warning("Request %s was answered 503: %s", shown(rid), why)
 
+    def on_failed(self, rid: str, why: str) -> None:
+        logger.error("Request %s was answered 500: %s", shown(rid), why)
+
     def on_fallback(self, what: str, why: str) -> None:
         logger.warning("Fallback: %s (%s)", what, why)
 

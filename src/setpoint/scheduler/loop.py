@@ -13,7 +13,9 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from setpoint.core.executor import Executor, PendingStep
+from setpoint.core.failures import failure
 from setpoint.core.messages import Abort, Announce, Call, Reply, Shutdown, Stop, Submit, ToEngine, ToFrontend, TokenEvent, Tokens
+from setpoint.core.shown import shown
 from setpoint.scheduler import invariants
 from setpoint.scheduler.scheduler import Scheduler
 
@@ -72,7 +74,15 @@ class Loop:
         self._executor.shutdown()
 
     def step(self) -> None:
-        """One turn of the loop."""
+        """One turn of the loop. What it raises ends the engine, and the log then says who was computed."""
+        try:
+            self._turn()
+        except Exception:
+            rids = [shown(seq.rid) for step in self._scheduler.state.inflight for seq in step.seqs]
+            logger.error("The engine ends: a step failed as a whole. Requests of the steps in flight: %s", ", ".join(rids) or "none")
+            raise
+
+    def _turn(self) -> None:
         scheduler, inflight, depth = self._scheduler, self._inflight, self._depth
         self._heartbeat()
         idle = scheduler.state.is_idle
@@ -103,8 +113,17 @@ class Loop:
         return 0.0 if self._executor.prepare_pages(self._scheduler.state.cache.first_unused_page) else IDLE_WAIT_S
 
     def _emit(self, events: list[TokenEvent]) -> None:
-        if events:
+        """Send them in one message; if that raises each alone, and instead of one that still does its sequence's failure."""
+        if not events:
+            return
+        try:
             self._link.send(Tokens(events))
+        except Exception as error:
+            if len(events) > 1:
+                for event in events:
+                    self._emit([event])
+            else:
+                self._link.send(Tokens([self._scheduler.give_up(events[0].seq_id, failure("sending its tokens", error))]))
 
     def _announce(self, step_id: int, seq_ids: set[int]) -> None:
         """Name the newcomers of a step before it runs: after a crash they are the suspects."""

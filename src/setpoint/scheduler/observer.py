@@ -19,6 +19,9 @@ class Observer(Protocol):
     def on_dropped(self, rid: str, why: str) -> None:
         """A request that had been accepted was answered 503: its time was up, or a more urgent one took its place in the queue."""
 
+    def on_failed(self, rid: str, why: str) -> None:
+        """An exception ended this request alone; its traceback has been logged where it was caught."""
+
     def on_fallback(self, what: str, why: str) -> None:
         """Something that was asked for is not done; told the first time only."""
 

@@ -11,13 +11,14 @@ itself causes wait in ``take_events``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 
 import numpy as np
 
 from setpoint.core.errors import RequestError
 from setpoint.core.executor import Clock
+from setpoint.core.failures import failed, failure
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.plan import PlanBuilder, StepPlan, TokenMasks
 from setpoint.core.request import Request
@@ -29,7 +30,7 @@ from setpoint.scheduler.cadence import Cadence
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.decode import DecodePlanner
 from setpoint.scheduler.emit import NOT_FINITE, finish_after, is_due, logprob_block, token_event
-from setpoint.scheduler.grammar import GrammarFactory
+from setpoint.scheduler.grammar import Grammar, GrammarFactory
 from setpoint.scheduler.observer import Observer
 from setpoint.scheduler.prefill import PrefillPlanner
 from setpoint.scheduler.sequence import Sequence, Status
@@ -74,23 +75,31 @@ class Scheduler:
             seq = self._accept(seq_id, request)
             complete = bool(seq.outputs) and seq.remaining <= 0
             if not complete:
+                seq.grammar = self._grammar_after(request, seq.outputs)
                 self._make_room(seq)
         except RequestError as error:
             finish = Finish("abort", message=error.message, status_code=error.status_code, err_type=error.err_type)
             return TokenEvent(seq_id, [], finish, num_prompt=len(request.prompt_ids) // 4)
+        except Exception as error:
+            why = failure("taking it in", error)
+            self._observer.on_failed(request.rid, why)
+            return TokenEvent(seq_id, [], failed(why), num_prompt=len(request.prompt_ids) // 4)
         wanted = request.sampling.max_new_tokens
         if wanted is not None and seq.max_new_tokens < wanted:
             self._observer.on_clip(request.rid, wanted, seq.max_new_tokens)
         if complete:
             seq.finish = Finish("length", length=len(seq.outputs))
             return token_event(seq)
-        seq.grammar = self._grammar(request) if self._grammar is not None else None
-        if seq.grammar is not None:
-            for token in seq.outputs:
-                seq.grammar.accept(token)
         self.state.by_id[seq_id] = seq
         self.state.enqueue(seq)
         return None
+
+    def _grammar_after(self, request: Request, outputs: Iterable[int]) -> Grammar | None:
+        grammar = self._grammar(request) if self._grammar is not None else None
+        if grammar is not None:
+            for token in outputs:
+                grammar.accept(token)
+        return grammar
 
     def _accept(self, seq_id: int, request: Request) -> Sequence:
         state = self.state
@@ -197,7 +206,11 @@ class Scheduler:
         words = np.zeros((len(wanted), -(-self.config.vocab_size // 32)), np.int32)
         for seq, row in zip(wanted, words, strict=True):
             assert seq.grammar is not None
-            seq.grammar.fill_mask(row)
+            try:
+                seq.grammar.fill_mask(row)
+            except Exception as error:
+                step.failures[seq.seq_id] = failure("its grammar", error)
+                row[:] = -1  # any token: nobody will see it
         return TokenMasks(np.array([seq.slot for seq in wanted], np.int32), words)
 
     def take_events(self) -> list[TokenEvent]:
@@ -221,13 +234,39 @@ class Scheduler:
                 self.state.release_if_idle(seq)
                 continue
             num_sampled += samples
-            finish = self._commit(seq, token, result)
-            if finish is not None:
-                events.append(self.state.end(seq, finish))
-            elif is_due(seq, self.config.stream_interval):
-                events.append(token_event(seq))
+            try:
+                event = self._event_after(seq, token, result, step.failures)
+            except Exception as error:
+                event = self._fail(seq, failure("taking in its result", error))
+            if event is not None:
+                events.append(event)
         self._observer.on_step(self._stats(step, result, num_sampled))
         return events
+
+    def _event_after(self, seq: Sequence, token: int | None, result: StepResult, failures: Mapping[int, str]) -> TokenEvent | None:
+        """Take in what a step brought for one of its sequences; the event to send, if one is due."""
+        why = failures.get(seq.seq_id) or result.failures.get(seq.seq_id)
+        if why is not None:
+            return self._fail(seq, why)
+        finish = self._commit(seq, token, result)
+        if finish is not None:
+            return self.state.end(seq, finish)
+        return token_event(seq) if is_due(seq, self.config.stream_interval) else None
+
+    def give_up(self, seq_id: int, why: str) -> TokenEvent:
+        """The last event of a sequence whose events cannot be sent, whether or not it has ended."""
+        seq = self.state.by_id.get(seq_id)
+        return TokenEvent(seq_id, [], failed(why)) if seq is None else self._fail(seq, why)
+
+    def _fail(self, seq: Sequence, why: str) -> TokenEvent:
+        """End a sequence, if it has not ended yet, for which something raised. What it has computed is not sent any more."""
+        self._observer.on_failed(seq.rid, why)
+        seq.num_sent = len(seq.outputs)
+        seq.output_logprobs, seq.prompt_logprobs, seq.embedding = [], [], b""
+        if seq.finish is None:
+            return self.state.end(seq, failed(why))
+        seq.finish = failed(why)
+        return token_event(seq)
 
     def _commit(self, seq: Sequence, token: int | None, result: StepResult) -> Finish | None:
         """Append a sampled token (None: the row only computed prompt tokens); returns how the sequence ends, if it does."""

@@ -40,6 +40,8 @@ class StepDraft:
     hold: bool = False
     """Nothing may be planned: a preemption waits for the steps in flight."""
     refusals: dict[Refusal, int] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+    """seq_id -> why, of sequences that failed alone while the step was prepared."""
 
     def add(self, seq: Sequence, *, samples: bool) -> None:
         """A row of this sequence was planned."""

@@ -49,6 +49,7 @@ class Recorder:
     retractions: list[Retraction] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
     dropped: list[tuple[str, str]] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
     clips: list[tuple[str, int, int]] = field(default_factory=list)
     unservable: list[str] = field(default_factory=list)
@@ -64,6 +65,9 @@ class Recorder:
 
     def on_dropped(self, rid: str, why: str) -> None:
         self.dropped.append((rid, why))
+
+    def on_failed(self, rid: str, why: str) -> None:
+        self.failed.append((rid, why))
 
     def on_fallback(self, what: str, why: str) -> None:
         self.fallbacks.append((what, why))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from setpoint.core.failures import failure
 from setpoint.core.plan import OWN_LENGTH, Admit, StepPlan, TokenMasks
 from setpoint.core.request import Ids
 from setpoint.core.result import Floats, StepResult
@@ -40,8 +41,16 @@ def reference(prompt: Ids, num_new: int, next_token: NextToken, stop_ids: frozen
 class ScriptedStep:
     """A submitted plan: the forward pass is done, sampling waits for ``finish``, the ids for ``result``."""
 
-    def __init__(self, executor: ScriptedExecutor, plan: StepPlan, histories: list[tuple[int, Ids]], embeddings: dict[int, Floats]) -> None:
+    def __init__(
+        self,
+        executor: ScriptedExecutor,
+        plan: StepPlan,
+        histories: list[tuple[int, Ids]],
+        embeddings: dict[int, Floats],
+        failures: dict[int, str],
+    ) -> None:
         self._embeddings = embeddings
+        self._failures = failures
         self._executor = executor
         self._plan = plan
         self._histories = histories
@@ -54,17 +63,32 @@ class ScriptedStep:
         allowed = {} if masks is None else dict(zip(masks.slots.tolist(), masks.words, strict=True))
         self._tokens = []
         for slot, history in self._histories:
-            token = self._executor.next_token(history)
+            token = self._next_token(slot, history)
             if slot in allowed:
                 bits = np.unpackbits(allowed[slot].view(np.uint8), bitorder="little")
                 token = int(np.flatnonzero(bits)[token % int(bits.sum())])
             self._executor.append(slot, token)
             self._tokens.append(token)
 
+    def _next_token(self, slot: int, history: Ids) -> int:
+        try:
+            return self._executor.next_token(history)
+        except Exception as error:
+            rows = self._plan.rows
+            (seq_id,) = rows.seq_ids[rows.slots == slot].tolist()
+            self._failures[seq_id] = failure("sampling", error)
+            return 0
+
     def result(self) -> StepResult:
         assert self._tokens is not None, "result() before finish()"
         rows = self._plan.rows
-        return StepResult(self._plan.step_id, rows.seq_ids[rows.samples], np.array(self._tokens, np.int32), embeddings=self._embeddings)
+        return StepResult(
+            self._plan.step_id,
+            rows.seq_ids[rows.samples],
+            np.array(self._tokens, np.int32),
+            embeddings=self._embeddings,
+            failures=self._failures,
+        )
 
 
 class ScriptedExecutor:
@@ -72,6 +96,8 @@ class ScriptedExecutor:
 
     def __init__(self, *, num_pages: int, page_size: int, next_token: NextToken) -> None:
         self.next_token = next_token
+        self.look_at: Callable[[Admit], None] = lambda admit: None
+        """Sees every admission, and may raise: then that sequence fails. So may ``next_token``."""
         self.plans: list[StepPlan] = []
         self._page_size = page_size
         self._store = np.full((num_pages + 1) * page_size, EMPTY, np.int64)
@@ -85,8 +111,13 @@ class ScriptedExecutor:
         for slot in plan.releases:
             self._ids.pop(slot, None)
             self._table.pop(slot, None)
+        failures: dict[int, str] = {}
         for admit in plan.admits:
             self._admit(admit)
+            try:
+                self.look_at(admit)
+            except Exception as error:
+                failures[admit.seq_id] = failure("admission", error)
         deltas = plan.pages
         for slot, index, page in zip(deltas.slots.tolist(), deltas.indices.tolist(), deltas.pages.tolist(), strict=True):
             assert page > 0, "the dummy page was handed out"
@@ -108,7 +139,7 @@ class ScriptedExecutor:
             if samples:
                 assert end == len(self._ids[slot]), "a row samples before its last known token"
                 histories.append((slot, history))
-        return ScriptedStep(self, plan, histories, embeddings)
+        return ScriptedStep(self, plan, histories, embeddings, failures)
 
     def prepare_pages(self, begin: int) -> bool:
         return False

@@ -62,6 +62,7 @@ class InprocStep:
             output_logprobs=self._output_logprobs(plan),
             prompt_logprobs={int(plan.rows.seq_ids[row]): self._cut(row, logprobs, slice(None)) for row, logprobs in self.prompt.items()},
             embeddings={} if self.embeddings is None else dict(zip(self.forward.pooled.seq_ids, self.embeddings.numpy(), strict=True)),
+            failures=self.forward.failures,
             forward_s=seconds_between(self.begin, self.forward_done),
             sample_s=seconds_between(self.sample_begin, self.sample_done),
             graph=self.forward.graph,

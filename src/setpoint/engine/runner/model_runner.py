@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from setpoint.core.failures import failure
 from setpoint.core.model import ModelSpec
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.request import Ids
@@ -66,6 +67,8 @@ class Forward:
     pooled: Pooled | None = None
     graph: bool = False
     """The model's layers were replayed or ran compiled."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """As in StepResult; ``sample`` adds to it."""
 
     @property
     def logits(self) -> torch.Tensor | None:
@@ -121,17 +124,17 @@ class ModelRunner:
 
     def forward(self, plan: StepPlan) -> Forward:
         self.slots.release(plan.releases)
-        self.slots.admit(plan.admits)
+        failures = self.slots.admit(plan.admits)
         self.pooler.release(plan.releases)
         self.pooler.admit(plan.admits)
         self.slots.map_pages(plan.pages)
         if not len(plan.rows):
-            return Forward(plan, None)
+            return Forward(plan, None, failures=failures)
         batch = build_batch(plan.rows, self.slots)
         num_sampling = len(batch.sample_slots)
         hidden, answer, graph = self._compute(batch, with_logits=0 < num_sampling <= LOGITS_ROWS)
         pooled = self.pooler.pool(plan.rows, batch, hidden, self.slots.columns)
-        prompt = self._prompt_logprobs(plan, batch, hidden) if self.slots.any_special(batch.slots) else {}
+        prompt = self._prompt_logprobs(plan, batch, hidden, failures) if self.slots.any_special(batch.slots) else {}
         sampling = hidden[to_device(batch.sample_index, self.device)] if num_sampling and answer is None else None
         return Forward(plan, batch, answer, sampling, prompt, pooled, graph)
 
@@ -223,18 +226,43 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _choose(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> Sampled:
-        """The sampler's choice, for blocks of rows whose logits fit in memory."""
-        blocks, whole = [], forward.logits
-        best = None if forward.answer is None else forward.answer.best.tensor[: len(slots)]
-        for begin in range(0, len(slots), LOGITS_ROWS):
-            block = slice(begin, begin + LOGITS_ROWS)
-            logits = self.logits(forward.hidden[block]) if whole is None else whole
-            rows, peek = self.slots.sampling_rows(slots[block]), reading_is_free(self.device)
-            blocks.append(sample(logits, rows, masks_of(masks, slots[block]), self.ops, peek=peek, best=best))
-        return joined(blocks)
+        """The sampler's choice. If it raises, each row is tried alone; those that raise then fail, and the others are sampled without."""
+        try:
+            return self._sample(forward, slots, masks)
+        except Exception:
+            if not self._fail_culprits(forward, slots, masks):
+                raise
+            seq_ids = forward.plan.rows.seq_ids[forward.plan.rows.samples]
+            healthy = ~np.isin(seq_ids, list(forward.failures))
+            return self._sample(forward, slots, masks_of(masks, slots[healthy]))
+
+    def _sample(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> Sampled:
+        """All rows, in blocks whose logits fit in memory."""
+        ends = range(0, len(slots), LOGITS_ROWS)
+        return joined([self._sample_rows(forward, slots, slice(begin, begin + LOGITS_ROWS), masks) for begin in ends])
+
+    def _sample_rows(self, forward: Forward, slots: Ids, block: slice, masks: TokenMasks | None) -> Sampled:
+        whole = forward.logits
+        logits = self.logits(forward.hidden[block]) if whole is None else whole[block]
+        best = None if forward.answer is None else forward.answer.best.tensor[: len(slots)][block]
+        rows, peek = self.slots.sampling_rows(slots[block]), reading_is_free(self.device)
+        return sample(logits, rows, masks_of(masks, slots[block]), self.ops, peek=peek, best=best)
+
+    def _fail_culprits(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> bool:
+        """Make the rows plain that cannot be sampled alone; whether there are any."""
+        seq_ids = forward.plan.rows.seq_ids[forward.plan.rows.samples].tolist()
+        found = False
+        for row, (slot, seq_id) in enumerate(zip(slots.tolist(), seq_ids, strict=True)):
+            try:
+                self._sample_rows(forward, slots, slice(row, row + 1), masks)
+            except Exception as error:
+                forward.failures[seq_id] = failure("sampling", error)
+                self.slots.make_plain(slot)
+                found = True
+        return found
 
     @torch.inference_mode()
-    def _prompt_logprobs(self, plan: StepPlan, batch: ForwardBatch, hidden: torch.Tensor) -> dict[int, Logprobs]:
+    def _prompt_logprobs(self, plan: StepPlan, batch: ForwardBatch, hidden: torch.Tensor, failures: dict[int, str]) -> dict[int, Logprobs]:
         """Of the rows whose chunk makes wanted prompt positions known: position p needs the hidden state of p - 1."""
         found = {}
         columns = self.slots.columns[plan.rows.slots]
@@ -246,11 +274,14 @@ class ModelRunner:
                 continue
             first = int(batch.cu_q[row]) - start - 1
             lists = self.slots.lists.get(slot)
-            found[row] = prompt_logprobs(
-                hidden[first + begin : first + end],
-                self.slots.ids.tensor[slot, begin:end],
-                self.logits,
-                num_top=int(columns["num_top"][row]),
-                picked=np.zeros(0, np.int64) if lists is None else lists.picked,
-            )
+            try:
+                found[row] = prompt_logprobs(
+                    hidden[first + begin : first + end],
+                    self.slots.ids.tensor[slot, begin:end],
+                    self.logits,
+                    num_top=int(columns["num_top"][row]),
+                    picked=np.zeros(0, np.int64) if lists is None else lists.picked,
+                )
+            except Exception as error:
+                failures[int(plan.rows.seq_ids[row])] = failure("taking the logprobs of its prompt", error)
         return found

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from setpoint.core.failures import failure
 from setpoint.core.plan import Admit, PageDeltas
 from setpoint.core.request import Ids
+from setpoint.core.sampling import SamplingParams
 from setpoint.engine.kernels.device import Shared
-from setpoint.engine.sampling.columns import SLOT_DTYPE, SamplingRows, TokenLists, slot_values, token_lists, wants_best
+from setpoint.engine.sampling.columns import SLOT_DTYPE, SamplingRows, TokenLists, plain, slot_values, token_lists, wants_best
 
 FIRST_SLOTS = 16
 
@@ -38,25 +40,44 @@ class SlotTable:
         """Device bytes held now."""
         return self.ids.tensor.nbytes + self.pages.tensor.nbytes
 
-    def admit(self, admits: Sequence[Admit]) -> None:
-        """Overwrite the admitted slots; one write to the device for all of them."""
+    def admit(self, admits: Sequence[Admit]) -> dict[int, str]:
+        """Overwrite the admitted slots; one write to the device for all of them.
+
+        -> seq_id -> why, for those whose parameters cannot be taken: they are admitted as plain sequences of the same tokens.
+        """
+        failures: dict[int, str] = {}
         if not admits:
-            return
+            return failures
         self._grow(max(admit.slot for admit in admits) + 1)
         for admit in admits:
             assert len(admit.ids) <= self.context_len, "a sequence longer than the context"
-            self.columns[admit.slot] = slot_values(admit)
-            self.release((admit.slot,))
-            lists = token_lists(admit)
-            if lists is not None:
-                self.lists[admit.slot] = lists
-            if not wants_best(admit):
-                self._special.add(admit.slot)
+            try:
+                self._take(admit)
+            except Exception as error:
+                failures[admit.seq_id] = failure("reading its sampling parameters", error)
+                self._take(plain(admit))
         counts = [len(admit.ids) for admit in admits]
         slots = np.repeat([admit.slot for admit in admits], counts)
         indices = np.concatenate([np.arange(count) for count in counts])
         ids = np.concatenate([admit.ids for admit in admits])
         self.ids.put(slots, indices, ids)
+        return failures
+
+    def make_plain(self, slot: int) -> None:
+        """The slot's sequence goes on greedily, with nothing told about its tokens: sampling it the way it asked for raises."""
+        kept = {name: self.columns[name][slot] for name in ("length", "num_prompt")}
+        self._take(plain(Admit(slot, -1, np.zeros(0, np.int32), 0, SamplingParams(), 0)))
+        for name, value in kept.items():
+            self.columns[name][slot] = value
+
+    def _take(self, admit: Admit) -> None:
+        self.columns[admit.slot] = slot_values(admit)
+        self.release((admit.slot,))
+        lists = token_lists(admit)
+        if lists is not None:
+            self.lists[admit.slot] = lists
+        if not wants_best(admit):
+            self._special.add(admit.slot)
 
     def release(self, slots: Sequence[int]) -> None:
         for slot in slots:

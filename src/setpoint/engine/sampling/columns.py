@@ -6,7 +6,7 @@ whatever the token is), and decides from them which parts of the sampler run at 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import torch
 
 from setpoint.core.plan import Admit
 from setpoint.core.request import Ids
-from setpoint.core.sampling import GREEDY_TEMPERATURE, TOP_K_ALL
+from setpoint.core.sampling import GREEDY_TEMPERATURE, TOP_K_ALL, SamplingParams
 
 Columns = npt.NDArray[np.void]
 """Rows of SLOT_DTYPE."""
@@ -78,6 +78,20 @@ def slot_values(admit: Admit) -> tuple[float | int | bool, ...]:
         s.has_penalties,
         bool(s.logit_bias),
         admit.return_logprob,
+    )
+
+
+def plain(admit: Admit) -> Admit:
+    """The same tokens in the same slot, greedily continued, with nothing told about them: computable whatever the request said."""
+    return replace(
+        admit,
+        sampling=SamplingParams(temperature=0.0),
+        seed=0,
+        stop_ids=(),
+        return_logprob=False,
+        logprob_start=-1,
+        top_logprobs_num=0,
+        token_ids_logprob=(),
     )
 
 
