@@ -136,7 +136,7 @@ class ModelRunner:
         pooled = self.pooler.pool(plan.rows, batch, hidden, self.slots.columns)
         prompt = self._prompt_logprobs(plan, batch, hidden, failures) if self.slots.any_special(batch.slots) else {}
         sampling = hidden[to_device(batch.sample_index, self.device)] if num_sampling and answer is None else None
-        return Forward(plan, batch, answer, sampling, prompt, pooled, graph)
+        return Forward(plan, batch, answer, sampling, prompt, pooled, graph, failures)
 
     def _compute(self, batch: ForwardBatch, *, with_logits: bool) -> tuple[torch.Tensor, Answer | None, bool]:
         """-> hidden states [>= T, H]; with logits, what the sampling rows come to; ``Forward.graph``."""
