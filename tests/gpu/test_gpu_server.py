@@ -21,7 +21,7 @@ def test_the_gpu_is_taken_and_answers_like_the_cpu(device: str, tmp_path: Path) 
             info = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()
             assert info["device"] == (device if chosen == "auto" else "cpu")
             depth = 1 if chosen == "auto" else 0
-            assert any(line.startswith(f"Decision: overlap_depth={depth} ") for line in server.messages)
+            assert {each["field"]: each["value"] for each in info["decisions"]}["overlap_depth"] == depth
             sampling = {"max_new_tokens": 32, "temperature": 0, "ignore_eos": True}
             answers.append([server.generate(text="ab" * number, sampling_params=sampling)["output_ids"] for number in (1, 9, 40)])
             assert server.is_idle()
