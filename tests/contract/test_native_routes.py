@@ -248,14 +248,16 @@ def test_unknown_top_level_keys_are_ignored_but_logged(serve: Serve, caplog: pyt
 
 def test_a_rid_in_use_is_refused_and_the_first_goes_on(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        server.engine.step_s = 0.01
+        server.engine.max_running = 0  # nothing goes on before all has been asked
         first = asyncio.create_task(server.generate(text="x", rid="same", sampling_params={"max_new_tokens": 10}))
-        await asyncio.sleep(0.02)
+        while not server.engine.running:
+            await asyncio.sleep(0)
         response = await server.http.post("/generate", json={"text": "y", "rid": "same"})
         assert response.status_code == 400
         assert "Duplicate request id" in response.json()["error"]["message"]
         batch = await server.http.post("/generate", json={"text": ["y", "z"], "rid": ["other", "same"]})
         assert batch.status_code == 400
+        server.engine.max_running = 10
         assert (await first)["text"] == "x" * 10
         assert await server.generate(text="x", rid="same")
 
@@ -264,12 +266,14 @@ def test_a_rid_in_use_is_refused_and_the_first_goes_on(serve: Serve) -> None:
 
 def test_abort_by_prefix(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        server.engine.step_s = 0.01
+        server.engine.max_running = 0
         tasks = [asyncio.create_task(server.generate(text="x", rid=rid)) for rid in ("job-1", "job-2", "other")]
-        await asyncio.sleep(0.03)
+        while len(server.engine.running) < 3:
+            await asyncio.sleep(0)
         for body in ({"rid": ""}, {"rid": "job"}):
             response = await server.http.post("/abort_request", json=body)
             assert (response.status_code, response.content) == (200, b"")
+        server.engine.max_running = 10
         results = await asyncio.gather(*tasks)
         assert [result["meta_info"]["finish_reason"]["type"] for result in results] == ["abort", "abort", "length"]
         assert server.service.book.totals["num_aborted"] == 2

@@ -184,13 +184,17 @@ def test_information(serve: Serve) -> None:
 def test_flush_cache_waits_for_idle_if_asked(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         assert (await server.http.get("/flush_cache")).text.startswith("Cache flushed.")
+        server.engine.max_running = 0
         busy = asyncio.create_task(server.generate(text="a", sampling_params={"max_new_tokens": 30}))
-        await asyncio.sleep(0.02)
+        while not server.engine.running:
+            await asyncio.sleep(0)
         assert (await server.http.post("/flush_cache")).status_code == 400
-        first = asyncio.create_task(server.http.post("/flush_cache?timeout=5"))
-        await asyncio.sleep(0.01)
+        first = asyncio.create_task(server.http.post("/flush_cache?timeout=60"))
+        for _ in range(200):  # turns of the loop, for it to get there
+            await asyncio.sleep(0)
         second = await server.http.post("/flush_cache?timeout=nan")
         assert (second.status_code, second.text) == (400, "Another flush_cache is already in progress.\n")
+        server.engine.max_running = 10
         assert (await first).status_code == 200
         await busy
 

@@ -214,7 +214,8 @@ def test_an_engine_that_is_gone_leaves_its_last_words(ends: Ends) -> None:
 
     async def scenario() -> None:
         link.start(received.append)
-        await asyncio.sleep(0.05)
+        while not received:
+            await asyncio.sleep(0.001)
         link.send(encode(Shutdown()))  # nobody to read it
 
     asyncio.run(scenario())
