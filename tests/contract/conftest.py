@@ -12,11 +12,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
+from setpoint.frontend.http.port import bind_socket
+from setpoint.frontend.http.serve import listen, make_server
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
@@ -95,8 +96,8 @@ def _on_a_port(engine: FakeEngine, **options: Any) -> Iterator[str]:
         nonlocal base_url, server
         service = make_service(engine, **options)
         service.engine.start()
-        server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_config=None, lifespan="off"))
-        serving = asyncio.create_task(server.serve())
+        server = make_server(create_app(service), drain_s=1)
+        serving = asyncio.create_task(listen(server, bind_socket("127.0.0.1", 0)))
         while not server.started:
             await asyncio.sleep(0.005)
         base_url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"

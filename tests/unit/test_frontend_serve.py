@@ -68,3 +68,37 @@ def test_a_closed_connection_frees_the_sequence(stream: bool) -> None:
 
     sock = bind_socket("127.0.0.1", 0)
     asyncio.run(scenario(sock))
+
+
+def test_an_end_in_the_middle_of_requests_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """A half-sent head, a half-sent body, and a stream that goes on for longer than the drain: none of them logs an error."""
+    engine = FakeEngine(script=lambda request: [120], step_s=0.01, context_len=100_000)
+    config = FrontendConfig(
+        model_path="m", served_model_name="m", tokenizer_path="m", context_len=100_000, max_req_input_len=90_000, vocab_size=VOCAB_SIZE
+    )
+    service = Service(config, EngineClient(engine), TextProcessor(Tokenizer(make_byte_tokenizer())))
+
+    async def scenario(sock: socket.socket) -> None:
+        service.engine.start()
+        server = make_server(create_app(service), drain_s=1)
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        address = sock.getsockname()
+        body = json.dumps({"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 50_000}}).encode()
+        head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        writers = []
+        for sent in (head[:30], head + body[:10], head + body):
+            _, writer = await asyncio.open_connection(*address)
+            writer.write(sent)
+            writers.append(writer)
+        while not engine.running:
+            await asyncio.sleep(0.01)
+        server.should_exit = True
+        await asyncio.wait_for(serving, 5)
+        assert not engine.running
+        for writer in writers:
+            writer.close()
+
+    asyncio.run(scenario(bind_socket("127.0.0.1", 0)))
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL") or record.exc_info]

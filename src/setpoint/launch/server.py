@@ -26,8 +26,7 @@ from setpoint.observe.logline import setup_logging
 from setpoint.observe.waiting import in_the_log
 
 if TYPE_CHECKING:
-    import uvicorn
-
+    from setpoint.frontend.http.serve import Server
     from setpoint.frontend.service import Service
 
 logger = logging.getLogger(__name__)
@@ -56,9 +55,9 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
 
 
 async def _serve(engine: Launched, sock: socket.socket, phases: Phases) -> int:
-    stop = asyncio.Event()
+    stop, urged = asyncio.Event(), asyncio.Event()
     for number in SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, lambda: urged.set() if stop.is_set() else stop.set())
     # After the handlers: these take long enough for somebody to change their mind.
     from setpoint.frontend.http.app import create_app
     from setpoint.frontend.http.port import is_loopback
@@ -73,16 +72,22 @@ async def _serve(engine: Launched, sock: socket.socket, phases: Phases) -> int:
         log_level = options.log_level_http or options.log_level
         app = create_app(service, local_only=is_loopback(sock))
         server = make_server(app, log_level=log_level, drain_s=DRAIN_S + CLOSE_S)
-        await _answer(service, server, sock, _open(engine.config, service, phases), [stopped, session.watcher])
+        await _answer(service, server, sock, _open(engine.config, service, phases), [stopped, session.watcher], urged)
         if not stop.is_set():
             raise EngineDeadError(session.client.death)
         return 0
 
 
 async def _answer(
-    service: Service, server: uvicorn.Server, sock: socket.socket, opening: Coroutine[Any, Any, None], over: Sequence[Task[Any]]
+    service: Service,
+    server: Server,
+    sock: socket.socket,
+    opening: Coroutine[Any, Any, None],
+    over: Sequence[Task[Any]],
+    urged: asyncio.Event,
 ) -> None:
-    """Listen, do what ``opening`` does, and serve until one of ``over`` is done; then open requests have DRAIN_S to end."""
+    """Listen, do what ``opening`` does, and serve until one of ``over`` is done; then open requests have DRAIN_S to end, or until
+    somebody who will not wait has set ``urged``."""
     from setpoint.frontend.http.serve import listen
 
     serving, opened = asyncio.create_task(listen(server, sock)), asyncio.create_task(opening)
@@ -94,11 +99,19 @@ async def _answer(
     finally:
         opened.cancel()
         server.should_exit = True
+        cutting = asyncio.create_task(_cut_when(urged, server))
         deadline = time.monotonic() + DRAIN_S
         while service.engine.num_open and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         service.engine.shutdown()
         await serving
+        cutting.cancel()
+
+
+async def _cut_when(urged: asyncio.Event, server: Server) -> None:
+    await urged.wait()
+    logger.info("A second signal: open requests are not waited for.")
+    server.cut()
 
 
 async def _open(config: ResolvedConfig, service: Service, phases: Phases) -> None:

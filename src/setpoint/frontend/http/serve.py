@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Iterator
@@ -10,37 +11,54 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
+from setpoint.frontend.http.connection import Connection
 from setpoint.frontend.http.port import cannot_listen
 
 _BACKLOG = 2048
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to the launcher: uvicorn would raise them again at its end, before the engine is shut down."""
+class Server(uvicorn.Server):
+    """Leaves signals to the launcher: uvicorn would raise them again at its end, before the engine is shut down.
+
+    Setting ``should_exit`` ends it: no new connections, and ``drain_s`` seconds for open requests, or until ``cut`` is called.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, drain_s: float) -> None:
+        super().__init__(config)
+        self._drain_s = drain_s
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    def cut(self) -> None:
+        """Close every connection as it is; to their requests it looks as if the clients had left."""
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
-def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> uvicorn.Server:
-    """A uvicorn server on uvloop and httptools; run it with ``await listen(server, bind_socket(…))``.
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn's own way to end the last requests is to cancel their tasks, which logs a traceback for each.
+        cutting = asyncio.get_running_loop().call_later(self._drain_s, self.cut)
+        await super().shutdown(sockets)
+        cutting.cancel()
 
-    Setting ``should_exit`` ends it: no new connections, and ``drain_s`` seconds for open requests.
-    """
+
+def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> Server:
+    """A uvicorn server on uvloop and httptools; run it with ``await listen(server, bind_socket(…))``."""
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,
         log_level=log_level,
         backlog=_BACKLOG,
-        timeout_graceful_shutdown=drain_s,
+        timeout_graceful_shutdown=drain_s + 5,
     )
     logging.getLogger("uvicorn.error").addFilter(_is_news)
-    return _Server(config)
+    return Server(config, drain_s=drain_s)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -1,0 +1,143 @@
+"""One HTTP connection: uvicorn's over httptools, and what that leaves out.
+
+A request must arrive in time and its head must be short, or slow and endless ones would pile up. An answer to HTTP/1.0 has no chunks,
+which that version does not know. Works on bytes and uvicorn's bookkeeping (``cycle``: one request and its response); ASGI knows none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from setpoint.frontend.bodies import error_body
+
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request line with its headers; a head that arrives in one piece may be somewhat longer."""
+RECEIVE_S = 20.0
+"""How long a request may take to arrive; a new connection has as long to begin one."""
+RECEIVE_RATE = 4096
+"""Bytes per second that a long request needs to arrive with: each buys it as much more time."""
+LINGER_S = 5.0
+"""How long a client that is still sending may read our refusal: a connection closed at once would be reset, and the refusal lost."""
+
+
+class Connection(HttpToolsProtocol):
+    receive_s = RECEIVE_S
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._is_refused = False
+        self._is_over = False
+        """The last answer was given before its request had arrived; what still comes of it is dropped."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return  # read and dropped until the client has seen why
+        super().data_received(data)
+        self._num_received += len(data)
+        if self._in_head and self._num_received > MAX_HEAD_BYTES:
+            self._refuse(431, f"The request line and headers are longer than {MAX_HEAD_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_timer()
+        super().on_message_complete()
+        if self._is_over:
+            self.transport.close()
+        elif self.cycle.response_complete:  # answered before its end: the timer of an idle connection was stopped by what came since
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "The request is not valid HTTP.")
+
+    def shutdown(self) -> None:
+        """The server ends: what has not arrived by now is not waited for."""
+        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        super()._start_asgi_task(cycle, app if cycle.keep_alive else self._ending(app, cycle))
+
+    def _ending(self, app: ASGIApp, cycle: RequestResponseCycle) -> Any:
+        """``app``, whose answer is the last of this connection. To HTTP/1.0 one of unknown length ends where the connection does."""
+
+        async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_last(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    if scope["http_version"] == "1.0" and not any(name.lower() == b"content-length" for name, _ in message["headers"]):
+                        cycle.chunked_encoding = False
+                elif cycle.chunked_encoding is False and scope["http_version"] == "1.0":
+                    cycle.expected_content_length = len(message.get("body", b""))
+                self._is_over = not message.get("more_body", False) and cycle.more_body and cycle.response_started
+                if self._is_over:
+                    cycle.keep_alive = True  # uvicorn would close at once: the connection ends with the request (on_message_complete)
+                await send(message)
+                if self._is_over:
+                    self.transport.write_eof()
+
+            await app(scope, receive, send_last)
+
+        return answering
+
+    def _expect_head(self) -> None:
+        self._in_head = True
+        self._num_received = 0
+        self._since = self.loop.time()
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.receive_s, self._look)
+
+    def _look(self) -> None:
+        """The request has had its time: perhaps what has come of it has bought it more."""
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused:  # it waits for us
+            self._since = self.loop.time()
+        left = self._since + self.receive_s + self._num_received / RECEIVE_RATE - self.loop.time()
+        if left > 0:
+            self._timer = self.loop.call_later(left, self._look)
+        elif self._num_received and (self._in_head or not self.cycle.response_complete):
+            self._refuse(408, f"The request did not arrive within {self.receive_s:g} s and {RECEIVE_RATE} bytes per second.")
+        else:
+            self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse(self, status_code: int, message: str) -> None:
+        """Answer what has come of a request, and read no more of it."""
+        self._stop_timer()
+        self._unset_keepalive_if_required()
+        self._is_refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            if self.cycle.response_started or not self.cycle.more_body:  # in the middle of an answer nothing else can be said
+                self.transport.close()
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        body = msgspec.json.encode(error_body(message, code=status_code, err_type="Bad Request"))
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[status_code] + head.encode() + body)
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
