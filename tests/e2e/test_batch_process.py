@@ -12,12 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from setpoint.testing.server import PATIENCE_S, wait_until
+from setpoint.testing.server import PATIENCE_S, engine_of, wait_until
 
 
 class Batches:
@@ -69,7 +68,7 @@ def kill_again_and_again(batches: Batches, count: int, seed: int) -> None:
     for _ in range(count):
         with batches.start() as process:
             wait_for_bytes(batches, process, batches.num_bytes + rng.randrange(100_000))
-            (engine,) = psutil.Process(process.pid).children()
+            engine = engine_of(process.pid)
             process.kill()
         assert process.returncode == -signal.SIGKILL
         engine.wait(PATIENCE_S)
@@ -136,7 +135,7 @@ def test_a_dead_engine_ends_the_run_with_its_reason(tiny_model: Path, tmp_path: 
     batches = Batches(tiny_model, tmp_path)
     with batches.start() as process:
         wait_for_bytes(batches, process, 0)
-        (engine,) = psutil.Process(process.pid).children()
+        engine = engine_of(process.pid)
         engine.kill()
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import random
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,14 +21,15 @@ TEXT = "The capital of France is Paris. Größe, naïve café, 漢字かな, п�
 
 
 @pytest.fixture(scope="module")
-def processor(tmp_path_factory: pytest.TempPathFactory) -> TextProcessor:
+def processor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextProcessor]:
     if PACKAGE is None or PACKAGE.origin is None:
         pytest.skip("the default model's package is not installed")
     folder = tmp_path_factory.mktemp("smollm2")
     file = GGUFFile(next(Path(PACKAGE.origin).parent.glob("*.gguf")))
     tokens = gguf_tokenizer.read_tokens(file, vocab_size=49152)
     gguf_tokenizer.write(file, tokens, folder, context_len=8192, log=lambda line: None)
-    return TextProcessor.from_folder(folder)
+    with closing(TextProcessor.from_folder(folder)) as made:
+        yield made
 
 
 def streamed(detokenizer: Detokenizer, ids: list[int]) -> str:
@@ -50,6 +54,6 @@ def test_text_survives_the_round_trip(processor: TextProcessor) -> None:
 
 
 def test_its_chat_template(processor: TextProcessor) -> None:
-    prompt = processor.render_chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}])
+    prompt = asyncio.run(processor.render_chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]))
     assert prompt == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert processor.tokenizer.encode(prompt, add_special_tokens=False).tolist()[0] == 1

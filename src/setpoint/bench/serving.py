@@ -28,7 +28,8 @@ from setpoint.bench.record import Prompt, Record
 from setpoint.checkpoint.source import tokenizer_folder
 from setpoint.config.bench import ServingOptions
 from setpoint.core.errors import ConfigError, SetpointError
-from setpoint.frontend.text.template import ChatTemplate, find_chat_template
+from setpoint.frontend.text.template import ChatTemplate
+from setpoint.frontend.text.template_source import find_chat_template
 from setpoint.frontend.text.tokenizer import Tokenizer
 
 FAILED = 3

@@ -161,7 +161,7 @@ class Calls:
                 raise RequestError(f"messages[{index}] must be a dict with role and content, not {type(message).__name__}.")
         if not self.service.text.has_chat_template:
             raise RequestError('This model has no chat template. Build the Engine with chat_template="FILE", or call generate().')
-        text = chat_prompt(self.service.text, [dict(message) for message in messages], variables=variables)
+        text = await chat_prompt(self.service.text, [dict(message) for message in messages], variables=variables)
         # The template writes the special tokens itself.
         return (await self.service.intake.encode(text, add_special_tokens=False)).tolist()  # type: ignore[no-any-return]
 

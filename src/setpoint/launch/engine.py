@@ -115,6 +115,7 @@ def launched(
     preflight(options)
     owner = os.getpid()
     link, theirs = socket.socketpair()
+    text: TextProcessor | None = None
     waiting = Waiting(f"Loading {options.model_path or DEFAULT_MODEL}", display)
     with link:
         with theirs:
@@ -134,6 +135,8 @@ def launched(
         finally:
             if os.getpid() == owner:  # a forked child that ends comes here, too
                 waiting.end()
+                if text is not None:
+                    text.close()
                 _end(process)
 
 

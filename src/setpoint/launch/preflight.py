@@ -15,7 +15,8 @@ def preflight(options: Options) -> None:
     if options.device == "cuda" and (why := why_no_cuda()):
         raise ConfigError(f"--device cuda was asked for, but {why}; use --device cpu, or leave it out.")
     if options.chat_template is not None:
-        from setpoint.frontend.text.template import ChatTemplate, find_chat_template
+        from setpoint.frontend.text.template import ChatTemplate
+        from setpoint.frontend.text.template_source import find_chat_template
 
         ChatTemplate(find_chat_template("", override=options.chat_template) or "")
 

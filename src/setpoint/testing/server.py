@@ -37,6 +37,12 @@ def wait_until(holds: Callable[[], Any], *, timeout_s: float = PATIENCE_S, every
     return time.monotonic() - started
 
 
+def engine_of(pid: int) -> psutil.Process:
+    """The engine among the children of a process, of which it must have one; the other child renders the chat template."""
+    (engine,) = (child for child in psutil.Process(pid).children() if "setpoint.launch" in child.cmdline())
+    return engine
+
+
 class ServerProcess:
     """One server. ``errors`` is all it wrote to stderr so far (log lines and complaints), ``output`` its stdout."""
 
@@ -66,7 +72,7 @@ class ServerProcess:
     def wait_ready(self, *, timeout_s: float = 120.0) -> None:
         wait_until(lambda: READY in self.errors or self.process.poll() is not None, timeout_s=timeout_s)
         assert self.process.poll() is None, self.errors
-        (self.engine,) = psutil.Process(self.process.pid).children()
+        self.engine = engine_of(self.process.pid)
 
     def wait_end(self, *, timeout_s: float = PATIENCE_S) -> int:
         """The exit code."""

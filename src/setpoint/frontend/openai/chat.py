@@ -38,13 +38,13 @@ class ChatApi:
         variables = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             variables["reasoning_effort"] = body.reasoning_effort
-        text = chat_prompt(self._service.text, body.messages, variables=variables, continue_final_message=body.continue_final_message)
+        text = await chat_prompt(self._service.text, body.messages, variables=variables, continue_final_message=body.continue_final_message)
         # The template writes the special tokens itself.
         prompt = await self._service.intake.encode(text, add_special_tokens=False)
         return self._service.intake.requests(prompt, sampling, body.options(top_logprobs_num=top), rid=rid)
 
 
-def chat_prompt(
+async def chat_prompt(
     text: TextProcessor, messages: list[dict[str, Any]], *, variables: Mapping[str, Any], continue_final_message: bool | None = False
 ) -> str:
     """What the model reads. Raises RequestError for messages that are not text, or that the template refuses."""
@@ -52,7 +52,7 @@ def chat_prompt(
     started = ""
     if continue_final_message and flat[-1]["role"] == "assistant":
         started = flat.pop()["content"]
-    return text.render_chat(flat, variables=variables) + started
+    return await text.render_chat(flat, variables=variables) + started
 
 
 class ChatChoices:

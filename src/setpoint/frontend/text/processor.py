@@ -1,7 +1,7 @@
 """All the text work of the frontend behind one object: prompts to ids, messages to prompts, ids to text.
 
 It does not know requests or HTTP. Long prompts are tokenized on a thread, so that one client's book does not stall the
-streams of the others.
+streams of the others; the checkpoint's chat template has a process of its own.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Ids
-from setpoint.frontend.text.template import ChatTemplate, find_chat_template
+from setpoint.frontend.text.template_process import TemplateProcess
+from setpoint.frontend.text.template_source import find_chat_template
 from setpoint.frontend.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -23,22 +24,36 @@ _INLINE = 4096
 """Longest text (characters) or id list that is worked on by the event loop itself; takes about a millisecond."""
 
 
+class Template(Protocol):
+    """``template_process.TemplateProcess``; in tests ``template.ChatTemplate``, which is the same without the process."""
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None
+    ) -> str: ...
+
+
 class TextProcessor:
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: Template | None = None) -> None:
         self.tokenizer = tokenizer
         self._template = template
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._templates = ThreadPoolExecutor(1, thread_name_prefix="templates")
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, chat_template: str | None = None) -> TextProcessor:
         """Read a checkpoint's tokenizer and chat template; ``chat_template`` is the path of a file that replaces the latter.
 
-        Raises CheckpointError or ConfigError.
+        Raises CheckpointError or ConfigError. ``close`` ends the template's process.
         """
         tokenizer = Tokenizer.from_folder(folder)
         source = find_chat_template(folder, override=chat_template)
-        template = None if source is None else ChatTemplate(source, special_tokens=tokenizer.special_tokens)
+        template = None if source is None else TemplateProcess(source, special_tokens=tokenizer.special_tokens)
         return cls(tokenizer, template)
+
+    def close(self) -> None:
+        """Nothing more is rendered."""
+        if isinstance(self._template, TemplateProcess):
+            self._template.close()
 
     @property
     def has_chat_template(self) -> bool:
@@ -60,10 +75,13 @@ class TextProcessor:
         await asyncio.sleep(0)  # between the prompts of a large batch the other streams get their turn
         return work()
 
-    def render_chat(
+    async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None
     ) -> str:
         """Raises RequestError (400) if the model has no chat template or the template refuses the messages."""
-        if self._template is None:
+        template = self._template
+        if template is None:
             raise RequestError("This model has no chat template; start the server with --chat-template, or use /v1/completions.")
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._templates, lambda: template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+        )

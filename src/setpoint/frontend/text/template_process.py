@@ -1,0 +1,123 @@
+"""A chat template in a process of its own, which can be ended.
+
+A checkpoint's template is a program by a stranger. In a thread nothing could stop one that loops for ever, or that asks for a string of
+all the memory in one operation of Python's. In a process the kernel can (``template_worker`` has the limits); then the request gets an
+error, the next one a new process, and nobody else notices.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from setpoint.core.errors import CheckpointError, RequestError
+from setpoint.frontend.text.template import cannot_compile, cannot_render
+from setpoint.frontend.text.template_worker import (
+    CPU_SECONDS,
+    DONE,
+    MEMORY_BYTES,
+    OUT_OF_MEMORY,
+    RenderJob,
+    TemplateJob,
+    read,
+    write,
+)
+
+_COMMAND = (sys.executable, "-m", "setpoint.frontend.text.template_worker")
+_OURS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C reaches every process of a terminal; this one ends when its input does."""
+
+
+class _EndedError(Exception):
+    """The process ended in the middle of its work; says why."""
+
+
+class TemplateProcess:
+    """As ``template.ChatTemplate``, in another process. Blocks: for threads, of which it serves one at a time."""
+
+    def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
+        """Raises CheckpointError for a template that cannot be compiled."""
+        self._job = msgspec.json.encode(TemplateJob(source, dict(special_tokens or {})))
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None
+    ) -> str:
+        """As ``ChatTemplate.render``. Raises RequestError (400) also for messages with which the template exceeds a limit."""
+        try:
+            job = msgspec.json.encode(RenderJob(list(messages), add_generation_prompt, dict(variables or {})))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise RequestError(cannot_render(f"they cannot be written as JSON: {error}")) from None
+        with self._lock:
+            try:
+                if self._process is None:
+                    self._start()
+                answer = self._ask(job)
+            except (_EndedError, CheckpointError) as error:
+                raise RequestError(cannot_render(str(error))) from None
+            except OSError as error:
+                raise RequestError(f"The chat template's process cannot be started: {error.strerror}.", status_code=503) from None
+        if answer[:1] != DONE:
+            raise RequestError(answer[1:].decode())
+        return answer[1:].decode()
+
+    def close(self) -> None:
+        """End the process. Whatever is being rendered gets an error."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.kill()  # it keeps nothing
+        process.wait()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        process.stdout.close()
+
+    def _start(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+        try:
+            self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            answer = self._ask(self._job)
+        except _EndedError as error:
+            raise CheckpointError(cannot_compile(str(error))) from None
+        if answer[:1] != DONE:
+            raise CheckpointError(answer[1:].decode())
+
+    def _ask(self, data: bytes) -> bytes:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            write(process.stdin, data)
+        answer = read(process.stdout)
+        if answer is None:
+            code = process.wait()
+            self.close()
+            raise _EndedError(_ending(code))
+        return answer
+
+
+def _ending(code: int) -> str:
+    if code == -signal.SIGPROF:
+        return f"it computes for more than {CPU_SECONDS:g} s"
+    if code == OUT_OF_MEMORY:
+        return f"it needs more than {MEMORY_BYTES >> 20} MiB of memory"
+    return f"the process that runs it was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with exit code {code}"

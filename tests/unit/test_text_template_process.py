@@ -1,0 +1,131 @@
+"""A template that computes for ever, or wants all the memory, costs its own request an error and nobody else anything."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from setpoint.core.errors import CheckpointError, RequestError
+from setpoint.frontend.text.processor import Template
+from setpoint.frontend.text.template import ChatTemplate
+from setpoint.frontend.text.template_process import TemplateProcess
+from setpoint.testing.chat_templates import CHATS, TEMPLATES
+
+HI = [{"role": "user", "content": "hi"}]
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@contextmanager
+def process_of(source: str) -> Iterator[TemplateProcess]:
+    with closing(TemplateProcess(source, special_tokens=TOKENS)) as template:
+        yield template
+    assert template._process is None
+
+
+def outcome(template: Template, messages: Any, generate: bool, variables: Any) -> str:
+    """The prompt, or the complaint."""
+    try:
+        return template.render(messages, add_generation_prompt=generate, variables=variables)
+    except RequestError as error:
+        return error.message
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_it_renders_what_the_template_renders(name: str) -> None:
+    plain = ChatTemplate(TEMPLATES[name], special_tokens=TOKENS)
+    with process_of(TEMPLATES[name]) as template:
+        for messages, variables in CHATS:
+            for generate in (True, False):
+                assert outcome(template, messages, generate, variables) == outcome(plain, messages, generate, variables)
+
+
+HOSTILE = {
+    "nested loops": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "computes for more than 2 s"),
+    "lipsum": ("{{ lipsum(n=10000000) }}", "computes for more than 2 s"),
+    "a power": ("{{ messages | length + 10 ** (10 ** (9 + messages | length)) }}", "computes for more than 2 s"),
+    "a format's width": ("{{ '%0999999999d' % (messages | length) }}", "needs more than 512 MiB"),
+    "a product": ("{{ 'x' * 999999999 * (messages | length) }}", "needs more than 512 MiB"),
+    "doubling": (
+        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+        "needs more than 512 MiB",
+    ),
+    "replacing": ("{{ ('a' * 9999 * (messages | length)).replace('a', 'b' * 99999) }}", "needs more than 512 MiB"),
+    "a long prompt": ("{{ 'x' * 20000000 * (messages | length) }}", "a prompt of more than 16777216 bytes"),
+    "a long complaint": ("{{ raise_exception('no! ' * 1000000) }}", "no! no! "),
+    "recursion": ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
+}
+
+
+SLOW = ("lipsum", "a power")
+"""Two seconds each, to show what the nested loops show."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] if name in SLOW else []) for name in HOSTILE])
+def test_a_limit_ends_one_request(name: str) -> None:
+    """Red before: most of these never ended, or took the memory of the machine."""
+    hostile, message = HOSTILE[name]
+    source = "{% if messages[0].content == 'boo' %}" + hostile + "{% else %}{{ messages[0].content }}{% endif %}"
+    with process_of(source) as template:
+        assert template.render(HI) == "hi"
+        started = time.perf_counter()
+        with pytest.raises(RequestError, match=message) as caught:
+            template.render([{"role": "user", "content": "boo"}])
+        print(f"{name}: {time.perf_counter() - started:.2f} s")
+        assert caught.value.status_code == 400
+        assert len(caught.value.message) < 1100
+        assert template.render(HI) == "hi"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% if %}", "Expected an expression"),
+        pytest.param("{{ 10 ** (10 ** 10) }}", "computes for more than 2 s", marks=pytest.mark.full),
+    ],
+)
+def test_a_template_that_cannot_be_compiled(source: str, message: str) -> None:
+    """Constants are computed by the compiler."""
+    with pytest.raises(CheckpointError, match=f"cannot be compiled .*{message}"):
+        TemplateProcess(source)
+
+
+def test_values_that_json_cannot_hold_are_refused() -> None:
+    with process_of("{{ messages[0].content }}{{ number }}") as template:
+        for value in (object(), {1, 2}.__iter__(), "\ud800"):
+            with pytest.raises(RequestError, match="cannot be written as JSON"):
+                template.render(HI, variables={"number": value})
+        assert template.render(HI, variables={"number": 1.5}) == "hi1.5"
+        assert template.render([{"role": "user", "content": "漢字\n🚀\x00"}]) == "漢字\n🚀\x00"
+
+
+def test_a_process_that_somebody_kills_is_replaced() -> None:
+    with process_of("{{ messages[0].content }}") as template:
+        assert template._process is not None
+        template._process.kill()
+        with pytest.raises(RequestError, match="ended by SIGKILL"):
+            template.render(HI)
+        assert template.render(HI) == "hi"
+
+
+def test_closing_ends_it_even_while_it_renders() -> None:
+    source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template = TemplateProcess(source)
+    assert template._process is not None
+    child = psutil.Process(template._process.pid)
+
+    def render() -> None:
+        with pytest.raises(RequestError):
+            template.render(HI)
+
+    thread = threading.Thread(target=render)
+    thread.start()
+    time.sleep(0.1)
+    template.close()
+    thread.join()
+    assert not child.is_running()
