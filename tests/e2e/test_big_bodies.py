@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from setpoint.testing.server import PATIENCE_S, ServerProcess, wait_until
+from setpoint.testing.server import PATIENCE_S, ServerProcess, running_server, wait_until
 
 JSON = {"content-type": "application/json"}
 NOT_FROZEN_S = 2.0
@@ -125,3 +126,31 @@ def test_a_stream_goes_on_while_big_bodies_come(tiny: ServerProcess) -> None:
     print(f"\nlongest gap in a stream {longest * 1e3:.0f} ms")
     assert len(times) == 500
     assert longest < NOT_FROZEN_S
+
+
+HOSTILE = (
+    "{% if messages[0].content == 'boo' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+    "{{ messages[0].content }}"
+)
+
+
+def test_a_template_that_never_ends_disturbs_nobody(tiny_model: Path, tmp_path: Path) -> None:
+    """Red before: the event loop rendered it, and the server was gone for good."""
+    (tmp_path / "hostile.jinja").write_text(HOSTILE)
+    arguments = ["--model-path", str(tiny_model), "--dtype", "float32", "--chat-template", str(tmp_path / "hostile.jinja")]
+    waits: list[float] = []
+
+    def chat(text: str) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
+        return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+
+    with running_server(tmp_path / "server", *arguments) as server:
+        assert chat("hi").status_code == 200
+        with looking(server.url, waits):
+            refused = chat("boo")
+            again = chat("hi")
+        assert refused.status_code == 400
+        assert "computes for more than 2 s" in refused.text
+        assert again.status_code == 200
+        print(f"\nlongest wait for /ready {max(waits) * 1e3:.0f} ms")
+        assert max(waits) < NOT_FROZEN_S

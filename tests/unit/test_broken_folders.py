@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 def read(folder: Path) -> dict[str, float]:
     """All that the parent process reads of a folder -> what it recommends for sampling."""
     source, _, _ = configured(Options(model_path=str(folder), max_total_tokens=512), read_environment({}), frozenset({"max_total_tokens"}))
-    TextProcessor.from_folder(source.folder, chat_template=None)
+    TextProcessor.from_folder(source.folder, chat_template=None).close()
     return sampling_defaults("model", source)
 
 
@@ -92,6 +92,8 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "hidden_size beyond 64 bits": (config("hidden_size", BIG), "'hidden_size' is 1000"),
     "vocab_size huge": (config("vocab_size", "9000000000000000000"), "'vocab_size' is 9000000000000000000; the most"),
     "intermediate_size NaN": (config("intermediate_size", "NaN"), "'intermediate_size' must be a positive integer, not 'NaN'"),
+    "layers huge": (config("num_hidden_layers", "200000"), "'num_hidden_layers' is 200000; the most that is supported is 4096"),
+    "head_dim huge": (config("head_dim", "1000000000"), "'head_dim' is 1000000000; the most"),
     "heads huge": (config("num_attention_heads", "1000000000"), "'num_attention_heads' is 1000000000; the most"),
     "context huge": (config("max_position_embeddings", "1000000000000"), "'max_position_embeddings' is 1000000000000; the most"),
     "architecture of two lines": (config("architectures", '["Llama\\nForCausalLM"]'), "'architectures' must list the model's class"),

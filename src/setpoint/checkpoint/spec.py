@@ -23,6 +23,8 @@ GENERATION_NAME = "generation_config.json"
 MOST = 1 << 28
 """Of what makes a tensor's extent: far above every model, and products of two still count in 64 bits."""
 MOST_HEADS = 1 << 16
+MOST_LAYERS = 1 << 12
+"""The deepest models have some hundred; objects are made for each layer before any weight is missed."""
 LONGEST = (1 << 31) - 1
 """Positions are 32-bit integers."""
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
@@ -102,7 +104,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
     if not isinstance(tie, bool):
         reader.fail("tie_word_embeddings", f"must be true or false, not {_shown(tie)}")
     spec = {
-        "num_layers": reader.positive("num_hidden_layers"),
+        "num_layers": reader.positive("num_hidden_layers", at_most=MOST_LAYERS),
         "hidden_size": hidden,
         "intermediate_size": reader.positive("intermediate_size"),
         "num_heads": num_heads,
