@@ -171,16 +171,20 @@ void linear(const Call& call, const LinearCall& given) {
   for_panels(call, make, [&](Worker& worker, int64_t panel, Range rows, bool) {
     if (worker.panel != panel) {
       const uint8_t* packed = (const uint8_t*)given.weight + panel * blocks * Layout<kKind>::kBytes;
-      const int64_t first = rows.size() < 2 * kTile ? rows.size() : 2 * kTile;
-      tile_pair<TileBF16, bf16>(call, x, rows.begin, first, panel, blocks, [&](int64_t k) {
-        uint32_t* words = worker.words + (once ? k % 2 : k) * kStepWords;
-        unpack<kKind>(packed + k * Layout<kKind>::kBytes, words);
-        return words;
-      });
+      const Range first{rows.begin, rows.size() < 2 * kTile ? rows.end : rows.begin + 2 * kTile};
+      PairSums sums;
+      tile_pair<TileBF16, bf16>(
+          call, x, first, panel, {0, blocks}, blocks,
+          [&](int64_t k) {
+            uint32_t* words = worker.words + (once ? k % 2 : k) * kStepWords;
+            unpack<kKind>(packed + k * Layout<kKind>::kBytes, words);
+            return words;
+          },
+          sums);
       worker.panel = panel;
-      rows.begin += first;
+      rows.begin = first.end;
     }
-    tile_rows<TileBF16, bf16>(call, x, rows, panel, worker.words, blocks, false);
+    if (rows.size() > 0) tile_rows<TileBF16, bf16>(call, x, rows, panel, worker.words, blocks, false);
   });
 }
 
