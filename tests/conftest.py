@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+LOGGERS = ("", "uvicorn", "uvicorn.access", "uvicorn.asgi", "uvicorn.error")
+
 
 def pytest_sessionstart() -> None:
     """A shell starts background jobs with Ctrl-C ignored, and so would be every process that a test starts and interrupts."""
@@ -16,10 +18,12 @@ def pytest_sessionstart() -> None:
 
 @pytest.fixture(autouse=True)
 def _logging_stays_as_it_was() -> Iterator[None]:
-    """A command called in this process sets logging up for the process; the next test must not find its handlers."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    """A command or a server run in this process sets logging up for the process; the next test must not find what it left."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(set(logger.handlers), logger.level, logger.propagate) for logger in loggers]
     yield
-    for handler in set(root.handlers) - set(handlers):
-        root.removeHandler(handler)
-    root.setLevel(level)
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        for handler in set(logger.handlers) - handlers:
+            logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ def test_a_killed_engine_ends_streams_with_an_error_and_the_server_with_a_reason
     assert server.engine is not None
     last = asyncio.run(read_streams(server, 8, server.engine.kill))
     for chunk in last:
-        assert chunk.startswith('data: {"error":{"message":"The engine process was ended by SIGKILL')
+        assert json.loads(chunk.removeprefix("data: "))["error"]["message"].startswith("The engine process was ended by SIGKILL")
     assert server.wait_end() == 1
     assert server.messages[-1].startswith("setpoint: error: The engine process was ended by SIGKILL"), server.errors
     assert "Traceback" not in server.errors
