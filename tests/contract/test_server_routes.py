@@ -15,6 +15,7 @@ from setpoint.core.messages import Failed, Finish, TokenEvent, Tokens
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.intake import Options
 from setpoint.frontend.jobs import ClientGoneError
+from setpoint.frontend.service import RECENT_S
 from setpoint.testing.byte_tokenizer import EOS_ID
 from setpoint.testing.fake_engine import FakeEngine
 
@@ -115,11 +116,39 @@ def test_health_submits_a_token_and_believes_any_message(serve: Serve) -> None:
         probe = server.engine.submitted[0]
         assert probe.rid.startswith("HEALTH_CHECK_")
         assert (probe.prompt().tolist(), probe.sampling.max_new_tokens) == ([0], 1)
+        assert len(server.engine.submitted) == 1, "the probe's own token answers the second question"
         server.engine.silent = True
+        server.service.engine._result_at -= RECENT_S
         started = time.monotonic()
         assert (await server.http.get("/health")).status_code == 503
         assert time.monotonic() - started >= 0.2
         assert (await server.http.get("/ready")).status_code == 200
+
+    serve(scenario)
+
+
+def test_health_of_a_busy_server_costs_nothing(serve: Serve) -> None:
+    """Red before: each question was one more request to prefill."""
+
+    async def scenario(server: Any) -> None:
+        busy = asyncio.create_task(server.generate(text="a", sampling_params={"max_new_tokens": 60}))
+        while not server.engine.running:
+            await asyncio.sleep(0.001)
+        for _ in range(10):
+            assert (await server.http.get("/health")).status_code == 200
+            server.service.engine._result_at -= RECENT_S  # nothing for a while: a long prefill
+        await busy
+        assert len(server.engine.submitted) == 1
+
+    serve(scenario, slow())
+
+
+def test_a_stopped_engine_is_not_ready(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for is_suspended, status in ((True, 503), (False, 200)):
+            server.service.engine.suspended(is_suspended)
+            for path in ("/ready", "/ping", "/health", "/health_generate"):
+                assert (await server.http.get(path)).status_code == status, path
 
     serve(scenario)
 

@@ -17,7 +17,7 @@ from setpoint.core.stats import RequestStats
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import Intake, Options, new_rid
-from setpoint.frontend.ipc.client import EngineClient, EngineState, Mailbox
+from setpoint.frontend.ipc.client import EngineClient, Mailbox
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.unknown_keys import unknown_keys
@@ -25,6 +25,9 @@ from setpoint.frontend.unknown_keys import unknown_keys
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+RECENT_S = 1.0
+"""Tokens that came within this time are a sign of health."""
 
 _LOGGED_CHARS = 2048
 """Length to which values are cut below log level 3."""
@@ -75,22 +78,31 @@ class Service:
         return parsed, unknown_keys(body, parsed, route=route, unsupported=unsupported, refuse=refuse)
 
     async def is_healthy(self) -> bool:
-        """Submit a one-token request; any message of the engine after that is a sign of life."""
-        if self.engine.state is not EngineState.READY:
+        """Whether the engine works. Recent tokens say so, and so does the answer of a busy one; only an idle one is given a request."""
+        if not self.engine.is_ready:
             return False
+        if self.engine.result_age_s < RECENT_S:
+            return True
+        try:
+            if self.engine.num_open:
+                await self.engine.call("state", timeout_s=self.config.health_timeout_s)
+                return self.engine.is_ready
+            return await self._answers_a_probe()
+        except EngineDeadError:
+            return False
+
+    async def _answers_a_probe(self) -> bool:
+        """Submit a one-token request; any message of the engine after that is a sign of life. Raises EngineDeadError."""
         pooling = self.config.pooling
         sampling = SamplingParams(max_new_tokens=1 if pooling is None else 0, temperature=0.0)
         kind = None if pooling is None else pooling.kind
         probe = Request(rid=f"HEALTH_CHECK_{new_rid()}", prompt_ids=pack_ids([0]), sampling=sampling, pooling=kind)
-        try:
-            seq_id = self.engine.submit(probe, Mailbox())
-        except EngineDeadError:
-            return False
+        seq_id = self.engine.submit(probe, Mailbox())
         try:
             heard = await self.engine.wait_message(timeout_s=self.config.health_timeout_s)
         finally:
             self.engine.stop(seq_id)
-        return heard and self.engine.state is EngineState.READY
+        return heard and self.engine.is_ready
 
     async def server_info(self) -> dict[str, Any]:
         """Resolved options, figures of start-up, and what the engine holds now. Raises EngineDeadError."""

@@ -283,12 +283,31 @@ async def _watch(process: subprocess.Popen[bytes], client: EngineClient) -> None
     from setpoint.frontend.ipc.client import EngineState
 
     code: Future[int] = Future()
+    loop = asyncio.get_running_loop()
+
+    def follow() -> None:
+        while (change := _next_change(process.pid)) in (os.CLD_STOPPED, os.CLD_CONTINUED):
+            with suppress(RuntimeError):  # the loop may be closed by now
+                loop.call_soon_threadsafe(client.suspended, change == os.CLD_STOPPED)
+        code.set_result(process.wait())
+
     # Not an executor's thread: an interpreter that exits without ending the engine would wait for that one first.
-    threading.Thread(target=lambda: code.set_result(process.wait()), daemon=True).start()
+    threading.Thread(target=follow, daemon=True).start()
     await asyncio.wrap_future(code)
     await asyncio.sleep(LAST_WORDS_S)
     if client.state is not EngineState.STOPPING:
         client.engine_died(f"The engine process {_ending(code.result())}.")
+
+
+def _next_change(pid: int) -> int | None:
+    """Wait until the child stops (os.CLD_STOPPED), goes on (os.CLD_CONTINUED) or ends (anything else; it is left to be reaped)."""
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOWAIT)
+        if found is not None and found.si_code in (os.CLD_STOPPED, os.CLD_CONTINUED):
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+    except ChildProcessError:  # somebody else has reaped it
+        return None
+    return None if found is None else found.si_code
 
 
 def _service(engine: Launched, client: EngineClient, phases: Phases) -> Service:

@@ -13,8 +13,8 @@ from fastapi.responses import PlainTextResponse
 
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import error_response, json_response
+from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import check_rid
-from setpoint.frontend.ipc.client import EngineState
 from setpoint.frontend.openai.protocol import DEFAULT_MODEL
 from setpoint.frontend.service import Service
 
@@ -52,9 +52,9 @@ class AdminRoutes:
             "/v1/models/{model_id:path}": self.model,
         }
         for path, handler in reads.items():
-            router.add_api_route(path, handler, methods=["GET", "HEAD"], response_model=None)
-        router.add_api_route("/flush_cache", self.flush_cache, methods=["GET", "POST"], response_model=None)
-        router.add_api_route("/abort_request", self.abort_request, methods=["POST"], response_model=None)
+            add_route(router, path, handler, "GET", "HEAD")
+        add_route(router, "/flush_cache", self.flush_cache, "GET", "POST")
+        add_route(router, "/abort_request", self.abort_request, "POST", body=AbortBody)
         app.include_router(router)
 
     async def root(self) -> Response:
@@ -67,7 +67,7 @@ class AdminRoutes:
         return Response(status_code=200 if await self._service.is_healthy() else 503)
 
     async def ready(self) -> Response:
-        return Response(status_code=200 if self._engine.state is EngineState.READY else 503)
+        return Response(status_code=200 if self._engine.is_ready else 503)
 
     async def model_info(self) -> Response:
         config = self._config

@@ -12,6 +12,7 @@ from setpoint.frontend.http.browsers import LocalOnlyMiddleware
 from setpoint.frontend.http.errors import add_error_handlers
 from setpoint.frontend.http.native import NativeRoutes
 from setpoint.frontend.http.openai import OpenAIRoutes
+from setpoint.frontend.http.openapi import describe_bodies
 from setpoint.frontend.service import Service
 
 
@@ -22,6 +23,7 @@ def create_app(service: Service, *, local_only: bool = False) -> FastAPI:
     bodies = BodyReader(service.config.max_body_bytes)
     for routes in (NativeRoutes, AdminRoutes, OpenAIRoutes):
         routes(service, bodies).install(app)
+    describe_bodies(app)
     add_error_handlers(app)
     if service.config.api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=service.config.api_key)

@@ -12,6 +12,7 @@ from setpoint.core.errors import RequestError
 from setpoint.frontend.bodies import as_id_lists
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
 from setpoint.frontend.intake import MAX_SEQUENCES
 from setpoint.frontend.jobs import Job
@@ -40,12 +41,12 @@ class NativeRoutes:
 
     def install(self, app: FastAPI) -> None:
         router = APIRouter(tags=["native"])
-        router.add_api_route("/generate", self.generate, methods=["POST", "PUT"], response_model=None)
-        router.add_api_route("/encode", self.encode, methods=["POST", "PUT"], response_model=None)
-        router.add_api_route("/tokenize", self.tokenize, methods=["POST"], response_model=None)
-        router.add_api_route("/detokenize", self.detokenize, methods=["POST"], response_model=None)
-        router.add_api_route("/v1/tokenize", self.tokenize, methods=["POST"], response_model=None)
-        router.add_api_route("/v1/detokenize", self.detokenize, methods=["POST"], response_model=None)
+        add_route(router, "/generate", self.generate, "POST", "PUT", body=GenerateBody)
+        add_route(router, "/encode", self.encode, "POST", "PUT", body=EncodeBody)
+        add_route(router, "/tokenize", self.tokenize, "POST", body=TokenizeBody)
+        add_route(router, "/detokenize", self.detokenize, "POST", body=DetokenizeBody)
+        add_route(router, "/v1/tokenize", self.tokenize, "POST", body=TokenizeBody)
+        add_route(router, "/v1/detokenize", self.detokenize, "POST", body=DetokenizeBody)
         app.include_router(router)
 
     async def generate(self, request: Request) -> Response:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
 from setpoint.frontend.openai.apis import Api, openai_apis
 from setpoint.frontend.service import Service
@@ -23,7 +24,7 @@ class OpenAIRoutes:
     def install(self, app: FastAPI) -> None:
         router = APIRouter(tags=["openai"])
         for route, api in self._apis.items():
-            router.add_api_route(route, _handler(api, self._bodies), methods=["POST"], response_model=None)
+            add_route(router, route, _handler(api, self._bodies), "POST", body=api.body)
         app.include_router(router)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -115,6 +117,9 @@ class EngineClient:
         self._waiters: set[asyncio.Future[None]] = set()
         """Who wants to know of the next message, or of the engine's death."""
         self.state = EngineState.STARTING
+        self._is_suspended = False
+        self._result_at = -math.inf
+        """time.monotonic() of the last tokens that came."""
         self.info: dict[str, Any] = {}
         """``Ready.info``, once the engine is ready."""
         self.death = ""
@@ -209,6 +214,24 @@ class EngineClient:
                 break
         return self.state is EngineState.READY
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be worked on now."""
+        return self.state is EngineState.READY and not self._is_suspended
+
+    @property
+    def result_age_s(self) -> float:
+        """Since the engine's last tokens, of whichever request."""
+        return time.monotonic() - self._result_at
+
+    def suspended(self, is_suspended: bool) -> None:
+        """Called by whoever watches the process when it is stopped (SIGSTOP) or goes on (SIGCONT)."""
+        self._is_suspended = is_suspended
+        if is_suspended:
+            logger.warning("The engine process has been stopped by a signal: requests wait, and the server is not ready.")
+        else:
+            logger.warning("The engine process goes on.")
+
     def shutdown(self) -> None:
         """Ask the engine to end; open requests fail."""
         if self.state not in (EngineState.STOPPING, EngineState.DEAD):
@@ -249,6 +272,7 @@ class EngineClient:
     def _dispatch(self, message: ToFrontend) -> None:
         match message:
             case Tokens(events):
+                self._result_at = time.monotonic()
                 self._route(events)
             case Announce(_, rids):
                 self.suspects = rids

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import msgspec
+
 from setpoint.frontend.openai.chat import ChatApi
 from setpoint.frontend.openai.completions import CompletionApi
 from setpoint.frontend.openai.embeddings import EmbeddingApi
@@ -16,6 +18,11 @@ class Api(Protocol):
 
     @property
     def route(self) -> str: ...
+
+    @property
+    def body(self) -> type[msgspec.Struct]:
+        """What its bodies become."""
+        ...
 
     async def open(self, raw: dict[str, Any]) -> Exchange: ...
 

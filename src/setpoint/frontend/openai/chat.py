@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from setpoint.core import request as core
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
@@ -18,6 +20,7 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 
 class ChatApi:
     route = "/v1/chat/completions"
+    body: type[msgspec.Struct] = ChatBody
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from setpoint.core import request as core
 from setpoint.core.errors import RequestError
 from setpoint.frontend.intake import MAX_SEQUENCES, new_rid
@@ -18,6 +20,7 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 
 class CompletionApi:
     route = "/v1/completions"
+    body: type[msgspec.Struct] = CompletionBody
 
     def __init__(self, service: Service) -> None:
         self._service = service

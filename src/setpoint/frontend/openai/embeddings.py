@@ -6,6 +6,8 @@ import base64
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
+import msgspec
+
 from setpoint.core import request as core
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.embedding import check_dimensions, vector_of
@@ -26,6 +28,7 @@ class EmbeddingBody(AnyBody, kw_only=True):
 
 class EmbeddingApi:
     route = "/v1/embeddings"
+    body: type[msgspec.Struct] = EmbeddingBody
 
     def __init__(self, service: Service) -> None:
         self._service = service
