@@ -135,6 +135,20 @@ def test_a_number_out_of_range_is_refused_by_the_name_that_the_client_gave_it(
     serve(scenario)
 
 
+@pytest.mark.parametrize("more", [{"n": 64}, {"text": ["a"] * 64}, {"n": 8, "text": ["a"] * 8}])
+def test_more_logprobs_than_an_answer_can_hold_are_refused(serve: Serve, more: dict[str, Any]) -> None:
+    async def scenario(server: Any) -> None:
+        sampling = {"max_new_tokens": 100, "n": more.get("n", 1)}
+        body = {"text": more.get("text", "a"), "sampling_params": sampling, "return_logprob": True}
+        response = await server.http.post("/generate", json=body | {"top_logprobs_num": 1000})
+        assert response.status_code == 400
+        assert response.json()["message"].startswith("The answer could hold 6406400 logprobs; at most 4194304 are allowed.")
+        assert not server.engine.submitted
+        await server.generate(**body, top_logprobs_num=20)
+
+    serve(scenario)
+
+
 def test_a_top_k_beyond_any_vocabulary_means_all_of_it(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         for top_k in (1 << 30, 1 << 31, (1 << 63) - 1):

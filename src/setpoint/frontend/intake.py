@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 MAX_SEQUENCES = MAX_N
 """Sequences (prompts x n) one HTTP request may ask for."""
 
+MAX_LOGPROBS_IN_ALL = 1 << 22
+"""Logprobs that the answers to one client request may hold together: some hundred megabytes of memory and of JSON."""
+
 MAX_RID_CHARS = 256
 MAX_KEY_CHARS = 1024
 """Longest extra_key, cache_salt, routing_key or model name: the engine keeps the first three, answers repeat the last."""
@@ -149,6 +152,21 @@ class Intake:
                 )
             )
         return requests
+
+    def check_logprobs(self, requests: Sequence[Request]) -> None:
+        """Raise RequestError (400) if the answers to these requests together could hold too many logprobs."""
+        total = sum(self._most_logprobs(request) for request in requests if request.return_logprob)
+        if total > MAX_LOGPROBS_IN_ALL:
+            raise RequestError(
+                f"The answer could hold {total} logprobs; at most {MAX_LOGPROBS_IN_ALL} are allowed. "
+                "Ask for fewer per token, for fewer tokens, or for fewer answers."
+            )
+
+    def _most_logprobs(self, request: Request) -> int:
+        num_prompt, wanted = len(request.prompt_ids) // 4, request.sampling.max_new_tokens
+        room = self._config.context_len - num_prompt
+        positions = (room if wanted is None else min(wanted, room)) + (num_prompt if request.logprob_start_len >= 0 else 0)
+        return positions * (1 + request.top_logprobs_num + len(request.token_ids_logprob))
 
     def embedding_request(self, prompt: Ids, options: Options | None = None, *, rid: str | None = None) -> Request:
         """The request for one prompt's embedding. Raises RequestError (400), also where the server generates."""

@@ -64,7 +64,11 @@ class Service:
         self.book = RequestBook()
 
     def job(self, requests: Sequence[Request], *, received: dict[str, Any], openai: bool = False, no_logs: bool = False) -> Job:
-        """The requests of one client body, ``received``; ``no_logs`` keeps them out of the request log."""
+        """The requests of one client body, ``received``; ``no_logs`` keeps them out of the request log.
+
+        Raises RequestError (400) if they ask for too much together.
+        """
+        self.intake.check_logprobs(requests)
         if no_logs or not self.config.log_requests:
             return Job(self.engine, self.text.tokenizer, requests, on_finish=self._record)
         shown = self._loggable({**received, "rid": [request.rid for request in requests]})
