@@ -13,7 +13,7 @@ from setpoint.core.errors import CheckpointError, ConfigError
 from setpoint.core.progress import report, reported_to
 from setpoint.launch.invitation import address, invitation
 from setpoint.launch.preflight import preflight
-from setpoint.observe.waiting import Display, Waiting
+from setpoint.observe.waiting import Display, Waiting, on_stderr
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -64,6 +64,17 @@ def test_whoever_waits_is_told_what_for() -> None:
     assert "Loading m: compiling, 3 of 9 files … 0 s" in shown
     assert cleared == [len(shown)]
     report("nobody listens any more")
+
+
+def test_on_a_terminal_it_is_one_line_however_narrow_that_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "30")
+    display = on_stderr()
+    display.show("Loading m: compiling the kernels, 3 of 9 files … 12 s")
+    display.show("Loading m … 13 s")
+    display.clear()
+    first, second, cleared = capsys.readouterr().err.split("\r\x1b[K")[1:]
+    assert (first, second, cleared) == ("Loading m: com…9 files … 12 s", "Loading m … 13 s", "")
 
 
 def test_what_is_quick_is_not_spoken_of() -> None:

@@ -6,6 +6,7 @@ A thread shows the latest words and the seconds so far. It knows nothing of what
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 import threading
 import time
@@ -32,7 +33,7 @@ class Display:
 def on_stderr() -> Display:
     """On a terminal one line that changes and goes away; elsewhere a line from time to time."""
     if sys.stderr.isatty():
-        return Display(lambda text: _write(f"\r\x1b[K{text}"), REDRAW_S, lambda: _write("\r\x1b[K"))
+        return Display(lambda text: _write(f"\r\x1b[K{_fitting(text)}"), REDRAW_S, lambda: _write("\r\x1b[K"))
     return stderr_lines()
 
 
@@ -42,6 +43,12 @@ def stderr_lines() -> Display:
 
 def in_the_log() -> Display:
     return Display(lambda text: logger.info("%s", text), LINES_S)
+
+
+def _fitting(text: str) -> str:
+    """What goes beyond a terminal's line would stay there for good; the end says how long it has taken."""
+    room = shutil.get_terminal_size().columns - 1
+    return text if len(text) <= room else f"{text[: room // 2]}…{text[len(text) - (room - room // 2 - 1) :]}"
 
 
 def _write(text: str) -> None:
