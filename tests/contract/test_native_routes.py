@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from setpoint.core.messages import Finish
+from setpoint.frontend.logprobs import NativeLogprobs
 from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID
 from setpoint.testing.fake_engine import FakeEngine
 
@@ -305,5 +307,30 @@ def test_tokenize_and_detokenize(serve: Serve) -> None:
             body = {"tokens": [[97], [EOS_ID]], "skip_special_tokens": False}
             assert await post(prefix + "/detokenize", body) == {"text": ["a", "<|eos|>"]}
         assert (await server.http.post("/detokenize", json={"tokens": [260]})).status_code == 400
+
+    serve(scenario)
+
+
+def test_an_answer_with_many_logprobs_is_made_beside_the_event_loop(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    makers: list[str] = []
+    of_prompt = NativeLogprobs.of_prompt
+
+    def noted(self: NativeLogprobs, *arguments: Any) -> dict[str, Any]:
+        makers.append(threading.current_thread().name)
+        return of_prompt(self, *arguments)
+
+    monkeypatch.setattr(NativeLogprobs, "of_prompt", noted)
+
+    async def scenario(server: Any) -> None:
+        body = {"text": "a" * 100, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True, "logprob_start_len": 0}
+        for top, thread in ((5, "MainThread"), (200, "bodies_0")):
+            many = {**body, "top_logprobs_num": top}
+            whole = await server.generate(**many)
+            assert [len(position or []) for position in whole["meta_info"]["input_top_logprobs"]] == [0] + [top] * 99
+            last = (await server.http.post("/generate", json={**many, "stream": True})).text.split("\n\n")[-3]
+            same = json.loads(last.removeprefix("data: "))["meta_info"]
+            assert same["input_top_logprobs"] == whole["meta_info"]["input_top_logprobs"]
+            assert set(makers) == {thread}
+            makers.clear()
 
     serve(scenario)

@@ -113,7 +113,7 @@ class BatchRun:
             with exchange.job:
                 self._jobs.add(exchange.job)
                 try:
-                    reply = await exchange.complete()
+                    reply = exchange.reply(await exchange.job.wait())
                 finally:
                     self._jobs.discard(exchange.job)
             usage = reply.get("usage") or {}

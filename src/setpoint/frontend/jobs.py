@@ -59,6 +59,11 @@ class SequenceOutput:
         return self.request.rid
 
     @property
+    def num_logprobs(self) -> int:
+        """Logprobs that are here, of prompt and outputs."""
+        return sum(map(_size, self.logprobs)) + (0 if self.prompt_logprobs is None else _size(self.prompt_logprobs))
+
+    @property
     def e2e_s(self) -> float:
         return (self.finished_at or time.perf_counter()) - self.created_at
 
@@ -240,6 +245,10 @@ def _raise_abort(finish: Finish) -> None:
             status_code=finish.status_code,
             err_type=finish.err_type or ("BadRequestError" if finish.status_code == 400 else ""),
         )
+
+
+def _size(block: LogprobBlock) -> int:
+    return len(block.values) * (1 + sum(len(rows[0]) for rows in (block.top_values, block.picked) if rows))
 
 
 def _head(block: LogprobBlock, length: int) -> LogprobBlock:

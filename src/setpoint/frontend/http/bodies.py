@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -11,15 +11,19 @@ from fastapi import Request
 
 from setpoint.core.shown import shown
 from setpoint.frontend.bodies import InvalidBodyError, decode_object
+from setpoint.frontend.jobs import SequenceOutput
 
 T = TypeVar("T")
 
 _INLINE_BYTES = 1 << 16
 """Longest body that the event loop itself works on; takes some milliseconds."""
 
+_INLINE_LOGPROBS = 1 << 13
+"""Most logprobs that the event loop itself makes an answer of; takes about ten milliseconds."""
+
 
 class BodyReader:
-    """Reads bodies and has them worked on; long ones in a thread, so that the streams of other clients go on meanwhile."""
+    """Reads bodies and has them worked on, and answers made: long ones in a thread, so that other clients' streams go on meanwhile."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -43,6 +47,12 @@ class BodyReader:
         if len(body) <= _INLINE_BYTES:
             return await decode_and_work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: asyncio.run(decode_and_work()))
+
+    async def answer(self, outputs: Sequence[SequenceOutput], make: Callable[[], T]) -> T:
+        """What ``make`` makes of ``outputs``, in the thread if they have many logprobs: each becomes objects and text."""
+        if sum(output.num_logprobs for output in outputs) <= _INLINE_LOGPROBS:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, make)
 
     async def _receive(self, request: Request) -> bytes:
         body = bytearray()

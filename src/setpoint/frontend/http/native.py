@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
 from setpoint.frontend.intake import MAX_SEQUENCES
-from setpoint.frontend.jobs import Job
+from setpoint.frontend.jobs import Job, Piece
 from setpoint.frontend.native import UNSUPPORTED, EncodeBody, GenerateBody, NativeApi, Prepared
 from setpoint.frontend.service import Service
 
@@ -55,8 +56,12 @@ class NativeRoutes:
             return EventStream(job, self._stream(job, prepared))
         with job, cancelled_with_client(job, request.receive):
             outputs = await job.wait()
-        results = [self._api.result(output, prepared) for output in outputs]
-        return json_response(results if prepared.is_list else results[0])
+
+        def respond() -> Response:
+            results = [self._api.result(output, prepared) for output in outputs]
+            return json_response(results if prepared.is_list else results[0])
+
+        return await self._bodies.answer(outputs, respond)
 
     async def encode(self, request: Request) -> Response:
         body, prepared, job = await self._bodies.read(request, self._open_encode)
@@ -104,11 +109,14 @@ class NativeRoutes:
     async def _stream(self, job: Job, prepared: Prepared) -> AsyncGenerator[bytes, None]:
         async for pieces in job.pieces():
             for piece in pieces:
-                new = piece if self._config.incremental_streaming_output else None
-                result = self._api.result(piece.output, prepared, piece=new)
-                if prepared.is_list:
-                    result["index"] = piece.output.index
-                yield event(result)
+                yield await self._bodies.answer([piece.output], partial(self._event, piece, prepared))
+
+    def _event(self, piece: Piece, prepared: Prepared) -> bytes:
+        new = piece if self._config.incremental_streaming_output else None
+        result = self._api.result(piece.output, prepared, piece=new)
+        if prepared.is_list:
+            result["index"] = piece.output.index
+        return event(result)
 
 
 def _told(warnings: list[str]) -> dict[str, Any]:

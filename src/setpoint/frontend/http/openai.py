@@ -34,8 +34,8 @@ def _handler(api: Api, bodies: BodyReader) -> Callable[[Request], Awaitable[Resp
         if exchange.is_stream:
             return EventStream(exchange.job, _events(exchange.chunks()))
         with exchange.job, cancelled_with_client(exchange.job, request.receive):
-            reply = await exchange.complete()
-        return json_response(reply)
+            outputs = await exchange.job.wait()
+        return await bodies.answer(outputs, lambda: json_response(exchange.reply(outputs)))
 
     return create
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -61,8 +61,7 @@ class EmbeddingExchange:
         self._config = config
         self._warnings = [*warnings, *body.other_model(config.served_model_name)]
 
-    async def complete(self) -> dict[str, Any]:
-        outputs = await self.job.wait()
+    def reply(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
         num_prompt = sum(output.num_prompt for output in outputs)
         usage: dict[str, Any] = {"prompt_tokens": num_prompt, "total_tokens": num_prompt}
         if self._config.enable_cache_report:

@@ -93,8 +93,8 @@ class Exchange(Protocol):
     is_stream: bool
     """Whether the body asked for chunks; a caller may have only one of the two to offer."""
 
-    async def complete(self) -> dict[str, Any]:
-        """Run to the end. Raises like ``Job.pieces``."""
+    def reply(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
+        """The whole reply, of the job's outputs at its end. May be called in another thread."""
         ...
 
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
@@ -111,8 +111,8 @@ class TextExchange:
         self._reply = reply
         self._maker = maker
 
-    async def complete(self) -> dict[str, Any]:
-        return self._reply.complete(await self.job.wait(), self._maker)
+    def reply(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
+        return self._reply.complete(outputs, self._maker)
 
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         return self._reply.stream(self.job, self._maker)
