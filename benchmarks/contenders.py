@@ -252,7 +252,7 @@ class Received:
     """When chunks came, in seconds after the request, and what the usage tells."""
 
     chunks_s: list[float]
-    """Of a stream one per chunk with text, else that of the answer."""
+    """Of a stream every chunk; Setpoint's last one has no token and says why the answer ends. Else when the answer came."""
     cached_tokens: int | None
     """With --enable-cache-report."""
 

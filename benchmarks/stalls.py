@@ -90,7 +90,7 @@ async def play(server: HttpServer, scene: Scene, repetition: int) -> Sample:
         received = [await stream for stream in streams]
         wall = time.perf_counter() - begin
         _, foreign = meter.read()
-    gaps = [later - earlier for stream in received for earlier, later in pairwise(stream.chunks_s)]
+    gaps = [later - earlier for stream in received for earlier, later in pairwise(stream.chunks_s[:-1])]
     return Sample(gaps, answer.first_s, wall, foreign)
 
 
