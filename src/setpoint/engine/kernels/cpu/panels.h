@@ -222,18 +222,20 @@ template <class Mul, class T, class Call>
 static inline void tile_rows(const Call& call, const TileRows& x, Range rows, int64_t panel, const uint32_t* words, int64_t steps,
                              bool prefetch_next) {
   PairSums sums[kUnitRows / (2 * kTile)];
+  constexpr int64_t kLines = kStepWords / 16;  // of a step, in the cache
   const int64_t chunks = rows.size() <= 2 * kTile ? 1 : (steps + kChunkSteps - 1) / kChunkSteps;
+  const int64_t pairs = (rows.size() + 2 * kTile - 1) / (2 * kTile);
   for (int64_t chunk = 0; chunk < chunks; ++chunk)
-    for (int64_t row = rows.begin, pair = 0; row < rows.end; row += 2 * kTile, ++pair) {
-      const bool ahead = prefetch_next && pair == 0;
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+      const int64_t row = rows.begin + pair * 2 * kTile;
       const Range two{row, row + 2 * kTile < rows.end ? row + 2 * kTile : rows.end};
+      // Each pair brings its share of the next panel: a burst would fill the buffers that tiles are loaded through.
+      const Range lines = prefetch_next ? Range{0, kLines}.part(pair, pairs) : Range{0, 0};
       tile_pair<Mul, T>(
           call, x, two, panel, Range{0, steps}.part(chunk, chunks), steps,
           [=](int64_t k) {
             const uint32_t* step = words + k * kStepWords;
-            if (ahead)
-#pragma GCC unroll 32
-              for (int line = 0; line < 32; ++line) __builtin_prefetch(step + steps * kStepWords + line * 16, 0, 2);
+            for (int64_t line = lines.begin; line < lines.end; ++line) __builtin_prefetch(step + steps * kStepWords + line * 16, 0, 2);
             return step;
           },
           sums[pair]);
