@@ -48,6 +48,7 @@ def test_many_unknown_keys_are_counted(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         warnings = (await server.generate(text="ab", **LIMIT, **{f"zzz{index}": 1 for index in range(20)}))["meta_info"]["warnings"]
         assert (len(warnings), warnings[-1]) == (9, "12 more keys are unknown.")
+        assert ["zzz0'" in warnings[0], "zzz7'" in warnings[7]] == [True, True], "in the order of the body"
         (warning,) = (await server.generate(text="ab", **LIMIT, **{"q" * 5000: 1}))["meta_info"]["warnings"]
         assert len(warning) < 150
 

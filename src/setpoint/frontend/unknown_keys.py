@@ -50,8 +50,9 @@ def unknown_keys(
 def _unknown(body: dict[str, Any], parsed: msgspec.Struct, unsupported: set[str], inside: str = "") -> Iterator[str]:
     """Paths of unknown keys, those of nested structs included."""
     known = parsed.__struct_fields__
-    for key in body.keys() - set(known) - unsupported:
-        if asks_for_something(body[key]):
+    silent = unsupported.union(known)
+    for key, value in body.items():
+        if key not in silent and asks_for_something(value):
             yield inside + key
     for name in known:
         value = getattr(parsed, name)
