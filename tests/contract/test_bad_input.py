@@ -142,7 +142,7 @@ def test_more_logprobs_than_an_answer_can_hold_are_refused(serve: Serve, more: d
         body = {"text": more.get("text", "a"), "sampling_params": sampling, "return_logprob": True}
         response = await server.http.post("/generate", json=body | {"top_logprobs_num": 1000})
         assert response.status_code == 400
-        assert response.json()["message"].startswith("The answer could hold 6406400 logprobs; at most 4194304 are allowed.")
+        assert response.json()["message"].startswith("The answer could hold 6406400 logprobs; at most 524288 are allowed.")
         assert not server.engine.submitted
         await server.generate(**body, top_logprobs_num=20)
 
