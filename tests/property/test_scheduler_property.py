@@ -67,6 +67,7 @@ def random_queue_rules(rng: random.Random) -> dict[str, Any]:
         "cadence": CadenceConfig(
             prefill_decode_interval=rng.choice([0, 0, 1, 4]),
             min_decoding=rng.choice([0, 2]),
+            decode_after_piece=rng.choice([0, 1]),
             continuous_decode_steps=rng.choice([1, 1, 3]),
         ),
         "delay": DelayConfig(

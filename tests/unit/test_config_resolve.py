@@ -53,8 +53,8 @@ def reason(config: ResolvedConfig | PoolConfig, field: str) -> Decision:
 def test_every_option_has_exactly_one_decision_with_its_value(options: Options, hardware: Hardware) -> None:
     config = decide(options, hardware)
     names = [field.name for field in OPTION_FIELDS]
-    assert [decision.field for decision in config.decisions] == [*names, "overlap_depth"]
-    for decision in config.decisions[:-1]:
+    assert [decision.field for decision in config.decisions] == [*names, "overlap_depth", "decode_after_piece"]
+    for decision in config.decisions[:-2]:
         assert decision.why
         assert decision.field == "api_key" or decision.value == getattr(config.options, decision.field)
     assert "sesame" not in " ".join(map(str, config.decisions))
@@ -151,22 +151,20 @@ def test_chunked_prefill_size(options: Options, hardware: Hardware, chunk: int) 
 
 
 @pytest.mark.parametrize(
-    ("options", "hardware", "interval", "why"),
+    ("options", "hardware", "interval", "after_piece", "why"),
     [
-        (Options(), CPU, 1, "a chunk takes long on a CPU"),
-        (Options(chunked_prefill_size=-1), CPU, 1, "a chunk takes long on a CPU"),
-        (Options(enable_mixed_chunk=True), CPU, 0, "for each running request anyway"),
-        (Options(enable_mixed_chunk=True, chunked_prefill_size=-1), CPU, 1, "a chunk takes long on a CPU"),
-        (Options(), GPU, 0, "prefill goes first"),
-        (Options(prefill_decode_interval=0), CPU, 0, "given"),
-        (Options(prefill_decode_interval=3, enable_mixed_chunk=True), CPU, 3, "given"),
-        (Options(prefill_decode_interval=3), GPU, 3, "given"),
+        (Options(), CPU, 0, 1, "a chunk takes long on a CPU"),
+        (Options(enable_mixed_chunk=True), CPU, 0, 0, "for each running request anyway"),
+        (Options(), GPU, 0, 0, "before anybody misses a token"),
+        (Options(prefill_decode_interval=0), CPU, 0, 0, "is given"),
+        (Options(prefill_decode_interval=3, enable_mixed_chunk=True), CPU, 3, 0, "is given"),
+        (Options(prefill_decode_interval=3), GPU, 3, 0, "is given"),
     ],
 )
-def test_prefill_decode_interval(options: Options, hardware: Hardware, interval: int, why: str) -> None:
-    config = decide(options, hardware, given={"prefill_decode_interval"} if options.prefill_decode_interval is not None else frozenset())
-    assert config.prefill_decode_interval == interval
-    assert why in reason(config, "prefill_decode_interval").why
+def test_decode_steps_between_prefill_steps(options: Options, hardware: Hardware, interval: int, after_piece: int, why: str) -> None:
+    config = decide(options, hardware)
+    assert (config.prefill_decode_interval, config.decode_after_piece) == (interval, after_piece)
+    assert why in reason(config, "decode_after_piece").why
     assert not reason(config, "prefill_decode_interval").warn
 
 
@@ -291,9 +289,8 @@ def test_the_priority_policy_is_fcfs_with_priorities() -> None:
             {"default_priority_value", "priority_scheduling_preemption_threshold", "disable_priority_preemption"},
         ),
         (Options(schedule_low_priority_values_first=True), {"schedule_low_priority_values_first"}),
-        (Options(prefill_decode_interval_min_bs=4, prefill_decode_interval=0), {"prefill_decode_interval_min_bs"}),
-        (Options(prefill_decode_interval_min_bs=4, device="cuda"), {"prefill_decode_interval_min_bs"}),
-        (Options(prefill_decode_interval_min_bs=4), set()),
+        (Options(prefill_decode_interval_min_bs=4), {"prefill_decode_interval_min_bs"}),
+        (Options(prefill_decode_interval_min_bs=4, prefill_decode_interval=2), set()),
         (
             Options(prefill_delayer_queue_min_ratio=0.2, prefill_delayer_token_usage_low_watermark=0.1),
             {"prefill_delayer_queue_min_ratio", "prefill_delayer_token_usage_low_watermark"},

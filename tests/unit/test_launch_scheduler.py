@@ -29,7 +29,7 @@ def settled(environ: dict[str, str] | None = None, **options: Any) -> SchedulerC
 def test_defaults_change_nothing() -> None:
     config = settled()
     assert (config.policy, config.seed, config.priority, config.refuse_priority) == ("fcfs", 7, None, False)
-    assert (config.cadence, config.delay) == (CadenceConfig(prefill_decode_interval=1), DelayConfig())
+    assert (config.cadence, config.delay) == (CadenceConfig(decode_after_piece=1), DelayConfig())
     assert (config.waiting_timeout_s, config.running_timeout_s) == (None, None)
 
 
@@ -82,6 +82,7 @@ def test_turns_and_delays() -> None:
     [
         ({}, "PDPDPDPDPDPDPDPD"),
         ({"prefill_decode_interval": 0}, "PPPPPPPPDDDDDDDD"),
+        ({"prefill_decode_interval": 2}, "PDDPDDPDDPDDPDDPDDPDDPDD"),
         ({"enable_mixed_chunk": True}, "MMMMMMMMDDDDDDDD"),
     ],
 )

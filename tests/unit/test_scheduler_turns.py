@@ -46,6 +46,7 @@ def kinds(harness: Harness) -> str:
         (CadenceConfig(prefill_decode_interval=2, min_decoding=2), "PDPPPDDP"),
         (CadenceConfig(continuous_decode_steps=3), "PDDDPPPPDDD"),
         (CadenceConfig(prefill_decode_interval=1, continuous_decode_steps=3), "PDPDPDPDPDDD"),
+        (CadenceConfig(decode_after_piece=1), "PDPDPDPPDD"),  # the third chunk reads the end of b and the beginning of c
     ],
 )
 def test_decode_steps_between_prefills(cadence: CadenceConfig, steps: str) -> None:
@@ -58,6 +59,17 @@ def test_decode_steps_between_prefills(cadence: CadenceConfig, steps: str) -> No
     assert kinds(harness).startswith(steps)
     harness.drain()
     assert harness.outcomes["b"].ids == expected(20, 20, 40)
+
+
+def test_newcomers_do_not_wait_for_decode_turns_between_pieces() -> None:
+    """A burst of short prompts is admitted step by step, whether or not its last one is cut; then everybody decodes."""
+    harness = Harness(num_pages=400, chunked_prefill_size=16, cadence=CadenceConfig(decode_after_piece=1))
+    harness.submit("runs", prompt(4, 3), max_new_tokens=40)
+    harness.turn(2)
+    for number in range(7):
+        harness.submit(f"r{number}", prompt(7, 10 + number), max_new_tokens=3)
+    harness.turn(5)
+    assert kinds(harness) == "PDPPPPD"
 
 
 def test_who_waits_for_a_decode_turn_is_counted() -> None:
@@ -73,7 +85,7 @@ def test_who_waits_for_a_decode_turn_is_counted() -> None:
 
 def test_prefill_never_waits_for_nobody() -> None:
     cadence = Cadence(CadenceConfig(prefill_decode_interval=5))
-    cadence.planned(prefill=True, num_decoding=1)
+    cadence.planned(prefill=True, piece=False, num_decoding=1)
     assert cadence.decode_only(1)
     assert not cadence.decode_only(0)
     harness = Harness(num_pages=200, chunked_prefill_size=8, cadence=CadenceConfig(prefill_decode_interval=5))

@@ -78,8 +78,8 @@ class Options(ServiceOptions, frozen=True, kw_only=True):
         int | None,
         Option(
             SCHEDULE,
-            "Decode steps between two prefill steps or chunks while requests decode; 0 lets prefill always go first. If not given: "
-            "1 on a CPU without mixed chunks, else 0.",
+            "Decode steps between two prefill steps or chunks while requests decode; 0 lets prefill always go first. If not given, prefill "
+            "goes first, but on a CPU without mixed chunks one decode step follows each step that reads only a piece of one prompt.",
             low=0,
             tunable=Range(0, 32),
             live=True,

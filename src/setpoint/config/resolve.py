@@ -61,6 +61,8 @@ class ResolvedConfig:
     """The user chose ``mem_fraction_static``."""
     overlap_depth: int
     """Steps in flight while the next one is planned."""
+    decode_after_piece: int
+    """Decode steps after a step that read nothing but a piece of a long prompt."""
 
     @property
     def context_len(self) -> int:
@@ -141,7 +143,7 @@ def resolve(
     _mem_fraction(book, hardware, device, step_tokens=chunk if chunk > 0 else options.max_prefill_tokens)
     _attention_backend(book, device)
     _num_threads(book, hardware)
-    _prefill_decode_interval(book, device, chunk)
+    piece, why_piece = _decode_after_piece(book, device, chunk)
     _scheduling(book, chunk)
     _without_effect(book, device)
     book.fill("random_seed", drawn_seed, "drawn at start")
@@ -149,7 +151,8 @@ def resolve(
     book.fill("served_model_name", book.get("model_path"), "the model path")
     book.fill("log_level_http", options.log_level, "as --log-level")
     depth, why = _overlap_depth(options, device)
-    notes = [Decision("overlap_depth", depth, why), *_about_the_model(book, model), *_about_sglang_alone(given)]
+    notes = [Decision("overlap_depth", depth, why), Decision("decode_after_piece", piece, why_piece)]
+    notes += [*_about_the_model(book, model), *_about_sglang_alone(given)]
     notes += [Decision(name, None, words, told=True) for name, (words, _) in profile.reasons.items() if not hasattr(options, name)]
     return ResolvedConfig(
         options=msgspec.structs.replace(options, **book.values),
@@ -157,6 +160,7 @@ def resolve(
         decisions=(*book.decisions(), *notes),
         fraction_given=options.mem_fraction_static is not None,
         overlap_depth=depth,
+        decode_after_piece=piece,
     )
 
 
@@ -286,17 +290,15 @@ def _chunked_prefill_size(book: Book, hardware: Hardware, device: str) -> int:
     return book.put("chunked_prefill_size", size, why)
 
 
-def _prefill_decode_interval(book: Book, device: str, chunk: int) -> None:
+def _decode_after_piece(book: Book, device: str, chunk: int) -> tuple[int, str]:
+    if book.options.prefill_decode_interval is not None:
+        return 0, "--prefill-decode-interval is given"
+    book.put("prefill_decode_interval", 0, "prefill goes first")
     if device != "cpu":
-        interval, why = 0, "prefill goes first: a GPU reads a long prompt before anybody misses a token"
-    elif book.options.enable_mixed_chunk and chunk > 0:
-        interval, why = 0, "every chunk of a prompt computes a token for each running request anyway (--enable-mixed-chunk)"
-    else:
-        interval, why = (
-            1,
-            "a chunk takes long on a CPU, and without a decode step after each one all streams stand still for a whole prompt",
-        )
-    book.fill("prefill_decode_interval", interval, why)
+        return 0, "a GPU reads a long prompt before anybody misses a token"
+    if book.options.enable_mixed_chunk and chunk > 0:
+        return 0, "every chunk of a prompt computes a token for each running request anyway (--enable-mixed-chunk)"
+    return 1, "a chunk takes long on a CPU: a decode step between those of a long prompt, or no stream would have a token until its end"
 
 
 def _mem_fraction(book: Book, hardware: Hardware, device: str, *, step_tokens: int) -> None:

@@ -237,6 +237,7 @@ def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) 
         cadence=CadenceConfig(
             prefill_decode_interval=config.prefill_decode_interval,
             min_decoding=options.prefill_decode_interval_min_bs,
+            decode_after_piece=config.decode_after_piece,
             continuous_decode_steps=options.num_continuous_decode_steps,
         ),
         delay=_delay(options, pool),

@@ -16,10 +16,15 @@ class Cadence:
         """Whether prefill must wait this turn. It never waits for nobody: ``num_decoding`` sequences could use the turn."""
         return self._left > 0 and num_decoding > 0
 
-    def planned(self, *, prefill: bool, num_decoding: int) -> None:
-        """A step was planned; ``num_decoding`` sequences are past their prompt after it."""
+    def planned(self, *, prefill: bool, piece: bool, num_decoding: int) -> None:
+        """A step was planned; ``num_decoding`` sequences are past their prompt after it.
+
+        piece: it reads nothing but a piece of one prompt that goes on, so that it brings nobody a first token.
+        """
+        config = self._config
         if prefill:
-            self._left = self._config.prefill_decode_interval if num_decoding >= self._config.min_decoding else 0
+            interval = config.prefill_decode_interval if num_decoding >= config.min_decoding else 0
+            self._left = max(interval, config.decode_after_piece if piece else 0)
         elif self._left:
             self._left -= 1
         else:

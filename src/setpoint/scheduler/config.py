@@ -48,6 +48,8 @@ class CadenceConfig:
     """Decode steps between two prefill steps, while anyone decodes."""
     min_decoding: int = 0
     """... if at least this many do after the first of the two."""
+    decode_after_piece: int = 0
+    """Decode steps, while anyone decodes, after a step that read nothing but a piece of one prompt that goes on."""
     continuous_decode_steps: int = 1
     """Decode steps from one look at the queue to the next."""
 

@@ -176,7 +176,8 @@ class Scheduler:
         state.releases = []
         state.inflight.append(step)
         self._next_step_id += 1
-        self._cadence.planned(prefill=step.num_prefill_rows > 0, num_decoding=state.num_decoding)
+        piece = step.num_prefill_rows == 1 and step.seqs[0] is state.chunking
+        self._cadence.planned(prefill=step.num_prefill_rows > 0, piece=piece, num_decoding=state.num_decoding)
         step.num_queued = len(state.queue)
         step.num_pending_tokens = state.num_pending_tokens
         step.schedule_s = self._clock.now() - started
