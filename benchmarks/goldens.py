@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from setpoint.checkpoint.source import DEFAULT_MODEL, locate
-from setpoint.frontend.text.template import find_chat_template
+from setpoint.frontend.text.template_source import find_chat_template
 from setpoint.testing.against_transformers import TOLERANCE, Agreement, measure, template_differences, write_tiny
 from setpoint.testing.chat_templates import TEMPLATES
 from setpoint.testing.goldens import GOLDENS, THROUGH_TRANSFORMERS

@@ -65,6 +65,8 @@ class Silent:
 
     def on_dropped(self, rid: str, why: str) -> None: ...
 
+    def on_failed(self, rid: str, why: str) -> None: ...
+
     def on_fallback(self, what: str, why: str) -> None: ...
 
     def on_clip(self, rid: str, wanted: int, granted: int) -> None: ...
@@ -118,7 +120,7 @@ class Bench:
         self._scheduler = Scheduler(config, self._cache, clock=WallClock(), draw_seed=lambda: 0, observer=Silent())
         self._preempts = policy == PRIORITY
         self._urgency = 0
-        self._requests = _requests()
+        self._requests = enumerate(_requests())
         self._num_waiting = num_waiting
         gc.collect()
         gc.freeze()  # as the engine does before it serves
@@ -143,7 +145,7 @@ class Bench:
             if self._preempts:
                 self._urgency += 100
             else:
-                self._scheduler.abort(next(iter(running.values())).rid)
+                self._scheduler.abort([next(iter(running.values())).seq_id])
             self._submit()
             plan = self._turn(times)
             assert len(queue) == num_waiting + self._preempts
@@ -152,7 +154,8 @@ class Bench:
         return times
 
     def _submit(self) -> None:
-        event = self._scheduler.add(msgspec.structs.replace(next(self._requests), priority=self._urgency or None))
+        seq_id, request = next(self._requests)
+        event = self._scheduler.add(seq_id, msgspec.structs.replace(request, priority=self._urgency or None))
         assert event is None, event
 
     def _turn(self, times: Times) -> StepPlan:
@@ -170,7 +173,7 @@ class Bench:
 
 
 def _requests() -> Iterator[Request]:
-    """Prompts that share nothing; streaming, so that every token is an event. No rid is a prefix of another: abort() goes by prefix."""
+    """Prompts that share nothing; streaming, so that every token is an event."""
     rng = np.random.default_rng(0)
     sampling = SamplingParams(max_new_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
     for number in itertools.count():
