@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import closing
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from setpoint.config.commands import BatchOptions
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError, EngineDeadError
-from setpoint.launch.engine import SIGNALS, EngineSession, Launched, Phases, launched
+from setpoint.launch.engine import SIGNALS, EngineSession, Launched, Phases, launched, signals_held
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.waiting import stderr_lines
 
@@ -97,7 +97,8 @@ class _Batch:
             ):
                 import uvloop
 
-                uvloop.run(self._work(engine, phases, shown))
+                with signals_held() as release:
+                    uvloop.run(self._work(engine, phases, shown, release))
         except (BatchError, EngineDeadError):
             print(f"{self.tally.summary()}\n{GO_ON}")
             raise
@@ -110,8 +111,9 @@ class _Batch:
             return INTERRUPTED
         return FAILED if self.tally.num_failed else DONE
 
-    async def _work(self, engine: Launched, phases: Phases, shown: Display) -> None:
+    async def _work(self, engine: Launched, phases: Phases, shown: Display, release_signals: Callable[[], None]) -> None:
         signals = _Signals()
+        release_signals()
         async with EngineSession(engine, phases) as session:
             stopped = asyncio.create_task(signals.stop.wait())
             service = await session.service_unless(stopped)

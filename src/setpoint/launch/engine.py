@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -210,6 +210,23 @@ def kill_with_children(process: subprocess.Popen[bytes]) -> None:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
     process.kill()
+
+
+@contextmanager
+def signals_held() -> Iterator[Callable[[], None]]:
+    """Around the making of an event loop that handles SIGNALS, which calls what this yields once it does.
+
+    Until then they wait: asyncio's own start would answer Ctrl-C by cancelling whatever has just begun, with nobody to clean up after it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    try:
+        yield release
+    finally:
+        release()
 
 
 def _process_started_at() -> float:

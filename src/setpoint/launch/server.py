@@ -13,14 +13,14 @@ import signal
 import socket
 import time
 from asyncio import Task
-from collections.abc import Coroutine, Sequence, Set
+from collections.abc import Callable, Coroutine, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.config.resolve import ResolvedConfig
 from setpoint.core.errors import EngineDeadError
-from setpoint.launch.engine import SIGNALS, EngineSession, Launched, Phases, launched
+from setpoint.launch.engine import SIGNALS, EngineSession, Launched, Phases, launched, signals_held
 from setpoint.launch.invitation import address, invitation
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.waiting import in_the_log
@@ -49,15 +49,17 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
     ):
         import uvloop
 
-        code: int = uvloop.run(_serve(engine, sock, phases))
+        with signals_held() as release:
+            code: int = uvloop.run(_serve(engine, sock, phases, release))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # this is the end already
         return code
 
 
-async def _serve(engine: Launched, sock: socket.socket, phases: Phases) -> int:
+async def _serve(engine: Launched, sock: socket.socket, phases: Phases, release_signals: Callable[[], object]) -> int:
     stop, urged = asyncio.Event(), asyncio.Event()
     for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, lambda: urged.set() if stop.is_set() else stop.set())
+    release_signals()
     # After the handlers: these take long enough for somebody to change their mind.
     from setpoint.frontend.http.app import create_app
     from setpoint.frontend.http.port import is_loopback
