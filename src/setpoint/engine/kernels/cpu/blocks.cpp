@@ -161,9 +161,12 @@ void linear(const Call& call, const LinearCall& given) {
   };
   const int64_t blocks = given.k_words / kTile;
   const TileRows x(given.x, given.rows, given.k_words);
-  // A panel that is met once leaves nothing behind but the block at hand and the one before.
+  // A panel that is met once leaves nothing behind but the last few blocks.
+  constexpr int64_t kHeldOnce = 4;
+  // How far before its use a block is fetched, in blocks: into the next panel, at the end of one.
+  constexpr int64_t kBlocksAhead = 16;
   const bool once = given.rows <= 2 * kTile;
-  const int64_t held = once ? 2 : blocks;
+  const int64_t held = once ? kHeldOnce : blocks;
   auto make = [&](int) {
     thread_local Buffer buffer;
     return Worker(buffer.at_least(held * kStepWords * 4));
@@ -173,12 +176,16 @@ void linear(const Call& call, const LinearCall& given) {
       const uint8_t* packed = (const uint8_t*)given.weight + panel * blocks * Layout<kKind>::kBytes;
       const Range first{rows.begin, rows.size() < 2 * kTile ? rows.end : rows.begin + 2 * kTile};
       PairSums sums;
+      const auto words_of = [&](int64_t k) { return worker.words + (once ? k % kHeldOnce : k) * kStepWords; };
       tile_pair<TileBF16, bf16>(
           call, x, first, panel, {0, blocks}, blocks,
           [&](int64_t k) {
-            uint32_t* words = worker.words + (once ? k % 2 : k) * kStepWords;
-            unpack<kKind>(packed + k * Layout<kKind>::kBytes, words);
-            return words;
+            if (k == 0) unpack<kKind>(packed, words_of(0));
+            // One block ahead of the tiles: what was stored a moment ago they would have to wait for.
+            if (k + 1 < blocks) unpack<kKind>(packed + (k + 1) * Layout<kKind>::kBytes, words_of(k + 1));
+            for (int line = 0; line * 64 < Layout<kKind>::kBytes; ++line)
+              __builtin_prefetch(packed + (k + kBlocksAhead) * Layout<kKind>::kBytes + line * 64, 0, 2);
+            return words_of(k);
           },
           sums);
       worker.panel = panel;
