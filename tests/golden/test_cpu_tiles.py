@@ -72,6 +72,12 @@ def test_the_emulation_is_never_chosen_by_itself() -> None:
     assert build.choose_level("scalar") == "scalar"
 
 
+def test_a_processor_without_tiles_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_cpu_flags", lambda: set(build.LEVELS["x86_64"]["avx512_bf16"].needs))
+    assert build.choose_level() == "avx512_bf16"
+    assert build.why_no_better("avx512_bf16") == ""
+
+
 @pytest.fixture
 def a_machine_with_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever this one is, as far as its flags go; nothing refused so far."""

@@ -114,7 +114,9 @@ def ask_for_tiles() -> str:
 def why_no_better(level: str) -> str:
     """The reason that no better level than this one runs; empty for the best that the kernels are written for."""
     levels = LEVELS[platform.machine()]
-    better = list(levels)[: list(levels).index(level)]
+    flags = _cpu_flags()
+    # Most processors have no matrix tiles, and nobody can do anything about it: that is no news at each start.
+    better = [name for name in list(levels)[: list(levels).index(level)] if not levels[name].tiles or levels[name].needs <= flags]
     if not better:
         return ""
     possible = choose_level()
@@ -122,7 +124,7 @@ def why_no_better(level: str) -> str:
         return f"{LEVEL_VARIABLE} asks for it; this machine can run {possible}"
     if better[-1] in _refused:
         return _refused[better[-1]]
-    missing = sorted(levels[better[-1]].needs - _cpu_flags())
+    missing = sorted(levels[better[-1]].needs - flags)
     return f"this CPU has no {', '.join(missing)}, which {better[-1]} needs"
 
 
