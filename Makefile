@@ -45,6 +45,7 @@ check: lint
 lint: $(DEV)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	$(BIN)/clang-format --dry-run -Werror src/setpoint/engine/kernels/cpu/*.cpp src/setpoint/engine/kernels/cpu/*.h
 
 clean:
 	rm -rf $(VENV) $(VENV)-3.*

@@ -1,11 +1,13 @@
-"""`setpoint batch`: killed and resumed, and its throughput beside the same load through `setpoint serve` over HTTP, in one run.
+"""`setpoint batch`: killed and resumed, and its throughput beside the same load through `setpoint
+serve` over HTTP, in one run.
 
-    python benchmarks/batch.py            # 2,000 requests of 32 tokens in, 1 to 15 out; about six minutes on two cores
-    python benchmarks/batch.py --quick    # does everything work?
+    python benchmarks/batch.py  # 2,000 requests of 32 tokens in, 1 to 15 out; six minutes
+    python benchmarks/batch.py --quick  # does everything work?
 
-First a batch is killed with SIGKILL five times at random moments and started again: every request must end answered exactly once.
-Then batch and server take turns, each time as a fresh process with an empty cache, on the same file of random prompts. Timed is from
-the first request to the last answer; loading the model is not. The server's client keeps --concurrency requests open. A failed
+First a batch is killed with SIGKILL five times at random moments and started again: every request
+must end answered exactly once. Then batch and server take turns, each time as a fresh process with
+an empty cache, on the same file of random prompts. Timed is from the first request to the last
+answer; loading the model is not. The server's client keeps --concurrency requests open. A failed
 request is an error and the exit code 1. With --name, JSON goes to benchmarks/results/.
 """
 
@@ -42,16 +44,28 @@ AIM = 0.95
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--input-tokens", type=int, default=32)
-    parser.add_argument("--output-tokens", type=int, default=8, help="on average; from 1 to almost twice as many")
+    parser.add_argument(
+        "--output-tokens", type=int, default=8, help="on average; from 1 to almost twice as many"
+    )
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--reps", type=int, default=2, help="of the throughput measurement")
-    parser.add_argument("--concurrency", type=int, default=600, help="requests that the HTTP client keeps open")
+    parser.add_argument(
+        "--concurrency", type=int, default=600, help="requests that the HTTP client keeps open"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of prompts and moments")
     parser.add_argument("--quick", action="store_true", help="60 requests, 2 kills, one repetition")
-    parser.add_argument("--name", help="keep the figures in benchmarks/results/<date>-<name>.json; without it they are only printed")
+    parser.add_argument(
+        "--name",
+        help=(
+            "keep the figures in benchmarks/results/<date>-<name>.json; without it they are only"
+            " printed"
+        ),
+    )
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     if args.quick:
@@ -64,12 +78,36 @@ def write_requests(path: Path, args: argparse.Namespace) -> None:
     with path.open("w") as file:
         for number in range(args.requests):
             prompt = rng.integers(*VOCAB, args.input_tokens).tolist()
-            body = {"prompt": prompt, "max_tokens": int(rng.integers(1, 2 * args.output_tokens)), "ignore_eos": True, "temperature": 0}
-            file.write(json.dumps({"custom_id": f"id-{number}", "method": "POST", "url": "/v1/completions", "body": body}) + "\n")
+            body = {
+                "prompt": prompt,
+                "max_tokens": int(rng.integers(1, 2 * args.output_tokens)),
+                "ignore_eos": True,
+                "temperature": 0,
+            }
+            file.write(
+                json.dumps(
+                    {
+                        "custom_id": f"id-{number}",
+                        "method": "POST",
+                        "url": "/v1/completions",
+                        "body": body,
+                    }
+                )
+                + "\n"
+            )
 
 
 def start_batch(requests: Path, output: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "setpoint.cli", "batch", str(requests), "-o", str(output), *ENGINE]
+    command = [
+        sys.executable,
+        "-m",
+        "setpoint.cli",
+        "batch",
+        str(requests),
+        "-o",
+        str(output),
+        *ENGINE,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
@@ -78,7 +116,8 @@ def num_lines(path: Path) -> int:
 
 
 def killed_and_resumed(requests: Path, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Kill the batch after a random number of new answers and up to half a second more, then let it finish."""
+    """Kill the batch after a random number of new answers and up to half a second more, then let it
+    finish."""
     rng, output = random.Random(args.seed), folder / "killed.jsonl"
     done_at = []
     for _ in range(args.kills):
@@ -92,7 +131,11 @@ def killed_and_resumed(requests: Path, folder: Path, args: argparse.Namespace) -
         done_at.append(num_lines(output))
     code = start_batch(requests, output).wait()
     counts = Counter(json.loads(line)["custom_id"] for line in output.read_bytes().splitlines())
-    wrong = [f"id-{number}: {counts[f'id-{number}']} times" for number in range(args.requests) if counts[f"id-{number}"] != 1]
+    wrong = [
+        f"id-{number}: {counts[f'id-{number}']} times"
+        for number in range(args.requests)
+        if counts[f"id-{number}"] != 1
+    ]
     if code or len(counts) != args.requests:
         wrong.append(f"exit code {code}, {len(counts)} different ids")
     return {"done_at_kill": done_at, "wrong": wrong}
@@ -112,7 +155,9 @@ def read_bodies(requests: Path) -> list[dict[str, Any]]:
     return [json.loads(line)["body"] for line in requests.read_bytes().splitlines()]
 
 
-async def server_seconds(requests: Path, folder: Path, repetition: int, args: argparse.Namespace) -> float:
+async def server_seconds(
+    requests: Path, folder: Path, repetition: int, args: argparse.Namespace
+) -> float:
     """The same, through HTTP. Raises RuntimeError if any request failed."""
     bodies = iter(read_bodies(requests))
 
@@ -120,10 +165,15 @@ async def server_seconds(requests: Path, folder: Path, repetition: int, args: ar
         for body in bodies:
             async with session.post(url, json=body) as response:
                 reply = await response.json()
-                if response.status != 200 or reply["usage"]["completion_tokens"] != body["max_tokens"]:
+                if (
+                    response.status != 200
+                    or reply["usage"]["completion_tokens"] != body["max_tokens"]
+                ):
                     raise RuntimeError(f"the server answered {response.status}: {reply}")
 
-    with running_server(folder / f"server-{repetition}", *ENGINE, "--log-level", "warning", ready=False) as server:
+    with running_server(
+        folder / f"server-{repetition}", *ENGINE, "--log-level", "warning", ready=False
+    ) as server:
         # Its log is as quiet as a batch's, so it tells of itself only over HTTP.
         timeout = aiohttp.ClientTimeout(total=None)
         connector = aiohttp.TCPConnector(limit=0)
@@ -148,7 +198,9 @@ async def until_healthy(session: aiohttp.ClientSession, url: str) -> None:
     raise RuntimeError("the server was not ready after 120 s")
 
 
-def report(args: argparse.Namespace, tokens: int, batch: Sequence[float], server: Sequence[float]) -> list[str]:
+def report(
+    args: argparse.Namespace, tokens: int, batch: Sequence[float], server: Sequence[float]
+) -> list[str]:
     """tokens: of all outputs together."""
     lines = ["| | requests/s | output tok/s | wall s |", "|---|---|---|---|"]
     for name, walls in (("setpoint batch", batch), ("setpoint serve over HTTP", server)):
@@ -157,7 +209,11 @@ def report(args: argparse.Namespace, tokens: int, batch: Sequence[float], server
         lines.append(f"| {name} | {args.requests / middle:.1f} | {tokens / middle:.0f} | {each} |")
     compared = Comparison(batch, server, higher_is_better=False)
     verdict = "met" if compared.ratio >= AIM else "NOT met"
-    return [*lines, "", f"aim: batch ≥ {AIM:.0%} of the server's throughput: {verdict} ({compared})"]
+    return [
+        *lines,
+        "",
+        f"aim: batch ≥ {AIM:.0%} of the server's throughput: {verdict} ({compared})",
+    ]
 
 
 def main() -> int:
@@ -172,8 +228,15 @@ def main() -> int:
         write_requests(requests, args)
         killed = killed_and_resumed(requests, folder, args)
         wrong = killed["wrong"]
-        print(f"killed {args.kills} times, with {killed['done_at_kill']} of {args.requests} answers in the file: ", end="")
-        print(f"{len(wrong)} WRONG: {wrong[:5]}" if wrong else "every request answered exactly once", flush=True)
+        print(
+            f"killed {args.kills} times, with {killed['done_at_kill']} of {args.requests} answers"
+            " in the file: ",
+            end="",
+        )
+        print(
+            f"{len(wrong)} WRONG: {wrong[:5]}" if wrong else "every request answered exactly once",
+            flush=True,
+        )
         tokens = sum(body["max_tokens"] for body in read_bodies(requests))
         for repetition in range(args.reps):
             batch.append(batch_seconds(requests, folder, repetition))
@@ -181,9 +244,26 @@ def main() -> int:
     lines = report(args, tokens, batch, server)
     print("\n" + "\n".join(lines))
     if args.name is not None:
-        load = {name: getattr(args, name) for name in ("requests", "input_tokens", "output_tokens", "kills", "concurrency", "seed")}
-        figures = {"load": load, "killed": killed, "wall_s": {"batch": batch, "server": server}, "report": lines}
-        path = save(args.results, args.name, figures, packages=versions(*PACKAGES), load=load_before)
+        load = {
+            name: getattr(args, name)
+            for name in (
+                "requests",
+                "input_tokens",
+                "output_tokens",
+                "kills",
+                "concurrency",
+                "seed",
+            )
+        }
+        figures = {
+            "load": load,
+            "killed": killed,
+            "wall_s": {"batch": batch, "server": server},
+            "report": lines,
+        }
+        path = save(
+            args.results, args.name, figures, packages=versions(*PACKAGES), load=load_before
+        )
         print(f"\nwritten: {path}")
     return 1 if wrong else 0
 

@@ -1,15 +1,18 @@
-"""Setpoint beside llama.cpp's server, vLLM's CPU build and transformers, in one run, on the workloads W1-W4 of benchmarks/serving.py.
+"""Setpoint beside llama.cpp's server, vLLM's CPU build and transformers, in one run, on the
+workloads W1-W4 of benchmarks/serving.py.
 
-    python benchmarks/peers/install.py                      # once
-    python benchmarks/compare.py --name peers               # three repetitions: about an hour and a half on two cores
+    python benchmarks/peers/install.py  # once
+    python benchmarks/compare.py --name peers  # three repetitions: an hour and a half
     python benchmarks/compare.py --only W1,W2 --contenders "llama.cpp BF16,vLLM" --reps 5
     python benchmarks/compare.py --variant "setpoint int8=--quantization w8a8_int8"
 
-Everybody serves the same weights with the same number of threads, to the same client on the same machine. A turn is a fresh process,
-alone on the machine: it starts, warms up on each workload and is measured on it, and ends. Setpoint has a turn before every peer's, so
-that a machine that becomes faster or slower does so for both. transformers is timed without HTTP, in its favour. A peer that is not
-installed or does not come up is a row with the reason; one with a failed request has no figure there, and the exit code is 1.
-With --name, JSON goes to benchmarks/results/; benchmarks/chart.py draws it.
+Everybody serves the same weights with the same number of threads, to the same client on the same
+machine. A turn is a fresh process, alone on the machine: it starts, warms up on each workload and
+is measured on it, and ends. Setpoint has a turn before every peer's, so that a machine that becomes
+faster or slower does so for both. transformers is timed without HTTP, in its favour. A peer that is
+not installed or does not come up is a row with the reason; one with a failed request has no figure
+there, and the exit code is 1. With --name, JSON goes to benchmarks/results/; benchmarks/chart.py
+draws it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from contenders import Contender, HttpServer, SetpointServer, StartError, free_port, parse_variant, transformers_peer
+from contenders import (
+    Contender,
+    HttpServer,
+    SetpointServer,
+    StartError,
+    free_port,
+    parse_variant,
+    transformers_peer,
+)
 from machine import environment, save, versions
 from peers.catalog import Peer, catalog, installed_versions, missing
 from peers.install import DEFAULT_DIR
@@ -37,7 +48,13 @@ from workloads import FULL, QUICK, Workload
 from setpoint.checkpoint.source import locate
 
 OURS = "setpoint"
-COLUMNS: Sequence[tuple[str, Metric]] = (("W1", TTFT), ("W1", DECODE), ("W2", OUTPUT), ("W3", WALL), ("W4", PREFILL))
+COLUMNS: Sequence[tuple[str, Metric]] = (
+    ("W1", TTFT),
+    ("W1", DECODE),
+    ("W2", OUTPUT),
+    ("W3", WALL),
+    ("W4", PREFILL),
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,22 +80,61 @@ class Run:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="W1,W2,W3,W4", help="workloads, e.g. W1,W2")
     parser.add_argument("--contenders", help="peers and variants, comma-separated; default: all")
     parser.add_argument("--reps", type=int, default=3)
-    parser.add_argument("--server-args", default="", help="further arguments for every Setpoint server, in one string")
-    parser.add_argument("--variant", action="append", default=[], help="NAME=[ENV=VALUE …] [--flag value …]: one more Setpoint server")
-    parser.add_argument("--patience", type=float, default=0.0, help="seconds per sample to wait for a quiet machine, and to try again")
-    parser.add_argument("--quick", action="store_true", help="tiny workloads, one repetition: does everything work?")
-    parser.add_argument("--name", help="keep the figures in benchmarks/results/<date>-<name>.json; without it they are only printed")
-    parser.add_argument("--peers-dir", type=Path, default=DEFAULT_DIR, help="where benchmarks/peers/install.py put them")
+    parser.add_argument(
+        "--server-args",
+        default="",
+        help="further arguments for every Setpoint server, in one string",
+    )
+    parser.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        help="NAME=[ENV=VALUE …] [--flag value …]: one more Setpoint server",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        help="seconds per sample to wait for a quiet machine, and to try again",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny workloads, one repetition: does everything work?"
+    )
+    parser.add_argument(
+        "--name",
+        help=(
+            "keep the figures in benchmarks/results/<date>-<name>.json; without it they are only"
+            " printed"
+        ),
+    )
+    parser.add_argument(
+        "--peers-dir",
+        type=Path,
+        default=DEFAULT_DIR,
+        help="where benchmarks/peers/install.py put them",
+    )
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     return parser.parse_args(arguments)
 
 
-def setpoint_entrant(name: str, precision: str, model: str, arguments: Sequence[str], environ: dict[str, str]) -> Entrant:
-    whole = ["--model-path", model, "--dtype", "bfloat16", "--num-threads", str(NUM_THREADS), *arguments]
+def setpoint_entrant(
+    name: str, precision: str, model: str, arguments: Sequence[str], environ: dict[str, str]
+) -> Entrant:
+    whole = [
+        "--model-path",
+        model,
+        "--dtype",
+        "bfloat16",
+        "--num-threads",
+        str(NUM_THREADS),
+        *arguments,
+    ]
     return Entrant(
         name,
         precision,
@@ -90,33 +146,62 @@ def setpoint_entrant(name: str, precision: str, model: str, arguments: Sequence[
 def peer_entrant(peer: Peer) -> Entrant:
     def start() -> Contender:
         port = free_port()
-        return HttpServer(peer.name, peer.command(port), port=port, environment=peer.environment, start_timeout_s=peer.start_timeout_s)
+        return HttpServer(
+            peer.name,
+            peer.command(port),
+            port=port,
+            environment=peer.environment,
+            start_timeout_s=peer.start_timeout_s,
+        )
 
-    return Entrant(peer.name, peer.precision, start, {"command": peer.command(0), "environment": peer.environment})
+    return Entrant(
+        peer.name,
+        peer.precision,
+        start,
+        {"command": peer.command(0), "environment": peer.environment},
+    )
 
 
 def entrants(args: argparse.Namespace, model: str, run: Run) -> tuple[Entrant, list[Entrant]]:
-    """Setpoint, and everybody who is asked for and installed; the others are noted in ``run``. Raises ValueError for an unknown name."""
-    ours = setpoint_entrant(OURS, "bf16", model, ["--quantization", "unquant", *shlex.split(args.server_args)], {})
+    """Setpoint, and everybody who is asked for and installed; the others are noted in ``run``.
+    Raises ValueError for an unknown name."""
+    ours = setpoint_entrant(
+        OURS, "bf16", model, ["--quantization", "unquant", *shlex.split(args.server_args)], {}
+    )
     rivals = []
     for text in args.variant:
         name, arguments, environ = parse_variant(text)
-        rivals.append(setpoint_entrant(name, "", model, [*shlex.split(args.server_args), *arguments], environ))
+        rivals.append(
+            setpoint_entrant(name, "", model, [*shlex.split(args.server_args), *arguments], environ)
+        )
     peers = catalog(args.peers_dir, model, num_threads=NUM_THREADS)
     rivals += [peer_entrant(peer) for peer in peers]
-    rivals.append(Entrant("transformers", "bf16", lambda: transformers_peer(model, num_threads=NUM_THREADS)))
+    rivals.append(
+        Entrant("transformers", "bf16", lambda: transformers_peer(model, num_threads=NUM_THREADS))
+    )
     names = [each.name for each in rivals]
     asked = args.contenders.split(",") if args.contenders else names
     if unknown := [name for name in asked if name not in names]:
         raise ValueError(f"--contenders: no {', '.join(unknown)}; there are {', '.join(names)}")
-    run.skipped |= {peer.name: reason for peer in peers if peer.name in asked and (reason := missing(peer, args.peers_dir)) is not None}
+    run.skipped |= {
+        peer.name: reason
+        for peer in peers
+        if peer.name in asked and (reason := missing(peer, args.peers_dir)) is not None
+    }
     return ours, [each for each in rivals if each.name in asked and each.name not in run.skipped]
 
 
 async def compare(
-    ours: Entrant, rivals: Sequence[Entrant], workloads: Sequence[Workload], run: Run, *, reps: int, patience_s: float
+    ours: Entrant,
+    rivals: Sequence[Entrant],
+    workloads: Sequence[Workload],
+    run: Run,
+    *,
+    reps: int,
+    patience_s: float,
 ) -> None:
-    """Ours before each rival, the rivals' order reversed in every other repetition. Within one, everybody gets the same prompts."""
+    """Ours before each rival, the rivals' order reversed in every other repetition. Within one,
+    everybody gets the same prompts."""
     for repetition in range(reps):
         for rival in rivals if repetition % 2 == 0 else reversed(rivals):
             if not {ours.name, rival.name} & run.skipped.keys():
@@ -126,7 +211,9 @@ async def compare(
             await turn(ours, workloads, repetition, run, patience_s)
 
 
-async def turn(entrant: Entrant, workloads: Sequence[Workload], repetition: int, run: Run, patience_s: float) -> None:
+async def turn(
+    entrant: Entrant, workloads: Sequence[Workload], repetition: int, run: Run, patience_s: float
+) -> None:
     """Start, measure, end. One that does not start is noted as skipped."""
     began = time.perf_counter()
     contender = None
@@ -135,7 +222,9 @@ async def turn(entrant: Entrant, workloads: Sequence[Workload], repetition: int,
         await contender.ready()
         run.start_s.setdefault(entrant.name, []).append(time.perf_counter() - began)
         for workload in workloads:
-            await contender.run(replace(workload, output_tokens=min(WARM_UP_TOKENS, workload.output_tokens)), -1)
+            await contender.run(
+                replace(workload, output_tokens=min(WARM_UP_TOKENS, workload.output_tokens)), -1
+            )
             sample = await quiet_sample(contender, workload, repetition, patience_s)
             run.results[workload.name].setdefault(entrant.name, []).append(sample)
     except StartError as error:
@@ -147,24 +236,52 @@ async def turn(entrant: Entrant, workloads: Sequence[Workload], repetition: int,
 
 
 def table(ours: Entrant, rivals: Sequence[Entrant], workloads: Sequence[Workload], run: Run) -> str:
-    """Markdown: a row per contender; medians, ranges, and how many times as good as the contender Setpoint is."""
-    report, by_name = Report(workloads, run.results), {workload.name: workload for workload in workloads}
+    """Markdown: a row per contender; medians, ranges, and how many times as good as the contender
+    Setpoint is."""
+    report, by_name = (
+        Report(workloads, run.results),
+        {workload.name: workload for workload in workloads},
+    )
     columns = [(by_name[name], metric) for name, metric in COLUMNS if name in by_name]
-    heads = ["start, s", *(f"{workload.name} {metric.name}, {metric.unit}" for workload, metric in columns)]
-    lines = ["| contender | precision | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
+    heads = [
+        "start, s",
+        *(f"{workload.name} {metric.name}, {metric.unit}" for workload, metric in columns),
+    ]
+    lines = [
+        "| contender | precision | " + " | ".join(heads) + " |",
+        "|---" * (len(heads) + 2) + "|",
+    ]
     for entrant in (ours, *rivals):
         if entrant.name in run.skipped:
             continue
-        cells = [cell(run.start_s[entrant.name], [], higher_is_better=False)] if entrant.name in run.start_s else ["–"]
+        cells = (
+            [cell(run.start_s[entrant.name], [], higher_is_better=False)]
+            if entrant.name in run.start_s
+            else ["–"]
+        )
         for workload, metric in columns:
             base = report.values(workload, ours.name, metric) if entrant is not ours else []
-            failed = [error for sample in run.results[workload.name].get(entrant.name, []) for error in sample.errors]
+            failed = [
+                error
+                for sample in run.results[workload.name].get(entrant.name, [])
+                for error in sample.errors
+            ]
             values = report.values(workload, entrant.name, metric)
-            cells.append(f"failed: {one_line(failed[0])}" if failed else cell(values, base, higher_is_better=metric.higher_is_better))
-        lines.append(f"| {entrant.name} | {entrant.precision or 'as its flags say'} | " + " | ".join(cells) + " |")
+            cells.append(
+                f"failed: {one_line(failed[0])}"
+                if failed
+                else cell(values, base, higher_is_better=metric.higher_is_better)
+            )
+        lines.append(
+            f"| {entrant.name} | {entrant.precision or 'as its flags say'} | "
+            + " | ".join(cells)
+            + " |"
+        )
     for name, reason in run.skipped.items():
         lines.append(f"| {name} | | skipped: {one_line(reason)} |" + " |" * (len(heads) - 1))
-    return "\n".join([*lines, "", "Median (lowest – highest) · how many times as good Setpoint is."])
+    return "\n".join(
+        [*lines, "", "Median (lowest – highest) · how many times as good Setpoint is."]
+    )
 
 
 def cell(values: Sequence[float], ours: Sequence[float], *, higher_is_better: bool) -> str:
@@ -180,15 +297,32 @@ def one_line(reason: str, limit: int = 160) -> str:
     return line if len(line) <= limit else f"{line[: limit // 2]} … {line[-limit // 2 :]}"
 
 
-def keep(args: argparse.Namespace, everybody: Sequence[Entrant], workloads: Sequence[Workload], run: Run, load: float) -> Path:
+def keep(
+    args: argparse.Namespace,
+    everybody: Sequence[Entrant],
+    workloads: Sequence[Workload],
+    run: Run,
+    load: float,
+) -> Path:
     figures = {
         "workloads": [asdict(workload) for workload in workloads],
-        "contenders": {each.name: {"precision": each.precision, **each.description} for each in everybody},
+        "contenders": {
+            each.name: {"precision": each.precision, **each.description} for each in everybody
+        },
         "skipped": run.skipped,
         "start_s": run.start_s,
-        "samples": {name: {who: [asdict(one) for one in samples] for who, samples in by.items()} for name, by in run.results.items()},
+        "samples": {
+            name: {who: [asdict(one) for one in samples] for who, samples in by.items()}
+            for name, by in run.results.items()
+        },
     }
-    return save(args.results, args.name, figures, packages=versions(*PACKAGES) | installed_versions(args.peers_dir), load=load)
+    return save(
+        args.results,
+        args.name,
+        figures,
+        packages=versions(*PACKAGES) | installed_versions(args.peers_dir),
+        load=load,
+    )
 
 
 def main() -> int:
@@ -210,16 +344,34 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     whole = True
     try:
-        asyncio.run(compare(ours, rivals, workloads, run, reps=1 if args.quick else args.reps, patience_s=args.patience))
+        asyncio.run(
+            compare(
+                ours,
+                rivals,
+                workloads,
+                run,
+                reps=1 if args.quick else args.reps,
+                patience_s=args.patience,
+            )
+        )
     except KeyboardInterrupt:
         print("Interrupted: only what was measured until then follows.", file=sys.stderr)
         whole = False
-    print("\n\n".join([table(ours, rivals, workloads, run), Report(workloads, run.results).cpu_table()]))
+    print(
+        "\n\n".join(
+            [table(ours, rivals, workloads, run), Report(workloads, run.results).cpu_table()]
+        )
+    )
     for name, pin in installed_versions(args.peers_dir).items():
         print(f"{name} {pin}")
     if args.name is not None:
         print(f"\nwritten: {keep(args, [ours, *rivals], workloads, run, load)}")
-    failed = any(sample.errors for by in run.results.values() for samples in by.values() for sample in samples)
+    failed = any(
+        sample.errors
+        for by in run.results.values()
+        for samples in by.values()
+        for sample in samples
+    )
     return 0 if whole and not failed and ours.name not in run.skipped else 1
 
 

@@ -1,4 +1,5 @@
-"""Whom the serving benchmark measures: a Setpoint server as a real process, driven over HTTP, and peers in processes of their own.
+"""Whom the serving benchmark measures: a Setpoint server as a real process, driven over HTTP, and
+peers in processes of their own.
 
 Every contender answers ``run(workload, repetition)`` with a Sample, and is idle otherwise.
 """
@@ -37,7 +38,8 @@ END_TIMEOUT_S = 15.0
 
 @dataclass(slots=True, frozen=True)
 class Sample:
-    """One repetition of a workload. Anything in ``errors`` makes its figures worthless, and they are not used."""
+    """One repetition of a workload. Anything in ``errors`` makes its figures worthless, and they
+    are not used."""
 
     wall_s: float
     ttft_s: float | None = None
@@ -45,7 +47,8 @@ class Sample:
     decode_s: float | None = None
     """Of one stream: first to last token."""
     cached_tokens: int | None = None
-    """Prompt tokens that came from the prefix cache, of all requests; None if the server does not report them."""
+    """Prompt tokens that came from the prefix cache, of all requests; None if the server does not
+    report them."""
     cpu_s: Mapping[str, float] = field(default_factory=dict)
     """CPU seconds by process: "client" and "frontend" and "engine", or "server", or "peer"."""
     foreign_share: float = 0.0
@@ -67,9 +70,14 @@ class CpuMeter:
 
     def read(self) -> tuple[dict[str, float], float]:
         """Seconds by process, and the share of the machine that went to others."""
-        spent = {name: max(seconds - self._before[name], 0.0) for name, seconds in self._seconds().items()}
+        spent = {
+            name: max(seconds - self._before[name], 0.0)
+            for name, seconds in self._seconds().items()
+        }
         foreign = busy_cpu_s() - self._busy - sum(spent.values())
-        return spent, max(foreign, 0.0) / (time.perf_counter() - self._begin) / (os.cpu_count() or 1)
+        return spent, max(foreign, 0.0) / (time.perf_counter() - self._begin) / (
+            os.cpu_count() or 1
+        )
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -96,7 +104,8 @@ class StartError(RuntimeError):
 
 
 class HttpServer:
-    """A process that answers ``GET /health`` with 200 once it serves, and OpenAI's ``/v1/completions`` with prompts of token ids."""
+    """A process that answers ``GET /health`` with 200 once it serves, and OpenAI's
+    ``/v1/completions`` with prompts of token ids."""
 
     def __init__(
         self,
@@ -108,14 +117,20 @@ class HttpServer:
         stream: bool = False,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """``command`` makes it listen at ``port`` of the loopback interface. ``stream``: every request streams, not only a single one."""
+        """``command`` makes it listen at ``port`` of the loopback interface. ``stream``: every
+        request streams, not only a single one."""
         self.name = name
         self._stream = stream
         self._start_timeout_s = start_timeout_s
         self._log = tempfile.NamedTemporaryFile("w+", prefix="contender-", suffix=".log")  # noqa: SIM115 - closed by close()
         self.url = f"http://127.0.0.1:{port}"
         try:
-            self._process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=self._log, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+            )
         except OSError as error:
             self._log.close()
             raise StartError(f"{name} did not start: {error}") from None
@@ -132,24 +147,48 @@ class HttpServer:
                     pass  # not listening yet, or too busy loading to answer
                 await asyncio.sleep(0.1)
         code = self._process.poll()
-        how = f"was not ready after {self._start_timeout_s:.0f} s" if code is None else f"ended with code {code}"
-        raise StartError(f"{self.name} {how}; the end of its log:\n{Path(self._log.name).read_text(errors='replace')[-2000:]}")
+        how = (
+            f"was not ready after {self._start_timeout_s:.0f} s"
+            if code is None
+            else f"ended with code {code}"
+        )
+        raise StartError(
+            f"{self.name} {how}; the end of its"
+            f" log:\n{Path(self._log.name).read_text(errors='replace')[-2000:]}"
+        )
 
     async def run(self, workload: Workload, repetition: int) -> Sample:
-        return await self.requests(workload, repetition, stream=self._stream or workload.num_requests == 1)
+        return await self.requests(
+            workload, repetition, stream=self._stream or workload.num_requests == 1
+        )
 
     async def requests(self, workload: Workload, repetition: int, *, stream: bool) -> Sample:
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)) as session:
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+        ) as session:
             meter, begin = CpuMeter(self.processes()), time.perf_counter()
-            answers = [complete(session, self.url, prompt, workload.output_tokens, stream) for prompt in workload.prompts(repetition)]
+            answers = [
+                complete(session, self.url, prompt, workload.output_tokens, stream)
+                for prompt in workload.prompts(repetition)
+            ]
             outcomes = await asyncio.gather(*answers, return_exceptions=True)
             wall = time.perf_counter() - begin
             cpu, foreign = meter.read()
-        errors = tuple(f"{type(outcome).__name__}: {outcome}" for outcome in outcomes if isinstance(outcome, BaseException))
+        errors = tuple(
+            f"{type(outcome).__name__}: {outcome}"
+            for outcome in outcomes
+            if isinstance(outcome, BaseException)
+        )
         received = [outcome for outcome in outcomes if isinstance(outcome, Received)]
         cached = [one.cached_tokens for one in received if one.cached_tokens is not None]
-        sample = Sample(wall, cached_tokens=sum(cached) if cached else None, cpu_s=cpu, foreign_share=foreign, errors=errors)
+        sample = Sample(
+            wall,
+            cached_tokens=sum(cached) if cached else None,
+            cpu_s=cpu,
+            foreign_share=foreign,
+            errors=errors,
+        )
         if errors or workload.num_requests > 1:
             return sample
         (single,) = received
@@ -167,7 +206,9 @@ class HttpServer:
 class SetpointServer(HttpServer):
     """``setpoint serve`` on a free port."""
 
-    def __init__(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], stream: bool) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], stream: bool
+    ) -> None:
         port = free_port()
         command = [sys.executable, "-m", "setpoint.cli", "serve", "--port", str(port), *arguments]
         super().__init__(name, command, port=port, environment=environment, stream=stream)
@@ -197,7 +238,8 @@ class Streaming:
 
 
 class OfflineEngine:
-    """``setpoint.Engine`` in this process: the same engine process as the server's, asked without HTTP for whole answers."""
+    """``setpoint.Engine`` in this process: the same engine process as the server's, asked without
+    HTTP for whole answers."""
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
         """``arguments``: as for the server, those of HTTP aside."""
@@ -207,13 +249,21 @@ class OfflineEngine:
 
     async def ready(self) -> None:
         line = parse(ENGINE, self._arguments)
-        self._engine = await asyncio.to_thread(Engine.from_options, line.options, read_environment(os.environ), given=line.given)
+        self._engine = await asyncio.to_thread(
+            Engine.from_options, line.options, read_environment(os.environ), given=line.given
+        )
 
     async def run(self, workload: Workload, repetition: int) -> Sample:
         assert self._engine is not None
         prompts = workload.prompts(repetition)
-        sampling = {"max_new_tokens": workload.output_tokens, "temperature": 0.0, "ignore_eos": True}
-        meter = CpuMeter({"script": [psutil.Process()], "engine": [psutil.Process(self._engine.pid)]})
+        sampling = {
+            "max_new_tokens": workload.output_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+        }
+        meter = CpuMeter(
+            {"script": [psutil.Process()], "engine": [psutil.Process(self._engine.pid)]}
+        )
         begin = time.perf_counter()
         answers = await self._engine.async_generate(None, sampling, input_ids=prompts)
         wall = time.perf_counter() - begin
@@ -229,7 +279,8 @@ class OfflineEngine:
 
 
 def end_tree(process: subprocess.Popen[Any]) -> None:
-    """Ask a process to end, and kill what is left of it and its children after a while: nothing may work beside the next contender."""
+    """Ask a process to end, and kill what is left of it and its children after a while: nothing may
+    work beside the next contender."""
     try:
         members = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -252,7 +303,8 @@ class Received:
     """When chunks came, in seconds after the request, and what the usage tells."""
 
     chunks_s: list[float]
-    """Of a stream every chunk; Setpoint's last one has no token and says why the answer ends. Else when the answer came."""
+    """Of a stream every chunk; Setpoint's last one has no token and says why the answer ends. Else
+    when the answer came."""
     cached_tokens: int | None
     """With --enable-cache-report."""
 
@@ -273,8 +325,16 @@ async def complete(
     stream: bool,
     on_chunk: Callable[[], None] = lambda: None,
 ) -> Received:
-    """One completion; raises RuntimeError for anything but ``num_outputs`` tokens. ``on_chunk`` is called for every chunk of a stream."""
-    body = {"model": "default", "prompt": prompt, "max_tokens": num_outputs, "temperature": 0, "ignore_eos": True, "stream": stream}
+    """One completion; raises RuntimeError for anything but ``num_outputs`` tokens. ``on_chunk`` is
+    called for every chunk of a stream."""
+    body = {
+        "model": "default",
+        "prompt": prompt,
+        "max_tokens": num_outputs,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": stream,
+    }
     if stream:
         body["stream_options"] = {"include_usage": True}
     begin = time.perf_counter()
@@ -304,9 +364,12 @@ async def complete(
 
 
 class PeerProcess:
-    """A peer that reads one JSON line per job from its standard input and answers with one (see peers/)."""
+    """A peer that reads one JSON line per job from its standard input and answers with one (see
+    peers/)."""
 
-    def __init__(self, name: str, command: Sequence[str], *, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], *, environment: Mapping[str, str]
+    ) -> None:
         self.name = name
         self._log = tempfile.NamedTemporaryFile("w+", prefix="peer-", suffix=".log")  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
@@ -325,16 +388,26 @@ class PeerProcess:
         except TimeoutError:
             raise StartError(f"{self.name} was not ready after {START_TIMEOUT_S:.0f} s") from None
         if line is None:
-            raise StartError(f"{self.name} ended; the end of its log:\n{Path(self._log.name).read_text()[-2000:]}")
+            raise StartError(
+                f"{self.name} ended; the end of its"
+                f" log:\n{Path(self._log.name).read_text()[-2000:]}"
+            )
 
     async def run(self, workload: Workload, repetition: int) -> Sample:
         job = {"prompts": workload.prompts(repetition), "num_outputs": workload.output_tokens}
-        meter = CpuMeter({"client": [psutil.Process()], "peer": [psutil.Process(self._process.pid)]})
+        meter = CpuMeter(
+            {"client": [psutil.Process()], "peer": [psutil.Process(self._process.pid)]}
+        )
         answer = await asyncio.to_thread(self._ask, json.dumps(job))
         if answer is None:
-            return Sample(0.0, errors=(f"the process ended:\n{Path(self._log.name).read_text()[-2000:]}",))
+            return Sample(
+                0.0, errors=(f"the process ended:\n{Path(self._log.name).read_text()[-2000:]}",)
+            )
         if answer["num_generated"] != workload.num_outputs:
-            return Sample(0.0, errors=(f"asked for {workload.num_outputs} tokens, got {answer['num_generated']}",))
+            return Sample(
+                0.0,
+                errors=(f"asked for {workload.num_outputs} tokens, got {answer['num_generated']}",),
+            )
         return Sample(answer["wall_s"], answer["ttft_s"], answer["decode_s"], None, *meter.read())
 
     def close(self) -> None:
@@ -342,7 +415,9 @@ class PeerProcess:
         self._process.wait()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with suppress(BrokenPipeError):  # it still holds what a process that ended could not be told
+        with suppress(
+            BrokenPipeError
+        ):  # it still holds what a process that ended could not be told
             self._process.stdin.close()
         self._process.stdout.close()
         self._log.close()
@@ -363,7 +438,8 @@ class PeerProcess:
 
 
 def transformers_peer(folder: str, *, num_threads: int) -> PeerProcess:
-    """transformers' eager ``generate`` on a static batch, in bfloat16, on the weights in ``folder``."""
+    """transformers' eager ``generate`` on a static batch, in bfloat16, on the weights in
+    ``folder``."""
     script = Path(__file__).parent / "peers" / "transformers_peer.py"
     command = [sys.executable, str(script), folder, "--num-threads", str(num_threads)]
     return PeerProcess("transformers", command, environment={"OMP_NUM_THREADS": str(num_threads)})

@@ -1,10 +1,12 @@
-"""Which causal language models of the installed transformers run through the fallback (--model-impl transformers): a table.
+"""Which causal language models of the installed transformers run through the fallback (--model-impl
+transformers): a table.
 
     python benchmarks/fallback.py [NAME …]
 
-Every class gets a tiny random model of its own default configuration with small dimensions, and goes the way of a real one: config.json,
-ModelSpec, loading, trial. "works" means that the trial's logits agreed with the library's own attention; anything else is the sentence that
-a user would see. A default configuration that cannot be made small is told apart.
+Every class gets a tiny random model of its own default configuration with small dimensions, and
+goes the way of a real one: config.json, ModelSpec, loading, trial. "works" means that the trial's
+logits agreed with the library's own attention; anything else is the sentence that a user would see.
+A default configuration that cannot be made small is told apart.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ SMALL = {
     "eos_token_id": 2,
     "initializer_range": 0.3,
 }
-"""Where a configuration class has such a field. The spread of the weights is large enough for attention to matter."""
+"""Where a configuration class has such a field. The spread of the weights is large enough for
+attention to matter."""
 PER_LAYER = ("layer_types", "mlp_layer_types")
 WORKS = "works"
 
@@ -68,18 +71,30 @@ def outcome(name: str, kind: type, *, seed: int = 0) -> str:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config.to_dict(), default=str))
         try:
-            spec, small = read_spec(Path(folder)), {"dtype": "float32", "kv_dtype": "float32", "page_size": 2}
-            build_runner(EngineConfig(folder, spec, load_format="dummy", model_impl="transformers", seed=seed, **small))
+            spec, small = (
+                read_spec(Path(folder)),
+                {"dtype": "float32", "kv_dtype": "float32", "page_size": 2},
+            )
+            build_runner(
+                EngineConfig(
+                    folder, spec, load_format="dummy", model_impl="transformers", seed=seed, **small
+                )
+            )
         except SetpointError as error:
             return str(error).replace(f"{folder}/", "")
     return WORKS
 
 
 def classes() -> dict[str, type]:
-    """Class name -> configuration class, of everything the library calls a causal language model."""
+    """Class name -> configuration class, of everything the library calls a causal language
+    model."""
     found = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     configs = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-    return {name: configs[model_type] for model_type, name in sorted(found.items()) if isinstance(name, str)}
+    return {
+        name: configs[model_type]
+        for model_type, name in sorted(found.items())
+        if isinstance(name, str)
+    }
 
 
 def main(names: list[str]) -> int:

@@ -1,9 +1,11 @@
-"""What a streamed token costs the frontend, without any model: CPU time per token of the process that speaks HTTP.
+"""What a streamed token costs the frontend, without any model: CPU time per token of the process
+that speaks HTTP.
 
     python benchmarks/frontend.py [--streams 1,64] [--tokens 500] [--step-ms 4] [--profile]
 
-The real application and link; a process that sends a token per stream and step stands for the engine, another one that only reads
-for the clients. With one stream every token is a wake-up of a cold process, which is what it costs beside an engine that computes.
+The real application and link; a process that sends a token per stream and step stands for the
+engine, another one that only reads for the clients. With one stream every token is a wake-up of a
+cold process, which is what it costs beside an engine that computes.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 def engine(descriptor: int, num_streams: int, step_s: float) -> None:
-    """Waits until all streams have come, then sends a token to each of them per step, until all have what they asked for."""
+    """Waits until all streams have come, then sends a token to each of them per step, until all
+    have what they asked for."""
     link = EngineSocket(descriptor)
     link.send(Ready({}))
     running: dict[int, int] = {}
@@ -64,16 +67,35 @@ def engine(descriptor: int, num_streams: int, step_s: float) -> None:
             continue
         for index in range(1, max(running.values()) + 1):
             time.sleep(step_s)
-            ends = {seq_id: Finish("length", length=count) if index == count else None for seq_id, count in running.items()}
-            link.send(Tokens([TokenEvent(seq_id, [65 + index % 26], ends[seq_id], 99, index) for seq_id in running]))
+            ends = {
+                seq_id: Finish("length", length=count) if index == count else None
+                for seq_id, count in running.items()
+            }
+            link.send(
+                Tokens(
+                    [
+                        TokenEvent(seq_id, [65 + index % 26], ends[seq_id], 99, index)
+                        for seq_id in running
+                    ]
+                )
+            )
         running = {}
 
 
 def clients(port: int, num_streams: int, num_tokens: int) -> None:
     """Asks for all streams at once and reads until each has ended."""
-    asked = {"model": "default", "prompt": list(range(1, 100)), "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+    asked = {
+        "model": "default",
+        "prompt": list(range(1, 100)),
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
     body = json.dumps(asked).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type:"
+        f" application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     poller, streams = select.poll(), {}
     for _ in range(num_streams):
         stream = socket.create_connection(("127.0.0.1", port))
@@ -88,12 +110,18 @@ def clients(port: int, num_streams: int, num_tokens: int) -> None:
                 streams.pop(descriptor).close()
 
 
-async def measure(num_streams: int, num_tokens: int, step_s: float, profiler: cProfile.Profile | None) -> float:
+async def measure(
+    num_streams: int, num_tokens: int, step_s: float, profiler: cProfile.Profile | None
+) -> float:
     """CPU seconds of this process while the streams run."""
     ours, theirs = socket.socketpair()
     helpers = [in_child(lambda: engine(theirs.fileno(), num_streams, step_s))]
-    config = FrontendConfig("tiny", "tiny", "", context_len=CONTEXT, max_req_input_len=CONTEXT, vocab_size=VOCAB_SIZE)
-    service = Service(config, EngineClient(SocketLink(ours)), TextProcessor(Tokenizer(make_byte_tokenizer())))
+    config = FrontendConfig(
+        "tiny", "tiny", "", context_len=CONTEXT, max_req_input_len=CONTEXT, vocab_size=VOCAB_SIZE
+    )
+    service = Service(
+        config, EngineClient(SocketLink(ours)), TextProcessor(Tokenizer(make_byte_tokenizer()))
+    )
     service.engine.start()
     assert await service.engine.wait_ready(timeout_s=10)
     listener = bind_socket("127.0.0.1", 0)
@@ -124,11 +152,17 @@ async def measure(num_streams: int, num_tokens: int, step_s: float, profiler: cP
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", default="1,64", help="comma-separated")
     parser.add_argument("--tokens", type=int, default=500, help="per stream")
     parser.add_argument("--step-ms", type=float, default=4.0, help="between the tokens of a stream")
-    parser.add_argument("--profile", action="store_true", help="cProfile of the first of --streams instead of the figures")
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="cProfile of the first of --streams instead of the figures",
+    )
     args = parser.parse_args()
     print(environment("uvicorn", "starlette", "uvloop", "msgspec") + "\n")
     for num_streams in map(int, args.streams.split(",")):
@@ -137,7 +171,10 @@ def main() -> None:
         if profiler is not None:
             pstats.Stats(profiler).sort_stats("tottime").print_stats(30)
             return
-        print(f"{num_streams} streams, a step every {args.step_ms:g} ms: {spent / args.tokens / num_streams * 1e6:.0f} µs per token")
+        print(
+            f"{num_streams} streams, a step every {args.step_ms:g} ms:"
+            f" {spent / args.tokens / num_streams * 1e6:.0f} µs per token"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""The golden table: every supported architecture and variant against transformers, in fp32 on the CPU.
+"""The golden table: every supported architecture and variant against transformers, in fp32 on the
+CPU.
 
     python benchmarks/goldens.py [--only NAME] [--tokens 24] [--no-default-model]
 
-Tiny random models of ``setpoint.testing.goldens`` and the default model. Each model answers prompts of several lengths greedily through
-scheduler, radix cache and runner: in chunks, side by side, then once more out of the cache. transformers judges every sampled position:
-the largest difference of a logit (and that over the spread of its logits), and whether the token is the one it would have chosen. A near
-tie is another token where transformers preferred its own by less than 1e-3 of a logit. Ends with 1 if anything disagrees.
+Tiny random models of ``setpoint.testing.goldens`` and the default model. Each model answers prompts
+of several lengths greedily through scheduler, radix cache and runner: in chunks, side by side, then
+once more out of the cache. transformers judges every sampled position: the largest difference of a
+logit (and that over the spread of its logits), and whether the token is the one it would have
+chosen. A near tie is another token where transformers preferred its own by less than 1e-3 of a
+logit. Ends with 1 if anything disagrees.
 """
 
 from __future__ import annotations
@@ -24,12 +27,27 @@ from transformers.utils import logging
 
 from setpoint.checkpoint.source import DEFAULT_MODEL, locate
 from setpoint.frontend.text.template_source import find_chat_template
-from setpoint.testing.against_transformers import TOLERANCE, Agreement, measure, template_differences, write_tiny
+from setpoint.testing.against_transformers import (
+    TOLERANCE,
+    Agreement,
+    measure,
+    template_differences,
+    write_tiny,
+)
 from setpoint.testing.chat_templates import TEMPLATES
 from setpoint.testing.goldens import GOLDENS, THROUGH_TRANSFORMERS
 
 DEFAULT_PROMPTS = (1, 17, 64, 200)
-COLUMNS = ("model", "implementation", "max logit error", "relative", "greedy tokens equal", "near ties", "from cache", "template")
+COLUMNS = (
+    "model",
+    "implementation",
+    "max logit error",
+    "relative",
+    "greedy tokens equal",
+    "near ties",
+    "from cache",
+    "template",
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +58,9 @@ class Row:
 
     @property
     def agrees(self) -> bool:
-        return self.found.relative < TOLERANCE and not self.found.wrong and not self.templates_differ
+        return (
+            self.found.relative < TOLERANCE and not self.found.wrong and not self.templates_differ
+        )
 
     def __str__(self) -> str:
         found = self.found
@@ -73,15 +93,29 @@ def rows(only: str, num_tokens: int, default_model: bool) -> Iterator[Row]:
             yield Row(golden.name, found, template_differences(TEMPLATES[golden.template]))
     if default_model and only in DEFAULT_MODEL:
         folder = locate(None, log=lambda line: print(line, file=sys.stderr)).folder
-        found = measure(folder, context_len=512, prompt_lengths=DEFAULT_PROMPTS, num_new=num_tokens, num_threads=torch.get_num_threads())
+        found = measure(
+            folder,
+            context_len=512,
+            prompt_lengths=DEFAULT_PROMPTS,
+            num_new=num_tokens,
+            num_threads=torch.get_num_threads(),
+        )
         template = find_chat_template(folder)
         assert template is not None
-        yield Row(DEFAULT_MODEL, found, template_differences(template, tokenizer=AutoTokenizer.from_pretrained(folder)))
+        yield Row(
+            DEFAULT_MODEL,
+            found,
+            template_differences(template, tokenizer=AutoTokenizer.from_pretrained(folder)),
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="NAME", help="models whose name contains this")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="models whose name contains this"
+    )
     parser.add_argument("--tokens", type=int, default=24, help="greedy tokens per prompt")
     parser.add_argument("--no-default-model", action="store_true", help="tiny models only")
     arguments = parser.parse_args()

@@ -1,9 +1,11 @@
-"""What the C++ kernels cost beside torch's own, for the shapes of SmolLM2-135M (hidden 576, 9 query and 3 key/value heads of 64).
+"""What the C++ kernels cost beside torch's own, for the shapes of SmolLM2-135M (hidden 576, 9 query
+and 3 key/value heads of 64).
 
     python benchmarks/kernels.py [--threads N] [--level avx2]
 
-Each figure is the best of many alternating runs, in µs per call. With one thread CPU time is measured, which a busy machine disturbs
-little; with more, wall time. GB/s counts weights or K and V read once; GFLOP/s the useful multiplications and additions.
+Each figure is the best of many alternating runs, in µs per call. With one thread CPU time is
+measured, which a busy machine disturbs little; with more, wall time. GB/s counts weights or K and V
+read once; GFLOP/s the useful multiplications and additions.
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ from machine import environment
 
 from setpoint.core.model import BLOCK, BLOCK_BYTES
 from setpoint.engine.attention import cpu as cpu_attention
-from setpoint.engine.attention.base import AttentionBackend, AttentionBatch, AttentionShape, AttentionVariant
+from setpoint.engine.attention.base import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionShape,
+    AttentionVariant,
+)
 from setpoint.engine.kernels.cpu import library
 from setpoint.engine.kernels.cpu import ops as cpu_ops
 from setpoint.engine.kernels.ref import RefOps
@@ -30,9 +37,19 @@ from setpoint.engine.quant.base import Blocks, PackedWeight
 
 BF16 = torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB = 9, 3, 64, 576, 1536, 49152
-PRODUCTS = {"qkv": (960, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER), "head": (VOCAB, HIDDEN)}
+PRODUCTS = {
+    "qkv": (960, HIDDEN),
+    "o": (HIDDEN, HIDDEN),
+    "gate_up": (2 * INNER, HIDDEN),
+    "down": (HIDDEN, INNER),
+    "head": (VOCAB, HIDDEN),
+}
 NUM_LAYERS = 30
-ALL_PRODUCTS = [(name, shape) for name, shape in PRODUCTS.items() for _ in range(1 if name == "head" else NUM_LAYERS)]
+ALL_PRODUCTS = [
+    (name, shape)
+    for name, shape in PRODUCTS.items()
+    for _ in range(1 if name == "head" else NUM_LAYERS)
+]
 SECONDS_PER_LINE = 2.0
 
 Timer = Callable[[], float]
@@ -41,7 +58,8 @@ Pools = list[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Attend:
-    """One batch of rows, repeated over ``copies`` pools so that the caches see a model's worth of memory."""
+    """One batch of rows, repeated over ``copies`` pools so that the caches see a model's worth of
+    memory."""
 
     name: str
     counts: tuple[int, ...]
@@ -85,8 +103,13 @@ def best_of(calls: list[Callable[[], object]], clock: Timer) -> list[float]:
 def products(level: str | None, clock: Timer) -> None:
     ours, theirs = panels.create(BF16, level=level), packed.create(BF16)
     weights = [torch.randn(shape).to(BF16) for _, shape in ALL_PRODUCTS]
-    print("\nproducts, bf16                        panels                            oneDNN packed          ratio")
-    compare_products([(ours.pack(weight, None), theirs.pack(weight, None)) for weight in weights], clock)
+    print(
+        "\nproducts, bf16                        panels                            oneDNN packed   "
+        "       ratio"
+    )
+    compare_products(
+        [(ours.pack(weight, None), theirs.pack(weight, None)) for weight in weights], clock
+    )
 
 
 def block_products(level: str | None, clock: Timer) -> None:
@@ -96,26 +119,43 @@ def block_products(level: str | None, clock: Timer) -> None:
     for name, (columns, k) in ALL_PRODUCTS:
         kind = "Q8_0" if name == "head" else "Q4_1"
         raw = torch.randint(0, 64, (columns, k // BLOCK * BLOCK_BYTES[kind]), dtype=torch.uint8)
-        pairs.append((ours.pack(Blocks(kind, raw), None), theirs.pack(torch.randn(columns, k).to(BF16), None)))
-    print("\nproducts, bf16                        blocks of 4 and 8 bits            panels of bf16         ratio")
+        pairs.append(
+            (
+                ours.pack(Blocks(kind, raw), None),
+                theirs.pack(torch.randn(columns, k).to(BF16), None),
+            )
+        )
+    print(
+        "\nproducts, bf16                        blocks of 4 and 8 bits            panels of bf16  "
+        "       ratio"
+    )
     compare_products(pairs, clock)
 
 
 def compare_products(packs: list[tuple[PackedWeight, PackedWeight]], clock: Timer) -> None:
     """packs: of ALL_PRODUCTS, ours and theirs."""
-    lines = {name: [i for i, (other, _) in enumerate(ALL_PRODUCTS) if other == name] for name in PRODUCTS}
+    lines = {
+        name: [i for i, (other, _) in enumerate(ALL_PRODUCTS) if other == name] for name in PRODUCTS
+    }
     for name, chosen in (lines | {"whole model": list(range(len(packs)))}).items():
-        num_bytes, sizes = sum(packs[i][0].num_bytes for i in chosen), [ALL_PRODUCTS[i][1] for i in chosen]
+        num_bytes, sizes = (
+            sum(packs[i][0].num_bytes for i in chosen),
+            [ALL_PRODUCTS[i][1] for i in chosen],
+        )
         for rows in (1, 4, 8, 16, 64, 256):
             inputs = {columns: torch.randn(rows, columns).to(BF16) for columns in (HIDDEN, INNER)}
             columns = [k for _, k in sizes]
-            calls = [partial(multiply, [packs[i][which] for i in chosen], [inputs[k] for k in columns]) for which in (0, 1)]
+            calls = [
+                partial(multiply, [packs[i][which] for i in chosen], [inputs[k] for k in columns])
+                for which in (0, 1)
+            ]
             mine, other = best_of(calls, clock)
             scale = 1e6 if name == "whole model" else 1e6 / len(chosen)
             flops = 2 * rows * sum(n * k for n, k in sizes)
             print(
-                f"{name:12} rows {rows:4} {mine * scale:12.1f} µs {num_bytes / mine / 1e9:7.1f} GB/s {flops / mine / 1e9:7.0f} GFLOP/s"
-                f" {other * scale:12.1f} µs {other / mine:12.2f}"
+                f"{name:12} rows {rows:4} {mine * scale:12.1f} µs {num_bytes / mine / 1e9:7.1f}"
+                f" GB/s {flops / mine / 1e9:7.0f} GFLOP/s {other * scale:12.1f} µs"
+                f" {other / mine:12.2f}"
             )
 
 
@@ -125,10 +165,15 @@ def multiply(weights: Sequence[PackedWeight], inputs: Sequence[torch.Tensor]) ->
 
 
 def attention(level: str | None, clock: Timer) -> None:
-    print("\nattention, bf16, per layer                    µs      GB/s   GFLOP/s   torch SDPA (contiguous, prefill only)")
+    print(
+        "\nattention, bf16, per layer                    µs      GB/s   GFLOP/s   torch SDPA"
+        " (contiguous, prefill only)"
+    )
     for case in BATCHES:
         q, pools, batch = problem(case)
-        shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, case.page_size, BF16, BF16, torch.device("cpu"))
+        shape = AttentionShape(
+            HEADS, KV_HEADS, HEAD_DIM, case.page_size, BF16, BF16, torch.device("cpu")
+        )
         backend = cpu_attention.create(shape, level=level)
         variant = AttentionVariant(HEAD_DIM**-0.5, case.softcap, case.window)
         calls = [partial(attend_all, backend, q, pools, batch, variant)]
@@ -138,15 +183,32 @@ def attention(level: str | None, clock: Timer) -> None:
             dense = torch.randn(len(case.counts), KV_HEADS, count, HEAD_DIM).to(BF16)
             calls.append(partial(sdpa, dense_q, dense, case.copies))
         mine, *other = (seconds / case.copies for seconds in best_of(calls, clock))
-        seen = len(case.counts) * np.minimum(np.arange(case.kv_len - count, case.kv_len) + 1, case.window or case.kv_len).sum()
+        seen = (
+            len(case.counts)
+            * np.minimum(
+                np.arange(case.kv_len - count, case.kv_len) + 1, case.window or case.kv_len
+            ).sum()
+        )
         keys = min(case.kv_len, count + (case.window or case.kv_len) - 1)
         num_bytes = len(case.counts) * keys * KV_HEADS * HEAD_DIM * 2 * 2
         label = f"{case.name}, pages of {case.page_size}"
-        line = f"{label:42} {mine * 1e6:7.0f} {num_bytes / mine / 1e9:9.1f} {seen * HEADS * HEAD_DIM * 4 / mine / 1e9:9.0f}"
-        print(line + "".join(f" {seconds * 1e6:12.0f}  ratio {seconds / mine:.2f}" for seconds in other))
+        line = (
+            f"{label:42} {mine * 1e6:7.0f} {num_bytes / mine / 1e9:9.1f}"
+            f" {seen * HEADS * HEAD_DIM * 4 / mine / 1e9:9.0f}"
+        )
+        print(
+            line
+            + "".join(f" {seconds * 1e6:12.0f}  ratio {seconds / mine:.2f}" for seconds in other)
+        )
 
 
-def attend_all(backend: AttentionBackend, q: torch.Tensor, pools: Pools, batch: AttentionBatch, variant: AttentionVariant) -> None:
+def attend_all(
+    backend: AttentionBackend,
+    q: torch.Tensor,
+    pools: Pools,
+    batch: AttentionBatch,
+    variant: AttentionVariant,
+) -> None:
     for k_cache, v_cache in pools:
         backend.forward(q, k_cache, v_cache, batch, variant)
 
@@ -161,13 +223,24 @@ def problem(case: Attend) -> tuple[torch.Tensor, Pools, AttentionBatch]:
     own = -(-case.kv_len // case.page_size) - shared
     order = torch.randperm if case.scattered else torch.arange
     pages = (order(shared + num_rows * own) + 1).int()
-    table = torch.cat((pages[:shared].expand(num_rows, -1), pages[shared:].view(num_rows, own)), dim=1).contiguous()
+    table = torch.cat(
+        (pages[:shared].expand(num_rows, -1), pages[shared:].view(num_rows, own)), dim=1
+    ).contiguous()
     cache = (len(pages) + 1, case.page_size, KV_HEADS, HEAD_DIM)
     pools = [(torch.randn(cache).to(BF16), torch.randn(cache).to(BF16)) for _ in range(case.copies)]
     cu_q = np.concatenate(([0], np.cumsum(case.counts))).astype(np.int32)
     kv_lens = np.full(num_rows, case.kv_len, np.int32)
     slots, unused = torch.arange(num_rows, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)
-    batch = AttentionBatch(unused, unused, torch.from_numpy(cu_q), cu_q, torch.from_numpy(kv_lens), kv_lens, slots, table)
+    batch = AttentionBatch(
+        unused,
+        unused,
+        torch.from_numpy(cu_q),
+        cu_q,
+        torch.from_numpy(kv_lens),
+        kv_lens,
+        slots,
+        table,
+    )
     q = torch.randn(int(cu_q[-1]), HEADS + 2 * KV_HEADS, HEAD_DIM).to(BF16)[:, :HEADS]
     return q, pools, batch
 
@@ -177,25 +250,39 @@ def elementwise(level: str | None, clock: Timer) -> None:
     cos_sin = torch.randn(2048, HEAD_DIM)
     cache = torch.zeros(4097, 1, KV_HEADS, HEAD_DIM, dtype=BF16)
     for rows in (1, 64, 1024):
-        x, residual, gate_up = (torch.randn(rows, columns).to(BF16) for columns in (HIDDEN, HIDDEN, 2 * INNER))
+        x, residual, gate_up = (
+            torch.randn(rows, columns).to(BF16) for columns in (HIDDEN, HIDDEN, 2 * INNER)
+        )
         weight = torch.ones(HIDDEN, dtype=BF16)
-        qkv = torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM).to(BF16).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+        qkv = (
+            torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM)
+            .to(BF16)
+            .split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+        )
         index = torch.arange(rows)
         both = (cpu_ops.create(BF16, level=level), RefOps())
         lines = {
             "rms_norm": [partial(ops.rms_norm, x, weight, 1e-5) for ops in both],
             "add_rms_norm": [partial(ops.add_rms_norm, x, residual, weight, 1e-5) for ops in both],
-            "rope_and_store": [partial(ops.rope_and_store, *qkv, cos_sin, index, cache, cache, index) for ops in both],
+            "rope_and_store": [
+                partial(ops.rope_and_store, *qkv, cos_sin, index, cache, cache, index)
+                for ops in both
+            ],
             "silu_mul": [partial(ops.silu_mul, gate_up) for ops in both],
             "gelu_tanh_mul": [partial(ops.gelu_tanh_mul, gate_up) for ops in both],
         }
         for name, calls in lines.items():
             mine, other = best_of(calls, clock)
-            print(f"{name:15} rows {rows:5} {mine * 1e6:9.1f} µs {other * 1e6:9.1f} µs {other / mine:7.2f}")
+            print(
+                f"{name:15} rows {rows:5} {mine * 1e6:9.1f} µs {other * 1e6:9.1f} µs"
+                f" {other / mine:7.2f}"
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--level", help="instruction set; default: the best")
     arguments = parser.parse_args()

@@ -1,12 +1,15 @@
-"""What each kernel of a layer costs inside a step, for the steps of W1-W4, and how near it is to its bound.
+"""What each kernel of a layer costs inside a step, for the steps of W1-W4, and how near it is to
+its bound.
 
     python benchmarks/layer.py [--threads N] [--level avx2] [--only "decode 64"] [--seconds 4]
 
-All kernels of a layer run in the model's order on weights and pools of all 30 layers of SmolLM2-135M (random numbers), so every one meets
-the caches as its predecessor left them. Figures are medians in µs per layer. The bound of a kernel is the larger of two times: useful
-multiplications and additions at the rate of a large product, bytes at the rate of a sum over 1 GB, both measured here first. Bytes are
-weights, K and V (what rows share counts once), and activations read and written once: those usually stay in the caches, so elementwise
-kernels may beat their bound.
+All kernels of a layer run in the model's order on weights and pools of all 30 layers of
+SmolLM2-135M (random numbers), so every one meets the caches as its predecessor left them. Figures
+are medians in µs per layer. The bound of a kernel is the larger of two times: useful
+multiplications and additions at the rate of a large product, bytes at the rate of a sum over 1 GB,
+both measured here first. Bytes are weights, K and V (what rows share counts once), and activations
+read and written once: those usually stay in the caches, so elementwise kernels may beat their
+bound.
 """
 
 from __future__ import annotations
@@ -55,9 +58,14 @@ class Rates:
 
 
 def measure_rates(level: str | None) -> Rates:
-    linear, x = panels.create(BF16, level=level).pack(torch.randn(1024, 1024).to(BF16), None), torch.randn(2048, 1024).to(BF16)
+    linear, x = (
+        panels.create(BF16, level=level).pack(torch.randn(1024, 1024).to(BF16), None),
+        torch.randn(2048, 1024).to(BF16),
+    )
     memory = torch.ones(1 << 28)
-    product, total = (min(seconds(call) for _ in range(10)) for call in (lambda: linear(x), memory.sum))
+    product, total = (
+        min(seconds(call) for _ in range(10)) for call in (lambda: linear(x), memory.sum)
+    )
     return Rates(2 * 2048 * 1024 * 1024 / product, memory.nbytes / total)
 
 
@@ -74,25 +82,45 @@ class Layers:
         method = panels.create(BF16, level=level)
 
         def pack(name: str, weight: torch.Tensor) -> PackedWeight:
-            return method.pack_gated(weight, None, "silu_mul") if name == "gate_up" else method.pack(weight, None)
+            return (
+                method.pack_gated(weight, None, "silu_mul")
+                if name == "gate_up"
+                else method.pack(weight, None)
+            )
 
         self.level = level
         self.scattered = scattered
         self.ops = cpu_ops.create(BF16, level=level)
         shapes = {name: shape for name, shape in PRODUCTS.items() if name != "head"}
         self.weights: list[dict[str, PackedWeight]] = [
-            {name: pack(name, torch.randn(shape).mul(0.02).to(BF16)) for name, shape in shapes.items()} for _ in range(NUM_LAYERS)
+            {
+                name: pack(name, torch.randn(shape).mul(0.02).to(BF16))
+                for name, shape in shapes.items()
+            }
+            for _ in range(NUM_LAYERS)
         ]
         self.norm = torch.ones(HIDDEN, dtype=BF16)
         self.cos_sin = torch.randn(8192, HEAD_DIM)
 
     def prepare(self, case: Attend) -> Callable[[dict[str, float]], None]:
-        """-> a function that runs the step once and adds the seconds of each kernel to what it is given."""
+        """-> a function that runs the step once and adds the seconds of each kernel to what it is
+        given."""
         pages = case.shared + len(case.counts) * (case.kv_len - case.shared)
         per_pool = pages * KV_HEADS * HEAD_DIM * 4
-        _, pools, batch = problem(replace(case, copies=min(NUM_LAYERS, LARGEST_POOLS_BYTES // per_pool), scattered=self.scattered))
-        shape = AttentionShape(HEADS, KV_HEADS, HEAD_DIM, case.page_size, BF16, BF16, torch.device("cpu"))
-        attention, variant = cpu_attention.create(shape, level=self.level), AttentionVariant(HEAD_DIM**-0.5)
+        _, pools, batch = problem(
+            replace(
+                case,
+                copies=min(NUM_LAYERS, LARGEST_POOLS_BYTES // per_pool),
+                scattered=self.scattered,
+            )
+        )
+        shape = AttentionShape(
+            HEADS, KV_HEADS, HEAD_DIM, case.page_size, BF16, BF16, torch.device("cpu")
+        )
+        attention, variant = (
+            cpu_attention.create(shape, level=self.level),
+            AttentionVariant(HEAD_DIM**-0.5),
+        )
         num_tokens, count = sum(case.counts), case.counts[0]
         hidden = torch.randn(num_tokens, HIDDEN).to(BF16)
         positions = torch.arange(case.kv_len - count, case.kv_len).repeat(len(case.counts))
@@ -100,7 +128,9 @@ class Layers:
         ops = self.ops
 
         def step(spent: dict[str, float]) -> None:
-            def timed(name: str, call: Callable[..., torch.Tensor], *arguments: object) -> torch.Tensor:
+            def timed(
+                name: str, call: Callable[..., torch.Tensor], *arguments: object
+            ) -> torch.Tensor:
                 begin = time.perf_counter()
                 result = call(*arguments)
                 spent[name] += time.perf_counter() - begin
@@ -110,9 +140,24 @@ class Layers:
             for layer, weights in enumerate(self.weights):
                 k_cache, v_cache = pools[layer % len(pools)]
                 x = timed("norms", lambda x: ops.add_rms_norm(x, residual, self.norm, 1e-5)[0], x)
-                qkv = timed("qkv", weights["qkv"], x).view(num_tokens, -1, HEAD_DIM).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
-                q = timed("rope and store", ops.rope_and_store, *qkv, self.cos_sin, positions, k_cache, v_cache, kv_index)
-                x = timed("attention", attention.forward, q, k_cache, v_cache, batch, variant).flatten(1)
+                qkv = (
+                    timed("qkv", weights["qkv"], x)
+                    .view(num_tokens, -1, HEAD_DIM)
+                    .split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+                )
+                q = timed(
+                    "rope and store",
+                    ops.rope_and_store,
+                    *qkv,
+                    self.cos_sin,
+                    positions,
+                    k_cache,
+                    v_cache,
+                    kv_index,
+                )
+                x = timed(
+                    "attention", attention.forward, q, k_cache, v_cache, batch, variant
+                ).flatten(1)
                 x = timed("o", weights["o"], x)
                 x = timed("norms", lambda x: ops.add_rms_norm(x, residual, self.norm, 1e-5)[0], x)
                 x = timed("gate_up and silu", weights["gate_up"], x)
@@ -129,11 +174,17 @@ def work(case: Attend) -> dict[str, tuple[float, float]]:
     result: dict[str, tuple[float, float]] = {
         "norms": (0, 2 * tokens * HIDDEN * 2 * 4),
         "rope and store": (0, tokens * (HEADS + 2 * KV_HEADS) * HEAD_DIM * 2 * 2),
-        "attention": (seen * HEADS * HEAD_DIM * 4, keys * KV_HEADS * HEAD_DIM * 4 + 2 * tokens * HEADS * HEAD_DIM * 2),
+        "attention": (
+            seen * HEADS * HEAD_DIM * 4,
+            keys * KV_HEADS * HEAD_DIM * 4 + 2 * tokens * HEADS * HEAD_DIM * 2,
+        ),
     }
     for name, (n, k) in PRODUCTS.items():
         if name != "head":
-            result["gate_up and silu" if name == "gate_up" else name] = (2 * tokens * n * k, 2 * (n * k + tokens * (n + k)))
+            result["gate_up and silu" if name == "gate_up" else name] = (
+                2 * tokens * n * k,
+                2 * (n * k + tokens * (n + k)),
+            )
     return result
 
 
@@ -146,23 +197,44 @@ def report(case: Attend, layers: Layers, rates: Rates, limit_s: float) -> None:
         runs.append(defaultdict(float))
         step(runs[-1])
     medians = {name: statistics.median(run[name] for run in runs) / NUM_LAYERS for name in runs[0]}
-    total, bounds = sum(medians.values()), {name: rates.bound_s(*amounts) for name, amounts in work(case).items()}
-    print(f"\n{case.name:38} {'µs':>9} {'share':>7} {'bound':>9} {'of bound':>9}   ({len(runs)} runs)")
+    total, bounds = (
+        sum(medians.values()),
+        {name: rates.bound_s(*amounts) for name, amounts in work(case).items()},
+    )
+    print(
+        f"\n{case.name:38} {'µs':>9} {'share':>7} {'bound':>9} {'of bound':>9}   ({len(runs)} runs)"
+    )
     for name, spent in medians.items():
-        print(f"  {name:36} {spent * 1e6:9.1f} {spent / total:7.1%} {bounds[name] * 1e6:9.1f} {bounds[name] / spent:9.0%}")
-    print(f"  {'all':36} {total * 1e6:9.1f} {1:7.1%} {sum(bounds.values()) * 1e6:9.1f} {sum(bounds.values()) / total:9.0%}", flush=True)
+        print(
+            f"  {name:36} {spent * 1e6:9.1f} {spent / total:7.1%} {bounds[name] * 1e6:9.1f}"
+            f" {bounds[name] / spent:9.0%}"
+        )
+    print(
+        f"  {'all':36} {total * 1e6:9.1f} {1:7.1%} {sum(bounds.values()) * 1e6:9.1f}"
+        f" {sum(bounds.values()) / total:9.0%}",
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--level", help="instruction set; default: the best")
     parser.add_argument("--only", default="", help="steps whose name holds this")
-    parser.add_argument("--scattered", action="store_true", help="pages in random order, not as a fresh pool hands them out")
+    parser.add_argument(
+        "--scattered",
+        action="store_true",
+        help="pages in random order, not as a fresh pool hands them out",
+    )
     parser.add_argument("--seconds", type=float, default=2.0, help="per step")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print(f"{environment('torch')}, level {library.load(arguments.level).level}, {arguments.threads} threads")
+    print(
+        f"{environment('torch')}, level {library.load(arguments.level).level}, {arguments.threads}"
+        " threads"
+    )
     rates = measure_rates(arguments.level)
     print(f"a large product {rates.flops / 1e9:.0f} GFLOP/s, memory {rates.bytes / 1e9:.0f} GB/s")
     layers = Layers(arguments.level, arguments.scattered)

@@ -1,4 +1,5 @@
-"""The machine and the commit that figures belong to, and whether anybody else is using the machine."""
+"""The machine and the commit that figures belong to, and whether anybody else is using the
+machine."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """``git describe``; "-dirty" marks changes that no commit has, those of other benchmarks' result files aside."""
+    """``git describe``; "-dirty" marks changes that no commit has, those of other benchmarks'
+    result files aside."""
     name = _git("describe", "--always")
     changes = _git("status", "--porcelain", "--", ":(top)", ":(top,exclude)benchmarks/results")
     return name + ("-dirty" if changes else "") if name else "unknown"
@@ -59,14 +61,19 @@ def busy_cpu_s() -> float:
 
 
 def is_quiet(within_s: float = 1.0, *, busy_share: float = 0.07) -> bool:
-    """Whether at most ``busy_share`` of the CPUs was in use during the next ``within_s`` seconds."""
+    """Whether at most ``busy_share`` of the CPUs was in use during the next ``within_s``
+    seconds."""
     return psutil.cpu_percent(interval=within_s) <= 100 * busy_share
 
 
-def save(folder: Path, name: str, figures: Mapping[str, Any], *, packages: Mapping[str, str], load: float) -> Path:
-    """Keep ``figures`` in folder/<date>-<name>.json with what they belong to: command, machine, commit and ``packages`` (``versions``).
+def save(
+    folder: Path, name: str, figures: Mapping[str, Any], *, packages: Mapping[str, str], load: float
+) -> Path:
+    """Keep ``figures`` in folder/<date>-<name>.json with what they belong to: command, machine,
+    commit and ``packages`` (``versions``).
 
-    load: the load average before the measurement. The home folder is written as ~, so that the file names nobody.
+    load: the load average before the measurement. The home folder is written as ~, so that the file
+    names nobody.
     """
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     record = {
@@ -84,6 +91,11 @@ def save(folder: Path, name: str, figures: Mapping[str, Any], *, packages: Mappi
 
 
 def without_home(text: str) -> str:
-    """``~`` for this user's home folder, wherever a path or an item of a list of paths begins with it."""
+    """``~`` for this user's home folder, wherever a path or an item of a list of paths begins with
+    it."""
     home = os.path.expanduser("~").rstrip("/")
-    return re.sub(rf'(?<=["\s=:]){re.escape(home)}(?=["/\s:])', "~", text) if home.startswith("/") else text
+    return (
+        re.sub(rf'(?<=["\s=:]){re.escape(home)}(?=["/\s:])', "~", text)
+        if home.startswith("/")
+        else text
+    )

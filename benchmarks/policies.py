@@ -1,12 +1,15 @@
-"""Waiting-queue policies on requests that share prefixes, with a cache too small for all of them: prefix hits and throughput over HTTP.
+"""Waiting-queue policies on requests that share prefixes, with a cache too small for all of them:
+prefix hits and throughput over HTTP.
 
-    python benchmarks/policies.py                              # lpm against fcfs, three repetitions, about two minutes on two cores
+    python benchmarks/policies.py  # lpm against fcfs, three repetitions, two minutes
     python benchmarks/policies.py --policies fcfs,lpm,hrrn --reps 5
 
-Groups of requests share a prefix each and arrive mixed, all at once, and the KV pool holds the prefixes of two groups: served in order of
-arrival most requests find that others have evicted theirs. One server per policy, the default model, the same requests for each; servers
-take turns within each repetition and only one works at a time. Prompts are fresh in every repetition. A request that fails or brings
-another number of tokens makes the figures void and the exit code 1. With --name, JSON goes to benchmarks/results/.
+Groups of requests share a prefix each and arrive mixed, all at once, and the KV pool holds the
+prefixes of two groups: served in order of arrival most requests find that others have evicted
+theirs. One server per policy, the default model, the same requests for each; servers take turns
+within each repetition and only one works at a time. Prompts are fresh in every repetition. A
+request that fails or brings another number of tokens makes the figures void and the exit code 1.
+With --name, JSON goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -33,27 +36,66 @@ AIMS = (Aim(GROUPS.name, HITS, LPM, FCFS, 2.0), Aim(GROUPS.name, OUTPUT, LPM, FC
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policies", default=f"{FCFS},{LPM}", help="what --schedule-policy takes, the base of the comparison first")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--policies",
+        default=f"{FCFS},{LPM}",
+        help="what --schedule-policy takes, the base of the comparison first",
+    )
     parser.add_argument("--reps", type=int, default=3)
-    parser.add_argument("--patience", type=float, default=0.0, help="seconds per sample to wait for a quiet machine, and to try again")
-    parser.add_argument("--quick", action="store_true", help="a tiny workload, one repetition: does everything work?")
-    parser.add_argument("--model-path", help="what `setpoint serve --model-path` takes; default: the default model")
-    parser.add_argument("--name", help="keep the figures in benchmarks/results/<date>-<name>.json; without it they are only printed")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        help="seconds per sample to wait for a quiet machine, and to try again",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a tiny workload, one repetition: does everything work?",
+    )
+    parser.add_argument(
+        "--model-path", help="what `setpoint serve --model-path` takes; default: the default model"
+    )
+    parser.add_argument(
+        "--name",
+        help=(
+            "keep the figures in benchmarks/results/<date>-<name>.json; without it they are only"
+            " printed"
+        ),
+    )
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     return parser.parse_args()
 
 
-async def measure(args: argparse.Namespace, policies: Sequence[str], workload: Workload, results: Results) -> None:
+async def measure(
+    args: argparse.Namespace, policies: Sequence[str], workload: Workload, results: Results
+) -> None:
     """Fills ``results``, sample by sample."""
-    pool_tokens = int(POOL_SEQUENCES * (workload.shared_tokens + workload.own_tokens + workload.output_tokens))
-    common = ["--dtype", "bfloat16", "--num-threads", str(NUM_THREADS), "--max-total-tokens", str(pool_tokens), "--enable-cache-report"]
+    pool_tokens = int(
+        POOL_SEQUENCES * (workload.shared_tokens + workload.own_tokens + workload.output_tokens)
+    )
+    common = [
+        "--dtype",
+        "bfloat16",
+        "--num-threads",
+        str(NUM_THREADS),
+        "--max-total-tokens",
+        str(pool_tokens),
+        "--enable-cache-report",
+    ]
     if args.model_path is not None:
         common += ["--model-path", args.model_path]
     with ExitStack() as stack:
         servers = []
         for policy in policies:
-            servers.append(SetpointServer(policy, [*common, "--schedule-policy", policy], environment={}, stream=False))
+            servers.append(
+                SetpointServer(
+                    policy, [*common, "--schedule-policy", policy], environment={}, stream=False
+                )
+            )
             stack.callback(servers[-1].close)
         for server in servers:
             await server.ready()
@@ -80,7 +122,12 @@ def main() -> int:
     print("\n\n".join([report.table(policies[0]), report.cpu_table(), *judged]))
     if args.name is not None:
         print(f"\nwritten: {keep(args, [workload], results, judged, load)}")
-    errors = [(who, error) for who, samples in results[workload.name].items() for one in samples for error in one.errors]
+    errors = [
+        (who, error)
+        for who, samples in results[workload.name].items()
+        for one in samples
+        for error in one.errors
+    ]
     for who, error in errors[:10]:
         print(f"FAILED {who}: {error}", file=sys.stderr)
     return 0 if whole and not errors else 1

@@ -1,4 +1,5 @@
-"""From samples to a Markdown table and a JSON file: medians, spreads, and ratios that are only called a result beyond the noise."""
+"""From samples to a Markdown table and a JSON file: medians, spreads, and ratios that are only
+called a result beyond the noise."""
 
 from __future__ import annotations
 
@@ -28,22 +29,35 @@ def _decode_rate(workload: Workload, sample: Sample) -> float | None:
 
 
 def _hit_share(workload: Workload, sample: Sample) -> float | None:
-    return None if sample.cached_tokens is None else 100 * sample.cached_tokens / workload.input_tokens
+    return (
+        None if sample.cached_tokens is None else 100 * sample.cached_tokens / workload.input_tokens
+    )
 
 
 TTFT = Metric("TTFT", "ms", False, _ttft_ms)
 DECODE = Metric("decode", "tok/s", True, _decode_rate)
 WALL = Metric("wall", "s", False, lambda workload, sample: sample.wall_s)
-OUTPUT = Metric("output", "tok/s", True, lambda workload, sample: workload.num_outputs / sample.wall_s)
-PREFILL = Metric("prefill", "tok/s", True, lambda workload, sample: workload.input_tokens / sample.wall_s)
+OUTPUT = Metric(
+    "output", "tok/s", True, lambda workload, sample: workload.num_outputs / sample.wall_s
+)
+PREFILL = Metric(
+    "prefill", "tok/s", True, lambda workload, sample: workload.input_tokens / sample.wall_s
+)
 HITS = Metric("prefix hits", "% of prompt tokens", True, _hit_share)
 
-METRICS = {"W1": (TTFT, DECODE, WALL), "W2": (WALL, OUTPUT), "W3": (WALL, OUTPUT), "W4": (WALL, PREFILL), "P1": (WALL, OUTPUT, HITS)}
+METRICS = {
+    "W1": (TTFT, DECODE, WALL),
+    "W2": (WALL, OUTPUT),
+    "W3": (WALL, OUTPUT),
+    "W4": (WALL, PREFILL),
+    "P1": (WALL, OUTPUT, HITS),
+}
 
 
 @dataclass(slots=True, frozen=True)
 class Aim:
-    """``contender`` should be ``factor`` times as good as ``against``: with a factor above 1, beyond the noise."""
+    """``contender`` should be ``factor`` times as good as ``against``: with a factor above 1,
+    beyond the noise."""
 
     workload: str
     metric: Metric
@@ -97,7 +111,10 @@ class Report:
 
     def table(self, base: str) -> str:
         """Markdown: a row per workload, metric and contender, with the ratio to ``base``."""
-        lines = ["| workload | metric | contender | median | min – max | " + f"{base} is |", "|---|---|---|---|---|---|"]
+        lines = [
+            "| workload | metric | contender | median | min – max | " + f"{base} is |",
+            "|---|---|---|---|---|---|",
+        ]
         for workload in self._workloads:
             for metric in METRICS[workload.name]:
                 ours = self.values(workload, base, metric)
@@ -105,27 +122,46 @@ class Report:
                     if not samples:
                         continue  # interrupted before its first one
                     values = self.values(workload, contender, metric)
-                    head = f"| {workload.name}: {workload.what} | {metric.name}, {metric.unit} | {contender} |"
+                    head = (
+                        f"| {workload.name}: {workload.what} | {metric.name}, {metric.unit} |"
+                        f" {contender} |"
+                    )
                     if any(sample.errors for sample in samples):
                         lines.append(f"{head} failed | | |")
                     if not values:
                         continue
-                    versus = "" if contender == base or not ours else str(Comparison(ours, values, metric.higher_is_better))
+                    versus = (
+                        ""
+                        if contender == base or not ours
+                        else str(Comparison(ours, values, metric.higher_is_better))
+                    )
                     spread = f"{number(min(values))} – {number(max(values))}"
-                    lines.append(f"{head} {number(statistics.median(values))} | {spread} | {versus} |")
+                    lines.append(
+                        f"{head} {number(statistics.median(values))} | {spread} | {versus} |"
+                    )
         return "\n".join(lines)
 
     def cpu_table(self) -> str:
-        """Markdown: CPU seconds per process and the share of the machine that others used; medians over the repetitions."""
-        lines = ["| workload | contender | wall s | CPU s by process | used by others |", "|---|---|---|---|---|"]
+        """Markdown: CPU seconds per process and the share of the machine that others used; medians
+        over the repetitions."""
+        lines = [
+            "| workload | contender | wall s | CPU s by process | used by others |",
+            "|---|---|---|---|---|",
+        ]
         for workload in self._workloads:
             for contender, samples in self._results[workload.name].items():
                 if not samples or any(sample.errors for sample in samples):
                     continue
                 wall = statistics.median(sample.wall_s for sample in samples)
-                spent = [f"{name} {statistics.median(sample.cpu_s[name] for sample in samples):.2f}" for name in samples[0].cpu_s]
+                spent = [
+                    f"{name} {statistics.median(sample.cpu_s[name] for sample in samples):.2f}"
+                    for name in samples[0].cpu_s
+                ]
                 foreign = statistics.median(sample.foreign_share for sample in samples)
-                lines.append(f"| {workload.name} | {contender} | {wall:.2f} | {', '.join(spent)} | {foreign:.0%} |")
+                lines.append(
+                    f"| {workload.name} | {contender} | {wall:.2f} | {', '.join(spent)} |"
+                    f" {foreign:.0%} |"
+                )
         return "\n".join(lines)
 
     def judge(self, aims: Sequence[Aim]) -> list[str]:
@@ -138,8 +174,16 @@ class Report:
                 if not ours or not theirs:
                     continue
                 compared = Comparison(ours, theirs, aim.metric.higher_is_better)
-                verdict = "met" if compared.ratio >= aim.factor and (aim.factor < 1 or not compared.in_the_noise) else "NOT met"
-                what = f"{aim.workload} {aim.metric.name}: {aim.contender} ≥ {aim.factor} × {aim.against}"
+                verdict = (
+                    "met"
+                    if compared.ratio >= aim.factor
+                    and (aim.factor < 1 or not compared.in_the_noise)
+                    else "NOT met"
+                )
+                what = (
+                    f"{aim.workload} {aim.metric.name}: {aim.contender} ≥ {aim.factor} ×"
+                    f" {aim.against}"
+                )
                 sentences.append(f"aim {what}: {verdict} ({compared})")
         return sentences
 

@@ -1,9 +1,12 @@
-"""What a step of the scheduler costs, without any model: 256 running and 2,000 waiting requests with prompts of 32k tokens.
+"""What a step of the scheduler costs, without any model: 256 running and 2,000 waiting requests
+with prompts of 32k tokens.
 
-    python benchmarks/scheduler.py [--steps 400] [--policies fcfs,priority] [--page-sizes 1,16,64] [--profile]
+    python benchmarks/scheduler.py [--steps 400] [--policies fcfs,priority] [--page-sizes 1,16,64]
+    [--profile]
 
-Aims: schedule() + update() <= 1.5 ms at 256 decode rows under fcfs; a 32k-token prompt matched or inserted in <= 1 ms; <= 24 bytes of
-Python-side structures per cached token at page size 1 with edges of 32 tokens (the last two as benchmarks/cache.py measures them).
+Aims: schedule() + update() <= 1.5 ms at 256 decode rows under fcfs; a 32k-token prompt matched or
+inserted in <= 1 ms; <= 24 bytes of Python-side structures per cached token at page size 1 with
+edges of 32 tokens (the last two as benchmarks/cache.py measures them).
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ ADMISSIONS = 30
 VOCAB = 128_000
 
 PRIORITY = "priority"
-"""fcfs with priority scheduling: newcomers are more urgent than all who run, and preempt one of them each."""
+"""fcfs with priority scheduling: newcomers are more urgent than all who run, and preempt one of
+them each."""
 
 AIM_STEP_MS = 1.5
 AIM_PROMPT_MS = 1.0
@@ -89,7 +93,11 @@ class Times:
 
     def row(self, *, num_rows: int) -> str:
         both = [first + second for first, second in zip(self.schedule, self.update, strict=True)]
-        columns = [f"{_us(values, point):>9.0f}" for values in (self.schedule, self.update, both) for point in (50, 99)]
+        columns = [
+            f"{_us(values, point):>9.0f}"
+            for values in (self.schedule, self.update, both)
+            for point in (50, 99)
+        ]
         return " | ".join([*columns, f"{_us(both, 50) / num_rows:>9.2f}"])
 
     @property
@@ -102,7 +110,8 @@ def _us(seconds: list[float], percentile: int) -> float:
 
 
 class Bench:
-    """A full scheduler: every slot taken by a prefilled sequence, the rest of the requests in the queue."""
+    """A full scheduler: every slot taken by a prefilled sequence, the rest of the requests in the
+    queue."""
 
     def __init__(self, *, policy: str, page_size: int, num_waiting: int) -> None:
         room = PROMPT_TOKENS + OUTPUT_TOKENS + 2 * page_size
@@ -117,7 +126,9 @@ class Bench:
             chunked_prefill_size=None,
             max_prefill_tokens=PROMPT_TOKENS,
         )
-        self._scheduler = Scheduler(config, self._cache, clock=WallClock(), draw_seed=lambda: 0, observer=Silent())
+        self._scheduler = Scheduler(
+            config, self._cache, clock=WallClock(), draw_seed=lambda: 0, observer=Silent()
+        )
         self._preempts = policy == PRIORITY
         self._urgency = 0
         self._requests = enumerate(_requests())
@@ -138,7 +149,8 @@ class Bench:
         return times
 
     def admit(self, num_steps: int) -> Times:
-        """Steps that admit one prompt: each time a running request has ended or is preempted, and a new one has come."""
+        """Steps that admit one prompt: each time a running request has ended or is preempted, and a
+        new one has come."""
         times, running, queue = Times(), self._scheduler.state.running, self._scheduler.state.queue
         for _ in range(num_steps):
             num_waiting = len(queue)
@@ -155,7 +167,9 @@ class Bench:
 
     def _submit(self) -> None:
         seq_id, request = next(self._requests)
-        event = self._scheduler.add(seq_id, msgspec.structs.replace(request, priority=self._urgency or None))
+        event = self._scheduler.add(
+            seq_id, msgspec.structs.replace(request, priority=self._urgency or None)
+        )
         assert event is None, event
 
     def _turn(self, times: Times) -> StepPlan:
@@ -178,11 +192,14 @@ def _requests() -> Iterator[Request]:
     sampling = SamplingParams(max_new_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
     for number in itertools.count():
         prompt = rng.integers(0, VOCAB, PROMPT_TOKENS, dtype=np.int32)
-        yield Request(rid=f"request-{number:06}", prompt_ids=pack_ids(prompt), sampling=sampling, stream=True)
+        yield Request(
+            rid=f"request-{number:06}", prompt_ids=pack_ids(prompt), sampling=sampling, stream=True
+        )
 
 
 def scenarios(policies: list[str]) -> list[tuple[str, int]]:
-    """(policy, waiting requests): those that act as fcfs above a queue length are measured just below it too."""
+    """(policy, waiting requests): those that act as fcfs above a queue length are measured just
+    below it too."""
     found = []
     for name in policies:
         found.append((name, NUM_WAITING))
@@ -194,7 +211,10 @@ def scenarios(policies: list[str]) -> list[tuple[str, int]]:
 def report_steps(num_steps: int, policies: list[str], page_sizes: list[int]) -> bool:
     """Print the table; whether the aim for a step is met at every page size."""
     heads = ["schedule", "p99", "update", "p99", "both", "p99", "per row"]
-    print(f"{f'µs, median and p99; {NUM_RUNNING} running':<62} | " + " | ".join(f"{head:>9}" for head in heads))
+    print(
+        f"{f'µs, median and p99; {NUM_RUNNING} running':<62} | "
+        + " | ".join(f"{head:>9}" for head in heads)
+    )
     met = True
     for policy, num_waiting in scenarios(policies):
         for page_size in page_sizes:
@@ -202,10 +222,18 @@ def report_steps(num_steps: int, policies: list[str], page_sizes: list[int]) -> 
             name = f"{policy}, {num_waiting} waiting, page size {page_size}"
             decode = bench.decode(num_steps)
             print(f"{name + ': decode':<62} | {decode.row(num_rows=NUM_RUNNING)}", flush=True)
-            print(f"{name + ': admit one':<62} | {bench.admit(ADMISSIONS).row(num_rows=1)}", flush=True)
+            print(
+                f"{name + ': admit one':<62} | {bench.admit(ADMISSIONS).row(num_rows=1)}",
+                flush=True,
+            )
             met &= policy != "fcfs" or decode.step_ms <= AIM_STEP_MS
-    print(f"(lpm and hrrn with more than {QUEUE_LIMIT} waiting act as fcfs, so they are also measured just below that;")
-    print(" priority admits by preempting a running request, and keeps its queue one longer for it.)")
+    print(
+        f"(lpm and hrrn with more than {QUEUE_LIMIT} waiting act as fcfs, so they are also measured"
+        " just below that;"
+    )
+    print(
+        " priority admits by preempting a running request, and keeps its queue one longer for it.)"
+    )
     return met
 
 
@@ -214,10 +242,16 @@ def report_cache() -> tuple[bool, bool]:
     slowest = 0.0
     for page_size in PAGE_SIZES:
         times = {name: us / 1e3 for name, us in cache_costs.measure_times(page_size).items()}
-        print(f"page size {page_size:>2}: match {times['match']:.3f} ms, insert {times['insert']:.3f} ms for {PROMPT_TOKENS} tokens")
+        print(
+            f"page size {page_size:>2}: match {times['match']:.3f} ms, insert {times['insert']:.3f}"
+            f" ms for {PROMPT_TOKENS} tokens"
+        )
         slowest = max(slowest, times["match"], times["insert"])
     num_bytes = cache_costs.measure_bytes_per_token(1, cache_costs.EDGE_TOKENS, 2)
-    print(f"page size  1: {num_bytes:.1f} bytes per cached token, edges of {cache_costs.EDGE_TOKENS} tokens")
+    print(
+        f"page size  1: {num_bytes:.1f} bytes per cached token, edges of {cache_costs.EDGE_TOKENS}"
+        " tokens"
+    )
     return slowest <= AIM_PROMPT_MS, num_bytes <= AIM_BYTES_PER_TOKEN
 
 
@@ -230,16 +264,26 @@ def profile(num_steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=400, help=f"decode steps per scenario, below {OUTPUT_TOKENS}")
-    parser.add_argument("--policies", default=",".join([*POLICIES, PRIORITY]), help="comma-separated")
-    parser.add_argument("--page-sizes", default=",".join(map(str, PAGE_SIZES)), help="comma-separated")
-    parser.add_argument("--profile", action="store_true", help="cProfile of the decode steps instead of the tables")
+    parser.add_argument(
+        "--steps", type=int, default=400, help=f"decode steps per scenario, below {OUTPUT_TOKENS}"
+    )
+    parser.add_argument(
+        "--policies", default=",".join([*POLICIES, PRIORITY]), help="comma-separated"
+    )
+    parser.add_argument(
+        "--page-sizes", default=",".join(map(str, PAGE_SIZES)), help="comma-separated"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="cProfile of the decode steps instead of the tables"
+    )
     args = parser.parse_args()
     print(environment("numpy") + "\n")
     if args.profile:
         profile(args.steps)
         return
-    step = report_steps(args.steps, args.policies.split(","), [int(size) for size in args.page_sizes.split(",")])
+    step = report_steps(
+        args.steps, args.policies.split(","), [int(size) for size in args.page_sizes.split(",")]
+    )
     print()
     prompt, memory = report_cache()
     print()

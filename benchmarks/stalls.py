@@ -1,12 +1,15 @@
-"""Streams beside a long prompt, over HTTP: how long they stand still while it is read, and how long it waits for its first token.
+"""Streams beside a long prompt, over HTTP: how long they stand still while it is read, and how long
+it waits for its first token.
 
-    python benchmarks/stalls.py --reps 3 --variant "no interval=--prefill-decode-interval 0" --variant "mixed=--enable-mixed-chunk"
+    python benchmarks/stalls.py --reps 3 --variant "no interval=--prefill-decode-interval 0"
+    --variant "mixed=--enable-mixed-chunk"
 
-Two streams run; when both have a few tokens, a prompt of 4,000 comes. The gaps between tokens are those of both streams from start to end,
-so that those before and after the prompt are among them: their maximum is the time for which a reader sees nothing. One server per
-contender, the default model, the same prompts for each, fresh in every repetition; servers take turns within each repetition and only one
-works at a time. A request that fails or brings another number of tokens makes the figures void and the exit code 1. With --name, JSON
-goes to benchmarks/results/.
+Two streams run; when both have a few tokens, a prompt of 4,000 comes. The gaps between tokens are
+those of both streams from start to end, so that those before and after the prompt are among them:
+their maximum is the time for which a reader sees nothing. One server per contender, the default
+model, the same prompts for each, fresh in every repetition; servers take turns within each
+repetition and only one works at a time. A request that fails or brings another number of tokens
+makes the figures void and the exit code 1. With --name, JSON goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -26,7 +29,14 @@ from pathlib import Path
 
 import aiohttp
 import numpy as np
-from contenders import REQUEST_TIMEOUT_S, CpuMeter, HttpServer, SetpointServer, complete, parse_variant
+from contenders import (
+    REQUEST_TIMEOUT_S,
+    CpuMeter,
+    HttpServer,
+    SetpointServer,
+    complete,
+    parse_variant,
+)
 from machine import environment, save, versions
 from report import number
 from serving import NUM_THREADS, PACKAGES
@@ -48,7 +58,10 @@ class Scene:
     def prompts(self, repetition: int) -> list[list[int]]:
         """Those of the streams, then the long one. Repetition -1 is for warming up."""
         rng = np.random.default_rng([57, repetition + 1])
-        return [rng.integers(*VOCAB, length).tolist() for length in (*[self.stream_input] * self.num_streams, self.long_input)]
+        return [
+            rng.integers(*VOCAB, length).tolist()
+            for length in (*[self.stream_input] * self.num_streams, self.long_input)
+        ]
 
 
 FULL = Scene()
@@ -79,10 +92,22 @@ async def play(server: HttpServer, scene: Scene, repetition: int) -> Sample:
             started.set()
 
     timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session, asyncio.TaskGroup() as group:
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session,
+        asyncio.TaskGroup() as group,
+    ):
         meter, begin = CpuMeter(server.processes()), time.perf_counter()
         streams = [
-            group.create_task(complete(session, server.url, prompt, scene.stream_output, True, lambda index=index: seen(index)))
+            group.create_task(
+                complete(
+                    session,
+                    server.url,
+                    prompt,
+                    scene.stream_output,
+                    True,
+                    lambda index=index: seen(index),
+                )
+            )
             for index, prompt in enumerate(short)
         ]
         await started.wait()
@@ -90,31 +115,62 @@ async def play(server: HttpServer, scene: Scene, repetition: int) -> Sample:
         received = [await stream for stream in streams]
         wall = time.perf_counter() - begin
         _, foreign = meter.read()
-    gaps = [later - earlier for stream in received for earlier, later in pairwise(stream.chunks_s[:-1])]
+    gaps = [
+        later - earlier for stream in received for earlier, later in pairwise(stream.chunks_s[:-1])
+    ]
     return Sample(gaps, answer.first_s, wall, foreign)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--reps", type=int, default=3)
-    parser.add_argument("--model-path", help="what `setpoint serve --model-path` takes; default: the default model")
-    parser.add_argument("--server-args", default="", help="further arguments for every server, in one string")
-    parser.add_argument("--variant", action="append", default=[], help="NAME=[ENV=VALUE …] [--flag value …]: one more server to compare")
-    parser.add_argument("--quick", action="store_true", help="a short prompt, one repetition: does everything work?")
-    parser.add_argument("--name", help="keep the figures in benchmarks/results/<date>-<name>.json; without it they are only printed")
+    parser.add_argument(
+        "--model-path", help="what `setpoint serve --model-path` takes; default: the default model"
+    )
+    parser.add_argument(
+        "--server-args", default="", help="further arguments for every server, in one string"
+    )
+    parser.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        help="NAME=[ENV=VALUE …] [--flag value …]: one more server to compare",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a short prompt, one repetition: does everything work?"
+    )
+    parser.add_argument(
+        "--name",
+        help=(
+            "keep the figures in benchmarks/results/<date>-<name>.json; without it they are only"
+            " printed"
+        ),
+    )
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     return parser.parse_args()
 
 
 async def measure(args: argparse.Namespace, scene: Scene, results: dict[str, list[Sample]]) -> None:
-    """Fills ``results``, sample by sample; the order of contenders is reversed in every other repetition."""
+    """Fills ``results``, sample by sample; the order of contenders is reversed in every other
+    repetition."""
     model = [] if args.model_path is None else ["--model-path", args.model_path]
-    common = [*model, "--dtype", "bfloat16", "--num-threads", str(NUM_THREADS), *shlex.split(args.server_args)]
+    common = [
+        *model,
+        "--dtype",
+        "bfloat16",
+        "--num-threads",
+        str(NUM_THREADS),
+        *shlex.split(args.server_args),
+    ]
     contenders = [(OURS, [], {}), *map(parse_variant, args.variant)]
     with ExitStack() as stack:
         servers = []
         for name, extra, environ in contenders:
-            servers.append(SetpointServer(name, [*common, *extra], environment=environ, stream=True))
+            servers.append(
+                SetpointServer(name, [*common, *extra], environment=environ, stream=True)
+            )
             stack.callback(servers[-1].close)
         for server in servers:
             await server.ready()
@@ -124,27 +180,43 @@ async def measure(args: argparse.Namespace, scene: Scene, results: dict[str, lis
             for server in servers if repetition % 2 == 0 else reversed(servers):
                 sample = await play(server, scene, repetition)
                 results[server.name].append(sample)
-                print(f"#{repetition} {server.name}: longest gap {max(sample.gaps_s):.2f} s", file=sys.stderr, flush=True)
+                print(
+                    f"#{repetition} {server.name}: longest gap {max(sample.gaps_s):.2f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def table(results: dict[str, list[Sample]]) -> str:
-    """Markdown: a row per contender; percentiles over the gaps of all repetitions, medians of the rest."""
+    """Markdown: a row per contender; percentiles over the gaps of all repetitions, medians of the
+    rest."""
     lines = [
-        "| contender | ITL p50, p99, max, ms | TTFT of the long prompt, s | wall, s | used by others |",
+        (
+            "| contender | ITL p50, p99, max, ms | TTFT of the long prompt, s | wall, s | used by"
+            " others |"
+        ),
         "|---|---|---|---|---|",
     ]
     for name, samples in results.items():
         gaps = np.array([gap for sample in samples for gap in sample.gaps_s]) * 1e3
-        itl = ", ".join(number(float(value)) for value in (*np.percentile(gaps, (50, 99)), gaps.max()))
+        itl = ", ".join(
+            number(float(value)) for value in (*np.percentile(gaps, (50, 99)), gaps.max())
+        )
         ttft, wall, foreign = (
-            statistics.median(getattr(sample, field) for sample in samples) for field in ("long_ttft_s", "wall_s", "foreign_share")
+            statistics.median(getattr(sample, field) for sample in samples)
+            for field in ("long_ttft_s", "wall_s", "foreign_share")
         )
         lines.append(f"| {name} | {itl} | {number(ttft)} | {number(wall)} | {foreign:.0%} |")
     return "\n".join(lines)
 
 
-def keep(args: argparse.Namespace, scene: Scene, results: dict[str, Sequence[Sample]], load: float) -> Path:
-    figures = {"scene": asdict(scene), "samples": {name: [asdict(one) for one in samples] for name, samples in results.items()}}
+def keep(
+    args: argparse.Namespace, scene: Scene, results: dict[str, Sequence[Sample]], load: float
+) -> Path:
+    figures = {
+        "scene": asdict(scene),
+        "samples": {name: [asdict(one) for one in samples] for name, samples in results.items()},
+    }
     return save(args.results, args.name, figures, packages=versions(*PACKAGES), load=load)
 
 

@@ -1,6 +1,8 @@
-"""What the benchmarks over HTTP ask for: workloads of random token ids, the same for everybody who is measured.
+"""What the benchmarks over HTTP ask for: workloads of random token ids, the same for everybody who
+is measured.
 
-Prompts are a function of (workload, repetition): fresh in every repetition, so that no prefix cache helps across them.
+Prompts are a function of (workload, repetition): fresh in every repetition, so that no prefix cache
+helps across them.
 """
 
 from __future__ import annotations
@@ -23,14 +25,22 @@ class Workload:
     own_tokens: int
     output_tokens: int
     num_groups: int = 1
-    """Requests that share a prefix make a group, all of one size; several groups arrive mixed at random."""
+    """Requests that share a prefix make a group, all of one size; several groups arrive mixed at
+    random."""
 
     def prompts(self, repetition: int) -> list[list[int]]:
         """One prompt per request. Repetition -1 is for warming up."""
         rng = np.random.default_rng([ord(letter) for letter in self.name] + [repetition + 1])
         shared = [rng.integers(*VOCAB, self.shared_tokens).tolist() for _ in range(self.num_groups)]
-        prompts = [shared[index % self.num_groups] + rng.integers(*VOCAB, self.own_tokens).tolist() for index in range(self.num_requests)]
-        return prompts if self.num_groups == 1 else [prompts[index] for index in rng.permutation(self.num_requests)]
+        prompts = [
+            shared[index % self.num_groups] + rng.integers(*VOCAB, self.own_tokens).tolist()
+            for index in range(self.num_requests)
+        ]
+        return (
+            prompts
+            if self.num_groups == 1
+            else [prompts[index] for index in rng.permutation(self.num_requests)]
+        )
 
     @property
     def input_tokens(self) -> int:

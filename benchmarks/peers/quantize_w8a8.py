@@ -1,9 +1,11 @@
-"""Writes the 8-bit copy of a model that vLLM serves: int8 weights with a scale per output channel, activations quantised per token.
+"""Writes the 8-bit copy of a model that vLLM serves: int8 weights with a scale per output channel,
+activations quantised per token.
 
     python benchmarks/peers/quantize_w8a8.py MODEL FOLDER
 
-Round to nearest of the linear layers' weights, symmetric, in the compressed-tensors format. No calibration: the activations' scales are
-taken at run time. MODEL is what `setpoint serve --model-path` takes.
+Round to nearest of the linear layers' weights, symmetric, in the compressed-tensors format. No
+calibration: the activations' scales are taken at run time. MODEL is what `setpoint serve
+--model-path` takes.
 """
 
 from __future__ import annotations
@@ -34,9 +36,19 @@ def quantized(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def config_entry() -> dict[str, object]:
     def numbers(strategy: str, dynamic: bool) -> dict[str, object]:
-        return {"num_bits": 8, "type": "int", "symmetric": True, "strategy": strategy, "dynamic": dynamic}
+        return {
+            "num_bits": 8,
+            "type": "int",
+            "symmetric": True,
+            "strategy": strategy,
+            "dynamic": dynamic,
+        }
 
-    group = {"targets": ["Linear"], "weights": numbers("channel", False), "input_activations": numbers("token", True)}
+    group = {
+        "targets": ["Linear"],
+        "weights": numbers("channel", False),
+        "input_activations": numbers("token", True),
+    }
     return {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",
@@ -59,7 +71,9 @@ def main() -> None:
             shutil.copy(path, target)
     config = json.loads((source / "config.json").read_text())
     # Last, since a folder with a config counts as complete.
-    (target / "config.json").write_text(json.dumps(config | {"quantization_config": config_entry()}, indent=1))
+    (target / "config.json").write_text(
+        json.dumps(config | {"quantization_config": config_entry()}, indent=1)
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""transformers as a peer: eager ``generate`` on a static batch in bfloat16, one JSON job per line of standard input.
+"""transformers as a peer: eager ``generate`` on a static batch in bfloat16, one JSON job per line
+of standard input.
 
     python benchmarks/peers/transformers_peer.py FOLDER --num-threads 2
 
-An empty object says that the model is loaded. A job is ``{"prompts": [[ids]], "num_outputs": n}``, prompts of one length. The answer:
-``{"wall_s", "num_generated", "ttft_s", "decode_s"}``, the last two null for more than one prompt. Timed without HTTP, which is in the
-peer's favour.
+An empty object says that the model is loaded. A job is ``{"prompts": [[ids]], "num_outputs": n}``,
+prompts of one length. The answer: ``{"wall_s", "num_generated", "ttft_s", "decode_s"}``, the last
+two null for more than one prompt. Timed without HTTP, which is in the peer's favour.
 """
 
 from __future__ import annotations

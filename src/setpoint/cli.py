@@ -1,6 +1,7 @@
 """The ``setpoint`` command: picks a subcommand, turns our errors into one line and an exit code.
 
-Each subcommand is imported when it is used, so that ``--help`` and a mistyped option answer at once.
+Each subcommand is imported when it is used, so that ``--help`` and a mistyped option answer at
+once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ options:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 2 for an option that cannot be honoured, 1 for any other error of ours."""
+    """Run a command; returns the exit code: 0, 2 for an option that cannot be honoured, 1 for any
+    other error of ours."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         return _run(arguments)
@@ -40,7 +42,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"setpoint: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would kill the interpreter in its last steps
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # one more would kill the interpreter in its last steps
         return 130  # during start-up; a server that is up ends in order
 
 
@@ -59,7 +63,9 @@ def _run(arguments: list[str]) -> int:
         return runs[command](arguments[1:])
     if not command:
         raise ConfigError("a command is missing; see 'setpoint --help'.")
-    raise ConfigError(f"unknown command {command!r}.{_nearest(command, [*runs, 'bench'])} See 'setpoint --help'.")
+    raise ConfigError(
+        f"unknown command {command!r}.{_nearest(command, [*runs, 'bench'])} See 'setpoint --help'."
+    )
 
 
 def _nearest(word: str, commands: Iterable[str]) -> str:
@@ -73,7 +79,13 @@ def _nearest(word: str, commands: Iterable[str]) -> str:
 def _usage(of: str = "") -> str:
     from setpoint.config.commands import COMMANDS
 
-    return _USAGE.format(commands="\n".join(f"  {name:<16}{command.summary}" for name, command in COMMANDS.items() if name.startswith(of)))
+    return _USAGE.format(
+        commands="\n".join(
+            f"  {name:<16}{command.summary}"
+            for name, command in COMMANDS.items()
+            if name.startswith(of)
+        )
+    )
 
 
 def _read(command: str, arguments: list[str]) -> tuple[CommandLine, EnvSettings]:
@@ -106,7 +118,12 @@ def _chat(arguments: list[str]) -> int:
 
 
 def _bench(arguments: list[str]) -> int:
-    runs = {"serving": _bench_serving, "offline": _bench_offline, "one-batch": _bench_one_batch, "quality": _bench_quality}
+    runs = {
+        "serving": _bench_serving,
+        "offline": _bench_offline,
+        "one-batch": _bench_one_batch,
+        "quality": _bench_quality,
+    }
     which = arguments[0] if arguments else ""
     if which in runs:
         return runs[which](arguments[1:])
@@ -114,8 +131,13 @@ def _bench(arguments: list[str]) -> int:
         print(_usage(of="bench"), end="")
         return 0
     if not which:
-        raise ConfigError(f"'setpoint bench' needs one of: {', '.join(runs)}. See 'setpoint bench --help'.")
-    raise ConfigError(f"unknown benchmark {which!r}.{_nearest(which, runs)} 'setpoint bench' has: {', '.join(runs)}.")
+        raise ConfigError(
+            f"'setpoint bench' needs one of: {', '.join(runs)}. See 'setpoint bench --help'."
+        )
+    raise ConfigError(
+        f"unknown benchmark {which!r}.{_nearest(which, runs)} 'setpoint bench' has:"
+        f" {', '.join(runs)}."
+    )
 
 
 def _bench_serving(arguments: list[str]) -> int:

@@ -1,8 +1,10 @@
-"""The link between the frontend and the engine process: two connected Unix sockets, and the engine's end of them.
+"""The link between the frontend and the engine process: two connected Unix sockets, and the
+engine's end of them.
 
-Carries the messages of ``core.messages`` as bytes, each behind its length, never pickle. No side ever waits for the other: what the
-kernel does not take at once is kept until it does. No thread works for the link: a message wakes its reader and nobody else, on cores
-that compute (decision 0022). The frontend's end, which lives in an asyncio loop, is ``frontend/ipc/link.py``.
+Carries the messages of ``core.messages`` as bytes, each behind its length, never pickle. No side
+ever waits for the other: what the kernel does not take at once is kept until it does. No thread
+works for the link: a message wakes its reader and nobody else, on cores that compute (decision
+0022). The frontend's end, which lives in an asyncio loop, is ``frontend/ipc/link.py``.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class MessageSocket:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits for room in the kernel's buffer: ``flush`` when the socket becomes writable."""
+        """Whether something waits for room in the kernel's buffer: ``flush`` when the socket
+        becomes writable."""
         return bool(self._unsent)
 
     def send(self, data: bytes) -> None:
@@ -98,7 +101,8 @@ class EngineSocket:
         self._messages = MessageSocket(socket.socket(fileno=descriptor))
 
     def receive(self, timeout_s: float = 0.0) -> list[ToEngine]:
-        """All messages that are here. With none, waits up to ``timeout_s`` for the first. A frontend that is gone says Shutdown.
+        """All messages that are here. With none, waits up to ``timeout_s`` for the first. A
+        frontend that is gone says Shutdown.
 
         A malformed message is logged and dropped.
         """
@@ -110,7 +114,11 @@ class EngineSocket:
             try:
                 messages.append(decode_to_engine(data))
             except (msgspec.DecodeError, UnicodeDecodeError, RequestError) as error:
-                logger.error("Dropped a malformed message of %d bytes from the frontend: %s", len(data), error)
+                logger.error(
+                    "Dropped a malformed message of %d bytes from the frontend: %s",
+                    len(data),
+                    error,
+                )
         if self._messages.is_cut:
             messages.append(Shutdown())
         return messages
@@ -125,5 +133,7 @@ class EngineSocket:
     def _wait(self, timeout_s: float) -> bool:
         """For a message, or for room to send what waits; False if there was neither."""
         poller = select.poll()
-        poller.register(self._messages, select.POLLIN | (select.POLLOUT if self._messages.has_unsent else 0))
+        poller.register(
+            self._messages, select.POLLIN | (select.POLLOUT if self._messages.has_unsent else 0)
+        )
         return bool(poller.poll(timeout_s * 1000))

@@ -1,7 +1,9 @@
-"""The Engine of a script, a notebook or an asyncio program: a model in a process of its own, called as Python.
+"""The Engine of a script, a notebook or an asyncio program: a model in a process of its own, called
+as Python.
 
-Works on prompts, conversations and token ids; answers are the dicts of ``/generate`` (docs/decisions/0013 has the reasons).
-Scheduling, text work and checks are the server's own; this only carries calls to the service's event loop and back.
+Works on prompts, conversations and token ids; answers are the dicts of ``/generate``
+(docs/decisions/0013 has the reasons). Scheduling, text work and checks are the server's own; this
+only carries calls to the service's event loop and back.
 """
 
 from __future__ import annotations
@@ -39,11 +41,13 @@ class Generation(TypedDict):
     text: str
     output_ids: list[int]
     meta_info: dict[str, Any]
-    """id, finish_reason, prompt_tokens, completion_tokens, cached_tokens, …; logprobs if asked for."""
+    """id, finish_reason, prompt_tokens, completion_tokens, cached_tokens, …; logprobs if asked
+    for."""
 
 
 class Piece(Generation, total=False):
-    """What is new of an answer; the counts of ``meta_info`` cover the whole so far, ``finish_reason`` is None until the end."""
+    """What is new of an answer; the counts of ``meta_info`` cover the whole so far,
+    ``finish_reason`` is None until the end."""
 
     index: int
     """Of the answer, where there are several."""
@@ -55,7 +59,8 @@ class Embedding(TypedDict):
 
 
 class AnyRequest(TypedDict, total=False):
-    """What a call may say beside its main arguments, as in a ``/generate`` body; lists have one entry per prompt."""
+    """What a call may say beside its main arguments, as in a ``/generate`` body; lists have one
+    entry per prompt."""
 
     rid: str | list[str]
     priority: int
@@ -85,24 +90,30 @@ class EncodeRequest(AnyRequest, total=False):
 class Engine:
     """A model, ready to answer. Use it as a context manager, or end it with :meth:`shutdown`.
 
-    All methods may be called from any thread, the ``async_`` ones from any event loop. A KeyboardInterrupt or a cancelled task
-    aborts its requests, and the engine stays usable. An Engine does not work in a forked child. Building one takes seconds; in an
-    asyncio program: ``await asyncio.to_thread(Engine, …)``.
+    All methods may be called from any thread, the ``async_`` ones from any event loop. A
+    KeyboardInterrupt or a cancelled task aborts its requests, and the engine stays usable. An
+    Engine does not work in a forked child. Building one takes seconds; in an asyncio program:
+    ``await asyncio.to_thread(Engine, …)``.
 
-    Raises ConfigError, CheckpointError, OutOfMemoryError or StartupError when built; RequestError for a request that cannot be
-    honoured (of a list it names the prompt's index, and nothing of the list has run); EngineDeadError when the engine is gone.
+    Raises ConfigError, CheckpointError, OutOfMemoryError or StartupError when built; RequestError
+    for a request that cannot be honoured (of a list it names the prompt's index, and nothing of the
+    list has run); EngineDeadError when the engine is gone.
     """
 
     _words: Callable[[], AbstractContextManager[None]]
     """How errors name options: as keywords, or as flags for whoever wrote a command line."""
 
     def __init__(self, model_path: str | None = None, **options: Any) -> None:
-        """``options``: those of ``setpoint serve`` that are not about HTTP (docs/flags.md), e.g. ``max_total_tokens="32k"``.
+        """``options``: those of ``setpoint serve`` that are not about HTTP (docs/flags.md), e.g.
+        ``max_total_tokens="32k"``.
 
-        Without a model path: the default model. The engine process writes its log to stderr, from ``log_level`` (warning) up; what
-        happens in this process goes to the loggers under ``setpoint``, which nothing here configures.
+        Without a model path: the default model. The engine process writes its log to stderr, from
+        ``log_level`` (warning) up; what happens in this process goes to the loggers under
+        ``setpoint``, which nothing here configures.
         """
-        line = parse_keywords(ENGINE, options if model_path is None else {"model_path": model_path, **options})
+        line = parse_keywords(
+            ENGINE, options if model_path is None else {"model_path": model_path, **options}
+        )
         self._words = naming_keywords
         self._start(line.options, read_environment(os.environ), line.given)
 
@@ -128,30 +139,46 @@ class Engine:
 
     @property
     def chat_defaults(self) -> dict[str, Any]:
-        """Sampling of a chat that says nothing of it: what the model's authors recommend, to the end of the context."""
+        """Sampling of a chat that says nothing of it: what the model's authors recommend, to the
+        end of the context."""
         return self._calls.chat_defaults
 
-    def generate(self, prompt: Prompts | None = None, sampling_params: Samplings | None = None, **request: Unpack[PromptRequest]) -> Any:
-        """A :class:`Generation` for one prompt; a list of them, in order, for a list of prompts of any length.
+    def generate(
+        self,
+        prompt: Prompts | None = None,
+        sampling_params: Samplings | None = None,
+        **request: Unpack[PromptRequest],
+    ) -> Any:
+        """A :class:`Generation` for one prompt; a list of them, in order, for a list of prompts of
+        any length.
 
         With n > 1 the answer is a list, too: n for each prompt, one after the other.
         """
         return self._call(self._calls.generate(prompt, sampling_params, request))
 
     async def async_generate(
-        self, prompt: Prompts | None = None, sampling_params: Samplings | None = None, **request: Unpack[PromptRequest]
+        self,
+        prompt: Prompts | None = None,
+        sampling_params: Samplings | None = None,
+        **request: Unpack[PromptRequest],
     ) -> Any:
         """As :meth:`generate`."""
         return await self._acall(self._calls.generate(prompt, sampling_params, request))
 
     def stream(
-        self, prompt: Prompts | None = None, sampling_params: Samplings | None = None, **request: Unpack[PromptRequest]
+        self,
+        prompt: Prompts | None = None,
+        sampling_params: Samplings | None = None,
+        **request: Unpack[PromptRequest],
     ) -> Generator[Piece, None, None]:
         """The answers in pieces, as they come. Closing the generator aborts what is left."""
         return self._each(self._calls.stream(prompt, sampling_params, request))
 
     def async_stream(
-        self, prompt: Prompts | None = None, sampling_params: Samplings | None = None, **request: Unpack[PromptRequest]
+        self,
+        prompt: Prompts | None = None,
+        sampling_params: Samplings | None = None,
+        **request: Unpack[PromptRequest],
     ) -> AsyncGenerator[Piece, None]:
         """As :meth:`stream`."""
         return self._aeach(self._calls.stream(prompt, sampling_params, request))
@@ -164,11 +191,14 @@ class Engine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **request: Unpack[ChatRequest],
     ) -> Any:
-        """As :meth:`generate`, for a conversation or a list of them, through the model's chat template.
+        """As :meth:`generate`, for a conversation or a list of them, through the model's chat
+        template.
 
         Without ``sampling_params``: :attr:`chat_defaults`.
         """
-        return self._call(self._calls.chat(messages, sampling_params, chat_template_kwargs, request))
+        return self._call(
+            self._calls.chat(messages, sampling_params, chat_template_kwargs, request)
+        )
 
     async def async_chat(
         self,
@@ -179,7 +209,9 @@ class Engine:
         **request: Unpack[ChatRequest],
     ) -> Any:
         """As :meth:`chat`."""
-        return await self._acall(self._calls.chat(messages, sampling_params, chat_template_kwargs, request))
+        return await self._acall(
+            self._calls.chat(messages, sampling_params, chat_template_kwargs, request)
+        )
 
     def stream_chat(
         self,
@@ -190,7 +222,9 @@ class Engine:
         **request: Unpack[ChatRequest],
     ) -> Generator[Piece, None, None]:
         """The answers of :meth:`chat` as :meth:`stream` gives them."""
-        return self._each(self._calls.stream_chat(messages, sampling_params, chat_template_kwargs, request))
+        return self._each(
+            self._calls.stream_chat(messages, sampling_params, chat_template_kwargs, request)
+        )
 
     def async_stream_chat(
         self,
@@ -201,18 +235,24 @@ class Engine:
         **request: Unpack[ChatRequest],
     ) -> AsyncGenerator[Piece, None]:
         """As :meth:`stream_chat`."""
-        return self._aeach(self._calls.stream_chat(messages, sampling_params, chat_template_kwargs, request))
+        return self._aeach(
+            self._calls.stream_chat(messages, sampling_params, chat_template_kwargs, request)
+        )
 
     def encode(self, prompt: Prompts | None = None, **request: Unpack[EncodeRequest]) -> Any:
-        """An :class:`Embedding` for one prompt, a list of them for a list; needs ``is_embedding=True``."""
+        """An :class:`Embedding` for one prompt, a list of them for a list; needs
+        ``is_embedding=True``."""
         return self._call(self._calls.encode(prompt, request))
 
-    async def async_encode(self, prompt: Prompts | None = None, **request: Unpack[EncodeRequest]) -> Any:
+    async def async_encode(
+        self, prompt: Prompts | None = None, **request: Unpack[EncodeRequest]
+    ) -> Any:
         """As :meth:`encode`."""
         return await self._acall(self._calls.encode(prompt, request))
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
-        """End the requests whose rid begins with ``rid``, or all; their answers end with finish_reason ``abort``."""
+        """End the requests whose rid begins with ``rid``, or all; their answers end with
+        finish_reason ``abort``."""
         self._call(self._calls.abort(rid, abort_all=abort_all))
 
     def flush_cache(self) -> bool:
@@ -220,17 +260,24 @@ class Engine:
         return self._call(self._calls.flush_cache())
 
     def get_server_info(self) -> dict[str, Any]:
-        """Resolved options with the reasons of the decisions, sizes of pools, what runs now: the fields of ``/server_info``."""
+        """Resolved options with the reasons of the decisions, sizes of pools, what runs now: the
+        fields of ``/server_info``."""
         return self._call(self._calls.service.server_info())
 
     def shutdown(self) -> None:
-        """End the engine; calls that wait elsewhere get EngineDeadError. Does nothing the second time, and in a forked child."""
+        """End the engine; calls that wait elsewhere get EngineDeadError. Does nothing the second
+        time, and in a forked child."""
         self._background.close()
 
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.shutdown()
 
     # -- from the caller's thread or loop to the service's, and back

@@ -1,6 +1,8 @@
-"""The public surface equals a checked-in snapshot, so that no flag, route or name appears or vanishes by accident.
+"""The public surface equals a checked-in snapshot, so that no flag, route or name appears or
+vanishes by accident.
 
-After a deliberate change: ``python tests/arch/test_public_surface.py`` writes the snapshot anew; review the difference.
+After a deliberate change: ``python tests/arch/test_public_surface.py`` writes the snapshot anew;
+review the difference.
 """
 
 from __future__ import annotations
@@ -27,15 +29,29 @@ SNAPSHOT = Path(__file__).with_name("public_surface.json")
 
 
 def surface() -> dict[str, Any]:
-    config = FrontendConfig(model_path="m", served_model_name="m", tokenizer_path="m", context_len=64, max_req_input_len=60, vocab_size=300)
-    app = create_app(Service(config, EngineClient(FakeEngine()), TextProcessor(make_byte_tokenizer())))
+    config = FrontendConfig(
+        model_path="m",
+        served_model_name="m",
+        tokenizer_path="m",
+        context_len=64,
+        max_req_input_len=60,
+        vocab_size=300,
+    )
+    app = create_app(
+        Service(config, EngineClient(FakeEngine()), TextProcessor(make_byte_tokenizer()))
+    )
     routes = {
-        f"{method} {route.path}" for route in each_route(app.routes) for method in getattr(route, "methods", None) or () if method != "HEAD"
+        f"{method} {route.path}"
+        for route in each_route(app.routes)
+        for method in getattr(route, "methods", None) or ()
+        if method != "HEAD"
     }
     return {
         "package": setpoint.__all__,
         "flags": [field.flag for field in OPTION_FIELDS],
-        "commands": {name: [field.flag for field in command.own_fields] for name, command in COMMANDS.items()},
+        "commands": {
+            name: [field.flag for field in command.own_fields] for name, command in COMMANDS.items()
+        },
         "environment": [field.about.name for field in ENV_FIELDS],
         "routes": sorted(routes),
         "sampling_params": list(SamplingParams.__struct_fields__),

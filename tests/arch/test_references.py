@@ -1,4 +1,5 @@
-"""What comments and pages refer to exists: pages and their sections, decisions, files that the pages about the code name."""
+"""What comments and pages refer to exists: pages and their sections, decisions, files that the
+pages about the code name."""
 
 from __future__ import annotations
 
@@ -19,19 +20,36 @@ PAGE = re.compile(r"(?<![\w/])docs/([\w./-]+?\.md)(?:#([\w-]+))?")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]*)(?:#([\w-]+))?\)")
 """Markdown's link, relative to its page."""
 DECISION = re.compile(r"[Dd]ecisions? (\d{4})")
-ELSEWHERE = re.compile(r"\b(FACTS|DESIGN|RESEARCH|STYLE|REVIEW|BREAKING)\b(?!\s*=)|§|(?<![\w/])(\.\./)?shared/")
+ELSEWHERE = re.compile(
+    r"\b(FACTS|DESIGN|RESEARCH|STYLE|REVIEW|BREAKING)\b(?!\s*=)|§|(?<![\w/])(\.\./)?shared/"
+)
 """Signs of a document outside of the repository."""
 CODE_PATH = re.compile(r"`((?:[\w-]+/)+[\w-]+\.(?:py|cpp|h|json|md))`|`([\w-]+\.(?:py|cpp|h))`")
-DESCRIBING = ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("architecture", "kernels", "add-a-model", "quantization"))]
+DESCRIBING = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{name}.md" for name in ("architecture", "kernels", "add-a-model", "quantization")),
+]
 """Pages about the code as it is today; the decisions and the notebook may name what is gone."""
-STATUS = re.compile(r"^# \d{4}: .*\n\n\*\*Status\.\*\* (In force\.|Superseded)((?:.|\n)*?)\n\n\*\*Context\.\*\*")
+STATUS = re.compile(
+    r"^# \d{4}: .*\n\n\*\*Status\.\*\* (In force\.|Superseded)((?:.|\n)*?)\n\n\*\*Context\.\*\*"
+)
 
 
 @cache
 def texts() -> dict[Path, str]:
     """Every source and page, but for this file, whose patterns name what is looked for."""
-    paths = [path for folder in FOLDERS for path in sorted((REPOSITORY / folder).rglob("*")) if path.suffix in SUFFIXES]
-    paths += [*sorted(REPOSITORY.glob("*.md")), REPOSITORY / "Makefile", REPOSITORY / "pyproject.toml"]
+    paths = [
+        path
+        for folder in FOLDERS
+        for path in sorted((REPOSITORY / folder).rglob("*"))
+        if path.suffix in SUFFIXES
+    ]
+    paths += [
+        *sorted(REPOSITORY.glob("*.md")),
+        REPOSITORY / "Makefile",
+        REPOSITORY / "pyproject.toml",
+    ]
     return {path: path.read_text() for path in paths if path != Path(__file__)}
 
 
@@ -39,7 +57,9 @@ def texts() -> dict[Path, str]:
 def anchors(page: Path) -> frozenset[str]:
     """The sections of a page, as GitHub makes anchors of headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings)
+    return frozenset(
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    )
 
 
 def references() -> Iterator[tuple[str, Path, str | None]]:
@@ -51,7 +71,11 @@ def references() -> Iterator[tuple[str, Path, str | None]]:
         if path.suffix == ".md":
             for target, section in LINK.findall(text):
                 if not re.match(r"\w+:", target):
-                    yield where, (path.parent / target).resolve() if target else path, section or None
+                    yield (
+                        where,
+                        (path.parent / target).resolve() if target else path,
+                        section or None,
+                    )
 
 
 def test_pages_and_sections_exist() -> None:
@@ -87,10 +111,15 @@ def test_decisions_that_are_named_exist() -> None:
     assert named <= numbers
 
 
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "docs/decisions").glob("*.md")), ids=lambda path: path.name[:4])
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "docs/decisions").glob("*.md")), ids=lambda path: path.name[:4]
+)
 def test_a_decision_has_a_status_and_a_superseded_one_names_a_later_one(path: Path) -> None:
     status = STATUS.match(path.read_text())
-    assert status, 'begin with "# NNNN: title", then a paragraph "**Status.** In force." or "**Status.** Superseded …", then "**Context.**"'
+    assert status, (
+        'begin with "# NNNN: title", then a paragraph "**Status.** In force." or "**Status.**'
+        ' Superseded …", then "**Context.**"'
+    )
     successors = [target[:4] for target, _ in LINK.findall(status[2])]
     assert status[1] == "In force." or successors
     assert all(successor > path.name[:4] for successor in successors)
@@ -99,6 +128,10 @@ def test_a_decision_has_a_status_and_a_superseded_one_names_a_later_one(path: Pa
 @pytest.mark.parametrize("page", DESCRIBING)
 def test_files_that_a_page_names_exist(page: str) -> None:
     named = {long or short for long, short in CODE_PATH.findall((REPOSITORY / page).read_text())}
-    every = [f"/{path.relative_to(REPOSITORY)}" for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*")]
+    every = [
+        f"/{path.relative_to(REPOSITORY)}"
+        for folder in FOLDERS
+        for path in (REPOSITORY / folder).rglob("*")
+    ]
     missing = {name for name in named if not any(path.endswith(f"/{name}") for path in every)}
     assert not missing

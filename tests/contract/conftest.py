@@ -55,11 +55,15 @@ def make_service(engine: FakeEngine, **options: Any) -> Service:
         }
     )
     template = ChatTemplate(CHAT_TEMPLATE, special_tokens={"eos_token": "<|eos|>"})
-    return Service(config, EngineClient(engine), TextProcessor(Tokenizer(make_byte_tokenizer()), template))
+    return Service(
+        config, EngineClient(engine), TextProcessor(Tokenizer(make_byte_tokenizer()), template)
+    )
 
 
 @asynccontextmanager
-async def serving(engine: FakeEngine | None = None, *, local_only: bool = False, **options: Any) -> AsyncIterator[Server]:
+async def serving(
+    engine: FakeEngine | None = None, *, local_only: bool = False, **options: Any
+) -> AsyncIterator[Server]:
     engine = engine or FakeEngine(eos_ids=frozenset({EOS_ID}))
     service = make_service(engine, **options)
     service.engine.start()
@@ -67,7 +71,9 @@ async def serving(engine: FakeEngine | None = None, *, local_only: bool = False,
     transport = httpx.ASGITransport(app)
     key = options.get("api_key") or "none"
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-        client = openai.AsyncOpenAI(base_url="http://test/v1", api_key=key, http_client=http, max_retries=0)
+        client = openai.AsyncOpenAI(
+            base_url="http://test/v1", api_key=key, http_client=http, max_retries=0
+        )
         yield Server(app, service, engine, http, client)
         assert not engine.running or engine.silent, "requests left behind"
         assert service.engine.num_open == 0
@@ -76,9 +82,14 @@ async def serving(engine: FakeEngine | None = None, *, local_only: bool = False,
 
 @pytest.fixture
 def serve() -> Callable[..., None]:
-    """``serve(scenario, engine, **config)`` runs ``async scenario(server)`` against a fresh application."""
+    """``serve(scenario, engine, **config)`` runs ``async scenario(server)`` against a fresh
+    application."""
 
-    def run(scenario: Callable[[Server], Awaitable[None]], engine: FakeEngine | None = None, **options: Any) -> None:
+    def run(
+        scenario: Callable[[Server], Awaitable[None]],
+        engine: FakeEngine | None = None,
+        **options: Any,
+    ) -> None:
         async def main() -> None:
             async with serving(engine, **options) as server:
                 await scenario(server)
@@ -118,6 +129,7 @@ def _on_a_port(engine: FakeEngine, **options: Any) -> Iterator[str]:
 
 @pytest.fixture
 def http_url() -> Iterator[Callable[..., str]]:
-    """``http_url(engine, **config)`` serves a fresh application on a real port, in a thread; returns its base URL."""
+    """``http_url(engine, **config)`` serves a fresh application on a real port, in a thread;
+    returns its base URL."""
     with ExitStack() as stack:
         yield lambda engine, **options: stack.enter_context(_on_a_port(engine, **options))

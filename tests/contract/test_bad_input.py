@@ -1,4 +1,5 @@
-"""Bad input gets the right status code and the one shape of errors, nothing reaches the engine, and the server keeps serving."""
+"""Bad input gets the right status code and the one shape of errors, nothing reaches the engine, and
+the server keeps serving."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 def type_of(answer: dict[str, Any]) -> str:
-    """The ``type`` of an error, which has one shape on every route: SGLang's flat keys, and the same under ``error`` as OpenAI has it."""
+    """The ``type`` of an error, which has one shape on every route: SGLang's flat keys, and the
+    same under ``error`` as OpenAI has it."""
     error = answer["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert answer == {"object": "error", **error, "error": error}
@@ -37,7 +39,10 @@ def type_of(answer: dict[str, Any]) -> str:
         ({"text": "a" * 256}, "BadRequestError"),
         ({"text": "a" * 251}, "BadRequestError"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 256}}, "BadRequestError"),
-        ({"text": "a", "sampling_params": {"min_new_tokens": 256, "max_new_tokens": None}}, "BadRequestError"),
+        (
+            {"text": "a", "sampling_params": {"min_new_tokens": 256, "max_new_tokens": None}},
+            "BadRequestError",
+        ),
         ({"input_ids": [VOCAB_SIZE]}, "BadRequestError"),
         ({"input_ids": [-1]}, "BadRequestError"),
         ({"input_ids": [10**30]}, "BadRequestError"),
@@ -60,7 +65,10 @@ def type_of(answer: dict[str, Any]) -> str:
         ({"text": "a", "rid": ""}, "BadRequestError"),
         ({"text": "a", "rid": ["x", "y"]}, "BadRequestError"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": -1}, "BadRequestError"),
-        ({"text": "a", "return_logprob": True, "token_ids_logprob": [VOCAB_SIZE]}, "BadRequestError"),
+        (
+            {"text": "a", "return_logprob": True, "token_ids_logprob": [VOCAB_SIZE]},
+            "BadRequestError",
+        ),
         ({"text": "a", "return_logprob": True, "token_ids_logprob": [1] * 1001}, "BadRequestError"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "BadRequestError"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": 10**30}, "BadRequestError"),
@@ -76,12 +84,16 @@ def test_generate_refuses(serve: Serve, body: dict[str, Any], kind: str) -> None
             assert response.status_code == 400, response.text
             assert type_of(response.json()) == kind
         assert server.engine.submitted == []
-        assert (await server.generate(text="a", sampling_params={"max_new_tokens": 1}))["text"] == "a"
+        assert (await server.generate(text="a", sampling_params={"max_new_tokens": 1}))[
+            "text"
+        ] == "a"
 
     serve(scenario)
 
 
-@pytest.mark.parametrize("path", ["/generate", CHAT, "/v1/completions", "/tokenize", "/abort_request"])
+@pytest.mark.parametrize(
+    "path", ["/generate", CHAT, "/v1/completions", "/tokenize", "/abort_request"]
+)
 @pytest.mark.parametrize(
     "content",
     [
@@ -91,7 +103,9 @@ def test_generate_refuses(serve: Serve, body: dict[str, Any], kind: str) -> None
 )  # fmt: skip
 def test_malformed_bodies(serve: Serve, path: str, content: bytes) -> None:
     async def scenario(server: Any) -> None:
-        response = await server.http.post(path, content=content, headers={"content-type": "application/json"})
+        response = await server.http.post(
+            path, content=content, headers={"content-type": "application/json"}
+        )
         assert response.status_code == 400
         assert type_of(response.json()) == "Bad Request"
 
@@ -111,11 +125,23 @@ def test_malformed_bodies(serve: Serve, path: str, content: bytes) -> None:
             {"sampling_params": {"logit_bias": {"5": 10**400}}},
             "logit_bias of token 5 must be between -1e+30 and 1e+30, got a number",
         ),
-        ("/generate", {"sampling_params": {"logit_bias": {"5": -1e308}}}, "logit_bias of token 5 must be"),
-        ("/generate", {"sampling_params": {"max_new_tokens": 1 << 31}}, "max_new_tokens must be between 0 and 2147483647, got 2147483648."),
+        (
+            "/generate",
+            {"sampling_params": {"logit_bias": {"5": -1e308}}},
+            "logit_bias of token 5 must be",
+        ),
+        (
+            "/generate",
+            {"sampling_params": {"max_new_tokens": 1 << 31}},
+            "max_new_tokens must be between 0 and 2147483647, got 2147483648.",
+        ),
         ("/generate", {"priority": 1 << 63}, "priority must be between"),
         ("/v1/completions", {"max_tokens": -1}, "max_tokens must be between 0 and"),
-        ("/v1/completions", {"min_tokens": 9, "max_tokens": 3}, "min_tokens must be in [0, max_tokens], got 9."),
+        (
+            "/v1/completions",
+            {"min_tokens": 9, "max_tokens": 3},
+            "min_tokens must be in [0, max_tokens], got 9.",
+        ),
         ("/v1/completions", {"seed": 1 << 63}, "seed must be between"),
         ("/v1/completions", {"logprobs": 1001}, "logprobs must be between 0 and 1000, got 1001."),
         ("/v1/completions", {"logit_bias": {"5": 1e308}}, "logit_bias of token 5 must be between"),
@@ -127,7 +153,11 @@ def test_a_number_out_of_range_is_refused_by_the_name_that_the_client_gave_it(
     serve: Serve, path: str, body: dict[str, Any], message: str
 ) -> None:
     async def scenario(server: Any) -> None:
-        whole = {"/generate": {"text": "a"}, "/v1/completions": {"prompt": "a"}, CHAT: {"messages": HI}}[path] | body
+        whole = {
+            "/generate": {"text": "a"},
+            "/v1/completions": {"prompt": "a"},
+            CHAT: {"messages": HI},
+        }[path] | body
         response = await server.http.post(path, json=whole)
         assert response.status_code == 400
         assert response.json()["message"].startswith(message)
@@ -136,13 +166,17 @@ def test_a_number_out_of_range_is_refused_by_the_name_that_the_client_gave_it(
 
 
 @pytest.mark.parametrize("more", [{"n": 64}, {"text": ["a"] * 64}, {"n": 8, "text": ["a"] * 8}])
-def test_more_logprobs_than_an_answer_can_hold_are_refused(serve: Serve, more: dict[str, Any]) -> None:
+def test_more_logprobs_than_an_answer_can_hold_are_refused(
+    serve: Serve, more: dict[str, Any]
+) -> None:
     async def scenario(server: Any) -> None:
         sampling = {"max_new_tokens": 100, "n": more.get("n", 1)}
         body = {"text": more.get("text", "a"), "sampling_params": sampling, "return_logprob": True}
         response = await server.http.post("/generate", json=body | {"top_logprobs_num": 1000})
         assert response.status_code == 400
-        assert response.json()["message"].startswith("The answer could hold 6406400 logprobs; at most 524288 are allowed.")
+        assert response.json()["message"].startswith(
+            "The answer could hold 6406400 logprobs; at most 524288 are allowed."
+        )
         assert not server.engine.submitted
         await server.generate(**body, top_logprobs_num=20)
 
@@ -161,7 +195,9 @@ def test_nan_temperature(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         for value in ("NaN", "Infinity", "1e999"):
             body = b'{"text": "a", "sampling_params": {"temperature": %s}}' % value.encode()
-            response = await server.http.post("/generate", content=body, headers={"content-type": "application/json"})
+            response = await server.http.post(
+                "/generate", content=body, headers={"content-type": "application/json"}
+            )
             assert response.status_code == 400
 
     serve(scenario)
@@ -185,7 +221,8 @@ def test_http_level_errors_have_the_same_shape(serve: Serve) -> None:
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
 def test_a_body_must_say_that_it_is_json(serve: Serve, content_type: str) -> None:
-    """Red before: every route but OpenAI's took any content type, so a web page could send it without its browser's asking first."""
+    """Red before: every route but OpenAI's took any content type, so a web page could send it
+    without its browser's asking first."""
 
     async def scenario(server: Any) -> None:
         for route, fields in {
@@ -197,10 +234,14 @@ def test_a_body_must_say_that_it_is_json(serve: Serve, content_type: str) -> Non
             "/abort_request": {"abort_all": True},
         }.items():
             body = json.dumps(fields).encode()
-            response = await server.http.post(route, content=body, headers={"content-type": content_type})
+            response = await server.http.post(
+                route, content=body, headers={"content-type": content_type}
+            )
             assert (response.status_code, type_of(response.json())) == (400, "Bad Request"), route
             assert "application/json" in response.text
-            with_charset = await server.http.post(route, content=body, headers={"content-type": "application/json; charset=utf-8"})
+            with_charset = await server.http.post(
+                route, content=body, headers={"content-type": "application/json; charset=utf-8"}
+            )
             assert with_charset.status_code == 200
         assert (await server.http.post("/encode", content=b"{}")).status_code == 400
         assert len(server.engine.submitted) == 3
@@ -216,7 +257,9 @@ def test_what_sglangs_clients_send_without_a_body(serve: Serve) -> None:
     serve(scenario)
 
 
-@pytest.mark.parametrize("rid", ["a\n[2026-01-01 00:00:00] A line of the log.", "a\x1b[2J", "a\u202eb", "r" * 257, ""])
+@pytest.mark.parametrize(
+    "rid", ["a\n[2026-01-01 00:00:00] A line of the log.", "a\x1b[2J", "a\u202eb", "r" * 257, ""]
+)
 def test_a_rid_is_short_and_printable(serve: Serve, rid: str) -> None:
     async def scenario(server: Any) -> None:
         for route, body in {
@@ -231,7 +274,9 @@ def test_a_rid_is_short_and_printable(serve: Serve, rid: str) -> None:
             else:
                 assert response.status_code == 400
                 assert "rid must" in response.text
-        assert (await server.http.post("/generate", json={"text": ["a", "b"], "rid": ["ok", rid]})).status_code == 400
+        assert (
+            await server.http.post("/generate", json={"text": ["a", "b"], "rid": ["ok", rid]})
+        ).status_code == 400
         assert not server.engine.submitted
         long = "Zürich " * 36 + "🚀🚀🚀🚀"
         assert (await server.generate(text="a", rid=long))["meta_info"]["id"] == long
@@ -246,7 +291,9 @@ def test_keys_that_the_engine_keeps_are_short(serve: Serve, name: str) -> None:
             response = await server.http.post(route, json=body | {name: "x" * 1025})
             assert response.status_code == 400
             assert name in response.text
-            assert (await server.http.post(route, json=body | {name: "x" * 1024})).status_code == 200
+            assert (
+                await server.http.post(route, json=body | {name: "x" * 1024})
+            ).status_code == 200
 
     serve(scenario)
 
@@ -271,9 +318,19 @@ def test_no_chat_template_is_a_400(serve: Serve) -> None:
     serve(scenario)
 
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+)
 anything = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3), max_leaves=6
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+    ),
+    max_leaves=6,
 )
 whole = st.integers(-1, 300)
 real = st.floats(-1, 3)
@@ -291,7 +348,13 @@ SAMPLING = SHARED | {
     "stream_interval": whole,
     "what": real,
 }
-OPTIONS = {"stream": st.booleans(), "rid": words, "priority": whole, "extra_key": words, "what": words}
+OPTIONS = {
+    "stream": st.booleans(),
+    "rid": words,
+    "priority": whole,
+    "extra_key": words,
+    "what": words,
+}
 GENERATE = OPTIONS | {
     "return_logprob": st.booleans(), "logprob_start_len": whole, "top_logprobs_num": whole, "token_ids_logprob": ids,
     "return_text_in_logprobs": st.booleans(), "image_data": words,
@@ -307,11 +370,22 @@ OPENAI = SHARED | OPTIONS | {
 def some(plausible: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
     """A few keys, with plausible values; in a third of the cases one more with any value."""
     wild = st.dictionaries(st.sampled_from(sorted(plausible)), anything, min_size=1, max_size=1)
-    pairs = st.sampled_from(sorted(plausible)).flatmap(lambda key: st.tuples(st.just(key), plausible[key]))
-    return st.builds(lambda mild, wild: dict(mild) | wild, st.lists(pairs, max_size=3), st.just({}) | st.just({}) | wild)
+    pairs = st.sampled_from(sorted(plausible)).flatmap(
+        lambda key: st.tuples(st.just(key), plausible[key])
+    )
+    return st.builds(
+        lambda mild, wild: dict(mild) | wild,
+        st.lists(pairs, max_size=3),
+        st.just({}) | st.just({}) | wild,
+    )
 
 
-content = words | words | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": words}), max_size=2) | anything
+content = (
+    words
+    | words
+    | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": words}), max_size=2)
+    | anything
+)
 role = st.sampled_from(["user", "assistant", "system"])
 messages = st.lists(st.fixed_dictionaries({"role": role, "content": content}), max_size=3)
 generate_body = st.builds(
@@ -323,7 +397,9 @@ generate_body = st.builds(
 )
 openai_body = st.builds(
     lambda base, more: base | more,
-    st.fixed_dictionaries({"messages": messages, "prompt": words | ids | st.lists(words, max_size=2)}),
+    st.fixed_dictionaries(
+        {"messages": messages, "prompt": words | ids | st.lists(words, max_size=2)}
+    ),
     some(OPENAI),
 )
 
@@ -331,12 +407,15 @@ openai_body = st.builds(
 @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
-        st.tuples(st.just("/generate"), generate_body) | st.tuples(st.sampled_from([CHAT, "/v1/completions"]), openai_body),
+        st.tuples(st.just("/generate"), generate_body)
+        | st.tuples(st.sampled_from([CHAT, "/v1/completions"]), openai_body),
         min_size=4,
         max_size=8,
     )
 )
-def test_no_body_is_answered_with_500(serve: Serve, calls: list[tuple[str, dict[str, Any]]]) -> None:
+def test_no_body_is_answered_with_500(
+    serve: Serve, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
     async def scenario(server: Any) -> None:
         for path, body in calls:
             response = await server.http.post(path, json=body)

@@ -1,4 +1,5 @@
-"""Ten million lines from one end to the other: memory stays where it was, less the eight bytes per line of the search for duplicates."""
+"""Ten million lines from one end to the other: memory stays where it was, less the eight bytes per
+line of the search for duplicates."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from setpoint.batch.tally import Tally
 MIB = 1 << 20
 NUM_LINES = 10_000_000
 GOOD_EVERY = 2_000
-"""The other lines are failures of their own, which cost no engine: they pass through everything but that."""
+"""The other lines are failures of their own, which cost no engine: they pass through everything but
+that."""
 
 
 @contextmanager
@@ -52,7 +54,17 @@ def write_lines(path: Path) -> None:
                 file.write(f'{{"custom_id":"id-{number}"}}\n')
             else:
                 body = {"prompt": "x" * 50, "max_tokens": 2}
-                file.write(json.dumps({"custom_id": f"id-{number}", "method": "POST", "url": "/v1/completions", "body": body}) + "\n")
+                file.write(
+                    json.dumps(
+                        {
+                            "custom_id": f"id-{number}",
+                            "method": "POST",
+                            "url": "/v1/completions",
+                            "body": body,
+                        }
+                    )
+                    + "\n"
+                )
 
 
 @pytest.mark.full
@@ -61,7 +73,10 @@ def test_ten_million_lines_in_constant_memory(serve: Callable[..., None], tmp_pa
     write_lines(tmp_path / "in.jsonl")
 
     async def scenario(server: Any) -> None:
-        with closing(JsonlSource(tmp_path / "in.jsonl")) as source, Journal(tmp_path / "out.jsonl") as journal:
+        with (
+            closing(JsonlSource(tmp_path / "in.jsonl")) as source,
+            Journal(tmp_path / "out.jsonl") as journal,
+        ):
             with peak_bytes() as peak:
                 survey = source.survey()
                 assert survey.num_requests == NUM_LINES
@@ -69,7 +84,9 @@ def test_ten_million_lines_in_constant_memory(serve: Callable[..., None], tmp_pa
             with peak_bytes() as peak:
                 tally = Tally(survey.num_requests)
                 done = journal.recover(survey, tally, in_order=False)
-                run = BatchRun(server.service, journal, AsTheyCome(journal), tally, digest=survey.digest)
+                run = BatchRun(
+                    server.service, journal, AsTheyCome(journal), tally, digest=survey.digest
+                )
                 server.engine.submitted = _Forgets()
                 await run.run(source.entries(survey, done), stop=asyncio.Event(), drain_s=0)
                 assert tally.num_done == NUM_LINES
@@ -84,7 +101,9 @@ def test_ten_million_lines_in_constant_memory(serve: Callable[..., None], tmp_pa
     try:
         serve(scenario)
     finally:
-        (tmp_path / "out.jsonl").unlink(missing_ok=True)  # two gigabytes, which a failed test would keep
+        (tmp_path / "out.jsonl").unlink(
+            missing_ok=True
+        )  # two gigabytes, which a failed test would keep
         (tmp_path / "in.jsonl").unlink()
 
 

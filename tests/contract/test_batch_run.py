@@ -1,4 +1,5 @@
-"""A batch against the real service on a fake engine: every request answered exactly once, whatever happens in between."""
+"""A batch against the real service on a fake engine: every request answered exactly once, whatever
+happens in between."""
 
 from __future__ import annotations
 
@@ -34,17 +35,25 @@ DRAIN_S = 20.0
 
 def line(number: int, **changes: Any) -> dict[str, Any]:
     body = {"prompt": f"p{number}", "max_tokens": 1 + number % 7}
-    return {"custom_id": f"id-{number}", "method": "POST", "url": "/v1/completions", "body": body} | changes
+    return {
+        "custom_id": f"id-{number}",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": body,
+    } | changes
 
 
 def write(folder: Path, lines: list[Any]) -> Path:
     path = folder / "in.jsonl"
-    path.write_text("".join(one if isinstance(one, str) else json.dumps(one) + "\n" for one in lines))
+    path.write_text(
+        "".join(one if isinstance(one, str) else json.dumps(one) + "\n" for one in lines)
+    )
     return folder / "out.jsonl"
 
 
 class Batch:
-    """One run of a batch over ``in.jsonl``, beside ``out``, on a server of the ``serve`` fixture."""
+    """One run of a batch over ``in.jsonl``, beside ``out``, on a server of the ``serve``
+    fixture."""
 
     def __init__(self, server: Any, out: Path, *, keep_order: bool = False) -> None:
         self._out = out
@@ -56,13 +65,18 @@ class Batch:
         self.tally: Tally | None = None
 
     async def run(self) -> Tally:
-        with closing(JsonlSource(self._out.with_name("in.jsonl"))) as source, Journal(self._out) as journal:
+        with (
+            closing(JsonlSource(self._out.with_name("in.jsonl"))) as source,
+            Journal(self._out) as journal,
+        ):
             survey = source.survey()
             self.tally = tally = Tally(survey.num_requests)
             done = journal.recover(survey, tally, in_order=self._keep_order)
             output = InOrder(journal, after=done.last) if self._keep_order else AsTheyCome(journal)
             self.run_ = BatchRun(self._service, journal, output, tally, digest=survey.digest)
-            await self.run_.run(self._counted(source.entries(survey, done)), stop=self.stop, drain_s=DRAIN_S)
+            await self.run_.run(
+                self._counted(source.entries(survey, done)), stop=self.stop, drain_s=DRAIN_S
+            )
         return tally
 
     def _counted(self, entries: Iterator[Entry]) -> Iterator[Entry]:
@@ -125,7 +139,10 @@ def test_every_line_gets_one_record_in_openais_format(serve: Serve, tmp_path: Pa
     assert by_line[4]["custom_id"] is None
     assert by_line[4]["response"] is None
     assert (by_line[4]["error"]["code"], by_line[4]["error"]["line"]) == ("not_json", 4)
-    assert re.fullmatch(r"url must be one of /v1/chat/completions, .*; got '/v1/nothing'\.", by_line[5]["error"]["message"])
+    assert re.fullmatch(
+        r"url must be one of /v1/chat/completions, .*; got '/v1/nothing'\.",
+        by_line[5]["error"]["message"],
+    )
     assert "longer than the model's context length" in by_line[7]["error"]["message"]
     assert by_line[7]["response"]["status_code"] == 400
     assert by_line[7]["response"]["body"]["object"] == "error"
@@ -147,7 +164,9 @@ def test_embeddings(serve: Serve, tmp_path: Path) -> None:
     assert by_id["id-2"]["error"]["code"] == "status_400"
 
 
-def test_a_refusal_of_the_engine_is_a_failure_of_its_request_alone(serve: Serve, tmp_path: Path) -> None:
+def test_a_refusal_of_the_engine_is_a_failure_of_its_request_alone(
+    serve: Serve, tmp_path: Path
+) -> None:
     out = write(tmp_path, [line(number) for number in range(5)])
     full = Finish("abort", message="No room.", status_code=503, err_type="SERVICE_UNAVAILABLE")
     engine = FakeEngine(refuse=lambda request: full if request.prompt()[1] == ord("3") else None)
@@ -160,7 +179,9 @@ def test_a_refusal_of_the_engine_is_a_failure_of_its_request_alone(serve: Serve,
     serve(scenario, engine)
 
 
-def test_cut_anywhere_the_next_run_answers_the_rest_exactly_once(serve: Serve, tmp_path: Path) -> None:
+def test_cut_anywhere_the_next_run_answers_the_rest_exactly_once(
+    serve: Serve, tmp_path: Path
+) -> None:
     """A power cut or SIGKILL leaves a beginning of the file: any beginning."""
     lines = [line(number) for number in range(12)]
     out = write(tmp_path, [*lines[:5], "bad\n", *lines[5:]])
@@ -173,9 +194,13 @@ def test_cut_anywhere_the_next_run_answers_the_rest_exactly_once(serve: Serve, t
             out.write_bytes(whole[:size])
             before = len(server.engine.submitted)
             tally = await Batch(server, out).run()
-            assert sorted(record["id"] for record in records(out)) == sorted(json.loads(one)["id"] for one in whole.splitlines())
+            assert sorted(record["id"] for record in records(out)) == sorted(
+                json.loads(one)["id"] for one in whole.splitlines()
+            )
             assert (tally.num_done, tally.num_failed) == (13, 1)
-            assert len(server.engine.submitted) - before <= tally.num_now, "what is answered is not asked again"
+            assert len(server.engine.submitted) - before <= tally.num_now, (
+                "what is answered is not asked again"
+            )
 
     serve(scenario)
 
@@ -203,7 +228,10 @@ def test_cancelled_at_any_moment_it_goes_on(serve: Serve, tmp_path: Path, keep_o
 
 
 def test_order_of_completion_or_of_the_input(serve: Serve, tmp_path: Path) -> None:
-    lines = [line(number, body={"prompt": "x", "max_tokens": 50 if number == 0 else 1}) for number in range(20)]
+    lines = [
+        line(number, body={"prompt": "x", "max_tokens": 50 if number == 0 else 1})
+        for number in range(20)
+    ]
 
     async def scenario(server: Any) -> None:
         out = write(tmp_path, lines)
@@ -216,11 +244,19 @@ def test_order_of_completion_or_of_the_input(serve: Serve, tmp_path: Path) -> No
     serve(scenario)
 
 
-def test_answers_behind_a_slow_one_stop_the_feeding(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_behind_a_slow_one_stop_the_feeding(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed, "MAX_HELD_BYTES", 10_000)
     monkeypatch.setattr(feed, "QUEUE_TARGET", 5)
     monkeypatch.setattr(feed, "LOOK_S", 0.001)
-    out = write(tmp_path, [line(number, body={"prompt": "x", "max_tokens": 240 if number == 0 else 1}) for number in range(400)])
+    out = write(
+        tmp_path,
+        [
+            line(number, body={"prompt": "x", "max_tokens": 240 if number == 0 else 1})
+            for number in range(400)
+        ],
+    )
 
     async def scenario(server: Any) -> None:
         batch = Batch(server, out, keep_order=True)
@@ -235,7 +271,9 @@ def test_answers_behind_a_slow_one_stop_the_feeding(serve: Serve, tmp_path: Path
     serve(scenario, FakeEngine(max_running=3))
 
 
-def test_the_queue_stays_in_the_healthy_range_and_the_file_on_disk(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_stays_in_the_healthy_range_and_the_file_on_disk(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed, "LOOK_S", 0.005)
     out = write(tmp_path, [line(number) for number in range(2000)])
 
@@ -257,9 +295,14 @@ def test_the_queue_stays_in_the_healthy_range_and_the_file_on_disk(serve: Serve,
     serve(scenario, FakeEngine(max_running=40))
 
 
-def test_long_prompts_are_bounded_by_their_bytes(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompts_are_bounded_by_their_bytes(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed, "MAX_OPEN_BYTES", 1000)
-    out = write(tmp_path, [line(number, body={"prompt": "x" * 200, "max_tokens": 2}) for number in range(30)])
+    out = write(
+        tmp_path,
+        [line(number, body={"prompt": "x" * 200, "max_tokens": 2}) for number in range(30)],
+    )
     most = 0
 
     async def scenario(server: Any) -> None:
@@ -275,7 +318,9 @@ def test_long_prompts_are_bounded_by_their_bytes(serve: Serve, tmp_path: Path, m
     assert len(set(ids(out))) == 30
 
 
-def test_stopping_lets_open_requests_end_and_begins_none(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_lets_open_requests_end_and_begins_none(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed, "QUEUE_TARGET", 10)
     out = write(tmp_path, [line(number) for number in range(500)])
 
@@ -353,7 +398,9 @@ def test_the_engines_death_ends_the_run_and_costs_no_answer(serve: Serve, tmp_pa
     serve(goes_on)
 
 
-def test_a_full_disk_ends_the_run_with_one_message_and_whole_records(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_run_with_one_message_and_whole_records(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = write(tmp_path, [line(number) for number in range(40)])
     real, room = os.write, 3000
 
@@ -378,7 +425,9 @@ def test_a_full_disk_ends_the_run_with_one_message_and_whole_records(serve: Serv
     serve(scenario)
 
 
-def test_a_bug_that_one_request_meets_is_its_failure(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_that_one_request_meets_is_its_failure(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from setpoint.frontend.openai.completions import CompletionApi
 
     real = CompletionApi.open

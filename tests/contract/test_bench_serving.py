@@ -1,4 +1,5 @@
-"""The serving benchmark over real HTTP: against our own routes, and against servers that fail in every way."""
+"""The serving benchmark over real HTTP: against our own routes, and against servers that fail in
+every way."""
 
 from __future__ import annotations
 
@@ -29,8 +30,27 @@ def folder(tmp_path: Path) -> Path:
 
 def measure(folder: Path, url: str, *arguments: str, code: int = 0) -> dict[str, Any]:
     out = folder / "out.jsonl"
-    small = ["--num-prompts", "6", "--random-input-len", "12", "--random-output-len", "5", "--random-range-ratio", "1"]
-    given = ["--base-url", url, "--tokenizer", str(folder), *small, "--output-file", str(out), "--output-details", *arguments]
+    small = [
+        "--num-prompts",
+        "6",
+        "--random-input-len",
+        "12",
+        "--random-output-len",
+        "5",
+        "--random-range-ratio",
+        "1",
+    ]
+    given = [
+        "--base-url",
+        url,
+        "--tokenizer",
+        str(folder),
+        *small,
+        "--output-file",
+        str(out),
+        "--output-details",
+        *arguments,
+    ]
     assert cli.main(["bench", "serving", *given]) == code
     return dict(json.loads(out.read_text().splitlines()[-1]))
 
@@ -39,18 +59,27 @@ def letters() -> FakeEngine:
     return FakeEngine(script=lambda request: list(b"abcdefgh"), step_s=STEP_S, num_cached=3)
 
 
-@pytest.mark.parametrize("backend", ["sglang", "sglang-oai", "sglang-oai-chat", "vllm", "vllm-chat"])
+@pytest.mark.parametrize(
+    "backend", ["sglang", "sglang-oai", "sglang-oai-chat", "vllm", "vllm-chat"]
+)
 @pytest.mark.parametrize("more", [[], ["--disable-stream"]])
-def test_every_language_of_a_server(http_url: Url, folder: Path, backend: str, more: list[str]) -> None:
+def test_every_language_of_a_server(
+    http_url: Url, folder: Path, backend: str, more: list[str]
+) -> None:
     engine = letters()
     result = measure(folder, http_url(engine), "--backend", backend, *more)
     assert (result["completed"], result["failed"], result["errors"]) == (6, 0, [""] * 6)
     assert result["output_lens"] == [5] * 6
     assert result["generated_texts"] == ["abcde"] * 6
     assert result["total_output_tokens"] == result["total_output_tokens_retokenized"] == 30
-    assert result["total_input_tokens"] == sum(len(request.prompt()) for request in engine.submitted[1:])
+    assert result["total_input_tokens"] == sum(
+        len(request.prompt()) for request in engine.submitted[1:]
+    )
     assert [request.sampling.max_new_tokens for request in engine.submitted] == [5] * 7
-    assert all(request.sampling.ignore_eos and request.sampling.temperature == 0 for request in engine.submitted)
+    assert all(
+        request.sampling.ignore_eos and request.sampling.temperature == 0
+        for request in engine.submitted
+    )
     assert len(result["itls"][0]) == (0 if more else 4)
     # Five steps, of at least STEP_S each, lie before the end, and one before the first token.
     assert 5 * STEP_S <= result["mean_e2e_latency_ms"] / 1e3 < result["duration"]
@@ -61,17 +90,50 @@ def test_every_language_of_a_server(http_url: Url, folder: Path, backend: str, m
     assert "pool" in result["server_info"]["internal_states"][0]
 
 
-def test_options_reach_the_server(http_url: Url, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_reach_the_server(
+    http_url: Url, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine = letters()
-    more = ["--tokenize-prompt", "--dataset-name", "random-ids", "--max-concurrency", "2", "--warmup-requests", "0", "--cache-report"]
-    more += ["--extra-request-body", '{"rid": null, "priority": 3}', "--disable-ignore-eos", "--flush-cache", "--tag", "one"]
+    more = [
+        "--tokenize-prompt",
+        "--dataset-name",
+        "random-ids",
+        "--max-concurrency",
+        "2",
+        "--warmup-requests",
+        "0",
+        "--cache-report",
+    ]
+    more += [
+        "--extra-request-body",
+        '{"rid": null, "priority": 3}',
+        "--disable-ignore-eos",
+        "--flush-cache",
+        "--tag",
+        "one",
+    ]
     result = measure(
-        folder, http_url(engine), *more, "--goodput", "ttft:60000", "e2el:60000", "--plot-throughput", "--plot", str(tmp_path / "run.svg")
+        folder,
+        http_url(engine),
+        *more,
+        "--goodput",
+        "ttft:60000",
+        "e2el:60000",
+        "--plot-throughput",
+        "--plot",
+        str(tmp_path / "run.svg"),
     )
     assert len(engine.submitted) == 6
-    assert all(len(request.prompt()) == 12 and not request.sampling.ignore_eos for request in engine.submitted)
+    assert all(
+        len(request.prompt()) == 12 and not request.sampling.ignore_eos
+        for request in engine.submitted
+    )
     assert result["max_concurrent_requests"] == 2
-    assert (result["total_cached_tokens"], result["device_cached_tokens"], result["cache_hit_rate_pct"]) == (18, 18, 25.0)
+    assert (
+        result["total_cached_tokens"],
+        result["device_cached_tokens"],
+        result["cache_hit_rate_pct"],
+    ) == (18, 18, 25.0)
     assert result["goodput"]["request_goodput"] == pytest.approx(result["request_throughput"])
     assert result["tag"] == "one"
     printed = capsys.readouterr().out
@@ -94,7 +156,9 @@ def test_a_rate_spreads_the_requests(http_url: Url, folder: Path) -> None:
     assert result["request_rate"] == 40
 
 
-def test_a_second_result_is_compared(http_url: Url, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_result_is_compared(
+    http_url: Url, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = http_url(letters())
     measure(folder, url)
     other = folder / "other.jsonl"
@@ -105,32 +169,64 @@ def test_a_second_result_is_compared(http_url: Url, folder: Path, capsys: pytest
     assert f"| | this, 2 runs | {other}, 1 runs | this is |" in table
     assert "(only one run, so the noise is unknown)" in table
     measure(folder, url, "--compare", str(other), "--max-concurrency", "3", "--tag", "x")
-    assert "NOTE: The traffic differs: max_concurrency 3 (the other run: None).\n" in capsys.readouterr().out
+    assert (
+        "NOTE: The traffic differs: max_concurrency 3 (the other run: None).\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_embeddings(http_url: Url, folder: Path) -> None:
     result = measure(
-        folder, http_url(FakeEngine(), pooling=Pooling("last", True, EMBEDDING_SIZE, None, "test")), "--backend", "sglang-embedding"
+        folder,
+        http_url(FakeEngine(), pooling=Pooling("last", True, EMBEDDING_SIZE, None, "test")),
+        "--backend",
+        "sglang-embedding",
     )
-    assert (result["completed"], result["total_input_tokens"], result["total_output_tokens"]) == (6, 72, 0)
+    assert (result["completed"], result["total_input_tokens"], result["total_output_tokens"]) == (
+        6,
+        72,
+        0,
+    )
     assert result["request_throughput"] > 0
 
 
-def test_refused_requests_are_failures(http_url: Url, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_requests_are_failures(
+    http_url: Url, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     engine = letters()
     result = measure(
-        folder, http_url(engine), "--extra-request-body", '{"sampling_params": {"top_p": 7}}', "--warmup-requests", "0", code=3
+        folder,
+        http_url(engine),
+        "--extra-request-body",
+        '{"sampling_params": {"top_p": 7}}',
+        "--warmup-requests",
+        "0",
+        code=3,
     )
-    assert (result["completed"], result["failed"], result["total_output_tokens"], result["output_throughput"]) == (0, 6, 0, 0)
+    assert (
+        result["completed"],
+        result["failed"],
+        result["total_output_tokens"],
+        result["output_throughput"],
+    ) == (0, 6, 0, 0)
     assert "failed, 6 x: status 400: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--random-input-len", "9000"], "6 of 6 prompts do not fit the context of org/tiny, which is 256 tokens: the longest has 9000"),
+        (
+            ["--random-input-len", "9000"],
+            (
+                "6 of 6 prompts do not fit the context of org/tiny, which is 256 tokens: the"
+                " longest has 9000"
+            ),
+        ),
         (["--random-output-len", "600", "--random-range-ratio", "0"], "tokens and asks for"),
-        (["--dataset-name", "generated-shared-prefix", "--gsp-question-len", "4096"], "Lower --gsp-system-prompt-len"),
+        (
+            ["--dataset-name", "generated-shared-prefix", "--gsp-question-len", "4096"],
+            "Lower --gsp-system-prompt-len",
+        ),
     ],
 )
 def test_prompts_that_cannot_fit_are_refused_before_any_is_sent(
@@ -138,19 +234,50 @@ def test_prompts_that_cannot_fit_are_refused_before_any_is_sent(
 ) -> None:
     engine = letters()
     url = http_url(engine)
-    small = ["--num-prompts", "6", "--random-input-len", "12", "--random-output-len", "5", "--random-range-ratio", "1"]
+    small = [
+        "--num-prompts",
+        "6",
+        "--random-input-len",
+        "12",
+        "--random-output-len",
+        "5",
+        "--random-range-ratio",
+        "1",
+    ]
     small += ["--gsp-num-groups", "1", "--gsp-prompts-per-group", "2"]
-    assert cli.main(["bench", "serving", "--base-url", url, "--tokenizer", str(folder), *small, *more]) == 2
+    assert (
+        cli.main(["bench", "serving", "--base-url", url, "--tokenizer", str(folder), *small, *more])
+        == 2
+    )
     assert words in capsys.readouterr().err
     assert not engine.submitted
     if "9000" in more:  # a server that cuts prompts decides itself
-        cutting = http_url(letters(), allow_auto_truncate=True, server_info={"allow_auto_truncate": True})
-        assert cli.main(["bench", "serving", "--base-url", cutting, "--tokenizer", str(folder), *small, *more]) == 0
+        cutting = http_url(
+            letters(), allow_auto_truncate=True, server_info={"allow_auto_truncate": True}
+        )
+        assert (
+            cli.main(
+                [
+                    "bench",
+                    "serving",
+                    "--base-url",
+                    cutting,
+                    "--tokenizer",
+                    str(folder),
+                    *small,
+                    *more,
+                ]
+            )
+            == 0
+        )
 
 
 # -- servers that are not well
 
-CHUNK = b'data: {"text": "a", "meta_info": {"completion_tokens": 1, "prompt_tokens": 12, "finish_reason": null}}\n\n'
+CHUNK = (
+    b'data: {"text": "a", "meta_info": {"completion_tokens": 1, "prompt_tokens": 12,'
+    b' "finish_reason": null}}\n\n'
+)
 
 
 @contextmanager
@@ -166,7 +293,10 @@ def broken(behaviour: Callable[[BaseHTTPRequestHandler], None], *, good: int = 0
             self.rfile.read(int(self.headers["Content-Length"]))
             if left[0] > 0:
                 left[0] -= 1
-                self.answer(CHUNK.replace(b"null", b'{"type": "length"}') + b"data: [DONE]\n\n", kind="text/event-stream")
+                self.answer(
+                    CHUNK.replace(b"null", b'{"type": "length"}') + b"data: [DONE]\n\n",
+                    kind="text/event-stream",
+                )
             else:
                 behaviour(self)
 
@@ -200,7 +330,9 @@ def breaks(handler: Any) -> None:
 
 
 def aborts(handler: Any) -> None:
-    handler.answer(CHUNK.replace(b"null", b'{"type": "abort", "message": "killed"}'), kind="text/event-stream")
+    handler.answer(
+        CHUNK.replace(b"null", b'{"type": "abort", "message": "killed"}'), kind="text/event-stream"
+    )
 
 
 def babbles(handler: Any) -> None:
@@ -233,7 +365,9 @@ def test_failures_have_a_reason_and_are_no_throughput(
 ) -> None:
     patience = ["--stall-timeout", "0.8" if behaviour is stalls else "60"]
     with broken(behaviour, good=3) as url:
-        result = measure(folder, url, "--max-concurrency", "1", *patience, "--num-prompts", "4", code=3)
+        result = measure(
+            folder, url, "--max-concurrency", "1", *patience, "--num-prompts", "4", code=3
+        )
     assert (result["completed"], result["failed"], result["total_output_tokens"]) == (2, 2, 2)
     ((said, count),) = result["failures"].items()
     assert said.startswith(reason)
@@ -255,7 +389,11 @@ def test_a_server_that_dies_in_the_middle(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
-        (["--base-url", "http://127.0.0.1:9"], "no answer from http://127.0.0.1:9: no connection", 1),
+        (
+            ["--base-url", "http://127.0.0.1:9"],
+            "no answer from http://127.0.0.1:9: no connection",
+            1,
+        ),
         (["--base-url", "ftp://x"], "--base-url must look like", 2),
         (["--backend", "trt"], "--backend must be one of", 2),
         (["--request-rate", "0"], "--request-rate must be above 0", 2),
@@ -271,7 +409,9 @@ def test_a_server_that_dies_in_the_middle(folder: Path) -> None:
         (["what"], "unexpected argument", 2),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(arguments: list[str], message: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_measured_is_one_line(
+    arguments: list[str], message: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["bench", "serving", *arguments]) == code
     captured = capsys.readouterr()
     assert message in captured.err
@@ -280,5 +420,19 @@ def test_what_cannot_be_measured_is_one_line(arguments: list[str], message: str,
 
 def test_a_failed_warm_up_ends_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with broken(errs) as url:
-        assert cli.main(["bench", "serving", "--base-url", url, "--tokenizer", str(folder), "--num-prompts", "2"]) == 1
+        assert (
+            cli.main(
+                [
+                    "bench",
+                    "serving",
+                    "--base-url",
+                    url,
+                    "--tokenizer",
+                    str(folder),
+                    "--num-prompts",
+                    "2",
+                ]
+            )
+            == 1
+        )
     assert "the warm-up of" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Bodies are bounded in bytes and in parts, before they are decoded, and long ones are worked on off the event loop."""
+"""Bodies are bounded in bytes and in parts, before they are decoded, and long ones are worked on
+off the event loop."""
 
 from __future__ import annotations
 
@@ -15,14 +16,22 @@ CHAT = "/v1/chat/completions"
 
 def test_a_big_body(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        for body in ({"text": "a" * 4_000_000}, {"text": "a " * 2_000_000}, {"input_ids": [7] * 1_000_000}):
+        for body in (
+            {"text": "a" * 4_000_000},
+            {"text": "a " * 2_000_000},
+            {"input_ids": [7] * 1_000_000},
+        ):
             response = await server.http.post("/generate", json=body)
             assert response.status_code == 400
             assert "longer than the model's context length" in response.json()["error"]["message"]
         fits = {"text": "a", "ignored": "x" * 4_000_000, "sampling_params": {"max_new_tokens": 1}}
         assert (await server.generate(**fits))["text"] == "a"
         for route in ("/generate", "/v1/completions", "/tokenize", "/abort_request"):
-            response = await server.http.post(route, content=b" " * (4 << 20) + b"{}", headers={"content-type": "application/json"})
+            response = await server.http.post(
+                route,
+                content=b" " * (4 << 20) + b"{}",
+                headers={"content-type": "application/json"},
+            )
             assert response.status_code == 413
             assert "--max-body-bytes" in response.text
 
@@ -32,13 +41,18 @@ def test_a_big_body(serve: Serve) -> None:
 def test_the_largest_body_is_an_option(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         assert (await server.generate(text="a", ignored="x" * 900))["text"]
-        assert (await server.http.post("/generate", json={"text": "a", "ignored": "x" * 1000})).status_code == 413
+        assert (
+            await server.http.post("/generate", json={"text": "a", "ignored": "x" * 1000})
+        ).status_code == 413
 
     serve(scenario, max_body_bytes=1000)
 
 
-def test_a_body_is_counted_before_it_is_decoded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Structural: what would take long never reaches the decoder, and what is long never runs in the event loop's thread."""
+def test_a_body_is_counted_before_it_is_decoded(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Structural: what would take long never reaches the decoder, and what is long never runs in
+    the event loop's thread."""
     decoded_in: list[str] = []
     decode = msgspec.json.decode
 
@@ -56,7 +70,9 @@ def test_a_body_is_counted_before_it_is_decoded(serve: Serve, monkeypatch: pytes
             CHAT: b'{"messages": [' + b'{"role":"user","content":"a"},' * 70_000 + b"{}]}",
             "/encode": b'{"text": "a", "image_data": ' + b"[" * 200 + b"]" * 200 + b"}",
         }.items():
-            response = await server.http.post(route, content=body, headers={"content-type": "application/json"})
+            response = await server.http.post(
+                route, content=body, headers={"content-type": "application/json"}
+            )
             assert response.status_code == 400
             assert response.json()["message"].startswith("The body has more than")
         assert not decoded_in
@@ -78,7 +94,9 @@ def test_lists_of_lists_do_not_end_in_a_recursion(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         for depth in (50, 99, 600, 900):
             body = b'{"text": "a", "image_data": ' + b"[" * depth + b"]" * depth + b"}"
-            response = await server.http.post("/generate", content=body, headers={"content-type": "application/json"})
+            response = await server.http.post(
+                "/generate", content=body, headers={"content-type": "application/json"}
+            )
             assert response.status_code == 400
 
     serve(scenario)

@@ -1,4 +1,5 @@
-"""A web page must not drive a server of one's own machine; the machine's own programs and pages may, as SGLang's clients do."""
+"""A web page must not drive a server of one's own machine; the machine's own programs and pages
+may, as SGLang's clients do."""
 
 from __future__ import annotations
 
@@ -15,8 +16,12 @@ async def ask(server: Any, **headers: str) -> list[int]:
     """Statuses of what a page might want: an answer, everybody's end, a cold cache, a look."""
     return [
         (await server.http.post("/generate", json={"text": "a"}, headers=headers)).status_code,
-        (await server.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)).status_code,
-        (await server.http.post("/abort_request", json={"abort_all": True}, headers=headers)).status_code,
+        (
+            await server.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+        ).status_code,
+        (
+            await server.http.post("/abort_request", json={"abort_all": True}, headers=headers)
+        ).status_code,
         (await server.http.post("/flush_cache", headers=headers)).status_code,
         (await server.http.get("/server_info", headers=headers)).status_code,
     ]
@@ -65,7 +70,11 @@ def test_a_page_from_elsewhere_is_refused(serve: Serve, headers: dict[str, str])
         {"origin": "app://obsidian.md"},
         {"origin": "chrome-extension://abcdefgh"},
         {"host": "localhost:30000"},
-        {"host": "127.0.0.1:30000", "origin": "http://127.0.0.1:30000", "sec-fetch-site": "same-origin"},
+        {
+            "host": "127.0.0.1:30000",
+            "origin": "http://127.0.0.1:30000",
+            "sec-fetch-site": "same-origin",
+        },
         {"host": "[::1]:30000"},
         {"host": "host.docker.internal:30000"},
         {"host": "my-machine:30000"},
@@ -82,9 +91,16 @@ def test_this_machines_programs_and_pages_are_served(serve: Serve, headers: dict
 
 def test_a_preflight_from_elsewhere_fails_and_a_local_one_does_not(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        wanted = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
-        assert (await server.http.options("/generate", headers={"origin": EVIL, **wanted})).status_code == 403
-        local = await server.http.options("/generate", headers={"origin": "http://localhost:3000", **wanted})
+        wanted = {
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "content-type",
+        }
+        assert (
+            await server.http.options("/generate", headers={"origin": EVIL, **wanted})
+        ).status_code == 403
+        local = await server.http.options(
+            "/generate", headers={"origin": "http://localhost:3000", **wanted}
+        )
         assert local.status_code == 200
         assert local.headers["access-control-allow-headers"] == "content-type"
 
@@ -97,8 +113,12 @@ def test_a_picture_that_flushes_the_cache(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         foreign = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
         assert (await server.http.get("/flush_cache", headers=foreign)).status_code == 403
-        assert (await server.http.get("/model_info", headers=foreign)).status_code == 200  # which the page cannot read
-        assert (await server.http.get("/flush_cache", headers={"sec-fetch-site": "none"})).status_code == 200  # typed by the user
+        assert (
+            await server.http.get("/model_info", headers=foreign)
+        ).status_code == 200  # which the page cannot read
+        assert (
+            await server.http.get("/flush_cache", headers={"sec-fetch-site": "none"})
+        ).status_code == 200  # typed by the user
 
     serve(scenario, local_only=True)
 

@@ -1,4 +1,5 @@
-"""Calls of a program on the fake engine: bounded depth, order, and nothing left running after a failure."""
+"""Calls of a program on the fake engine: bounded depth, order, and nothing left running after a
+failure."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ Serve = Callable[..., None]
 TWO = {"temperature": 0, "max_new_tokens": 2}
 
 
-def test_a_long_list_is_answered_in_order_behind_a_short_queue(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_list_is_answered_in_order_behind_a_short_queue(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed, "LOOK_S", 0.001)
     depths: list[int] = []
     engine = FakeEngine(max_running=16)
@@ -44,7 +47,9 @@ def test_a_long_list_is_answered_in_order_behind_a_short_queue(serve: Serve, mon
     serve(scenario, engine)
 
 
-@pytest.mark.parametrize("bad", [{"prompt": ["fine"] * 500 + [""]}, {"input_ids": [[1]] * 500 + [[9999]]}])
+@pytest.mark.parametrize(
+    "bad", [{"prompt": ["fine"] * 500 + [""]}, {"input_ids": [[1]] * 500 + [[9999]]}]
+)
 def test_a_bad_prompt_is_named_before_anything_runs(serve: Serve, bad: dict[str, Any]) -> None:
     engine = FakeEngine()
 
@@ -69,7 +74,9 @@ def test_a_failure_in_the_middle_names_the_prompt_and_ends_the_others(serve: Ser
     async def scenario(server: Any) -> None:
         calls = Calls(server.service)
         with pytest.raises(RequestError, match=r"prompt 701 of 4701: The queue is full\.") as error:
-            await calls.generate([*["fine"] * 700, "bad", *["fine"] * 4000], {"max_new_tokens": 50}, {})
+            await calls.generate(
+                [*["fine"] * 700, "bad", *["fine"] * 4000], {"max_new_tokens": 50}, {}
+            )
         assert error.value.status_code == 503
         assert len(server.engine.submitted) < 4701, "the queue was short when it failed"
         one = await calls.generate("fine", TWO, {})
@@ -106,7 +113,10 @@ def test_keywords_that_a_call_does_not_have(serve: Serve) -> None:
             (calls.generate("a", TWO, {"images": []}), "'images'"),
             (calls.chat(chat, TWO, None, {"input_ids": [1]}), "'input_ids'"),
             (calls.generate("a", TWO, {"prompts": ["a"]}), "'prompts'. Did you mean prompt"),
-            (calls.generate("a", TWO, {"temperature": 0}), "'temperature'. Put it into sampling_params"),
+            (
+                calls.generate("a", TWO, {"temperature": 0}),
+                "'temperature'. Put it into sampling_params",
+            ),
         ):
             with pytest.raises(TypeError, match=f"unexpected keyword argument {key}"):
                 await call

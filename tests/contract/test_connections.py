@@ -1,4 +1,5 @@
-"""Bytes on a connection: endless and slow requests end, HTTP/1.0 gets no chunks, refusals of long bodies are read, an end is quiet."""
+"""Bytes on a connection: endless and slow requests end, HTTP/1.0 gets no chunks, refusals of long
+bodies are read, an end is quiet."""
 
 from __future__ import annotations
 
@@ -46,7 +47,12 @@ def message_of(answer: bytes) -> str:
 
 
 def head_of(length: int, *, version: str = "1.1", more: str = "", path: str = "/generate") -> bytes:
-    lines = f"POST {path} HTTP/{version}", "host: localhost", "content-type: application/json", f"content-length: {length}"
+    lines = (
+        f"POST {path} HTTP/{version}",
+        "host: localhost",
+        "content-type: application/json",
+        f"content-length: {length}",
+    )
     return ("\r\n".join(lines) + f"\r\n{more}\r\n").encode()
 
 
@@ -56,7 +62,9 @@ def post(body: bytes, *, version: str = "1.1", more: str = "", path: str = "/gen
 
 def test_an_http_1_0_client_gets_no_chunks(http_url: Url) -> None:
     url = http_url(FakeEngine())
-    body = json.dumps({"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 3}}).encode()
+    body = json.dumps(
+        {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 3}}
+    ).encode()
     with connect(url) as sock:
         sock.sendall(post(body, version="1.0", more="connection: keep-alive\r\n"))
         head, _, events = read_all(sock).partition(b"\r\n\r\n")
@@ -82,15 +90,26 @@ def test_a_head_of_megabytes_is_refused(http_url: Url) -> None:
 
 def test_a_long_head_within_the_limit_is_read(http_url: Url) -> None:
     with httpx.Client() as client:
-        assert client.get(f"{http_url(FakeEngine())}/ready", headers={"x-long": "a" * (MAX_HEAD_BYTES - 1000)}).status_code == 200
+        assert (
+            client.get(
+                f"{http_url(FakeEngine())}/ready", headers={"x-long": "a" * (MAX_HEAD_BYTES - 1000)}
+            ).status_code
+            == 200
+        )
 
 
 def test_slow_requests_end(http_url: Url, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that stops in its head, one that stops in its body, one that trickles, one that never begins."""
+    """One that stops in its head, one that stops in its body, one that trickles, one that never
+    begins."""
     monkeypatch.setattr(Connection, "receive_s", 0.5)
     url = http_url(FakeEngine())
     started = time.monotonic()
-    with connect(url) as head, connect(url) as body, connect(url) as silent, connect(url) as trickle:
+    with (
+        connect(url) as head,
+        connect(url) as body,
+        connect(url) as silent,
+        connect(url) as trickle,
+    ):
         head.sendall(b"GET /ready HTTP/1.1\r\nhost: localh")
         body.sendall(post(b"{" + b" " * 100)[:-50])
         trickle.sendall(b"GET /ready HTTP/1.1\r\nx: ")
@@ -110,14 +129,22 @@ def test_a_slow_answer_is_waited_for(http_url: Url, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Connection, "receive_s", 0.1)
     url = http_url(FakeEngine(step_s=0.1))
     with connect(url) as sock:
-        sock.sendall(post(b'{"text": "abc", "sampling_params": {"max_new_tokens": 5}}', more="connection: close\r\n"))
+        sock.sendall(
+            post(
+                b'{"text": "abc", "sampling_params": {"max_new_tokens": 5}}',
+                more="connection: close\r\n",
+            )
+        )
         assert read_all(sock).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("more", ["", "connection: close\r\n"])
 @pytest.mark.parametrize(("path", "status"), [("/generate", 413), ("/nothing", 404)])
-def test_a_body_that_is_much_too_long_gets_its_answer(http_url: Url, path: str, status: int, more: str) -> None:
-    """Clients send all of it before they look for an answer; a connection closed meanwhile would be reset."""
+def test_a_body_that_is_much_too_long_gets_its_answer(
+    http_url: Url, path: str, status: int, more: str
+) -> None:
+    """Clients send all of it before they look for an answer; a connection closed meanwhile would be
+    reset."""
     size = 100 << 20
     with connect(http_url(FakeEngine())) as sock:
         sock.sendall(head_of(size, path=path, more=more))
@@ -129,7 +156,12 @@ def test_a_body_that_is_much_too_long_gets_its_answer(http_url: Url, path: str, 
 def test_a_connection_goes_on_after_a_body_that_was_not_read(http_url: Url) -> None:
     url = http_url(FakeEngine())
     with httpx.Client() as client:
-        ports = [client.post(f"{url}/nothing", content=b" " * (1 << 20), headers=JSON).extensions["network_stream"] for _ in range(2)]
+        ports = [
+            client.post(f"{url}/nothing", content=b" " * (1 << 20), headers=JSON).extensions[
+                "network_stream"
+            ]
+            for _ in range(2)
+        ]
         assert len({stream.get_extra_info("client_addr") for stream in ports}) == 1
 
 

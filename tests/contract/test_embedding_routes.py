@@ -1,4 +1,5 @@
-"""/v1/embeddings through the openai client, and SGLang's /encode; refusals on both kinds of server."""
+"""/v1/embeddings through the openai client, and SGLang's /encode; refusals on both kinds of
+server."""
 
 from __future__ import annotations
 
@@ -30,9 +31,13 @@ def test_the_openai_client_gets_vectors(serve: Serve) -> None:
         assert [item.index for item in answer.data] == [0, 1]
         np.testing.assert_allclose(answer.data[0].embedding, unit(97, 98), rtol=1e-6)
         np.testing.assert_allclose(answer.data[1].embedding, unit(97, 98, 99, 100), rtol=1e-6)
-        assert (answer.object, answer.model, answer.data[0].object) == ("list", "org/tiny", "embedding")
+        assert (answer.object, answer.model, answer.data[0].object) == (
+            "list",
+            "org/tiny",
+            "embedding",
+        )
         assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (8, 8)
-        (first, second) = server.engine.submitted
+        first, second = server.engine.submitted
         assert (first.pooling, first.sampling.max_new_tokens) == ("last", 0)
         assert first.rid.endswith("_0")
         assert first.rid[:-1] == second.rid[:-1]
@@ -57,9 +62,17 @@ def test_every_form_of_input(serve: Serve, given: Any, prompts: list[list[int]])
 
 def test_base64_is_the_float32_bytes(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        body = {"input": "ab", "encoding_format": "base64", "extra_key": "tenant", "priority": 3, "routing_key": "r"}
+        body = {
+            "input": "ab",
+            "encoding_format": "base64",
+            "extra_key": "tenant",
+            "priority": 3,
+            "routing_key": "r",
+        }
         data = (await server.http.post("/v1/embeddings", json=body)).json()["data"]
-        np.testing.assert_allclose(np.frombuffer(base64.b64decode(data[0]["embedding"]), "<f4"), unit(97, 98), rtol=1e-6)
+        np.testing.assert_allclose(
+            np.frombuffer(base64.b64decode(data[0]["embedding"]), "<f4"), unit(97, 98), rtol=1e-6
+        )
         (request,) = server.engine.submitted
         assert (request.namespace, request.priority, request.routing_key) == ("6:tenant", 3, "r")
 
@@ -70,7 +83,9 @@ def test_a_matryoshka_model_gives_shorter_vectors_of_length_one(serve: Serve) ->
     async def scenario(server: Any) -> None:
         answer = await server.openai.embeddings.create(model="m", input=[3, 4, 12], dimensions=2)
         np.testing.assert_allclose(answer.data[0].embedding, [0.6, 0.8], rtol=1e-6)
-        encoded = (await server.http.post("/encode", json={"input_ids": [3, 4, 12], "dimensions": 2})).json()
+        encoded = (
+            await server.http.post("/encode", json={"input_ids": [3, 4, 12], "dimensions": 2})
+        ).json()
         np.testing.assert_allclose(encoded["embedding"], [0.6, 0.8], rtol=1e-6)
         with pytest.raises(openai.BadRequestError, match="1 to 4"):
             await server.openai.embeddings.create(model="m", input="a", dimensions=9)
@@ -80,10 +95,18 @@ def test_a_matryoshka_model_gives_shorter_vectors_of_length_one(serve: Serve) ->
 
 def test_encode_answers_one_or_a_list(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        one = (await server.http.post("/encode", json={"text": "ab", "rid": "mine", "sampling_params": {}})).json()
+        one = (
+            await server.http.post(
+                "/encode", json={"text": "ab", "rid": "mine", "sampling_params": {}}
+            )
+        ).json()
         np.testing.assert_allclose(one["embedding"], unit(97, 98), rtol=1e-6)
         meta = one["meta_info"]
-        assert (meta["id"], meta["prompt_tokens"], meta["finish_reason"]) == ("mine", 2, {"type": "length", "length": 0})
+        assert (meta["id"], meta["prompt_tokens"], meta["finish_reason"]) == (
+            "mine",
+            2,
+            {"type": "length", "length": 0},
+        )
         many = (await server.http.post("/encode", json={"text": ["ab", "c"], "rid": "mine"})).json()
         assert [item["meta_info"]["id"] for item in many] == ["mine_0", "mine_1"]
 
@@ -96,7 +119,10 @@ def test_the_two_kinds_of_server_refuse_each_others_work(serve: Serve) -> None:
         native = await server.http.post("/generate", json={"text": "a"})
         assert native.status_code == 400
         assert "--is-embedding" in native.json()["error"]["message"]
-        for route, body in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": [{"role": "user", "content": "a"}]})):
+        for route, body in (
+            ("completions", {"prompt": "a"}),
+            ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ):
             answer = await server.http.post(f"/v1/{route}", json=body)
             assert (answer.status_code, answer.json()["type"]) == (400, "BadRequestError")
             assert "--is-embedding" in answer.json()["message"]
@@ -145,4 +171,8 @@ def test_an_abort_is_an_error_and_no_empty_vector(serve: Serve) -> None:
         answer = await server.http.post("/v1/embeddings", json={"input": "a"})
         assert (answer.status_code, answer.json()["message"]) == (400, "Aborted")
 
-    serve(scenario, FakeEngine(refuse=lambda request: Finish("abort", message="Aborted")), pooling=LAST)
+    serve(
+        scenario,
+        FakeEngine(refuse=lambda request: Finish("abort", message="Aborted")),
+        pooling=LAST,
+    )

@@ -1,4 +1,5 @@
-"""What people meet first: wrong paths, methods and headers are answered with what to do instead; HEAD is answered like GET."""
+"""What people meet first: wrong paths, methods and headers are answered with what to do instead;
+HEAD is answered like GET."""
 
 from __future__ import annotations
 
@@ -38,12 +39,17 @@ def test_a_missing_route_names_the_one_that_was_meant(serve: Serve, path: str, m
     async def scenario(server: Any) -> None:
         response = await server.http.post(path, json={})
         assert response.status_code == 404
-        assert response.json()["error"]["message"] == f"There is no route {path}; did you mean {meant}?"
+        assert (
+            response.json()["error"]["message"]
+            == f"There is no route {path}; did you mean {meant}?"
+        )
 
     serve(scenario)
 
 
-@pytest.mark.parametrize("path", ["/nothing/here", "/v1/audio/speech", "/favicon.ico", "/%0aforged"])
+@pytest.mark.parametrize(
+    "path", ["/nothing/here", "/v1/audio/speech", "/favicon.ico", "/%0aforged"]
+)
 def test_a_missing_route_like_no_other_names_the_way(serve: Serve, path: str) -> None:
     async def scenario(server: Any) -> None:
         message = (await server.http.get(path)).json()["error"]["message"]
@@ -57,13 +63,30 @@ def test_a_missing_route_like_no_other_names_the_way(serve: Serve, path: str) ->
 def test_a_wrong_method_names_the_right_one(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         response = await server.http.get(CHAT)
-        assert (response.status_code, response.json()["error"]["message"]) == (405, f"{CHAT} does not take GET; use POST.")
-        assert (await server.http.delete("/generate")).json()["message"] == "/generate does not take DELETE; use POST or PUT."
+        assert (response.status_code, response.json()["error"]["message"]) == (
+            405,
+            f"{CHAT} does not take GET; use POST.",
+        )
+        assert (await server.http.delete("/generate")).json()[
+            "message"
+        ] == "/generate does not take DELETE; use POST or PUT."
 
     serve(scenario)
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/ping", "/model_info", "/server_info", "/v1/models", "/v1/models/org/tiny"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/health",
+        "/ready",
+        "/ping",
+        "/model_info",
+        "/server_info",
+        "/v1/models",
+        "/v1/models/org/tiny",
+    ],
+)
 def test_head_is_answered_like_get(serve: Serve, path: str) -> None:
     async def scenario(server: Any) -> None:
         head, get = await server.http.head(path), await server.http.get(path)
@@ -77,9 +100,11 @@ def test_curl_without_a_header_is_told_which_to_add(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         form = {"content-type": "application/x-www-form-urlencoded"}
         response = await server.http.post(CHAT, content=b'{"messages": []}', headers=form)
-        assert response.json()["error"]["message"] == (
-            "Add the header 'Content-Type: application/json' to the request (with curl: -H 'Content-Type: application/json'): "
-            "it came with application/x-www-form-urlencoded, which curl sends with -d if no header is given."
+        assert (
+            response.json()["error"]["message"]
+            == "Add the header 'Content-Type: application/json' to the request (with curl: -H"
+            " 'Content-Type: application/json'): it came with application/x-www-form-urlencoded,"
+            " which curl sends with -d if no header is given."
         )
 
     serve(scenario)

@@ -1,4 +1,5 @@
-"""Every route makes the cache namespace of a request from extra_key and cache_salt, so that no two pairs share one."""
+"""Every route makes the cache namespace of a request from extra_key and cache_salt, so that no two
+pairs share one."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ import pytest
 from setpoint.core.model import Pooling
 from setpoint.testing.fake_engine import EMBEDDING_SIZE
 
-PAIRS = ((None, None), ("ab", None), (None, "ab"), ("ab", "c"), ("a", "bc"), ("1:a", None), ("", "1:a"))
+PAIRS = (
+    (None, None),
+    ("ab", None),
+    (None, "ab"),
+    ("ab", "c"),
+    ("a", "bc"),
+    ("1:a", None),
+    ("", "1:a"),
+)
 TEXT = {
     "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 1}},
     "/v1/completions": {"prompt": "x", "max_tokens": 1},
@@ -22,7 +31,9 @@ EMBEDDING = {"/v1/embeddings": {"input": "x"}, "/encode": {"text": "x"}}
 def check(serve: Callable[..., None], route: str, body: dict[str, Any], **config: Any) -> None:
     async def scenario(server: Any) -> None:
         for key, salt in PAIRS:
-            response = await server.http.post(route, json={**body, "extra_key": key, "cache_salt": salt})
+            response = await server.http.post(
+                route, json={**body, "extra_key": key, "cache_salt": salt}
+            )
             assert response.status_code == 200, response.text
         found = [request.namespace for request in server.engine.submitted]
         assert found[0] == ""
@@ -38,4 +49,6 @@ def test_text_routes(serve: Callable[..., None], route: str) -> None:
 
 @pytest.mark.parametrize("route", EMBEDDING)
 def test_embedding_routes(serve: Callable[..., None], route: str) -> None:
-    check(serve, route, EMBEDDING[route], pooling=Pooling("last", True, EMBEDDING_SIZE, None, "test"))
+    check(
+        serve, route, EMBEDDING[route], pooling=Pooling("last", True, EMBEDDING_SIZE, None, "test")
+    )

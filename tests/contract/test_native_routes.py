@@ -19,7 +19,9 @@ Serve = Callable[..., None]
 
 
 def says(text: str, **options: Any) -> FakeEngine:
-    return FakeEngine(script=lambda request: [*text.encode(), EOS_ID], eos_ids=frozenset({EOS_ID}), **options)
+    return FakeEngine(
+        script=lambda request: [*text.encode(), EOS_ID], eos_ids=frozenset({EOS_ID}), **options
+    )
 
 
 def chunks_of(response: Any) -> list[dict[str, Any]]:
@@ -58,9 +60,14 @@ def test_one_text(serve: Serve) -> None:
 def test_priority_and_routing_key_reach_the_engine(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         await server.generate(text=["a", "b"], priority=-7, routing_key="r")
-        assert [(request.priority, request.routing_key) for request in server.engine.submitted] == [(-7, "r")] * 2
+        assert [(request.priority, request.routing_key) for request in server.engine.submitted] == [
+            (-7, "r")
+        ] * 2
         await server.generate(text="c")
-        assert (server.engine.submitted[2].priority, server.engine.submitted[2].routing_key) == (None, "")
+        assert (server.engine.submitted[2].priority, server.engine.submitted[2].routing_key) == (
+            None,
+            "",
+        )
         response = await server.http.post("/generate", json={"text": "a", "routing_key": 5})
         assert response.status_code == 400
 
@@ -69,9 +76,14 @@ def test_priority_and_routing_key_reach_the_engine(serve: Serve) -> None:
 
 def test_length_and_put(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        response = await server.http.put("/generate", json={"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}})
+        response = await server.http.put(
+            "/generate", json={"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 2}}
+        )
         result = response.json()
-        assert (result["output_ids"], result["meta_info"]["finish_reason"]) == ([1, 2], {"type": "length", "length": 2})
+        assert (result["output_ids"], result["meta_info"]["finish_reason"]) == (
+            [1, 2],
+            {"type": "length", "length": 2},
+        )
 
     serve(scenario)
 
@@ -83,7 +95,9 @@ def test_a_stream_is_cumulative(serve: Serve) -> None:
         assert [chunk["text"] for chunk in chunks] == ["a", "a", "aü", "aüb", "aüb"]
         assert chunks[-1]["output_ids"] == [*"aüb".encode(), EOS_ID]
         assert [chunk["meta_info"]["completion_tokens"] for chunk in chunks] == [1, 2, 3, 4, 5]
-        assert [chunk["meta_info"]["finish_reason"] is None for chunk in chunks] == [True] * 4 + [False]
+        assert [chunk["meta_info"]["finish_reason"] is None for chunk in chunks] == [True] * 4 + [
+            False
+        ]
         assert "index" not in chunks[0]
 
     serve(scenario, says("aüb"))
@@ -95,7 +109,9 @@ def test_an_incremental_stream_has_deltas(serve: Serve) -> None:
         chunks = chunks_of(await server.http.post("/generate", json=body))
         assert [chunk["text"] for chunk in chunks] == ["a", "b", ""]
         assert [chunk["output_ids"] for chunk in chunks] == [[97], [98], [EOS_ID]]
-        assert [chunk["meta_info"]["output_token_logprobs"] for chunk in chunks] == [[[-0.5, i, None]] for i in (97, 98, EOS_ID)]
+        assert [chunk["meta_info"]["output_token_logprobs"] for chunk in chunks] == [
+            [[-0.5, i, None]] for i in (97, 98, EOS_ID)
+        ]
 
     serve(scenario, says("ab"), incremental_streaming_output=True)
 
@@ -103,10 +119,21 @@ def test_an_incremental_stream_has_deltas(serve: Serve) -> None:
 def test_a_batch_answers_in_order_and_streams_with_an_index(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         parameters = [{"max_new_tokens": 3}, {"max_new_tokens": 2, "n": 1}]
-        results = await server.generate(text=["abc", "xy"], sampling_params=parameters, rid=["r1", "r2"])
-        assert [(result["text"], result["meta_info"]["id"]) for result in results] == [("abc", "r1"), ("xy", "r2")]
+        results = await server.generate(
+            text=["abc", "xy"], sampling_params=parameters, rid=["r1", "r2"]
+        )
+        assert [(result["text"], result["meta_info"]["id"]) for result in results] == [
+            ("abc", "r1"),
+            ("xy", "r2"),
+        ]
         response = await server.http.post(
-            "/generate", json={"input_ids": [[97], [98, 99]], "rid": "b", "stream": True, "sampling_params": {"max_new_tokens": 2}}
+            "/generate",
+            json={
+                "input_ids": [[97], [98, 99]],
+                "rid": "b",
+                "stream": True,
+                "sampling_params": {"max_new_tokens": 2},
+            },
         )
         last = {chunk["index"]: chunk for chunk in chunks_of(response)}
         assert (last[0]["text"], last[1]["text"]) == ("aa", "bc")
@@ -117,7 +144,9 @@ def test_a_batch_answers_in_order_and_streams_with_an_index(serve: Serve) -> Non
 
 def test_n_gives_a_list(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        results = await server.generate(text="ab", rid="r", sampling_params={"n": 2, "max_new_tokens": 1})
+        results = await server.generate(
+            text="ab", rid="r", sampling_params={"n": 2, "max_new_tokens": 1}
+        )
         assert [result["text"] for result in results] == ["a", "a"]
         assert [request.rid for request in server.engine.submitted] == ["r_0", "r_1"]
 
@@ -126,8 +155,18 @@ def test_n_gives_a_list(serve: Serve) -> None:
 
 def test_logprobs(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        body = {"text": "abc", "return_logprob": True, "return_text_in_logprobs": True, "top_logprobs_num": 2, "token_ids_logprob": [5, 6]}
-        meta = (await server.generate(**body, logprob_start_len=1, sampling_params={"max_new_tokens": 1}))["meta_info"]
+        body = {
+            "text": "abc",
+            "return_logprob": True,
+            "return_text_in_logprobs": True,
+            "top_logprobs_num": 2,
+            "token_ids_logprob": [5, 6],
+        }
+        meta = (
+            await server.generate(
+                **body, logprob_start_len=1, sampling_params={"max_new_tokens": 1}
+            )
+        )["meta_info"]
         assert meta["input_token_logprobs"] == [[None, 98, "b"], [-0.5, 99, "c"]]
         assert meta["output_token_logprobs"] == [[-0.5, 97, "a"]]
         assert meta["output_token_logprobs_length"] == 1
@@ -135,15 +174,34 @@ def test_logprobs(serve: Serve) -> None:
         assert meta["output_top_logprobs"] == [[[-0.5, 97, "a"], [-1.0, 98, "b"]]]
         assert meta["input_token_ids_logprobs"][1] == [[-5.0, 5, "\x05"], [-6.0, 6, "\x06"]]
         assert meta["output_token_ids_logprobs"] == [[[-5.0, 5, "\x05"], [-6.0, 6, "\x06"]]]
-        plain = (await server.generate(text="abc", return_logprob=True, sampling_params={"max_new_tokens": 1}))["meta_info"]
+        plain = (
+            await server.generate(
+                text="abc", return_logprob=True, sampling_params={"max_new_tokens": 1}
+            )
+        )["meta_info"]
         assert plain["output_token_logprobs"] == [[-0.5, 97, None]]
         assert plain["input_token_logprobs"] == []
-        assert not {"input_top_logprobs", "output_top_logprobs", "input_token_ids_logprobs", "output_token_ids_logprobs"} & plain.keys()
+        assert (
+            not {
+                "input_top_logprobs",
+                "output_top_logprobs",
+                "input_token_ids_logprobs",
+                "output_token_ids_logprobs",
+            }
+            & plain.keys()
+        )
         for nothing in ({}, {"logprob_start_len": 3}):  # not given, or the end of the prompt
-            meta = (await server.generate(**body, **nothing, sampling_params={"max_new_tokens": 1}))["meta_info"]
-            assert [meta[f"input_{name}"] for name in ("token_logprobs", "top_logprobs", "token_ids_logprobs")] == [[], [], []]
+            meta = (
+                await server.generate(**body, **nothing, sampling_params={"max_new_tokens": 1})
+            )["meta_info"]
+            assert [
+                meta[f"input_{name}"]
+                for name in ("token_logprobs", "top_logprobs", "token_ids_logprobs")
+            ] == [[], [], []]
             assert meta["output_token_logprobs"] == [[-0.5, 97, "a"]]
-        none = (await server.generate(text="abc", sampling_params={"max_new_tokens": 1}))["meta_info"]
+        none = (await server.generate(text="abc", sampling_params={"max_new_tokens": 1}))[
+            "meta_info"
+        ]
         assert "output_token_logprobs" not in none
 
     serve(scenario)
@@ -152,15 +210,21 @@ def test_logprobs(serve: Serve) -> None:
 @pytest.mark.parametrize("tokens_per_event", [1, 2, 50])
 def test_stop_strings_cut_text_ids_and_logprobs_alike(serve: Serve, tokens_per_event: int) -> None:
     async def scenario(server: Any) -> None:
-        result = await server.generate(text="x", return_logprob=True, sampling_params={"stop": "END"})
+        result = await server.generate(
+            text="x", return_logprob=True, sampling_params={"stop": "END"}
+        )
         meta = result["meta_info"]
         assert result["text"] == "a E "
         assert result["output_ids"] == list(b"a E END")
         assert (meta["completion_tokens"], meta["output_token_logprobs_length"]) == (7, 7)
         assert meta["finish_reason"] == {"type": "stop", "matched": "END"}
-        kept = await server.generate(text="x", sampling_params={"stop": "END", "no_stop_trim": True})
+        kept = await server.generate(
+            text="x", sampling_params={"stop": "END", "no_stop_trim": True}
+        )
         assert kept["text"] == "a E END"
-        eos_ignored = await server.generate(text="x", sampling_params={"stop": "END", "ignore_eos": True, "max_new_tokens": 9})
+        eos_ignored = await server.generate(
+            text="x", sampling_params={"stop": "END", "ignore_eos": True, "max_new_tokens": 9}
+        )
         assert eos_ignored["text"] == "a E "
 
     serve(scenario, says("a E END b", tokens_per_event=tokens_per_event))
@@ -173,7 +237,12 @@ def test_stop_strings_cut_text_ids_and_logprobs_alike(serve: Serve, tokens_per_e
         ({"stop": "<|im_end|>"}, "ok a", 5, "<|im_end|>"),
         ({"stop": ["never", "<|im_end|>"]}, "ok a", 5, "<|im_end|>"),
         ({"stop": "<|im_end|>", "no_stop_trim": True}, "ok a", 5, "<|im_end|>"),
-        ({"stop": "<|im_end|>", "no_stop_trim": True, "skip_special_tokens": False}, "ok a<|im_end|>", 5, "<|im_end|>"),
+        (
+            {"stop": "<|im_end|>", "no_stop_trim": True, "skip_special_tokens": False},
+            "ok a<|im_end|>",
+            5,
+            "<|im_end|>",
+        ),
         ({"stop": "<|im_end|>", "skip_special_tokens": False}, "ok a", 5, "<|im_end|>"),
         ({"stop": "a<|im_end|>b"}, "ok ", 6, "a<|im_end|>b"),
         ({"stop": "a<|im_end|>b", "no_stop_trim": True}, "ok ab", 6, "a<|im_end|>b"),
@@ -185,36 +254,62 @@ def test_stop_strings_cut_text_ids_and_logprobs_alike(serve: Serve, tokens_per_e
     ],
 )
 def test_a_stop_string_may_hold_special_tokens(
-    serve: Serve, params: dict[str, Any], text: str, num_ids: int, matched: int | str, tokens_per_event: int
+    serve: Serve,
+    params: dict[str, Any],
+    text: str,
+    num_ids: int,
+    matched: int | str,
+    tokens_per_event: int,
 ) -> None:
     ids = [*b"ok a", IM_END_ID, *b"b c", EOS_ID]
 
     async def scenario(server: Any) -> None:
-        body = {"text": "x", "return_logprob": True, "sampling_params": {"max_new_tokens": 20, **params}}
+        body = {
+            "text": "x",
+            "return_logprob": True,
+            "sampling_params": {"max_new_tokens": 20, **params},
+        }
         result = await server.generate(**body)
         assert (result["text"], result["output_ids"]) == (text, ids[:num_ids])
         assert result["meta_info"]["finish_reason"] == {"type": "stop", "matched": matched}
-        assert result["meta_info"]["completion_tokens"] == result["meta_info"]["output_token_logprobs_length"] == num_ids
+        assert (
+            result["meta_info"]["completion_tokens"]
+            == result["meta_info"]["output_token_logprobs_length"]
+            == num_ids
+        )
         chunks = chunks_of(await server.http.post("/generate", json={**body, "stream": True}))
         assert all(text.startswith(chunk["text"]) for chunk in chunks)
         assert (chunks[-1]["text"], chunks[-1]["output_ids"]) == (text, ids[:num_ids])
 
-    engine = FakeEngine(script=lambda request: ids, eos_ids=frozenset({EOS_ID}), tokens_per_event=tokens_per_event)
+    engine = FakeEngine(
+        script=lambda request: ids, eos_ids=frozenset({EOS_ID}), tokens_per_event=tokens_per_event
+    )
     serve(scenario, engine)
 
 
 def test_a_held_back_tail_is_delivered_at_the_end(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         assert (await server.generate(text="x", sampling_params={"stop": "END"}))["text"] == "so EN"
-        response = await server.http.post("/generate", json={"text": "x", "stream": True, "sampling_params": {"stop": "END"}})
-        assert [chunk["text"] for chunk in chunks_of(response)] == ["s", "so", "so ", "so ", "so ", "so EN"]
+        response = await server.http.post(
+            "/generate", json={"text": "x", "stream": True, "sampling_params": {"stop": "END"}}
+        )
+        assert [chunk["text"] for chunk in chunks_of(response)] == [
+            "s",
+            "so",
+            "so ",
+            "so ",
+            "so ",
+            "so EN",
+        ]
 
     serve(scenario, says("so EN"))
 
 
 def test_an_unfinished_character_shows_as_replacement_at_the_end(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        assert (await server.generate(text="x", sampling_params={"max_new_tokens": 3}))["text"] == "a�"
+        assert (await server.generate(text="x", sampling_params={"max_new_tokens": 3}))[
+            "text"
+        ] == "a�"
 
     serve(scenario, says("a🙂"))
 
@@ -229,7 +324,9 @@ def test_an_unfinished_character_shows_as_replacement_at_the_end(serve: Serve) -
         ({"skip_special_tokens": False, "ignore_eos": True, "max_new_tokens": 3}, "ok<|eos|>"),
     ],
 )
-def test_the_stop_token_is_counted_but_not_shown(serve: Serve, params: dict[str, Any], text: str) -> None:
+def test_the_stop_token_is_counted_but_not_shown(
+    serve: Serve, params: dict[str, Any], text: str
+) -> None:
     async def scenario(server: Any) -> None:
         result = await server.generate(text="x", sampling_params=params)
         assert (result["text"], result["output_ids"]) == (text, [*b"ok", EOS_ID])
@@ -237,27 +334,33 @@ def test_the_stop_token_is_counted_but_not_shown(serve: Serve, params: dict[str,
     serve(scenario, says("ok"))
 
 
-def test_unknown_top_level_keys_are_ignored_but_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_top_level_keys_are_ignored_but_logged(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(server: Any) -> None:
         await server.generate(text="x", surprising_key_1=1)
         await server.generate(text="x", surprising_key_1=1)
 
     serve(scenario)
-    assert [record.message for record in caplog.records if "surprising_key_1" in record.message] == [
-        "Ignored the unknown key 'surprising_key_1' of /generate (logged once per key)."
-    ]
+    assert [
+        record.message for record in caplog.records if "surprising_key_1" in record.message
+    ] == ["Ignored the unknown key 'surprising_key_1' of /generate (logged once per key)."]
 
 
 def test_a_rid_in_use_is_refused_and_the_first_goes_on(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         server.engine.max_running = 0  # nothing goes on before all has been asked
-        first = asyncio.create_task(server.generate(text="x", rid="same", sampling_params={"max_new_tokens": 10}))
+        first = asyncio.create_task(
+            server.generate(text="x", rid="same", sampling_params={"max_new_tokens": 10})
+        )
         while not server.engine.running:
             await asyncio.sleep(0)
         response = await server.http.post("/generate", json={"text": "y", "rid": "same"})
         assert response.status_code == 400
         assert "Duplicate request id" in response.json()["error"]["message"]
-        batch = await server.http.post("/generate", json={"text": ["y", "z"], "rid": ["other", "same"]})
+        batch = await server.http.post(
+            "/generate", json={"text": ["y", "z"], "rid": ["other", "same"]}
+        )
         assert batch.status_code == 400
         server.engine.max_running = 10
         assert (await first)["text"] == "x" * 10
@@ -269,7 +372,10 @@ def test_a_rid_in_use_is_refused_and_the_first_goes_on(serve: Serve) -> None:
 def test_abort_by_prefix(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         server.engine.max_running = 0
-        tasks = [asyncio.create_task(server.generate(text="x", rid=rid)) for rid in ("job-1", "job-2", "other")]
+        tasks = [
+            asyncio.create_task(server.generate(text="x", rid=rid))
+            for rid in ("job-1", "job-2", "other")
+        ]
         while len(server.engine.running) < 3:
             await asyncio.sleep(0)
         for body in ({"rid": ""}, {"rid": "job"}):
@@ -277,7 +383,11 @@ def test_abort_by_prefix(serve: Serve) -> None:
             assert (response.status_code, response.content) == (200, b"")
         server.engine.max_running = 10
         results = await asyncio.gather(*tasks)
-        assert [result["meta_info"]["finish_reason"]["type"] for result in results] == ["abort", "abort", "length"]
+        assert [result["meta_info"]["finish_reason"]["type"] for result in results] == [
+            "abort",
+            "abort",
+            "length",
+        ]
         assert server.service.book.totals["num_aborted"] == 2
 
     serve(scenario, says("x" * 200))
@@ -286,13 +396,28 @@ def test_abort_by_prefix(serve: Serve) -> None:
 def test_aborts_with_a_status_become_that_status(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         response = await server.http.post("/generate", json={"text": "x"})
-        error = {"message": "The request queue is full.", "type": "SERVICE_UNAVAILABLE", "param": None, "code": 503}
-        assert (response.status_code, response.json()) == (503, {"object": "error", **error, "error": error})
+        error = {
+            "message": "The request queue is full.",
+            "type": "SERVICE_UNAVAILABLE",
+            "param": None,
+            "code": 503,
+        }
+        assert (response.status_code, response.json()) == (
+            503,
+            {"object": "error", **error, "error": error},
+        )
         server.engine.refuse = lambda request: Finish("abort", message="too long", status_code=400)
         response = await server.http.post("/generate", json={"text": "x"})
         assert (response.status_code, response.json()["error"]["message"]) == (400, "too long")
 
-    serve(scenario, FakeEngine(refuse=lambda request: Finish("abort", message="The request queue is full.", status_code=503)))
+    serve(
+        scenario,
+        FakeEngine(
+            refuse=lambda request: Finish(
+                "abort", message="The request queue is full.", status_code=503
+            )
+        ),
+    )
 
 
 def test_tokenize_and_detokenize(serve: Serve) -> None:
@@ -301,9 +426,15 @@ def test_tokenize_and_detokenize(serve: Serve) -> None:
             return (await server.http.post(path, json=body)).json()
 
         for prefix in ("", "/v1"):
-            assert await post(prefix + "/tokenize", {"prompt": "aü"}) == {"tokens": [97, 195, 188], "count": 3, "max_model_len": 256}
+            assert await post(prefix + "/tokenize", {"prompt": "aü"}) == {
+                "tokens": [97, 195, 188],
+                "count": 3,
+                "max_model_len": 256,
+            }
             assert (await post(prefix + "/tokenize", {"prompt": ["a", ""]}))["count"] == [1, 0]
-            assert await post(prefix + "/detokenize", {"tokens": [97, 195, 188, EOS_ID]}) == {"text": "aü"}
+            assert await post(prefix + "/detokenize", {"tokens": [97, 195, 188, EOS_ID]}) == {
+                "text": "aü"
+            }
             body = {"tokens": [[97], [EOS_ID]], "skip_special_tokens": False}
             assert await post(prefix + "/detokenize", body) == {"text": ["a", "<|eos|>"]}
         assert (await server.http.post("/detokenize", json={"tokens": [260]})).status_code == 400
@@ -311,7 +442,9 @@ def test_tokenize_and_detokenize(serve: Serve) -> None:
     serve(scenario)
 
 
-def test_an_answer_with_many_logprobs_is_made_beside_the_event_loop(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_with_many_logprobs_is_made_beside_the_event_loop(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     makers: list[str] = []
     of_prompt = NativeLogprobs.of_prompt
 
@@ -322,12 +455,21 @@ def test_an_answer_with_many_logprobs_is_made_beside_the_event_loop(serve: Serve
     monkeypatch.setattr(NativeLogprobs, "of_prompt", noted)
 
     async def scenario(server: Any) -> None:
-        body = {"text": "a" * 100, "sampling_params": {"max_new_tokens": 1}, "return_logprob": True, "logprob_start_len": 0}
+        body = {
+            "text": "a" * 100,
+            "sampling_params": {"max_new_tokens": 1},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
         for top, thread in ((5, "MainThread"), (200, "bodies_0")):
             many = {**body, "top_logprobs_num": top}
             whole = await server.generate(**many)
-            assert [len(position or []) for position in whole["meta_info"]["input_top_logprobs"]] == [0] + [top] * 99
-            last = (await server.http.post("/generate", json={**many, "stream": True})).text.split("\n\n")[-3]
+            assert [
+                len(position or []) for position in whole["meta_info"]["input_top_logprobs"]
+            ] == [0] + [top] * 99
+            last = (await server.http.post("/generate", json={**many, "stream": True})).text.split(
+                "\n\n"
+            )[-3]
             same = json.loads(last.removeprefix("data: "))["meta_info"]
             assert same["input_top_logprobs"] == whole["meta_info"]["input_top_logprobs"]
             assert set(makers) == {thread}

@@ -1,4 +1,5 @@
-"""The official openai client against the application with a fake engine (docs/sglang/api.md#openai-routes)."""
+"""The official openai client against the application with a fake engine
+(docs/sglang/api.md#openai-routes)."""
 
 from __future__ import annotations
 
@@ -22,18 +23,28 @@ CHAT = "/v1/chat/completions"
 
 def says(text: str, **options: Any) -> FakeEngine:
     """An engine that answers everything with ``text`` and EOS."""
-    return FakeEngine(script=lambda request: [*text.encode(), EOS_ID], eos_ids=frozenset({EOS_ID}), **options)
+    return FakeEngine(
+        script=lambda request: [*text.encode(), EOS_ID], eos_ids=frozenset({EOS_ID}), **options
+    )
 
 
 def test_a_chat_answers_with_text_usage_and_finish_reason(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        answer = await server.openai.chat.completions.create(model="default", messages=HI, temperature=0)
+        answer = await server.openai.chat.completions.create(
+            model="default", messages=HI, temperature=0
+        )
         choice = answer.choices[0]
-        assert (choice.message.content, choice.message.role, choice.finish_reason) == ("Hello, Ümit 🙂", "assistant", "stop")
+        assert (choice.message.content, choice.message.role, choice.finish_reason) == (
+            "Hello, Ümit 🙂",
+            "assistant",
+            "stop",
+        )
         prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
         num_prompt = len(server.service.text.tokenizer.encode(prompt))
         num_outputs = len("Hello, Ümit 🙂".encode()) + 1
-        assert answer.usage.model_dump(include={"prompt_tokens", "completion_tokens", "total_tokens"}) == {
+        assert answer.usage.model_dump(
+            include={"prompt_tokens", "completion_tokens", "total_tokens"}
+        ) == {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_outputs,
             "total_tokens": num_prompt + num_outputs,
@@ -50,13 +61,17 @@ def test_a_chat_answers_with_text_usage_and_finish_reason(serve: Serve) -> None:
 
 def test_a_chat_streams_role_deltas_finish_and_usage(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        stream = await server.openai.chat.completions.create(model="m", messages=HI, stream=True, stream_options={"include_usage": True})
+        stream = await server.openai.chat.completions.create(
+            model="m", messages=HI, stream=True, stream_options={"include_usage": True}
+        )
         chunks = [chunk async for chunk in stream]
         assert chunks[0].choices[0].delta.role == "assistant"
         assert chunks[0].choices[0].delta.content == ""
         deltas = [chunk.choices[0].delta.content or "" for chunk in chunks[1:-2]]
         assert deltas == ["a", "ü", "🙂", "z"], "one delta per character, none splits one"
-        assert [chunk.choices[0].finish_reason for chunk in chunks[:-2]] == [None] * (len(chunks) - 2)
+        assert [chunk.choices[0].finish_reason for chunk in chunks[:-2]] == [None] * (
+            len(chunks) - 2
+        )
         assert chunks[-2].choices[0].finish_reason == "stop"
         assert chunks[-2].choices[0].model_extra["matched_stop"] == EOS_ID
         assert chunks[-1].choices == []
@@ -69,7 +84,10 @@ def test_a_chat_streams_role_deltas_finish_and_usage(serve: Serve) -> None:
 def test_continuous_usage_counts_up(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         stream = await server.openai.chat.completions.create(
-            model="m", messages=HI, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True}
+            model="m",
+            messages=HI,
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
         )
         counts = [chunk.usage.completion_tokens async for chunk in stream]
         assert counts == sorted(counts)
@@ -85,7 +103,10 @@ def test_the_stream_ends_with_done(serve: Serve) -> None:
         assert "content-length" not in response.headers
         lines = response.text.strip().split("\n\n")
         assert lines[-1] == "data: [DONE]"
-        assert all(json.loads(line.removeprefix("data: "))["object"] == "chat.completion.chunk" for line in lines[:-1])
+        assert all(
+            json.loads(line.removeprefix("data: "))["object"] == "chat.completion.chunk"
+            for line in lines[:-1]
+        )
 
     serve(scenario, says("abc"))
 
@@ -98,7 +119,9 @@ def test_n_samples_have_their_own_indices_and_seeds(serve: Serve) -> None:
         assert len({request.rid for request in server.engine.submitted}) == 3
         assert answer.usage.prompt_tokens == len(server.engine.submitted[0].prompt())
         assert answer.usage.completion_tokens == 9
-        stream = await server.openai.chat.completions.create(model="m", messages=HI, n=2, stream=True)
+        stream = await server.openai.chat.completions.create(
+            model="m", messages=HI, n=2, stream=True
+        )
         texts = {0: "", 1: ""}
         async for chunk in stream:
             texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
@@ -109,16 +132,23 @@ def test_n_samples_have_their_own_indices_and_seeds(serve: Serve) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tokens_per_event", [1, 3, 100])
-def test_a_stop_string_ends_the_answer_at_its_token(serve: Serve, stream: bool, tokens_per_event: int) -> None:
+def test_a_stop_string_ends_the_answer_at_its_token(
+    serve: Serve, stream: bool, tokens_per_event: int
+) -> None:
     async def scenario(server: Any) -> None:
         arguments = {"model": "m", "messages": HI, "stop": ["STOP", "never"]}
         if stream:
             chunks = [
                 c
-                async for c in await server.openai.chat.completions.create(**arguments, stream=True, stream_options={"include_usage": True})
+                async for c in await server.openai.chat.completions.create(
+                    **arguments, stream=True, stream_options={"include_usage": True}
+                )
             ]
             text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
-            finish, matched = chunks[-2].choices[0].finish_reason, chunks[-2].choices[0].model_extra["matched_stop"]
+            finish, matched = (
+                chunks[-2].choices[0].finish_reason,
+                chunks[-2].choices[0].model_extra["matched_stop"],
+            )
             usage = chunks[-1].usage
         else:
             answer = await server.openai.chat.completions.create(**arguments)
@@ -132,7 +162,9 @@ def test_a_stop_string_ends_the_answer_at_its_token(serve: Serve, stream: bool, 
 
 def test_a_stop_string_frees_the_engine(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        await server.openai.chat.completions.create(model="m", messages=HI, stop="c", max_tokens=100)
+        await server.openai.chat.completions.create(
+            model="m", messages=HI, stop="c", max_tokens=100
+        )
         assert server.engine.stopped == [server.engine.submitted[0].rid]
 
     serve(scenario, FakeEngine(script=lambda request: list(b"abcdef")))
@@ -140,13 +172,22 @@ def test_a_stop_string_frees_the_engine(serve: Serve) -> None:
 
 def test_chat_logprobs_have_openai_shape(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        answer = await server.openai.chat.completions.create(model="m", messages=HI, logprobs=True, top_logprobs=2)
+        answer = await server.openai.chat.completions.create(
+            model="m", messages=HI, logprobs=True, top_logprobs=2
+        )
         content = answer.choices[0].logprobs.content
         assert [entry.token for entry in content] == ["h", "i", "<|eos|>"]
         assert content[0].logprob == -0.5
-        assert [(top.token, top.logprob, top.bytes) for top in content[0].top_logprobs] == [("h", -0.5, [104]), ("i", -1.0, [105])]
-        stream = await server.openai.chat.completions.create(model="m", messages=HI, logprobs=True, stream=True)
-        seen = [c.choices[0].logprobs.content[0].token async for c in stream if c.choices[0].logprobs]
+        assert [(top.token, top.logprob, top.bytes) for top in content[0].top_logprobs] == [
+            ("h", -0.5, [104]),
+            ("i", -1.0, [105]),
+        ]
+        stream = await server.openai.chat.completions.create(
+            model="m", messages=HI, logprobs=True, stream=True
+        )
+        seen = [
+            c.choices[0].logprobs.content[0].token async for c in stream if c.choices[0].logprobs
+        ]
         assert seen == ["h", "i", "<|eos|>"]
 
     serve(scenario, says("hi"))
@@ -162,7 +203,12 @@ def test_completions_take_text_lists_and_ids(serve: Serve) -> None:
         answer = await create(model="m", prompt=[[1, 2], [3]], n=2)
         assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
         assert answer.usage.prompt_tokens == 3
-        assert [request.prompt().tolist() for request in server.engine.submitted[-4:]] == [[1, 2], [1, 2], [3], [3]]
+        assert [request.prompt().tolist() for request in server.engine.submitted[-4:]] == [
+            [1, 2],
+            [1, 2],
+            [3],
+            [3],
+        ]
 
     serve(scenario, says("ok"))
 
@@ -177,37 +223,86 @@ def test_completions_echo_with_logprobs(serve: Serve) -> None:
         assert choice.logprobs.token_logprobs == [None, -0.5, -0.5]
         assert choice.logprobs.top_logprobs == [None, {"b": -0.5}, {"o": -0.5}]
         assert choice.logprobs.text_offset == [0, 1, 2]
-        chunks = [c async for c in await create(model="m", prompt="ab", echo=True, logprobs=1, max_tokens=1, stream=True)]
+        chunks = [
+            c
+            async for c in await create(
+                model="m", prompt="ab", echo=True, logprobs=1, max_tokens=1, stream=True
+            )
+        ]
         assert "".join(chunk.choices[0].text for chunk in chunks) == "abo"
-        offsets = [offset for chunk in chunks if chunk.choices[0].logprobs for offset in chunk.choices[0].logprobs.text_offset]
+        offsets = [
+            offset
+            for chunk in chunks
+            if chunk.choices[0].logprobs
+            for offset in chunk.choices[0].logprobs.text_offset
+        ]
         assert offsets == [0, 1, 2]
         only_prompt = await create(model="m", prompt="ab", echo=True, max_tokens=0)
-        assert (only_prompt.choices[0].text, only_prompt.choices[0].finish_reason) == ("ab", "length")
+        assert (only_prompt.choices[0].text, only_prompt.choices[0].finish_reason) == (
+            "ab",
+            "length",
+        )
 
     serve(scenario, says("ok"))
 
 
 @pytest.mark.parametrize(
-    ("skip", "text", "offsets"), [(True, "aéüok", [0, 1, 1, 1, 2, 2, 3, 3, 4]), (False, "aéü<|im_end|>ok", [0, 1, 1, 1, 2, 2, 3, 13, 14])]
+    ("skip", "text", "offsets"),
+    [
+        (True, "aéüok", [0, 1, 1, 1, 2, 2, 3, 3, 4]),
+        (False, "aéü<|im_end|>ok", [0, 1, 1, 1, 2, 2, 3, 13, 14]),
+    ],
 )
-def test_text_offsets_are_those_of_the_text_that_is_shown(serve: Serve, skip: bool, text: str, offsets: list[int]) -> None:
+def test_text_offsets_are_those_of_the_text_that_is_shown(
+    serve: Serve, skip: bool, text: str, offsets: list[int]
+) -> None:
     outputs = [*"ü".encode(), IM_END_ID, *b"ok"]
 
     async def scenario(server: Any) -> None:
         create = server.openai.completions.create
-        body = {"model": "m", "prompt": "a<|im_end|>é", "echo": True, "logprobs": 0, "max_tokens": 5}
+        body = {
+            "model": "m",
+            "prompt": "a<|im_end|>é",
+            "echo": True,
+            "logprobs": 0,
+            "max_tokens": 5,
+        }
         choice = (await create(**body, extra_body={"skip_special_tokens": skip})).choices[0]
         assert (choice.text, choice.logprobs.text_offset) == (text, offsets)
-        chunks = [c async for c in await create(**body, stream=True, extra_body={"skip_special_tokens": skip})]
-        assert [offset for c in chunks if c.choices[0].logprobs for offset in c.choices[0].logprobs.text_offset] == offsets
+        chunks = [
+            c
+            async for c in await create(
+                **body, stream=True, extra_body={"skip_special_tokens": skip}
+            )
+        ]
+        assert [
+            offset
+            for c in chunks
+            if c.choices[0].logprobs
+            for offset in c.choices[0].logprobs.text_offset
+        ] == offsets
 
     serve(scenario, FakeEngine(script=lambda request: outputs))
 
 
 def test_every_sampling_field_reaches_the_engine(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        extra = {"top_k": 5, "min_p": 0.1, "min_tokens": 1, "repetition_penalty": 1.1, "stop_token_ids": [9], "ignore_eos": True}
-        extra |= {"no_stop_trim": True, "skip_special_tokens": False, "priority": 3, "extra_key": "k", "cache_salt": "s", "rid": "mine"}
+        extra = {
+            "top_k": 5,
+            "min_p": 0.1,
+            "min_tokens": 1,
+            "repetition_penalty": 1.1,
+            "stop_token_ids": [9],
+            "ignore_eos": True,
+        }
+        extra |= {
+            "no_stop_trim": True,
+            "skip_special_tokens": False,
+            "priority": 3,
+            "extra_key": "k",
+            "cache_salt": "s",
+            "rid": "mine",
+        }
         extra |= {"routing_key": "r"}
         await server.openai.chat.completions.create(
             model="m", messages=HI, max_completion_tokens=4, temperature=0.3, top_p=0.8, frequency_penalty=0.1, presence_penalty=0.2,
@@ -215,16 +310,41 @@ def test_every_sampling_field_reaches_the_engine(serve: Serve) -> None:
         )  # fmt: skip
         request: Request = server.engine.submitted[0]
         sampling = request.sampling
-        assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (4, 0.3, 0.8, 5, 0.1)
-        assert (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) == (0.1, 0.2, 1.1)
-        assert (sampling.min_new_tokens, sampling.stop_token_ids, sampling.ignore_eos, sampling.no_stop_trim) == (1, (9,), True, True)
-        assert (sampling.skip_special_tokens, sampling.logit_bias, sampling.sampling_seed, sampling.stop) == (
+        assert (
+            sampling.max_new_tokens,
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            sampling.min_p,
+        ) == (4, 0.3, 0.8, 5, 0.1)
+        assert (
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+            sampling.repetition_penalty,
+        ) == (0.1, 0.2, 1.1)
+        assert (
+            sampling.min_new_tokens,
+            sampling.stop_token_ids,
+            sampling.ignore_eos,
+            sampling.no_stop_trim,
+        ) == (1, (9,), True, True)
+        assert (
+            sampling.skip_special_tokens,
+            sampling.logit_bias,
+            sampling.sampling_seed,
+            sampling.stop,
+        ) == (
             False,
             ((5, 1.5),),
             11,
             ("zz",),
         )
-        assert (request.priority, request.namespace, request.rid, request.routing_key) == (3, "1:ks", "mine", "r")
+        assert (request.priority, request.namespace, request.rid, request.routing_key) == (
+            3,
+            "1:ks",
+            "mine",
+            "r",
+        )
 
     serve(scenario, says("ok"))
 
@@ -245,14 +365,26 @@ def test_template_inputs(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         async def prompt_of(**arguments: Any) -> str:
             await server.openai.chat.completions.create(model="m", **arguments)
-            return server.service.text.tokenizer.decode(server.engine.submitted[-1].prompt().tolist(), skip_special_tokens=False)
+            return server.service.text.tokenizer.decode(
+                server.engine.submitted[-1].prompt().tolist(), skip_special_tokens=False
+            )
 
-        parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
-        assert await prompt_of(messages=parts) == "<|im_start|>user\na b<|im_end|>\n<|im_start|>assistant\n"
+        parts = [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            }
+        ]
+        assert (
+            await prompt_of(messages=parts)
+            == "<|im_start|>user\na b<|im_end|>\n<|im_start|>assistant\n"
+        )
         started = [*HI, {"role": "assistant", "content": "Sure, "}]
         continued = await prompt_of(messages=started, extra_body={"continue_final_message": True})
         assert continued.endswith("<|im_start|>assistant\nSure, ")
-        bare = await prompt_of(messages=HI, extra_body={"chat_template_kwargs": {"add_generation_prompt": False}})
+        bare = await prompt_of(
+            messages=HI, extra_body={"chat_template_kwargs": {"add_generation_prompt": False}}
+        )
         assert bare.endswith("hi<|im_end|>\n")
 
     serve(scenario, says("ok"))
@@ -274,7 +406,10 @@ def test_template_inputs(serve: Serve) -> None:
         ("top_logprobs", 1),
         ("stream_options", {"include_usage": True}),
         ("messages", []),
-        ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+        (
+            "messages",
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        ),
         ("messages", [{"content": "no role"}]),
         ("messages", [{"role": "tool", "content": "x", "tool_call_id": "1"}]),
         ("max_tokens", -1),
@@ -298,25 +433,38 @@ def test_what_cannot_be_honoured_is_a_400(serve: Serve, field: str, value: Any) 
         error = response.json()
         assert (error["object"], error["type"], error["code"]) == ("error", "BadRequestError", 400)
         with pytest.raises(openai.BadRequestError, match=re.escape(error["message"])):
-            await server.openai.chat.completions.create(model="m", messages=HI, extra_body={field: value})
+            await server.openai.chat.completions.create(
+                model="m", messages=HI, extra_body={field: value}
+            )
         assert server.engine.submitted == []
 
     serve(scenario)
 
 
-@pytest.mark.parametrize("field", ["tools", "response_format", "regex", "lora_path", "stop", "logit_bias", "functions"])
+@pytest.mark.parametrize(
+    "field", ["tools", "response_format", "regex", "lora_path", "stop", "logit_bias", "functions"]
+)
 @pytest.mark.parametrize("nothing", [None, [], "", False])
-def test_an_unsupported_field_that_asks_for_nothing_is_accepted(serve: Serve, field: str, nothing: Any) -> None:
+def test_an_unsupported_field_that_asks_for_nothing_is_accepted(
+    serve: Serve, field: str, nothing: Any
+) -> None:
     async def scenario(server: Any) -> None:
         response = await server.http.post(CHAT, json={"messages": HI, field: nothing})
         typed = field in ("response_format", "stop", "logit_bias")
-        assert response.status_code == (400 if typed and nothing is not None and (field, nothing) != ("stop", []) else 200)
+        assert response.status_code == (
+            400 if typed and nothing is not None and (field, nothing) != ("stop", []) else 200
+        )
 
     serve(scenario, says("ok"))
 
 
 def test_aborts_carry_their_status(serve: Serve) -> None:
-    full = Finish("abort", message="The request queue is full.", status_code=503, err_type="ServiceUnavailable")
+    full = Finish(
+        "abort",
+        message="The request queue is full.",
+        status_code=503,
+        err_type="ServiceUnavailable",
+    )
 
     async def scenario(server: Any) -> None:
         with pytest.raises(openai.InternalServerError) as caught:
@@ -332,7 +480,9 @@ def test_aborts_carry_their_status(serve: Serve) -> None:
 def test_an_abort_in_mid_stream_is_an_error_chunk(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         server.engine.refuse = lambda request: (
-            Finish("abort", message="boom", status_code=500) if server.engine.running[0].num_sent == 2 else None
+            Finish("abort", message="boom", status_code=500)
+            if server.engine.running[0].num_sent == 2
+            else None
         )
         response = await server.http.post(CHAT, json={"messages": HI, "stream": True})
         *_, error, done = response.text.strip().split("\n\n")
@@ -347,7 +497,9 @@ def test_an_abort_in_mid_stream_is_an_error_chunk(serve: Serve) -> None:
 def test_models(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         models = [model async for model in server.openai.models.list()]
-        assert [(model.id, model.model_extra["max_model_len"]) for model in models] == [("org/tiny", 256)]
+        assert [(model.id, model.model_extra["max_model_len"]) for model in models] == [
+            ("org/tiny", 256)
+        ]
         assert (await server.openai.models.retrieve("org/tiny")).id == "org/tiny"
         response = await server.http.get("/v1/models/org/other")
         assert response.status_code == 404
@@ -358,7 +510,9 @@ def test_models(serve: Serve) -> None:
 
 def test_streams_end_with_usage_by_default_if_the_server_says_so(serve: Serve) -> None:
     async def usage_chunks(server: Any, **options: Any) -> int:
-        stream = await server.openai.chat.completions.create(model="m", messages=HI, stream=True, **options)
+        stream = await server.openai.chat.completions.create(
+            model="m", messages=HI, stream=True, **options
+        )
         return sum([chunk.usage is not None async for chunk in stream])
 
     async def scenario(server: Any) -> None:

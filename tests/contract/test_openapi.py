@@ -28,7 +28,10 @@ def test_the_document(serve: Serve) -> None:
             document = (await server.http.get("/openapi.json")).json()
             OpenAPI.model_validate(document)
             schemas = document["components"]["schemas"]
-            assert {reference.removeprefix("#/components/schemas/") for reference in references(document)} <= schemas.keys()
+            assert {
+                reference.removeprefix("#/components/schemas/")
+                for reference in references(document)
+            } <= schemas.keys()
             assert "x-schemas" not in str(document)
 
     serve(scenario)
@@ -43,7 +46,9 @@ def test_every_body_is_declared(serve: Serve) -> None:
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
                 if method in ("post", "put") and path not in NO_BODY:
-                    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+                    reference = operation["requestBody"]["content"]["application/json"]["schema"][
+                        "$ref"
+                    ]
                     declared[path] = reference.rpartition("/")[2]
         assert declared == {
             "/generate": "GenerateBody",
@@ -65,7 +70,9 @@ def test_schemas_say_what_is_needed_and_what_may_be_left_out(serve: Serve) -> No
     async def scenario(server: Any) -> None:
         schemas = (await server.http.get("/openapi.json")).json()["components"]["schemas"]
         assert schemas["ChatBody"]["required"] == ["messages"]
-        assert {"temperature", "max_tokens", "stream", "stop"} <= schemas["ChatBody"]["properties"].keys()
+        assert {"temperature", "max_tokens", "stream", "stop"} <= schemas["ChatBody"][
+            "properties"
+        ].keys()
         assert schemas["GenerateBody"].get("required", []) == []
         assert "$ref" in str(schemas["GenerateBody"]["properties"]["sampling_params"])
         assert {"type": "string"} in schemas["SamplingParams"]["properties"]["stop"]["anyOf"]

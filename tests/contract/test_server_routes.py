@@ -28,8 +28,11 @@ def slow(**options: Any) -> FakeEngine:
     return FakeEngine(script=lambda request: list(b"x" * 200), step_s=0.005, **options)
 
 
-async def call_and_leave(app: Any, path: str, body: dict[str, Any], *, after: int) -> list[dict[str, Any]]:
-    """A raw ASGI call whose client disconnects once ``after`` body chunks have come (0: while it waits)."""
+async def call_and_leave(
+    app: Any, path: str, body: dict[str, Any], *, after: int
+) -> list[dict[str, Any]]:
+    """A raw ASGI call whose client disconnects once ``after`` body chunks have come (0: while it
+    waits)."""
     sent: list[dict[str, Any]] = []
     enough = asyncio.Event()
     requests = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
@@ -58,9 +61,19 @@ async def call_and_leave(app: Any, path: str, body: dict[str, Any], *, after: in
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_sequences(serve: Serve, path: str, stream: bool) -> None:
     async def scenario(server: Any) -> None:
-        body = {"stream": stream, "n": 2, "messages": HI, "prompt": "a", "text": "a", "max_tokens": 200, "sampling_params": {"n": 2}}
+        body = {
+            "stream": stream,
+            "n": 2,
+            "messages": HI,
+            "prompt": "a",
+            "text": "a",
+            "max_tokens": 200,
+            "sampling_params": {"n": 2},
+        }
         sent = await call_and_leave(server.app, path, body, after=3 if stream else 0)
-        assert sorted(server.engine.stopped) == sorted(request.rid for request in server.engine.submitted)
+        assert sorted(server.engine.stopped) == sorted(
+            request.rid for request in server.engine.submitted
+        )
         assert not server.engine.running
         assert server.service.book.totals["num_aborted"] == 2
         if not stream:
@@ -88,17 +101,33 @@ def test_the_death_of_the_engine_ends_everything(serve: Serve) -> None:
             asyncio.create_task(http.post(CHAT, json={"messages": HI, "stream": True})),
             asyncio.create_task(http.post("/generate", json={"text": "a", "stream": True})),
         ]
-        while len(server.engine.running) < 4 or min(running.num_sent for running in server.engine.running.values()) < 3:
+        while (
+            len(server.engine.running) < 4
+            or min(running.num_sent for running in server.engine.running.values()) < 3
+        ):
             await asyncio.sleep(0.005)
         server.engine.silent = True
         server.service.engine.engine_died("exit code -9")
         native, chat, chat_stream, native_stream = await asyncio.gather(*waiting)
-        assert (native.status_code, native.json()["type"], native.json()["message"]) == (503, "SERVICE_UNAVAILABLE", "exit code -9")
+        assert (native.status_code, native.json()["type"], native.json()["message"]) == (
+            503,
+            "SERVICE_UNAVAILABLE",
+            "exit code -9",
+        )
         assert (chat.status_code, chat.json()["code"], chat.json()["object"]) == (503, 503, "error")
-        error = json.loads(chat_stream.text.strip().split("\n\n")[-2].removeprefix("data: "))["error"]
+        error = json.loads(chat_stream.text.strip().split("\n\n")[-2].removeprefix("data: "))[
+            "error"
+        ]
         assert (error["code"], error["type"]) == (503, "SERVICE_UNAVAILABLE")
-        error = json.loads(native_stream.text.strip().split("\n\n")[-2].removeprefix("data: "))["error"]
-        assert error == {"message": "exit code -9", "type": "SERVICE_UNAVAILABLE", "param": None, "code": 503}
+        error = json.loads(native_stream.text.strip().split("\n\n")[-2].removeprefix("data: "))[
+            "error"
+        ]
+        assert error == {
+            "message": "exit code -9",
+            "type": "SERVICE_UNAVAILABLE",
+            "param": None,
+            "code": 503,
+        }
         for path in ("/health", "/health_generate", "/ready", "/ping", "/server_info"):
             assert (await http.get(path)).status_code == 503, path
         assert (await http.post("/generate", json={"text": "a"})).status_code == 503
@@ -116,7 +145,9 @@ def test_health_submits_a_token_and_believes_any_message(serve: Serve) -> None:
         probe = server.engine.submitted[0]
         assert probe.rid.startswith("HEALTH_CHECK_")
         assert (probe.prompt().tolist(), probe.sampling.max_new_tokens) == ([0], 1)
-        assert len(server.engine.submitted) == 1, "the probe's own token answers the second question"
+        assert len(server.engine.submitted) == 1, (
+            "the probe's own token answers the second question"
+        )
         server.engine.silent = True
         server.service.engine._result_at -= RECENT_S
         started = time.monotonic()
@@ -131,7 +162,9 @@ def test_health_of_a_busy_server_costs_nothing(serve: Serve) -> None:
     """Red before: each question was one more request to prefill."""
 
     async def scenario(server: Any) -> None:
-        busy = asyncio.create_task(server.generate(text="a", sampling_params={"max_new_tokens": 60}))
+        busy = asyncio.create_task(
+            server.generate(text="a", sampling_params={"max_new_tokens": 60})
+        )
         while not server.engine.running:
             await asyncio.sleep(0.001)
         for _ in range(10):
@@ -186,7 +219,9 @@ def test_a_malformed_message_is_dropped(serve: Serve, caplog: pytest.LogCaptureF
     async def scenario(server: Any) -> None:
         for data in (b"", b"\xc1", b"\x81\xa4type\xa3???", b"\x93\x01\x02\x03"):
             server.engine._receiver(data)
-        assert (await server.generate(text="a", sampling_params={"max_new_tokens": 1}))["text"] == "a"
+        assert (await server.generate(text="a", sampling_params={"max_new_tokens": 1}))[
+            "text"
+        ] == "a"
 
     serve(scenario)
     assert sum("malformed message" in record.message for record in caplog.records) == 4
@@ -196,14 +231,24 @@ def test_information(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         for path in ("/model_info", "/get_model_info"):
             info = (await server.http.get(path)).json()
-            assert (info["model_path"], info["tokenizer_path"], info["is_generation"]) == ("org/tiny", "/models/tiny", True)
+            assert (info["model_path"], info["tokenizer_path"], info["is_generation"]) == (
+                "org/tiny",
+                "/models/tiny",
+                True,
+            )
             assert info["model_type"] == "llama"
         for path in ("/server_info", "/get_server_info"):
             info = (await server.http.get(path)).json()
             assert (info["page_size"], info["max_req_input_len"], info["internal_states"]) == (
                 16,
                 256,
-                [{"num_queued": 0, "num_running": 0, "pool": {"total": 1000, "free": 1000, "evictable": 0}}],
+                [
+                    {
+                        "num_queued": 0,
+                        "num_running": 0,
+                        "pool": {"total": 1000, "free": 1000, "evictable": 0},
+                    }
+                ],
             )
         assert (await server.http.get("/")).status_code == 200
 
@@ -214,7 +259,9 @@ def test_flush_cache_waits_for_idle_if_asked(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         assert (await server.http.get("/flush_cache")).text.startswith("Cache flushed.")
         server.engine.max_running = 0
-        busy = asyncio.create_task(server.generate(text="a", sampling_params={"max_new_tokens": 30}))
+        busy = asyncio.create_task(
+            server.generate(text="a", sampling_params={"max_new_tokens": 30})
+        )
         while not server.engine.running:
             await asyncio.sleep(0)
         assert (await server.http.post("/flush_cache")).status_code == 400
@@ -222,7 +269,10 @@ def test_flush_cache_waits_for_idle_if_asked(serve: Serve) -> None:
         for _ in range(200):  # turns of the loop, for it to get there
             await asyncio.sleep(0)
         second = await server.http.post("/flush_cache?timeout=nan")
-        assert (second.status_code, second.text) == (400, "Another flush_cache is already in progress.\n")
+        assert (second.status_code, second.text) == (
+            400,
+            "Another flush_cache is already in progress.\n",
+        )
         server.engine.max_running = 10
         assert (await first).status_code == 200
         await busy
@@ -233,11 +283,20 @@ def test_flush_cache_waits_for_idle_if_asked(serve: Serve) -> None:
 def test_api_key(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         http = server.http
-        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secrét"}, {"authorization": "Basic secret"}):
-            response = await http.get("/v1/models", headers={key: value.encode() for key, value in headers.items()})
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "secrét"},
+            {"authorization": "Basic secret"},
+        ):
+            response = await http.get(
+                "/v1/models", headers={key: value.encode() for key, value in headers.items()}
+            )
             assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
             assert "'Authorization: Bearer KEY'" in response.json()["error"]["message"]
-        assert (await http.get("/v1/models", headers={"authorization": "Bearer secret"})).status_code == 200
+        assert (
+            await http.get("/v1/models", headers={"authorization": "Bearer secret"})
+        ).status_code == 200
         assert [model.id async for model in server.openai.models.list()] == ["org/tiny"]
         for path in ("/health", "/health_generate", "/ready"):
             assert (await http.get(path)).status_code == 200
@@ -280,8 +339,15 @@ def test_request_logs_by_level(serve: Serve, caplog: pytest.LogCaptureFixture) -
     for level in range(4):
         caplog.clear()
         serve(scenario, FakeEngine(), log_requests=True, log_requests_level=level)
-        shown[level] = [message for message in caplog.messages if message.startswith(("Receive", "Finish"))]
-    assert [line.split("=")[0] for line in shown[2]] == ["Receive: obj", "Finish: obj", "Receive OpenAI: obj", "Finish: obj"]
+        shown[level] = [
+            message for message in caplog.messages if message.startswith(("Receive", "Finish"))
+        ]
+    assert [line.split("=")[0] for line in shown[2]] == [
+        "Receive: obj",
+        "Finish: obj",
+        "Receive OpenAI: obj",
+        "Finish: obj",
+    ]
     for level, lines in shown.items():
         assert ("top_p" in lines[0]) == (level >= 1)
         assert ("ppp" in lines[0]) == (level >= 2)
@@ -302,7 +368,9 @@ def test_request_stats_are_kept(serve: Serve) -> None:
 def test_concurrent_streams_do_not_mix(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         async def one(index: int) -> str:
-            stream = await server.openai.completions.create(model="m", prompt=f"<{index}>", max_tokens=8, stream=True)
+            stream = await server.openai.completions.create(
+                model="m", prompt=f"<{index}>", max_tokens=8, stream=True
+            )
             return "".join([chunk.choices[0].text async for chunk in stream])
 
         texts = await asyncio.gather(*(one(index) for index in range(64)))
@@ -317,10 +385,14 @@ def test_a_cancelled_job_never_ends_as_a_success(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         service = server.service
         prompt = await service.intake.encode("a")
-        with service.job(service.intake.requests(prompt, SamplingParams(), Options(), rid="r"), received={}) as job:
+        with service.job(
+            service.intake.requests(prompt, SamplingParams(), Options(), rid="r"), received={}
+        ) as job:
             reader = asyncio.create_task(job.wait())
             await asyncio.sleep(0)
-            server.engine.emit(Tokens([TokenEvent(0, [97], Finish("length", length=1), num_outputs=1)]))
+            server.engine.emit(
+                Tokens([TokenEvent(0, [97], Finish("length", length=1), num_outputs=1)])
+            )
             server.engine.running.clear()  # it has ended there
             job.cancel()
             with pytest.raises(ClientGoneError):

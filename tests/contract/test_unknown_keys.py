@@ -1,4 +1,5 @@
-"""A key that a route does not know is told to the client, or refused; names in an answer are those that the client sent."""
+"""A key that a route does not know is told to the client, or refused; names in an answer are those
+that the client sent."""
 
 from __future__ import annotations
 
@@ -17,28 +18,59 @@ LIMIT = {"sampling_params": {"max_new_tokens": 2}}
 @pytest.mark.parametrize(
     ("body", "warning"),
     [
-        ({"max_new_tokens": 4}, "The key 'max_new_tokens' is unknown and was ignored; did you mean 'sampling_params.max_new_tokens'?"),
-        ({"max_tokens": 4}, "The key 'max_tokens' is unknown and was ignored; did you mean 'sampling_params.max_new_tokens'?"),
-        ({"temprature": 1}, "The key 'temprature' is unknown and was ignored; did you mean 'sampling_params.temperature'?"),
-        ({"return_logprobs": True}, "The key 'return_logprobs' is unknown and was ignored; did you mean 'return_logprob'?"),
+        (
+            {"max_new_tokens": 4},
+            (
+                "The key 'max_new_tokens' is unknown and was ignored; did you mean"
+                " 'sampling_params.max_new_tokens'?"
+            ),
+        ),
+        (
+            {"max_tokens": 4},
+            (
+                "The key 'max_tokens' is unknown and was ignored; did you mean"
+                " 'sampling_params.max_new_tokens'?"
+            ),
+        ),
+        (
+            {"temprature": 1},
+            (
+                "The key 'temprature' is unknown and was ignored; did you mean"
+                " 'sampling_params.temperature'?"
+            ),
+        ),
+        (
+            {"return_logprobs": True},
+            "The key 'return_logprobs' is unknown and was ignored; did you mean 'return_logprob'?",
+        ),
         ({"guided_json": {"type": "object"}}, "The key 'guided_json' is unknown and was ignored."),
         ({"a\nforged line": 1}, "The key 'a\\nforged line' is unknown and was ignored."),
     ],
 )
-def test_generate_tells_of_keys_it_does_not_know(serve: Serve, body: dict[str, Any], warning: str) -> None:
+def test_generate_tells_of_keys_it_does_not_know(
+    serve: Serve, body: dict[str, Any], warning: str
+) -> None:
     async def scenario(server: Any) -> None:
-        assert (await server.generate(text="ab", **LIMIT, **body))["meta_info"]["warnings"] == [warning]
+        assert (await server.generate(text="ab", **LIMIT, **body))["meta_info"]["warnings"] == [
+            warning
+        ]
         many = await server.generate(text=["ab", "c"], **LIMIT, **body)
         assert [each["meta_info"]["warnings"] for each in many] == [[warning]] * 2
-        response = await server.http.post("/generate", json={"text": "ab", "stream": True, **LIMIT, **body})
-        assert json.loads(response.text.split("\n\n")[0].removeprefix("data: "))["meta_info"]["warnings"] == [warning]
+        response = await server.http.post(
+            "/generate", json={"text": "ab", "stream": True, **LIMIT, **body}
+        )
+        assert json.loads(response.text.split("\n\n")[0].removeprefix("data: "))["meta_info"][
+            "warnings"
+        ] == [warning]
 
     serve(scenario)
 
 
 def test_keys_that_ask_for_nothing_are_not_worth_a_word(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        answer = await server.generate(text="ab", **LIMIT, audio=None, modality=[], background_mode=False, nothing="")
+        answer = await server.generate(
+            text="ab", **LIMIT, audio=None, modality=[], background_mode=False, nothing=""
+        )
         assert "warnings" not in answer["meta_info"]
 
     serve(scenario)
@@ -46,10 +78,17 @@ def test_keys_that_ask_for_nothing_are_not_worth_a_word(serve: Serve) -> None:
 
 def test_many_unknown_keys_are_counted(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        warnings = (await server.generate(text="ab", **LIMIT, **{f"zzz{index}": 1 for index in range(20)}))["meta_info"]["warnings"]
+        warnings = (
+            await server.generate(text="ab", **LIMIT, **{f"zzz{index}": 1 for index in range(20)})
+        )["meta_info"]["warnings"]
         assert (len(warnings), warnings[-1]) == (9, "12 more keys are unknown.")
-        assert ["zzz0'" in warnings[0], "zzz7'" in warnings[7]] == [True, True], "in the order of the body"
-        (warning,) = (await server.generate(text="ab", **LIMIT, **{"q" * 5000: 1}))["meta_info"]["warnings"]
+        assert ["zzz0'" in warnings[0], "zzz7'" in warnings[7]] == [
+            True,
+            True,
+        ], "in the order of the body"
+        (warning,) = (await server.generate(text="ab", **LIMIT, **{"q" * 5000: 1}))["meta_info"][
+            "warnings"
+        ]
         assert len(warning) < 150
 
     serve(scenario)
@@ -58,21 +97,38 @@ def test_many_unknown_keys_are_counted(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("body", "warning"),
     [
-        ({"temprature": 1}, "The key 'temprature' is unknown and was ignored; did you mean 'temperature'?"),
-        ({"max_new_tokens": 4}, "The key 'max_new_tokens' is unknown and was ignored; did you mean 'max_tokens'?"),
-        ({"include_usage": True}, "The key 'include_usage' is unknown and was ignored; did you mean 'stream_options.include_usage'?"),
+        (
+            {"temprature": 1},
+            "The key 'temprature' is unknown and was ignored; did you mean 'temperature'?",
+        ),
+        (
+            {"max_new_tokens": 4},
+            "The key 'max_new_tokens' is unknown and was ignored; did you mean 'max_tokens'?",
+        ),
+        (
+            {"include_usage": True},
+            (
+                "The key 'include_usage' is unknown and was ignored; did you mean"
+                " 'stream_options.include_usage'?"
+            ),
+        ),
         ({"guided_json": {"a": 1}}, "The key 'guided_json' is unknown and was ignored."),
         ({"model": "gpt-4"}, "There is no model 'gpt-4' here: org/tiny has answered."),
     ],
 )
-def test_openai_answers_tell_in_their_metadata(serve: Serve, body: dict[str, Any], warning: str) -> None:
+def test_openai_answers_tell_in_their_metadata(
+    serve: Serve, body: dict[str, Any], warning: str
+) -> None:
     async def scenario(server: Any) -> None:
         for route, content in ((CHAT, {"messages": HI}), ("/v1/completions", {"prompt": "a"})):
             given = {**content, "max_tokens": 3, **body}
             answer = (await server.http.post(route, json=given)).json()
             assert (answer["metadata"]["warnings"], answer["model"]) == ([warning], "org/tiny")
             stream = (await server.http.post(route, json={**given, "stream": True})).text
-            first, *others, _ = [json.loads(line.removeprefix("data: ")) for line in stream.strip().split("\n\n")[:-1]]
+            first, *others, _ = [
+                json.loads(line.removeprefix("data: "))
+                for line in stream.strip().split("\n\n")[:-1]
+            ]
             assert first["metadata"]["warnings"] == [warning]
             assert all("metadata" not in other for other in others)
 
@@ -81,7 +137,12 @@ def test_openai_answers_tell_in_their_metadata(serve: Serve, body: dict[str, Any
 
 def test_nested_keys_count_too(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        body = {"messages": HI, "max_tokens": 2, "stream": True, "stream_options": {"include_usages": True}}
+        body = {
+            "messages": HI,
+            "max_tokens": 2,
+            "stream": True,
+            "stream_options": {"include_usages": True},
+        }
         first = (await server.http.post(CHAT, json=body)).text.split("\n\n")[0]
         (warning,) = json.loads(first.removeprefix("data: "))["metadata"]["warnings"]
         assert warning.startswith("The key 'stream_options.include_usages' is unknown")
@@ -93,7 +154,9 @@ def test_nested_keys_count_too(serve: Serve) -> None:
 def test_no_warning_without_a_reason(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         for model in ("default", "org/tiny", ""):
-            answer = (await server.http.post(CHAT, json={"model": model, "messages": HI, "max_tokens": 2})).json()
+            answer = (
+                await server.http.post(CHAT, json={"model": model, "messages": HI, "max_tokens": 2})
+            ).json()
             assert answer["metadata"] == {"weight_version": "default"}
             assert answer["model"] == "org/tiny"
 
@@ -102,11 +165,20 @@ def test_no_warning_without_a_reason(serve: Serve) -> None:
 
 def test_other_routes_tell_too(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        tokens = (await server.http.post("/tokenize", json={"prompt": "a", "add_special_token": True})).json()
-        assert tokens["warnings"] == ["The key 'add_special_token' is unknown and was ignored; did you mean 'add_special_tokens'?"]
-        assert "warnings" not in (await server.http.post("/detokenize", json={"tokens": [97]})).json()
+        tokens = (
+            await server.http.post("/tokenize", json={"prompt": "a", "add_special_token": True})
+        ).json()
+        assert tokens["warnings"] == [
+            "The key 'add_special_token' is unknown and was ignored; did you mean"
+            " 'add_special_tokens'?"
+        ]
+        assert (
+            "warnings" not in (await server.http.post("/detokenize", json={"tokens": [97]})).json()
+        )
         aborted = await server.http.post("/abort_request", json={"rids": ["x"]})
-        assert aborted.json()["warnings"] == ["The key 'rids' is unknown and was ignored; did you mean 'rid'?"]
+        assert aborted.json()["warnings"] == [
+            "The key 'rids' is unknown and was ignored; did you mean 'rid'?"
+        ]
         assert (await server.http.post("/abort_request", json={"rid": "x"})).content == b""
 
     serve(scenario)
@@ -146,7 +218,9 @@ def test_they_can_be_refused(serve: Serve) -> None:
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content must be a string or a list of parts, got a whole number."),
     ],
 )  # fmt: skip
-def test_an_error_names_what_the_client_sent(serve: Serve, body: dict[str, Any], message: str) -> None:
+def test_an_error_names_what_the_client_sent(
+    serve: Serve, body: dict[str, Any], message: str
+) -> None:
     async def scenario(server: Any) -> None:
         response = await server.http.post(CHAT, json={"messages": HI, **body})
         assert (response.status_code, response.json()["error"]["message"]) == (400, message)

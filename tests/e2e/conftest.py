@@ -1,4 +1,5 @@
-"""Servers shared by the end-to-end tests. Every test under here starts, or talks to, real processes."""
+"""Servers shared by the end-to-end tests. Every test under here starts, or talks to, real
+processes."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The tiny model in float32."""
-    with running_server(tmp_path_factory.mktemp("server"), "--model-path", str(tiny_model), "--dtype", "float32") as server:
+    with running_server(
+        tmp_path_factory.mktemp("server"), "--model-path", str(tiny_model), "--dtype", "float32"
+    ) as server:
         yield server
 
 

@@ -1,4 +1,5 @@
-"""Bad requests over real HTTP: refused in the right shape, and afterwards the server answers and no page is gone."""
+"""Bad requests over real HTTP: refused in the right shape, and afterwards the server answers and no
+page is gone."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ JSON = {"content-type": "application/json"}
 def unharmed(tiny: ServerProcess) -> Iterator[None]:
     yield
     assert (
-        tiny.generate(text="still there", sampling_params={"max_new_tokens": 4, "ignore_eos": True})["meta_info"]["completion_tokens"] == 4
+        tiny.generate(
+            text="still there", sampling_params={"max_new_tokens": 4, "ignore_eos": True}
+        )["meta_info"]["completion_tokens"]
+        == 4
     )
     wait_until(tiny.is_idle)
     assert "Traceback" not in tiny.errors
@@ -30,7 +34,12 @@ def generate(text: str = "a", **sampling: Any) -> dict[str, Any]:
 
 
 def chat(**fields: Any) -> dict[str, Any]:
-    return {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **fields}
+    return {
+        "model": "m",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 4,
+        **fields,
+    }
 
 
 def completion(**fields: Any) -> dict[str, Any]:
@@ -51,9 +60,15 @@ REFUSED = {
     "negative token id": ("/generate", {"input_ids": [-1]}),
     "huge token id": ("/generate", {"input_ids": [1 << 70]}),
     "300 stop strings": ("/generate", generate(stop=[str(number) for number in range(300)])),
-    "300 stop strings, chat": ("/v1/chat/completions", chat(stop=[str(number) for number in range(300)])),
+    "300 stop strings, chat": (
+        "/v1/chat/completions",
+        chat(stop=[str(number) for number in range(300)]),
+    ),
     "text for a number": ("/v1/completions", completion(temperature="hot")),
-    "one bad prompt in a batch": ("/generate", {"input_ids": [[1], [2], [999]], "sampling_params": {"max_new_tokens": 4}}),
+    "one bad prompt in a batch": (
+        "/generate",
+        {"input_ids": [[1], [2], [999]], "sampling_params": {"max_new_tokens": 4}},
+    ),
 }
 
 
@@ -63,7 +78,11 @@ def test_a_refused_body_gets_400(tiny: ServerProcess, case: str) -> None:
     response = httpx.post(f"{tiny.url}{route}", json=body, timeout=PATIENCE_S)
     assert response.status_code == 400, response.text
     answer = response.json()
-    assert (answer["object"], answer["code"], answer["message"]) == ("error", 400, answer["error"]["message"])
+    assert (answer["object"], answer["code"], answer["message"]) == (
+        "error",
+        400,
+        answer["error"]["message"],
+    )
     assert case != "unknown sampling key" or "temperatura" in answer["message"]
 
 
@@ -101,7 +120,9 @@ def test_a_body_of_4_megabytes(tiny: ServerProcess, route: str) -> None:
 
 
 def test_a_body_that_is_too_large_for_anything(tiny: ServerProcess) -> None:
-    response = httpx.post(f"{tiny.url}/generate", content=b" " * (65 << 20), headers=JSON, timeout=PATIENCE_S)
+    response = httpx.post(
+        f"{tiny.url}/generate", content=b" " * (65 << 20), headers=JSON, timeout=PATIENCE_S
+    )
     assert response.status_code == 413
 
 
@@ -118,7 +139,10 @@ def test_unknown_routes_and_methods(tiny: ServerProcess) -> None:
     "sent",
     [
         b"GARBAGE\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{",
+        (
+            b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Type:"
+            b" application/json\r\nContent-Length: 100\r\n\r\n{"
+        ),
         b"POST /generate HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 200_000 + b"\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
@@ -138,10 +162,17 @@ def test_bytes_that_are_no_http(tiny: ServerProcess, sent: bytes) -> None:
 
 def test_a_bad_member_of_a_stream_does_not_disturb_the_others(tiny: ServerProcess) -> None:
     with httpx.stream(
-        "POST", f"{tiny.url}/generate", json=generate("good", max_new_tokens=400, ignore_eos=True) | {"stream": True}
+        "POST",
+        f"{tiny.url}/generate",
+        json=generate("good", max_new_tokens=400, ignore_eos=True) | {"stream": True},
     ) as good:
         lines = good.iter_lines()
         next(lines)
-        assert httpx.post(f"{tiny.url}/generate", content=RAW["invalid UTF-8"], headers=JSON).status_code == 400
+        assert (
+            httpx.post(
+                f"{tiny.url}/generate", content=RAW["invalid UTF-8"], headers=JSON
+            ).status_code
+            == 400
+        )
         last = [line for line in lines if line.startswith("data: {")][-1]
     assert json.loads(last.removeprefix("data: "))["meta_info"]["completion_tokens"] == 400

@@ -1,4 +1,5 @@
-"""``setpoint batch`` as a process with a real model: killed, interrupted, out of room, and always ending with every answer once."""
+"""``setpoint batch`` as a process with a real model: killed, interrupted, out of room, and always
+ending with every answer once."""
 
 from __future__ import annotations
 
@@ -22,15 +23,48 @@ from setpoint.testing.server import PATIENCE_S, engine_of, wait_until
 class Batches:
     """Runs of one command in one folder."""
 
-    def __init__(self, model: Path, folder: Path, *arguments: str, source: str = "in.jsonl", output: str = "out.jsonl") -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        *arguments: str,
+        source: str = "in.jsonl",
+        output: str = "out.jsonl",
+    ) -> None:
         self.out = folder / output
         self._errors = folder / "stderr.txt"
-        options = ["--model-path", str(model), "--dtype", "float32", "--num-threads", "1", "--max-total-tokens", "4096", *arguments]
-        self._command = [sys.executable, "-m", "setpoint.cli", "batch", str(folder / source), "-o", str(self.out), *options]
+        options = [
+            "--model-path",
+            str(model),
+            "--dtype",
+            "float32",
+            "--num-threads",
+            "1",
+            "--max-total-tokens",
+            "4096",
+            *arguments,
+        ]
+        self._command = [
+            sys.executable,
+            "-m",
+            "setpoint.cli",
+            "batch",
+            str(folder / source),
+            "-o",
+            str(self.out),
+            *options,
+        ]
 
     def start(self, **options: Any) -> subprocess.Popen[str]:
         with self._errors.open("w") as errors:
-            return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, **options)
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                **options,
+            )
 
     def run(self, **options: Any) -> tuple[int, str]:
         with self.start(**options) as process:
@@ -54,7 +88,17 @@ def write_lines(folder: Path, count: int, *, max_tokens: int = 8) -> list[str]:
     with (folder / "in.jsonl").open("w") as file:
         for number in range(count):
             body = {"prompt": f"Prompt {number}", "max_tokens": max_tokens, "ignore_eos": True}
-            file.write(json.dumps({"custom_id": f"id-{number}", "method": "POST", "url": "/v1/completions", "body": body}) + "\n")
+            file.write(
+                json.dumps(
+                    {
+                        "custom_id": f"id-{number}",
+                        "method": "POST",
+                        "url": "/v1/completions",
+                        "body": body,
+                    }
+                )
+                + "\n"
+            )
     return [f"id-{number}" for number in range(count)]
 
 
@@ -97,12 +141,17 @@ def test_killed_then_interrupted_then_finished(tiny_model: Path, tmp_path: Path)
     code, output = batches.run()
     assert code == 3, batches.errors
     assert batches.ids() == [*expected, None]
-    assert f"1801 of 1801 requests done, {len(done)} of them in earlier runs: 1800 answered, 1 failed." in output
+    assert (
+        f"1801 of 1801 requests done, {len(done)} of them in earlier runs: 1800 answered, 1 failed."
+        in output
+    )
     assert "1 × not_json, e.g. line 1801" in output
 
 
 @pytest.mark.full
-def test_killed_again_and_again_every_request_is_answered_exactly_once(tiny_model: Path, tmp_path: Path) -> None:
+def test_killed_again_and_again_every_request_is_answered_exactly_once(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     expected = write_lines(tmp_path, 4000)
     batches = Batches(tiny_model, tmp_path)
     kill_again_and_again(batches, 6, seed=3)
@@ -125,7 +174,9 @@ def test_a_second_ctrl_c_ends_at_once(tiny_model: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, batches.errors
-    assert not batches.out.exists() or len(batches.ids()) < 400, "it did not wait for the answers that were under way"
+    assert not batches.out.exists() or len(batches.ids()) < 400, (
+        "it did not wait for the answers that were under way"
+    )
     assert "Traceback" not in batches.errors
 
 
@@ -151,7 +202,9 @@ def test_no_room_for_the_output(tiny_model: Path, tmp_path: Path) -> None:
     """A limit on the size of a file stands for a full disk: both refuse a write in its middle."""
     expected = write_lines(tmp_path, 200)
     batches = Batches(tiny_model, tmp_path)
-    code, _ = batches.run(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)))
+    code, _ = batches.run(
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+    )
     assert code == 1
     (line,) = (line for line in batches.errors.splitlines() if line.startswith("setpoint: error: "))
     assert "out.jsonl cannot be written: File too large. The answers in it are complete." in line
@@ -162,7 +215,9 @@ def test_no_room_for_the_output(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_failures_are_counted_and_give_code_3_and_parquet_is_written_at_the_end(tiny_model: Path, tmp_path: Path) -> None:
+def test_failures_are_counted_and_give_code_3_and_parquet_is_written_at_the_end(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     write_lines(tmp_path, 3)
     with (tmp_path / "in.jsonl").open("a") as file:
         file.write("nonsense\n")
@@ -170,7 +225,9 @@ def test_failures_are_counted_and_give_code_3_and_parquet_is_written_at_the_end(
     for _ in range(2):
         code, output = batches.run()
         assert code == 3, batches.errors
-        assert "1 × not_json, e.g. line 4" in output or "is complete: 4 requests, 1 failed" in output
+        assert (
+            "1 × not_json, e.g. line 4" in output or "is complete: 4 requests, 1 failed" in output
+        )
     rows = pq.read_table(batches.out).to_pylist()
     assert sorted(row["custom_id"] or "" for row in rows) == ["", "id-0", "id-1", "id-2"]
     assert not list(tmp_path.glob("*.journal.jsonl"))
@@ -189,7 +246,13 @@ def test_failures_are_counted_and_give_code_3_and_parquet_is_written_at_the_end(
     ],
 )
 def test_what_cannot_begin_says_so_in_one_line_before_anything_starts(
-    tmp_path: Path, content: str | None, arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+    tmp_path: Path,
+    content: str | None,
+    arguments: list[str],
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Any,
 ) -> None:
     from setpoint import cli
 

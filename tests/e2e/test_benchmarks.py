@@ -15,11 +15,26 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(BENCHMARKS / script), *arguments], capture_output=True, text=True, timeout=170, check=False)
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
 
 
 def test_serving_measures_us_and_the_peer(tmp_path: Path) -> None:
-    done = run("serving.py", "--quick", "--name", "serving", "--results", str(tmp_path), "--variant", "fp32=--dtype float32")
+    done = run(
+        "serving.py",
+        "--quick",
+        "--name",
+        "serving",
+        "--results",
+        str(tmp_path),
+        "--variant",
+        "fp32=--dtype float32",
+    )
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("*-serving.json")
     record = json.loads(path.read_text())
@@ -33,27 +48,59 @@ def test_serving_measures_us_and_the_peer(tmp_path: Path) -> None:
 
 
 def test_a_failed_request_is_no_throughput(tmp_path: Path) -> None:
-    done = run("serving.py", "--quick", "--results", str(tmp_path), "--only", "W1,W3", "--no-peer", "--server-args", "--context-length 48")
+    done = run(
+        "serving.py",
+        "--quick",
+        "--results",
+        str(tmp_path),
+        "--only",
+        "W1,W3",
+        "--no-peer",
+        "--server-args",
+        "--context-length 48",
+    )
     assert done.returncode == 1
-    assert "| W3: 8 × (64 shared + 8 own in, 4 out) | output, tok/s | setpoint | failed |" in done.stdout
+    assert (
+        "| W3: 8 × (64 shared + 8 own in, 4 out) | output, tok/s | setpoint | failed |"
+        in done.stdout
+    )
     assert "FAILED W3 setpoint: RuntimeError: status 400" in done.stderr
     assert "| W1: one stream, 16 in, 8 out | decode, tok/s | setpoint | failed |" not in done.stdout
 
 
 def test_serving_beside_the_engine_without_http(tmp_path: Path) -> None:
-    done = run("serving.py", "--quick", "--offline", "--name", "offline", "--results", str(tmp_path), "--only", "W1,W4")
+    done = run(
+        "serving.py",
+        "--quick",
+        "--offline",
+        "--name",
+        "offline",
+        "--results",
+        str(tmp_path),
+        "--only",
+        "W1,W4",
+    )
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("*-offline.json")
     samples = json.loads(path.read_text())["samples"]
     assert set(samples["W1"]) == {"setpoint", "setpoint, offline"}
     assert set(samples["W4"]) == {"setpoint", "setpoint, streaming", "setpoint, offline"}
-    assert all(sample["cpu_s"]["engine"] > 0 and not sample["errors"] for by in samples.values() for each in by.values() for sample in each)
+    assert all(
+        sample["cpu_s"]["engine"] > 0 and not sample["errors"]
+        for by in samples.values()
+        for each in by.values()
+        for sample in each
+    )
 
 
 def test_frontend_prints_a_figure_per_load() -> None:
     done = run("frontend.py", "--streams", "1,3", "--tokens", "20", "--step-ms", "1")
     assert done.returncode == 0, done.stderr
-    assert [line.split(" streams")[0] for line in done.stdout.splitlines() if line.endswith("µs per token")] == ["1", "3"]
+    assert [
+        line.split(" streams")[0]
+        for line in done.stdout.splitlines()
+        if line.endswith("µs per token")
+    ] == ["1", "3"]
 
 
 def test_policies_reports_prefix_hits(tmp_path: Path) -> None:
@@ -67,16 +114,30 @@ def test_policies_reports_prefix_hits(tmp_path: Path) -> None:
 
 
 def test_stalls_prints_a_row_for_each_contender(tmp_path: Path) -> None:
-    done = run("stalls.py", "--quick", "--name", "stalls", "--results", str(tmp_path), "--variant", "mixed=--enable-mixed-chunk")
+    done = run(
+        "stalls.py",
+        "--quick",
+        "--name",
+        "stalls",
+        "--results",
+        str(tmp_path),
+        "--variant",
+        "mixed=--enable-mixed-chunk",
+    )
     assert done.returncode == 0, done.stderr
     (path,) = tmp_path.glob("*-stalls.json")
     samples = json.loads(path.read_text())["samples"]
-    assert {name: [len(one["gaps_s"]) for one in each] for name, each in samples.items()} == {"setpoint": [46], "mixed": [46]}
+    assert {name: [len(one["gaps_s"]) for one in each] for name, each in samples.items()} == {
+        "setpoint": [46],
+        "mixed": [46],
+    }
     assert "| mixed | " in done.stdout
 
 
 def test_stalls_of_a_server_that_refuses_are_no_figures(tmp_path: Path) -> None:
-    done = run("stalls.py", "--quick", "--results", str(tmp_path), "--server-args", "--context-length 300")
+    done = run(
+        "stalls.py", "--quick", "--results", str(tmp_path), "--server-args", "--context-length 300"
+    )
     assert done.returncode == 1
     assert "FAILED: status 400" in done.stderr
 
@@ -98,13 +159,19 @@ def test_goldens_prints_its_table() -> None:
 
 
 def test_fallback_tells_what_works_and_why_not() -> None:
-    """Over everything the installed transformers has: a table to the end, no traceback, and every refusal a sentence."""
+    """Over everything the installed transformers has: a table to the end, no traceback, and every
+    refusal a sentence."""
     done = run("fallback.py")
     assert done.returncode == 0, done.stderr
-    rows = dict(line.strip("| ").split(" | ", 1) for line in done.stdout.splitlines() if line.startswith("| ") and "ForCausalLM |" in line)
-    assert {rows[f"{name}ForCausalLM"] for name in ("GPTNeoX", "Olmo2", "StableLm", "Granite", "Cohere", "Starcoder2", "Llama")} == {
-        "works"
-    }
+    rows = dict(
+        line.strip("| ").split(" | ", 1)
+        for line in done.stdout.splitlines()
+        if line.startswith("| ") and "ForCausalLM |" in line
+    )
+    assert {
+        rows[f"{name}ForCausalLM"]
+        for name in ("GPTNeoX", "Olmo2", "StableLm", "Granite", "Cohere", "Starcoder2", "Llama")
+    } == {"works"}
     assert "recurrent state" in rows["Qwen3NextForCausalLM"]
     assert sum(words == "works" for words in rows.values()) > 50
 

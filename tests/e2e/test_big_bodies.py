@@ -1,4 +1,5 @@
-"""Bodies that once froze the event loop for 8 to 77 s are refused at once, and others are served meanwhile."""
+"""Bodies that once froze the event loop for 8 to 77 s are refused at once, and others are served
+meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from setpoint.testing.server import PATIENCE_S, ServerProcess, running_server, w
 
 JSON = {"content-type": "application/json"}
 NOT_FROZEN_S = 2.0
-"""Far above what a quiet machine shows (it prints the figure; below 0.1 s), far below what the bodies once took."""
+"""Far above what a quiet machine shows (it prints the figure; below 0.1 s), far below what the
+bodies once took."""
 
 
 Body = Callable[[int], bytes]
@@ -29,7 +31,11 @@ def filled(head: bytes, item: bytes, tail: bytes) -> Body:
 
 
 def keys(size: int) -> bytes:
-    return b'{"prompt": "a", "max_tokens": 1, "logit_bias": {' + b",".join(b'"%d":1' % key for key in range(size // 11)) + b"}}"
+    return (
+        b'{"prompt": "a", "max_tokens": 1, "logit_bias": {'
+        + b",".join(b'"%d":1' % key for key in range(size // 11))
+        + b"}}"
+    )
 
 
 BODIES: dict[str, tuple[str, Body]] = {
@@ -37,11 +43,23 @@ BODIES: dict[str, tuple[str, Body]] = {
     "empty lists in prompt": ("/v1/completions", filled(b'{"prompt": [', b"[],", b"[]]}")),
     "empty strings to tokenize": ("/tokenize", filled(b'{"prompt": [', b'"",', b'""]}')),
     "keys of logit_bias": ("/v1/completions", keys),
-    "messages": ("/v1/chat/completions", filled(b'{"messages": [', b'{"role":"user","content":"a"},', b"{}]}")),
-    "lists that ask for nothing": ("/generate", filled(b'{"text": "a", "image_data": [', b"[],", b"1]}")),
-    "numbers with exponents": ("/generate", filled(b'{"input_ids": [', b"1.7976931348623157e308,", b"1]}")),
+    "messages": (
+        "/v1/chat/completions",
+        filled(b'{"messages": [', b'{"role":"user","content":"a"},', b"{}]}"),
+    ),
+    "lists that ask for nothing": (
+        "/generate",
+        filled(b'{"text": "a", "image_data": [', b"[],", b"1]}"),
+    ),
+    "numbers with exponents": (
+        "/generate",
+        filled(b'{"input_ids": [', b"1.7976931348623157e308,", b"1]}"),
+    ),
     "ids": ("/generate", filled(b'{"input_ids": [', b"1,", b"1]}")),
-    "lists of ids": ("/generate", filled(b'{"input_ids": [', b"[" + b"1," * 1999 + b"1],", b"[999]]}")),
+    "lists of ids": (
+        "/generate",
+        filled(b'{"input_ids": [', b"[" + b"1," * 1999 + b"1],", b"[999]]}"),
+    ),
     "text": ("/generate", filled(b'{"text": "', b"x", b'"}')),
     "text of quotes": ("/v1/completions", filled(b'{"prompt": "', rb"\"", b'"}')),
 }
@@ -49,7 +67,9 @@ FIVE = tuple(BODIES)[:5]
 CASES = [
     *((name, 60_000_000) for name in FIVE),
     *((name, 4_000_000) for name in BODIES),  # just below the limit of bytes
-    *zip(FIVE, (390_000, 390_000, 390_000, 1_400_000, 750_000), strict=True),  # just below the limit of parts
+    *zip(
+        FIVE, (390_000, 390_000, 390_000, 1_400_000, 750_000), strict=True
+    ),  # just below the limit of parts
 ]
 
 
@@ -86,19 +106,27 @@ def test_a_big_body_disturbs_nobody(tiny: ServerProcess, name: str, size: int) -
     with looking(tiny.url, waits):
         started = time.perf_counter()
         try:
-            status = str(httpx.post(f"{tiny.url}{route}", content=body, headers=JSON, timeout=300).status_code)
+            status = str(
+                httpx.post(
+                    f"{tiny.url}{route}", content=body, headers=JSON, timeout=300
+                ).status_code
+            )
         except httpx.WriteError:
             status = "413, cut off"
         took = time.perf_counter() - started
         time.sleep(0.05)
     kept = (process.memory_info().rss - before) / 1e6
     print(
-        f"\n{name}, {size / 1e6:g} MB: {status} after {took:.2f} s, longest wait for /ready {max(waits) * 1e3:.0f} ms, {kept:+.0f} MB kept"
+        f"\n{name}, {size / 1e6:g} MB: {status} after {took:.2f} s, longest wait for /ready"
+        f" {max(waits) * 1e3:.0f} ms, {kept:+.0f} MB kept"
     )
     assert status.startswith(("400", "413"))
     assert max(waits) < NOT_FROZEN_S
     assert (
-        tiny.generate(text="still there", sampling_params={"max_new_tokens": 2, "ignore_eos": True})["meta_info"]["completion_tokens"] == 2
+        tiny.generate(
+            text="still there", sampling_params={"max_new_tokens": 2, "ignore_eos": True}
+        )["meta_info"]["completion_tokens"]
+        == 2
     )
 
 
@@ -108,7 +136,12 @@ def test_a_stream_goes_on_while_big_bodies_come(tiny: ServerProcess) -> None:
 
     def post() -> None:
         while not stop.is_set():
-            assert httpx.post(f"{tiny.url}{route}", content=body, headers=JSON, timeout=PATIENCE_S).status_code == 400
+            assert (
+                httpx.post(
+                    f"{tiny.url}{route}", content=body, headers=JSON, timeout=PATIENCE_S
+                ).status_code
+                == 400
+            )
 
     sampling = {"max_new_tokens": 500, "ignore_eos": True}
     posting = threading.Thread(target=post)
@@ -116,9 +149,14 @@ def test_a_stream_goes_on_while_big_bodies_come(tiny: ServerProcess) -> None:
     posting.start()
     try:
         with httpx.stream(
-            "POST", f"{tiny.url}/generate", json={"text": "a", "stream": True, "sampling_params": sampling}, timeout=60
+            "POST",
+            f"{tiny.url}/generate",
+            json={"text": "a", "stream": True, "sampling_params": sampling},
+            timeout=60,
         ) as stream:
-            times = [time.perf_counter() for line in stream.iter_lines() if line.startswith("data: {")]
+            times = [
+                time.perf_counter() for line in stream.iter_lines() if line.startswith("data: {")
+            ]
     finally:
         stop.set()
         posting.join()
@@ -129,15 +167,22 @@ def test_a_stream_goes_on_while_big_bodies_come(tiny: ServerProcess) -> None:
 
 
 HOSTILE = (
-    "{% if messages[0].content == 'boo' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
-    "{{ messages[0].content }}"
+    "{% if messages[0].content == 'boo' %}{% for i in range(99999) %}{% for j in range(99999) %}{%"
+    " endfor %}{% endfor %}{% endif %}{{ messages[0].content }}"
 )
 
 
 def test_a_template_that_never_ends_disturbs_nobody(tiny_model: Path, tmp_path: Path) -> None:
     """Red before: the event loop rendered it, and the server was gone for good."""
     (tmp_path / "hostile.jinja").write_text(HOSTILE)
-    arguments = ["--model-path", str(tiny_model), "--dtype", "float32", "--chat-template", str(tmp_path / "hostile.jinja")]
+    arguments = [
+        "--model-path",
+        str(tiny_model),
+        "--dtype",
+        "float32",
+        "--chat-template",
+        str(tmp_path / "hostile.jinja"),
+    ]
     waits: list[float] = []
 
     def chat(text: str) -> httpx.Response:

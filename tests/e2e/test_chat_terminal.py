@@ -1,4 +1,5 @@
-"""``setpoint chat`` at a real terminal: an engine of its own, a server, and servers that misbehave."""
+"""``setpoint chat`` at a real terminal: an engine of its own, a server, and servers that
+misbehave."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ GREEDY = ["--temperature", "0"]
 
 
 def press_until(screen: Terminal, key: str, text: str) -> None:
-    """Press a key until ``text`` shows: a program that has just written its prompt may not listen yet."""
+    """Press a key until ``text`` shows: a program that has just written its prompt may not listen
+    yet."""
     for _ in range(50):
         screen.type(key)
         try:
@@ -45,12 +47,16 @@ def endless(model: Path, folder: Path) -> Path:
 
 def test_a_session_with_an_engine_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
     saved, model = tmp_path / "saved.json", endless(tiny_model, tmp_path / "model")
-    with terminal([*CHAT, str(model), "--dtype", "float32", "--system", "Be brief.", *GREEDY]) as screen:
+    with terminal(
+        [*CHAT, str(model), "--dtype", "float32", "--system", "Be brief.", *GREEDY]
+    ) as screen:
         screen.expect("Type a message, or /help for the commands.")
         screen.expect("> ")
         screen.type("Hello\n")
         screen.expect("Hello\n")
-        wait_until(lambda: screen.read(0.1) and len(screen.screen) > 300)  # an answer without end is under way
+        wait_until(
+            lambda: screen.read(0.1) and len(screen.screen) > 300
+        )  # an answer without end is under way
         screen.type(CTRL_C)
         screen.expect(" tok/s, ")
         assert screen.expect("]").endswith("stopped")
@@ -81,7 +87,11 @@ def test_a_session_with_an_engine_of_its_own(tiny_model: Path, tmp_path: Path) -
         assert screen.end() == 0
     messages = json.loads(saved.read_text())["messages"]
     assert messages[0] == {"role": "system", "content": "Be brief."}
-    assert [message["content"] for message in messages if message["role"] == "user"] == ["Hello", "one \ntwo", "/first\nsecond"]
+    assert [message["content"] for message in messages if message["role"] == "user"] == [
+        "Hello",
+        "one \ntwo",
+        "/first\nsecond",
+    ]
     assert messages[2]["content"]  # the stopped answer stays, as far as it came
 
 
@@ -107,13 +117,24 @@ def test_a_session_with_a_server(tiny: ServerProcess) -> None:
 
 
 def test_a_pipe_gets_answers_and_nothing_else(tiny: ServerProcess) -> None:
-    command = [sys.executable, *CHAT, "--base-url", f"{tiny.url}/v1", "--max-tokens", "8", "--drop-old-turns", *GREEDY]
+    command = [
+        sys.executable,
+        *CHAT,
+        "--base-url",
+        f"{tiny.url}/v1",
+        "--max-tokens",
+        "8",
+        "--drop-old-turns",
+        *GREEDY,
+    ]
     long = "x" * 2000 + "\n" + "y" * 2000 + "\n"
     typed = "Hello\n/reset\nHel\\\nlo\n" + long + '"""Hello'
     done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
-    refused = subprocess.run([*command, "--max-tokens", "4000"], input=long, capture_output=True, text=True, timeout=120)
+    refused = subprocess.run(
+        [*command, "--max-tokens", "4000"], input=long, capture_output=True, text=True, timeout=120
+    )
     assert refused.returncode == 1
     assert refused.stderr.count("context length") == 2
 
@@ -173,7 +194,10 @@ def test_the_shell_gets_the_terminal_back_when_the_chat_is_killed(number: signal
 def test_ctrl_z_stops_the_chat_and_the_shell_gets_the_terminal() -> None:
     with misbehaving() as (url, _):
         chat = shlex.join([sys.executable, *talks(url), "--max-tokens", "9999"])
-        shell = f"import os; os.execlp('bash', 'bash', '-mc', {f'{chat}; read line; echo shell got $line; fg; echo ended'!r})"
+        shell = (
+            "import os; os.execlp('bash', 'bash', '-mc',"
+            f" {f'{chat}; read line; echo shell got $line; fg; echo ended'!r})"
+        )
         with terminal(["-c", shell]) as screen:
             before = screen.modes()
             screen.expect("> ")

@@ -1,4 +1,5 @@
-"""The commands of SGLang's tuning guides, started for real with the default model, and each answers."""
+"""The commands of SGLang's tuning guides, started for real with the default model, and each
+answers."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ import pytest
 from setpoint.testing.guide_commands import GUIDE_COMMANDS
 from setpoint.testing.server import running_server
 
-ACCEPTED = {tuple(command.argv(model="")): command for command in GUIDE_COMMANDS if not command.refused}
+ACCEPTED = {
+    tuple(command.argv(model="")): command for command in GUIDE_COMMANDS if not command.refused
+}
 ALL_DOCUMENTED = ("--trust-remote-code", "--tp", "1", "--nnodes", "1", "--enable-overlap-scheduler")
 
 
@@ -17,9 +20,17 @@ ALL_DOCUMENTED = ("--trust-remote-code", "--tp", "1", "--nnodes", "1", "--enable
 @pytest.mark.parametrize("argv", [*ACCEPTED, ALL_DOCUMENTED], ids=" ".join)
 def test_a_command_of_the_guides_serves(argv: tuple[str, ...], tmp_path: Path) -> None:
     with running_server(tmp_path, *argv) as server:
-        answer = server.generate(text="The capital of France is", sampling_params={"max_new_tokens": 3, "temperature": 0})
+        answer = server.generate(
+            text="The capital of France is", sampling_params={"max_new_tokens": 3, "temperature": 0}
+        )
         assert "Paris" in answer["text"]
-        without_effect = ACCEPTED[argv].without_effect if argv in ACCEPTED else ("trust_remote_code", "enable_overlap_scheduler")
+        without_effect = (
+            ACCEPTED[argv].without_effect
+            if argv in ACCEPTED
+            else ("trust_remote_code", "enable_overlap_scheduler")
+        )
         for field in without_effect:
             assert f"WARNING: Decision: {field}=" in server.errors
-        assert ("Decision: nnodes=1 (given; SGLang's default" in server.errors) == ("--nnodes" in argv)
+        assert ("Decision: nnodes=1 (given; SGLang's default" in server.errors) == (
+            "--nnodes" in argv
+        )

@@ -35,7 +35,12 @@ TOPICS = (
     "coal",
     "wool",
 )
-ASKS = ("Say one thing about {}.", "Where does the word {} come from?", "Write a line of verse on {}.", "Explain {} to a child.")
+ASKS = (
+    "Say one thing about {}.",
+    "Where does the word {} come from?",
+    "Write a line of verse on {}.",
+    "Explain {} to a child.",
+)
 QUESTIONS = [ask.format(topic) for topic in TOPICS for ask in ASKS]
 RETRACTED = "KV cache pool is full. Retract requests. #retracted_reqs: "
 
@@ -43,18 +48,24 @@ RETRACTED = "KV cache pool is full. Retract requests. #retracted_reqs: "
 def run(work: Callable[[aiohttp.ClientSession], Awaitable[Any]]) -> Any:
     async def main() -> Any:
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(1500), read_bufsize=1 << 22) as session:
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(1500), read_bufsize=1 << 22
+        ) as session:
             return await work(session)
 
     return asyncio.run(main())
 
 
-def streamed_chats(server: ServerProcess, questions: list[str], *, max_tokens: int, at_once: int) -> list[Greedy]:
+def streamed_chats(
+    server: ServerProcess, questions: list[str], *, max_tokens: int, at_once: int
+) -> list[Greedy]:
     """Greedy streamed answers; each token's bytes stand for its id."""
 
     async def main() -> list[Greedy]:
         gate = asyncio.Semaphore(at_once)
-        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=600, max_retries=0)
+        client = openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", timeout=600, max_retries=0
+        )
 
         async def one(question: str) -> Greedy:
             async with gate:
@@ -73,7 +84,9 @@ def streamed_chats(server: ServerProcess, questions: list[str], *, max_tokens: i
                     finish = chunk.choices[0].finish_reason or finish
             assert finish in ("stop", "length")
             ids = [int.from_bytes([1, *token.bytes]) for token in tokens]
-            return Greedy.of_top(ids, [[top.logprob for top in token.top_logprobs] for token in tokens])
+            return Greedy.of_top(
+                ids, [[top.logprob for top in token.top_logprobs] for token in tokens]
+            )
 
         async with client:
             return await asyncio.gather(*map(one, questions))
@@ -82,26 +95,41 @@ def streamed_chats(server: ServerProcess, questions: list[str], *, max_tokens: i
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("num_alone", "max_tokens"), [(8, 12), pytest.param(64, 48, marks=pytest.mark.full)], ids=["sample", "all"])
-def test_64_streaming_chats_answer_as_if_alone(smol: ServerProcess, num_alone: int, max_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("num_alone", "max_tokens"),
+    [(8, 12), pytest.param(64, 48, marks=pytest.mark.full)],
+    ids=["sample", "all"],
+)
+def test_64_streaming_chats_answer_as_if_alone(
+    smol: ServerProcess, num_alone: int, max_tokens: int
+) -> None:
     together = streamed_chats(smol, QUESTIONS, max_tokens=max_tokens, at_once=64)
     wait_until(smol.is_idle)
     assert len(together) == 64
     assert len({tuple(answer.ids) for answer in together}) > 40
     alone = streamed_chats(smol, QUESTIONS[:: 64 // num_alone], max_tokens=max_tokens, at_once=1)
     tally = Tally()
-    for question, answer, reference in zip(QUESTIONS[:: 64 // num_alone], together[:: 64 // num_alone], alone, strict=True):
+    for question, answer, reference in zip(
+        QUESTIONS[:: 64 // num_alone], together[:: 64 // num_alone], alone, strict=True
+    ):
         tally.check(question, answer.ids, reference)
     print(f"64 chats together against alone: {tally}")
 
 
-def generated(server: ServerProcess, prompts: list[list[int]], *, num_new: int, num_top: int = 0) -> list[Any]:
+def generated(
+    server: ServerProcess, prompts: list[list[int]], *, num_new: int, num_top: int = 0
+) -> list[Any]:
     """All at once, each exactly ``num_new`` greedy tokens: /generate's answers."""
 
     async def work(session: aiohttp.ClientSession) -> list[Any]:
         async def one(index: int) -> Any:
             sampling = {"max_new_tokens": num_new, "min_new_tokens": num_new, "temperature": 0}
-            body = {"input_ids": prompts[index], "sampling_params": sampling, "return_logprob": num_top > 0, "top_logprobs_num": num_top}
+            body = {
+                "input_ids": prompts[index],
+                "sampling_params": sampling,
+                "return_logprob": num_top > 0,
+                "top_logprobs_num": num_top,
+            }
             async with session.post(f"{server.url}/generate", json=body) as response:
                 assert response.status == 200, await response.text()
                 return await response.json()
@@ -121,38 +149,62 @@ def check_small_pool(server: ServerProcess, answers: list[Any]) -> int:
     return num_retracted
 
 
-def compare_small_pool(large: ServerProcess, small: ServerProcess, *, first_id: int, end_id: int) -> None:
-    """64 requests × (256 in, 256 out) on a large pool and on one of 4,000 tokens: the same greedy ids, by the near-tie rule."""
+def compare_small_pool(
+    large: ServerProcess, small: ServerProcess, *, first_id: int, end_id: int
+) -> None:
+    """64 requests × (256 in, 256 out) on a large pool and on one of 4,000 tokens: the same greedy
+    ids, by the near-tie rule."""
     prompts = np.random.default_rng(3).integers(first_id, end_id, (64, 256)).tolist()
     wanted = generated(large, prompts, num_new=256, num_top=2)
     assert sum(answer["meta_info"]["num_retractions"] for answer in wanted) == 0
     answers = generated(small, prompts, num_new=256)
     num_retracted, tally = check_small_pool(small, answers), Tally()
     for index, (answer, reference) in enumerate(zip(answers, wanted, strict=True)):
-        tops = [[entry[0] for entry in position] for position in reference["meta_info"]["output_top_logprobs"]]
+        tops = [
+            [entry[0] for entry in position]
+            for position in reference["meta_info"]["output_top_logprobs"]
+        ]
         tally.check(str(index), answer["output_ids"], Greedy.of_top(reference["output_ids"], tops))
     print(f"a pool of 4,000 tokens against a large one: {num_retracted} retractions; {tally}")
 
 
-def test_a_small_pool_retracts_and_changes_no_token(tiny: ServerProcess, tiny_model: Path, tmp_path: Path) -> None:
-    arguments = ("--model-path", str(tiny_model), "--dtype", "float32", "--max-total-tokens", "4000", "--strict-accounting")
+def test_a_small_pool_retracts_and_changes_no_token(
+    tiny: ServerProcess, tiny_model: Path, tmp_path: Path
+) -> None:
+    arguments = (
+        "--model-path",
+        str(tiny_model),
+        "--dtype",
+        "float32",
+        "--max-total-tokens",
+        "4000",
+        "--strict-accounting",
+    )
     with running_server(tmp_path, *arguments) as small:
         compare_small_pool(tiny, small, first_id=0, end_id=256)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3000)
-def test_a_small_pool_retracts_and_changes_no_token_of_the_default_model(smol: ServerProcess, tmp_path: Path) -> None:
+def test_a_small_pool_retracts_and_changes_no_token_of_the_default_model(
+    smol: ServerProcess, tmp_path: Path
+) -> None:
     with running_server(tmp_path, "--dtype", "float32", "--max-total-tokens", "4000") as small:
         compare_small_pool(smol, small, first_id=1000, end_id=40_000)
 
 
 def test_clients_that_leave_free_their_pages(tiny: ServerProcess) -> None:
     """64 of them, each in the middle of a stream of 3,000 tokens."""
-    body = {"text": "Once", "stream": True, "sampling_params": {"max_new_tokens": 3000, "temperature": 0.5, "ignore_eos": True}}
+    body = {
+        "text": "Once",
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 3000, "temperature": 0.5, "ignore_eos": True},
+    }
 
     async def work(session: aiohttp.ClientSession) -> int:
-        responses = await asyncio.gather(*(session.post(f"{tiny.url}/generate", json=body) for _ in range(64)))
+        responses = await asyncio.gather(
+            *(session.post(f"{tiny.url}/generate", json=body) for _ in range(64))
+        )
         for response in responses:
             await response.content.readline()
         async with session.get(f"{tiny.url}/server_info") as response:
@@ -169,19 +221,31 @@ def test_clients_that_leave_free_their_pages(tiny: ServerProcess) -> None:
 
 
 def test_a_flood_is_refused_at_the_door(tiny_model: Path, tmp_path: Path) -> None:
-    """500 at once where 8 run and 32 wait: the others get 503 in the shape of their route, and the server goes on."""
+    """500 at once where 8 run and 32 wait: the others get 503 in the shape of their route, and the
+    server goes on."""
     sampling = {"max_new_tokens": 200, "temperature": 0, "ignore_eos": True}
 
     async def work(session: aiohttp.ClientSession) -> list[tuple[str, int, Any]]:
         async def one(index: int) -> tuple[str, int, Any]:
             route = ("/generate", "/v1/completions")[index % 2]
-            body = {"text": "a", "sampling_params": sampling} if index % 2 == 0 else {"model": "m", "prompt": "a", "max_tokens": 200}
+            body = (
+                {"text": "a", "sampling_params": sampling}
+                if index % 2 == 0
+                else {"model": "m", "prompt": "a", "max_tokens": 200}
+            )
             async with session.post(f"{server.url}{route}", json=body) as response:
                 return route, response.status, await response.json()
 
         return await asyncio.gather(*map(one, range(500)))
 
-    arguments = ("--model-path", str(tiny_model), "--max-running-requests", "8", "--max-queued-requests", "32")
+    arguments = (
+        "--model-path",
+        str(tiny_model),
+        "--max-running-requests",
+        "8",
+        "--max-queued-requests",
+        "32",
+    )
     with running_server(tmp_path, *arguments) as server:
         answers = run(work)
         statuses = [status for _, status, _ in answers]
@@ -189,17 +253,35 @@ def test_a_flood_is_refused_at_the_door(tiny_model: Path, tmp_path: Path) -> Non
         assert 40 <= statuses.count(200) < 400
         for route, status, answer in answers:
             if status == 503:
-                said = {"message": "The request queue is full.", "type": "ServiceUnavailableError", "param": None, "code": 503}
+                said = {
+                    "message": "The request queue is full.",
+                    "type": "ServiceUnavailableError",
+                    "param": None,
+                    "code": 503,
+                }
                 assert answer == {"object": "error", **said, "error": said}, route
         wait_until(server.is_idle)
-        assert server.generate(text="a", sampling_params=sampling)["meta_info"]["completion_tokens"] == 200
+        assert (
+            server.generate(text="a", sampling_params=sampling)["meta_info"]["completion_tokens"]
+            == 200
+        )
         assert "Traceback" not in server.errors
 
 
 def test_abort_by_prefix_and_flush_when_busy_and_idle(tiny: ServerProcess) -> None:
-    async def work(session: aiohttp.ClientSession) -> tuple[list[Any], tuple[int, str], tuple[int, str]]:
+    async def work(
+        session: aiohttp.ClientSession,
+    ) -> tuple[list[Any], tuple[int, str], tuple[int, str]]:
         async def one(rid: str, num_new: int) -> Any:
-            body = {"text": "x", "rid": rid, "sampling_params": {"max_new_tokens": num_new, "temperature": 0, "ignore_eos": True}}
+            body = {
+                "text": "x",
+                "rid": rid,
+                "sampling_params": {
+                    "max_new_tokens": num_new,
+                    "temperature": 0,
+                    "ignore_eos": True,
+                },
+            }
             async with session.post(f"{tiny.url}/generate", json=body) as response:
                 assert response.status == 200
                 return (await response.json())["meta_info"]["finish_reason"]
@@ -227,12 +309,20 @@ def test_abort_by_prefix_and_flush_when_busy_and_idle(tiny: ServerProcess) -> No
     pool = tiny.state()["pool"]
     assert pool["free"] == pool["total"]
     assert any("Cache flushed successfully!" in line for line in tiny.messages)
-    assert any("Cache not flushed because there are pending requests. #queue-req: 0, #running-req: 3" in line for line in tiny.messages)
+    assert any(
+        "Cache not flushed because there are pending requests. #queue-req: 0, #running-req: 3"
+        in line
+        for line in tiny.messages
+    )
 
 
 def test_json_of_a_stream_is_whole(tiny: ServerProcess) -> None:
-    """Cumulative pieces: each text begins with the one before, the last is the answer of a request that did not stream."""
-    body = {"text": "stream me", "sampling_params": {"max_new_tokens": 60, "temperature": 0, "ignore_eos": True}}
+    """Cumulative pieces: each text begins with the one before, the last is the answer of a request
+    that did not stream."""
+    body = {
+        "text": "stream me",
+        "sampling_params": {"max_new_tokens": 60, "temperature": 0, "ignore_eos": True},
+    }
 
     async def work(session: aiohttp.ClientSession) -> list[str]:
         async with session.post(f"{tiny.url}/generate", json=body | {"stream": True}) as response:

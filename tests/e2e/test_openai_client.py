@@ -15,7 +15,9 @@ def client(smol: ServerProcess) -> openai.OpenAI:
 
 
 def test_the_capital_of_france(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="default", prompt="The capital of France is", max_tokens=8, temperature=0)
+    answer = client.completions.create(
+        model="default", prompt="The capital of France is", max_tokens=8, temperature=0
+    )
     assert "Paris" in answer.choices[0].text
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 8)
@@ -43,5 +45,14 @@ def test_the_model_names_its_tokenizer(smol: ServerProcess) -> None:
     from tokenizers import Tokenizer
 
     info = httpx.get(f"{smol.url}/model_info").json()
-    ids = Tokenizer.from_file(f"{info['tokenizer_path']}/tokenizer.json").encode("The capital of France is").ids
-    assert httpx.post(f"{smol.url}/tokenize", json={"prompt": "The capital of France is"}).json()["tokens"] == ids
+    ids = (
+        Tokenizer.from_file(f"{info['tokenizer_path']}/tokenizer.json")
+        .encode("The capital of France is")
+        .ids
+    )
+    assert (
+        httpx.post(f"{smol.url}/tokenize", json={"prompt": "The capital of France is"}).json()[
+            "tokens"
+        ]
+        == ids
+    )

@@ -1,4 +1,5 @@
-"""The default model through OpenAI's client for Node: chats whole and streamed, and the text of every error."""
+"""The default model through OpenAI's client for Node: chats whole and streamed, and the text of
+every error."""
 
 from __future__ import annotations
 
@@ -21,15 +22,27 @@ HERE = Path(__file__).with_name("openai_node")
 def seen(smol: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the client's user sees of each call in ``calls.mjs``."""
     if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("Node.js and npm are needed to run OpenAI's Node client; this machine does not have both.")
+        pytest.skip(
+            "Node.js and npm are needed to run OpenAI's Node client; this machine does not have"
+            " both."
+        )
     folder = shutil.copytree(HERE, tmp_path_factory.mktemp("node") / "client")
     environment = {**os.environ, "npm_config_cache": str(folder / ".npm")}
     installed = subprocess.run(
-        ["npm", "ci", "--no-audit", "--no-fund"], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+        ["npm", "ci", "--no-audit", "--no-fund"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     if installed.returncode != 0:
-        pytest.skip(f"npm could not install OpenAI's Node client: {installed.stderr.strip()[-500:]}")
-    run = subprocess.run(["node", "calls.mjs", smol.url], cwd=folder, capture_output=True, text=True, timeout=120)
+        pytest.skip(
+            f"npm could not install OpenAI's Node client: {installed.stderr.strip()[-500:]}"
+        )
+    run = subprocess.run(
+        ["node", "calls.mjs", smol.url], cwd=folder, capture_output=True, text=True, timeout=120
+    )
     assert run.returncode == 0, run.stderr
     found: dict[str, Any] = json.loads(run.stdout)
     return found

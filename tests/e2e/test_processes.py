@@ -16,17 +16,24 @@ import pytest
 
 from setpoint.testing.server import ServerProcess, running_server, wait_until
 
-LONG = {"text": "Once", "stream": True, "sampling_params": {"max_new_tokens": 3000, "temperature": 0, "ignore_eos": True}}
+LONG = {
+    "text": "Once",
+    "stream": True,
+    "sampling_params": {"max_new_tokens": 3000, "temperature": 0, "ignore_eos": True},
+}
 
 
 @pytest.fixture
 def server(tiny_model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
-    with running_server(tmp_path, "--model-path", str(tiny_model), "--skip-server-warmup") as server:
+    with running_server(
+        tmp_path, "--model-path", str(tiny_model), "--skip-server-warmup"
+    ) as server:
         yield server
 
 
 async def read_streams(server: ServerProcess, count: int, act: Callable[[], None]) -> list[str]:
-    """Open ``count`` long streams, ``act()`` when all have begun; returns what each had received when it ended."""
+    """Open ``count`` long streams, ``act()`` when all have begun; returns what each had received
+    when it ended."""
     begun = 0
 
     async def one(session: aiohttp.ClientSession) -> str:
@@ -39,7 +46,9 @@ async def read_streams(server: ServerProcess, count: int, act: Callable[[], None
                 received = line.decode() if line.startswith(b"data: {") else received
         return received
 
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60), read_bufsize=1 << 22) as session:
+    async with aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(60), read_bufsize=1 << 22
+    ) as session:
         tasks = [asyncio.create_task(one(session)) for _ in range(count)]
         while begun < count:
             await asyncio.sleep(0.01)
@@ -47,20 +56,28 @@ async def read_streams(server: ServerProcess, count: int, act: Callable[[], None
         return await asyncio.gather(*tasks)
 
 
-def test_a_killed_engine_ends_streams_with_an_error_and_the_server_with_a_reason(server: ServerProcess) -> None:
+def test_a_killed_engine_ends_streams_with_an_error_and_the_server_with_a_reason(
+    server: ServerProcess,
+) -> None:
     assert server.engine is not None
     last = asyncio.run(read_streams(server, 8, server.engine.kill))
     for chunk in last:
-        assert json.loads(chunk.removeprefix("data: "))["error"]["message"].startswith("The engine process was ended by SIGKILL")
+        assert json.loads(chunk.removeprefix("data: "))["error"]["message"].startswith(
+            "The engine process was ended by SIGKILL"
+        )
     assert server.wait_end() == 1
-    assert server.messages[-1].startswith("setpoint: error: The engine process was ended by SIGKILL"), server.errors
+    assert server.messages[-1].startswith(
+        "setpoint: error: The engine process was ended by SIGKILL"
+    ), server.errors
     assert "Traceback" not in server.errors
 
 
 def test_sigterm_under_load_ends_in_order(server: ServerProcess) -> None:
     last = asyncio.run(read_streams(server, 8, lambda: server.process.send_signal(signal.SIGTERM)))
     assert server.wait_end() == 0
-    assert all("finish_reason" in chunk or "The engine is shutting down." in chunk for chunk in last)
+    assert all(
+        "finish_reason" in chunk or "The engine is shutting down." in chunk for chunk in last
+    )
     assert server.engine_is_gone()
     assert "Traceback" not in server.errors
     assert "ERROR" not in server.errors
@@ -79,13 +96,19 @@ async def read_streams_until_killed(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.3, 0.8, 1.5])
-def test_ctrl_c_during_start_up_leaves_no_traceback_and_no_process(tiny_model: Path, tmp_path: Path, after_s: float) -> None:
+def test_ctrl_c_during_start_up_leaves_no_traceback_and_no_process(
+    tiny_model: Path, tmp_path: Path, after_s: float
+) -> None:
     with running_server(tmp_path, "--model-path", str(tiny_model), ready=False) as server:
         time.sleep(after_s)
         children = psutil.Process(server.process.pid).children()
         for process in (server.process, *children):  # a terminal sends it to the whole group
             process.send_signal(signal.SIGINT)
-        assert server.wait_end() in (0, 130, -signal.SIGINT)  # the last: before the interpreter could do anything about it
+        assert server.wait_end() in (
+            0,
+            130,
+            -signal.SIGINT,
+        )  # the last: before the interpreter could do anything about it
         assert not any(child.is_running() for child in children)
         assert "Traceback" not in server.errors, server.errors
 
@@ -102,8 +125,12 @@ def test_somebody_impatient_gets_the_same_end(tiny_model: Path, tmp_path: Path) 
         assert "Traceback" not in server.errors, server.errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.full)])
-def test_no_compiler_outlives_a_server_that_ends_while_it_builds(number: signal.Signals, tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.full)]
+)
+def test_no_compiler_outlives_a_server_that_ends_while_it_builds(
+    number: signal.Signals, tiny_model: Path, tmp_path: Path
+) -> None:
     """And whoever waits is told what for."""
     compiler = tmp_path / "slow-compiler"
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\nsleep 300\nexit 1\n')
@@ -112,9 +139,19 @@ def test_no_compiler_outlives_a_server_that_ends_while_it_builds(number: signal.
     with running_server(tmp_path, "--model-path", str(tiny_model), ready=False, env=env) as server:
         wait_until(lambda: "compiling the C++ kernels for" in server.errors)
         compilers = [
-            each for each in psutil.Process(server.process.pid).children(recursive=True) if each.name() in ("sleep", "slow-compiler")
+            each
+            for each in psutil.Process(server.process.pid).children(recursive=True)
+            if each.name() in ("sleep", "slow-compiler")
         ]
         assert len(compilers) > 2
         server.process.send_signal(number)
         server.wait_end()
-        wait_until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in compilers), timeout_s=10)
+        wait_until(
+            lambda: (
+                not any(
+                    each.is_running() and each.status() != psutil.STATUS_ZOMBIE
+                    for each in compilers
+                )
+            ),
+            timeout_s=10,
+        )

@@ -1,4 +1,5 @@
-"""The quality benchmark on real engines: the same model is no change, fp32 is close to bf16, a damaged model is far from it."""
+"""The quality benchmark on real engines: the same model is no change, fp32 is close to bf16, a
+damaged model is far from it."""
 
 from __future__ import annotations
 
@@ -34,12 +35,18 @@ class Served:
         return httpx.get(f"{self._server.url}/server_info").json()
 
 
-def test_a_damaged_model_is_much_worse(tiny: ServerProcess, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_damaged_model_is_much_worse(
+    tiny: ServerProcess, tiny_model: Path, tmp_path: Path
+) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(tiny_model, damaged)
     path = damaged / "model.safetensors"
     weights = load_file(path)
-    weights |= {name: np.flip(weight, 0).copy() for name, weight in weights.items() if name.endswith("down_proj.weight")}
+    weights |= {
+        name: np.flip(weight, 0).copy()
+        for name, weight in weights.items()
+        if name.endswith("down_proj.weight")
+    }
     save_file(weights, path, {"format": "pt"})
     windows, prefix = cut({"mine.txt": TEXT}, Tokenizer.from_folder(tiny_model), 256)
     prompts = windows.prompts(prefix)
@@ -54,13 +61,25 @@ def test_a_damaged_model_is_much_worse(tiny: ServerProcess, tiny_model: Path, tm
 def test_the_command_compares_with_bfloat16(tiny_model: Path, tmp_path: Path) -> None:
     text, out = tmp_path / "mine.txt", tmp_path / "out.jsonl"
     text.write_text(TEXT)
-    given = ["--dtype", "float32", "--text-file", str(text), "--output-file", str(out), "--max-perplexity-change", "0"]
+    given = [
+        "--dtype",
+        "float32",
+        "--text-file",
+        str(text),
+        "--output-file",
+        str(out),
+        "--max-perplexity-change",
+        "0",
+    ]
     command = [sys.executable, "-m", "setpoint.cli", "bench", "quality", str(tiny_model), *given]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     (result,) = map(json.loads, out.read_text().splitlines())
     assert done.returncode == (3 if result["perplexity_change"] > 0 else 0), done.stderr
     assert (result["reference"]["dtype"], result["candidate"]["dtype"]) == ("bfloat16", "float32")
-    assert (result["reference"]["quantization"], result["candidate"]["quantization"]) == ("unquant", None)
+    assert (result["reference"]["quantization"], result["candidate"]["quantization"]) == (
+        "unquant",
+        None,
+    )
     assert result["by_text"].keys() == {"mine.txt"}
     assert len(TEXT) - 2 <= result["num_tokens"] <= len(TEXT)
     assert 0 < result["mean_abs_logprob_change"] < 0.05

@@ -1,4 +1,5 @@
-"""A rid that is used again while events of its last use are still on the way: the new request gets its own tokens and no others."""
+"""A rid that is used again while events of its last use are still on the way: the new request gets
+its own tokens and no others."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ LONG = 200
 
 
 def body(text: str, num_tokens: int) -> dict[str, Any]:
-    return {"text": text, "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True}}
+    return {
+        "text": text,
+        "sampling_params": {"max_new_tokens": num_tokens, "temperature": 0, "ignore_eos": True},
+    }
 
 
 def use_again(server: ServerProcess, http: httpx.Client, rid: str) -> list[int]:
@@ -35,7 +39,11 @@ def test_a_reused_rid_gets_its_own_tokens(tiny: ServerProcess, when: str) -> Non
     with httpx.Client(timeout=PATIENCE_S) as http:
         for number in range(TIMES):
             rid = f"{when}-{number}"
-            with http.stream("POST", f"{tiny.url}/generate", json={**body("an old one", LONG), "rid": rid, "stream": True}) as stream:
+            with http.stream(
+                "POST",
+                f"{tiny.url}/generate",
+                json={**body("an old one", LONG), "rid": rid, "stream": True},
+            ) as stream:
                 lines = (line for line in stream.iter_lines() if line)
                 for _ in range(5 if when == "in mid-stream" else LONG - 3):
                     next(lines)

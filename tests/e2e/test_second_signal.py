@@ -16,10 +16,15 @@ from setpoint.testing.server import running_server, wait_until
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_shortens_the_end(tiny_model: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_second_signal_shortens_the_end(
+    tiny_model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     """Red before: the second one changed nothing, though the log offered it."""
     body = {"text": "a", "sampling_params": {"max_new_tokens": 4000, "n": 512, "ignore_eos": True}}
-    with running_server(tmp_path, "--model-path", str(tiny_model), "--dtype", "float32") as server, ThreadPoolExecutor(1) as pool:
+    with (
+        running_server(tmp_path, "--model-path", str(tiny_model), "--dtype", "float32") as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
         asked = pool.submit(lambda: httpx.post(f"{server.url}/generate", json=body, timeout=60))
         wait_until(lambda: server.state()["num_running"] > 0)
         server.process.send_signal(number)

@@ -1,4 +1,5 @@
-"""What a start prints, and what it says when it cannot start: one line, an exit code, no traceback."""
+"""What a start prints, and what it says when it cannot start: one line, an exit code, no
+traceback."""
 
 from __future__ import annotations
 
@@ -18,37 +19,57 @@ from safetensors.numpy import load_file, save_file
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.testing import tiny_gguf
 from setpoint.testing.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
-from setpoint.testing.server import PATIENCE_S, READY, ServerProcess, free_port, running_server, wait_until
+from setpoint.testing.server import (
+    PATIENCE_S,
+    READY,
+    ServerProcess,
+    free_port,
+    running_server,
+    wait_until,
+)
 from setpoint.testing.tiny_models import write_tiny_llama
 
 GB = r"\d+\.\d\d GB"
 START_UP = [
     r"Model: .* \(.*\)",
     r"server_args=ServerArgs\(model_path='.*', .*dtype='float32'.*\)",
-    rf"Load weight end\. elapsed=\d+\.\d\d s, type=LlamaForCausalLM, avail mem={GB}, mem usage={GB}\.",
+    (
+        rf"Load weight end\. elapsed=\d+\.\d\d s, type=LlamaForCausalLM, avail mem={GB}, mem"
+        rf" usage={GB}\."
+    ),
     rf"KV Cache is allocated\. dtype: float32, #tokens: \d+, K size: {GB}, V size: {GB}",
-    r"max_total_num_tokens=(\d+), chunked_prefill_size=512, max_prefill_tokens=16384, max_running_requests=(\d+), "
+    r"max_total_num_tokens=(\d+), chunked_prefill_size=512, max_prefill_tokens=16384,"
+    r" max_running_requests=(\d+), "
     rf"context_len=4096, available_cpu_mem={GB}",
     r"Prefill batch, .*",
     re.escape(READY),
 ]
-"""In SGLang's order (docs/sglang, log lines); warnings may stand between, and news for whoever waits."""
+"""In SGLang's order (docs/sglang, log lines); warnings may stand between, and news for whoever
+waits."""
 IN_DETAIL = [
-    r"server_args=ServerArgs\(model_path='.*', revision=None, .*port=\d+, .*trust_remote_code=False\)",
+    (
+        r"server_args=ServerArgs\(model_path='.*', revision=None, .*port=\d+,"
+        r" .*trust_remote_code=False\)"
+    ),
     r"Decision: dtype=float32 \(given\)",
     r"Decision: page_size=1 \(default\)",
     rf"Load weight begin\. avail mem={GB}",
     r"Decision: max_total_num_tokens=\d+ \(limited by .*\)",
     rf"Memory pool end\. avail mem={GB}",
     re.escape(READY),
-    r"Start-up took \d+\.\d s from process start \(interpreter \d+\.\d, .*warm-up \d+\.\d\); engine: .*",
+    (
+        r"Start-up took \d+\.\d s from process start \(interpreter \d+\.\d, .*warm-up \d+\.\d\);"
+        r" engine: .*"
+    ),
 ]
 
 
 def assert_in_order(patterns: list[str], server: ServerProcess) -> None:
     lines = iter(server.messages)
     for pattern in patterns:
-        assert any(re.fullmatch(pattern, line) for line in lines), f"{pattern}\nnot in order in\n{server.errors}"
+        assert any(re.fullmatch(pattern, line) for line in lines), (
+            f"{pattern}\nnot in order in\n{server.errors}"
+        )
 
 
 def test_a_start_is_a_dozen_lines(tiny_model: Path, tmp_path: Path) -> None:
@@ -59,21 +80,30 @@ def test_a_start_is_a_dozen_lines(tiny_model: Path, tmp_path: Path) -> None:
         assert len(said) == len(START_UP), server.errors
         assert len([line for line in server.output.splitlines() if line]) == 6, server.output
         assert f"Ready: {server.url}" in server.output.splitlines()
-        stamps = [re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( TP0)?\] ", line) for line in server.errors.splitlines()]
+        stamps = [
+            re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( TP0)?\] ", line)
+            for line in server.errors.splitlines()
+        ]
         assert all(stamps)
         info = server.state()
         assert f"max_total_num_tokens={info['pool']['total']}," in server.errors
         assert "Traceback" not in server.errors
 
 
-def test_what_a_start_does_not_say_is_at_debug_and_in_server_info(tiny_model: Path, tmp_path: Path) -> None:
-    with running_server(tmp_path, "--model-path", str(tiny_model), "--dtype", "float32", "--log-level", "debug") as server:
+def test_what_a_start_does_not_say_is_at_debug_and_in_server_info(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with running_server(
+        tmp_path, "--model-path", str(tiny_model), "--dtype", "float32", "--log-level", "debug"
+    ) as server:
         wait_until(lambda: "Start-up took" in server.errors)
         assert_in_order(IN_DETAIL, server)
         info = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()
     names = {field.name for field in OPTION_FIELDS}
     assert names <= info.keys()
-    assert names | {"max_total_num_tokens", "max_req_len", "overlap_depth"} <= {decision["field"] for decision in info["decisions"]}
+    assert names | {"max_total_num_tokens", "max_req_len", "overlap_depth"} <= {
+        decision["field"] for decision in info["decisions"]
+    }
 
 
 def snippets(server: ServerProcess) -> tuple[str, str]:
@@ -85,7 +115,14 @@ def snippets(server: ServerProcess) -> tuple[str, str]:
 
 
 def run(*command: str, **env: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env={**os.environ, **env})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env={**os.environ, **env},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -98,8 +135,12 @@ def test_what_a_start_prints_runs_when_pasted(smol: ServerProcess) -> None:
 
 
 @pytest.mark.full
-def test_what_a_start_prints_for_embeddings_behind_a_key_runs_when_pasted(tiny_model: Path, tmp_path: Path) -> None:
-    with running_server(tmp_path, "--model-path", str(tiny_model), "--is-embedding", "--api-key", "sesame") as server:
+def test_what_a_start_prints_for_embeddings_behind_a_key_runs_when_pasted(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with running_server(
+        tmp_path, "--model-path", str(tiny_model), "--is-embedding", "--api-key", "sesame"
+    ) as server:
         shell, python = snippets(server)
         assert "sesame" not in server.output + server.errors
         assert len(json.loads(run("bash", "-c", shell, API_KEY="sesame"))["data"]) == 2
@@ -107,20 +148,28 @@ def test_what_a_start_prints_for_embeddings_behind_a_key_runs_when_pasted(tiny_m
 
 
 def test_every_step_kind_has_its_line(tiny: ServerProcess) -> None:
-    tiny.generate(text="abc", sampling_params={"max_new_tokens": 90, "temperature": 0, "ignore_eos": True})
+    tiny.generate(
+        text="abc", sampling_params={"max_new_tokens": 90, "temperature": 0, "ignore_eos": True}
+    )
     prefill = (
-        r"Prefill batch, #new-seq: 1, #new-token: \d+, #cached-token: \d+, token usage: 0\.\d\d, #running-req: \d+, #queue-req: 0, "
+        r"Prefill batch, #new-seq: 1, #new-token: \d+, #cached-token: \d+, token usage: 0\.\d\d,"
+        r" #running-req: \d+, #queue-req: 0, "
         r"#pending-token: 0, cpu graph: True, input throughput \(token/s\): \d+\.\d\d"
     )
     decode = (
-        r"Decode batch, #running-req: \d+, #token: \d+, token usage: 0\.\d\d, cpu graph: True, gen throughput \(token/s\): \d+\.\d\d, "
+        r"Decode batch, #running-req: \d+, #token: \d+, token usage: 0\.\d\d, cpu graph: True, gen"
+        r" throughput \(token/s\): \d+\.\d\d, "
         r"#queue-req: 0"
     )
     for pattern in (prefill, decode):
         assert any(re.fullmatch(pattern, line) for line in tiny.messages), pattern
 
 
-def broken(tmp_path: Path, change: Callable[[dict[str, np.ndarray]], None] = lambda tensors: None, **config: object) -> list[str]:
+def broken(
+    tmp_path: Path,
+    change: Callable[[dict[str, np.ndarray]], None] = lambda tensors: None,
+    **config: object,
+) -> list[str]:
     """A tiny model folder with changed tensors or config.json."""
     folder = write_tiny_llama(tmp_path / "model", vocab_size=VOCAB_SIZE, **config)
     write_byte_tokenizer(folder)
@@ -154,7 +203,11 @@ def unsupported_architecture(tmp_path: Path) -> list[str]:
 
 def truncated_gguf(tmp_path: Path) -> list[str]:
     model = tiny_gguf.TinyLlama()
-    path = tiny_gguf.write(tmp_path / "m.gguf", tiny_gguf.gguf_tensors(model, model.weights()), tiny_gguf.metadata(model))
+    path = tiny_gguf.write(
+        tmp_path / "m.gguf",
+        tiny_gguf.gguf_tensors(model, model.weights()),
+        tiny_gguf.metadata(model),
+    )
     path.write_bytes(path.read_bytes()[:-5000])
     return ["--model-path", str(path)]
 
@@ -221,9 +274,15 @@ FULL_ONLY = (broken_tokenizer, no_tokenizer, template_that_does_not_parse, trunc
 
 
 @pytest.mark.parametrize(
-    "make", [pytest.param(make, marks=[pytest.mark.full] if make in FULL_ONLY else [], id=make.__name__) for make in REFUSALS]
+    "make",
+    [
+        pytest.param(make, marks=[pytest.mark.full] if make in FULL_ONLY else [], id=make.__name__)
+        for make in REFUSALS
+    ],
 )
-def test_a_start_that_fails_says_why_in_one_line(make: Callable[[Path], list[str]], tmp_path: Path) -> None:
+def test_a_start_that_fails_says_why_in_one_line(
+    make: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
     code, words = REFUSALS[make]
     with running_server(tmp_path, *make(tmp_path), ready=False) as server:
         assert server.wait_end() == code, server.errors
@@ -232,10 +291,15 @@ def test_a_start_that_fails_says_why_in_one_line(make: Callable[[Path], list[str
 
 
 def test_a_gpu_that_is_not_there(tiny_model: Path, tmp_path: Path) -> None:
-    arguments, hidden = ["--model-path", str(tiny_model), "--device", "cuda"], {"CUDA_VISIBLE_DEVICES": "-1"}
+    arguments, hidden = (
+        ["--model-path", str(tiny_model), "--device", "cuda"],
+        {"CUDA_VISIBLE_DEVICES": "-1"},
+    )
     with running_server(tmp_path, *arguments, ready=False, env=hidden) as server:
         assert server.wait_end() == 2
-        assert "--device cuda was asked for, but CUDA_VISIBLE_DEVICES hides every GPU" in complaint(server)
+        assert "--device cuda was asked for, but CUDA_VISIBLE_DEVICES hides every GPU" in complaint(
+            server
+        )
         assert server.errors.count("\n") == 1
 
 
@@ -251,7 +315,9 @@ def test_a_gpu_that_is_not_there(tiny_model: Path, tmp_path: Path) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_what_can_be_known_early_is_said_before_anything_is_loaded(words: list[str], said: str, tmp_path: Path) -> None:
+def test_what_can_be_known_early_is_said_before_anything_is_loaded(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
     with running_server(tmp_path, *words, ready=False) as server:
         assert server.wait_end() in (1, 2)
         assert said in complaint(server)
@@ -260,8 +326,15 @@ def test_what_can_be_known_early_is_said_before_anything_is_loaded(words: list[s
 
 def test_a_pool_smaller_than_the_warm_up_starts(tiny_model: Path, tmp_path: Path) -> None:
     """The server's own first request is cut to what it can hold, instead of ending it."""
-    with running_server(tmp_path, "--model-path", str(tiny_model), "--max-total-tokens", "8") as server:
-        assert server.generate(text="a", sampling_params={"max_new_tokens": 2})["meta_info"]["completion_tokens"] == 2
+    with running_server(
+        tmp_path, "--model-path", str(tiny_model), "--max-total-tokens", "8"
+    ) as server:
+        assert (
+            server.generate(text="a", sampling_params={"max_new_tokens": 2})["meta_info"][
+                "completion_tokens"
+            ]
+            == 2
+        )
 
 
 def test_an_option_nobody_knows_is_named_with_its_neighbour(tmp_path: Path) -> None:
@@ -271,13 +344,17 @@ def test_an_option_nobody_knows_is_named_with_its_neighbour(tmp_path: Path) -> N
 
 
 def test_a_taken_port(tiny: ServerProcess, tiny_model: Path, tmp_path: Path) -> None:
-    with running_server(tmp_path, "--model-path", str(tiny_model), ready=False, port=tiny.port) as server:
+    with running_server(
+        tmp_path, "--model-path", str(tiny_model), ready=False, port=tiny.port
+    ) as server:
         assert server.wait_end() == 2
         assert f"127.0.0.1:{tiny.port}" in complaint(server)
         assert "--port" in complaint(server)
 
 
-def test_a_port_that_another_server_takes_during_the_start(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_port_that_another_server_takes_during_the_start(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     """Both bind it before either listens; the second to be ready says so instead of hanging."""
     port = free_port()
     arguments = ("--model-path", str(tiny_model))
@@ -290,10 +367,17 @@ def test_a_port_that_another_server_takes_during_the_start(tiny_model: Path, tmp
         assert loser.wait_end() == 2
         assert f"127.0.0.1:{port}" in complaint(loser)
         winner.wait_ready()
-        assert winner.generate(text="a", sampling_params={"max_new_tokens": 2})["meta_info"]["completion_tokens"] == 2
+        assert (
+            winner.generate(text="a", sampling_params={"max_new_tokens": 2})["meta_info"][
+                "completion_tokens"
+            ]
+            == 2
+        )
 
 
 def test_options_from_a_file_reach_the_engine(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "options.yaml").write_text(json.dumps({"max-total-tokens": "2Ki", "page-size": 16}))
-    with running_server(tmp_path, str(tiny_model), "--config", str(tmp_path / "options.yaml")) as server:
+    with running_server(
+        tmp_path, str(tiny_model), "--config", str(tmp_path / "options.yaml")
+    ) as server:
         assert server.state()["pool"]["total"] == 2048

@@ -1,4 +1,5 @@
-"""An engine process that is stopped by a signal: the server knows at once, and its requests go on where they stood."""
+"""An engine process that is stopped by a signal: the server knows at once, and its requests go on
+where they stood."""
 
 from __future__ import annotations
 
@@ -19,9 +20,14 @@ def test_a_stopped_engine_is_not_ready_until_it_goes_on(tiny: ServerProcess) -> 
         try:
             wait_until(lambda: httpx.get(f"{tiny.url}/ready").status_code == 503, timeout_s=10)
             started = time.monotonic()
-            assert [httpx.get(f"{tiny.url}{path}").status_code for path in ("/ping", "/health", "/health_generate")] == [503] * 3
+            assert [
+                httpx.get(f"{tiny.url}{path}").status_code
+                for path in ("/ping", "/health", "/health_generate")
+            ] == [503] * 3
             assert time.monotonic() - started < 5
-            waiting = pool.submit(tiny.generate, text="a", sampling_params={"max_new_tokens": 4, "ignore_eos": True})
+            waiting = pool.submit(
+                tiny.generate, text="a", sampling_params={"max_new_tokens": 4, "ignore_eos": True}
+            )
             time.sleep(0.2)
             assert not waiting.done()
         finally:

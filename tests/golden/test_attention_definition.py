@@ -1,4 +1,5 @@
-"""torch_ref, the definition of paged attention, against plain dense attention; and what may not change its results."""
+"""torch_ref, the definition of paged attention, against plain dense attention; and what may not
+change its results."""
 
 from __future__ import annotations
 
@@ -22,13 +23,21 @@ VARIANTS = {
 }
 
 
-def paged(page_size: int, kv_heads: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionBatch]:
-    """q, caches of random content (NaN on the dummy page and past each row's end), and the batch."""
+def paged(
+    page_size: int, kv_heads: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionBatch]:
+    """q, caches of random content (NaN on the dummy page and past each row's end), and the
+    batch."""
     rng = torch.Generator().manual_seed(page_size)
     width = CONTEXT // page_size
     num_slots = 2 * len(ROWS)
     table = torch.randperm(num_slots * width, generator=rng).int().view(num_slots, width) + 1
-    k, v = (torch.randn(num_slots * width + 1, page_size, kv_heads, HEAD_DIM, generator=rng, dtype=torch.float64).to(dtype) for _ in "kv")
+    k, v = (
+        torch.randn(
+            num_slots * width + 1, page_size, kv_heads, HEAD_DIM, generator=rng, dtype=torch.float64
+        ).to(dtype)
+        for _ in "kv"
+    )
     starts, counts = np.array(ROWS, np.int32).T
     ends = starts + counts
     for slot, end in zip(range(0, num_slots, 2), ends.tolist(), strict=True):
@@ -55,11 +64,18 @@ def paged(page_size: int, kv_heads: int, dtype: torch.dtype) -> tuple[torch.Tens
 
 
 def backend(page_size: int, kv_heads: int, dtype: torch.dtype) -> torch_ref.TorchRefAttention:
-    return torch_ref.create(AttentionShape(HEADS, kv_heads, HEAD_DIM, page_size, dtype, dtype, torch.device("cpu")))
+    return torch_ref.create(
+        AttentionShape(HEADS, kv_heads, HEAD_DIM, page_size, dtype, dtype, torch.device("cpu"))
+    )
 
 
 def dense(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: AttentionBatch, page_size: int, variant: AttentionVariant
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    batch: AttentionBatch,
+    page_size: int,
+    variant: AttentionVariant,
 ) -> torch.Tensor:
     """One token and head at a time, in float64."""
     out = torch.empty(q.shape, dtype=torch.float64)
@@ -67,11 +83,19 @@ def dense(
     for row, (start, count) in enumerate(ROWS):
         for at in range(count):
             token = int(batch.cu_q_host[row]) + at
-            seen = [p for p in range(start + at + 1) if variant.window is None or p > start + at - variant.window]
+            seen = [
+                p
+                for p in range(start + at + 1)
+                if variant.window is None or p > start + at - variant.window
+            ]
             places = [(int(batch.page_table[2 * row, p // page_size]), p % page_size) for p in seen]
             for head in range(HEADS):
-                keys = torch.stack([k[page, offset, head // group].double() for page, offset in places])
-                values = torch.stack([v[page, offset, head // group].double() for page, offset in places])
+                keys = torch.stack(
+                    [k[page, offset, head // group].double() for page, offset in places]
+                )
+                values = torch.stack(
+                    [v[page, offset, head // group].double() for page, offset in places]
+                )
                 scores = keys @ q[token, head].double() * variant.scale
                 if variant.softcap is not None:
                     scores = torch.tanh(scores / variant.softcap) * variant.softcap
@@ -81,12 +105,18 @@ def dense(
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_equals_dense_attention(page_size: int, kv_heads: int, dtype: torch.dtype, atol: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+)
+def test_equals_dense_attention(
+    page_size: int, kv_heads: int, dtype: torch.dtype, atol: float
+) -> None:
     q, k, v, batch = paged(page_size, kv_heads, dtype)
     out = backend(page_size, kv_heads, dtype).forward(q, k, v, batch, VARIANTS["plain"])
     assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), dense(q, k, v, batch, page_size, VARIANTS["plain"]), rtol=0, atol=atol)
+    torch.testing.assert_close(
+        out.double(), dense(q, k, v, batch, page_size, VARIANTS["plain"]), rtol=0, atol=atol
+    )
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -98,12 +128,18 @@ def test_windows_and_soft_caps_equal_dense_attention(name: str) -> None:
 
 @pytest.mark.parametrize("window", [1, 3, 8])
 def test_a_window_is_transformers_window(window: int) -> None:
-    """Which positions a token sees, against the mask that transformers builds for ``sliding_window``."""
+    """Which positions a token sees, against the mask that transformers builds for
+    ``sliding_window``."""
     from transformers.masking_utils import sliding_window_causal_mask_function
 
     sees = sliding_window_causal_mask_function(window)
     count = 12
-    mask = torch.tensor([[bool(sees(0, 0, torch.tensor(q), torch.tensor(k))) for k in range(count)] for q in range(count)])
+    mask = torch.tensor(
+        [
+            [bool(sees(0, 0, torch.tensor(q), torch.tensor(k))) for k in range(count)]
+            for q in range(count)
+        ]
+    )
     values = torch.eye(count, dtype=torch.float64).view(1, count, 1, count)
     shape = AttentionShape(1, 1, count, count, torch.float64, torch.float64, torch.device("cpu"))
     batch = AttentionBatch(
@@ -118,7 +154,9 @@ def test_a_window_is_transformers_window(window: int) -> None:
     )
     # Equal keys: every position that is seen has the same weight, and the values tell which it is.
     q, keys = torch.zeros(count, 1, count, dtype=torch.float64), torch.zeros_like(values)
-    weights = torch_ref.create(shape).forward(q, keys, values, batch, AttentionVariant(1.0, window=window))
+    weights = torch_ref.create(shape).forward(
+        q, keys, values, batch, AttentionVariant(1.0, window=window)
+    )
     assert torch.equal(weights[:, 0] > 0, mask)
 
 
@@ -127,7 +165,12 @@ def test_long_rows_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch, name: s
     q, k, v, batch = paged(4, 2, torch.float64)
     whole = backend(4, 2, torch.float64).forward(q, k, v, batch, VARIANTS[name])
     monkeypatch.setattr(torch_ref, "MAX_SCORES", 3 * HEADS * 35)
-    torch.testing.assert_close(backend(4, 2, torch.float64).forward(q, k, v, batch, VARIANTS[name]), whole, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        backend(4, 2, torch.float64).forward(q, k, v, batch, VARIANTS[name]),
+        whole,
+        rtol=0,
+        atol=1e-14,
+    )
 
 
 def test_query_rows_may_be_strided() -> None:

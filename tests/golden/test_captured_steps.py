@@ -1,4 +1,5 @@
-"""A replayed step has the bits of the eager one: every declared architecture, any mix of rows, every level, one thread and two."""
+"""A replayed step has the bits of the eager one: every declared architecture, any mix of rows,
+every level, one thread and two."""
 
 from __future__ import annotations
 
@@ -25,12 +26,19 @@ from setpoint.testing.plans import Driver
 
 CONTEXT, PAGE, MAX_TOKENS = 128, 4, 48
 RNG = np.random.default_rng(5)
-PROMPTS = {slot: RNG.integers(3, 131, length).tolist() for slot, length in enumerate((37, 1, 16, 47, 50, 5, 90, 2))}
+PROMPTS = {
+    slot: RNG.integers(3, 131, length).tolist()
+    for slot, length in enumerate((37, 1, 16, 47, 50, 5, 90, 2))
+}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
 
 def of_architecture(architecture: str) -> dict:
-    config = next(golden.config for golden in reversed(GOLDENS) if golden.config["architectures"] == [architecture])
+    config = next(
+        golden.config
+        for golden in reversed(GOLDENS)
+        if golden.config["architectures"] == [architecture]
+    )
     return config | HEADS
 
 
@@ -40,8 +48,18 @@ def small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured, "CAPTURED_TOKENS", MAX_TOKENS)
 
 
-def make_runner(folder: Path, dtype: str = "bfloat16", num_threads: int = 2, **more: object) -> ModelRunner:
-    config = EngineConfig(str(folder), read_spec(folder), dtype=dtype, kv_dtype=dtype, page_size=PAGE, num_threads=num_threads, **more)
+def make_runner(
+    folder: Path, dtype: str = "bfloat16", num_threads: int = 2, **more: object
+) -> ModelRunner:
+    config = EngineConfig(
+        str(folder),
+        read_spec(folder),
+        dtype=dtype,
+        kv_dtype=dtype,
+        page_size=PAGE,
+        num_threads=num_threads,
+        **more,
+    )
     runner = build_runner(config)
     allocate(runner)
     return runner
@@ -52,7 +70,8 @@ def allocate(runner: ModelRunner) -> None:
 
 
 def said(runner: ModelRunner, chunk: int = 23) -> tuple[dict[int, list[int]], list[torch.Tensor]]:
-    """Greedy ids and the logits of every step, of prompts side by side: steps mix chunks and decode rows, up to the limit and past it."""
+    """Greedy ids and the logits of every step, of prompts side by side: steps mix chunks and decode
+    rows, up to the limit and past it."""
     driver, logits = Driver(InprocExecutor(runner), PAGE, CONTEXT // PAGE), []
     forward = runner.forward
 
@@ -74,7 +93,9 @@ def said(runner: ModelRunner, chunk: int = 23) -> tuple[dict[int, list[int]], li
 
 
 def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return len(one) == len(other) and all(a is b is None or torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        a is b is None or torch.equal(a, b) for a, b in zip(one, other, strict=True)
+    )
 
 
 @pytest.mark.parametrize("architecture", MODELS)
@@ -95,7 +116,10 @@ def test_every_architecture(architecture: str, dtype: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("capture", [True, False])
 def test_the_result_says_whether_its_step_was_replayed(capture: bool, tmp_path: Path) -> None:
     runner = make_runner(write_tiny(tmp_path, of_architecture("LlamaForCausalLM")), capture=capture)
-    driver, prompt = Driver(InprocExecutor(runner), PAGE, CONTEXT // PAGE), list(range(3, 3 + MAX_TOKENS + 20))
+    driver, prompt = (
+        Driver(InprocExecutor(runner), PAGE, CONTEXT // PAGE),
+        list(range(3, 3 + MAX_TOKENS + 20)),
+    )
     said = []
     for begin, count in ((0, MAX_TOKENS + 1), (MAX_TOKENS + 1, 19)):
         plan = driver.plan()
@@ -120,7 +144,9 @@ def test_every_level_and_number_of_threads(tmp_path: Path, monkeypatch: pytest.M
 
 def test_weights_of_8_bits(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path, of_architecture("LlamaForCausalLM"))
-    replayed, eager = (make_runner(folder, quantization="w8a8_int8", capture=capture) for capture in (True, False))
+    replayed, eager = (
+        make_runner(folder, quantization="w8a8_int8", capture=capture) for capture in (True, False)
+    )
     assert replayed.captured is not None
     assert same(said(replayed)[1], said(eager)[1])
 
@@ -139,7 +165,9 @@ def test_what_cannot_be_recorded_is_a_reason(tmp_path: Path) -> None:
 
 
 def test_logits_with_a_soft_cap_are_replayed(tmp_path: Path) -> None:
-    config = next(golden.config for golden in GOLDENS if golden.config.get("final_logit_softcapping"))
+    config = next(
+        golden.config for golden in GOLDENS if golden.config.get("final_logit_softcapping")
+    )
     folder = write_tiny(tmp_path, config | HEADS | {"final_logit_softcapping": 2.0})
     replayed, eager = make_runner(folder), make_runner(folder, capture=False)
     assert not replayed.why_eager
@@ -149,7 +177,9 @@ def test_logits_with_a_soft_cap_are_replayed(tmp_path: Path) -> None:
 
 
 def test_the_head_alone_may_stay_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CausalLM, "logits", lambda model, hidden, ops: model.lm_head(hidden).div_(2))
+    monkeypatch.setattr(
+        CausalLM, "logits", lambda model, hidden, ops: model.lm_head(hidden).div_(2)
+    )
     folder = write_tiny(tmp_path, of_architecture("LlamaForCausalLM"))
     replayed, eager = make_runner(folder), make_runner(folder, capture=False)
     assert replayed.captured is not None
@@ -182,7 +212,13 @@ def test_memory_is_used_again_and_never_too_early() -> None:
 
 def test_an_operation_that_computes_is_refused() -> None:
     x = torch.ones(4, 6)
-    for compute in (lambda: x + 1, lambda: x.mul_(2), lambda: x.t().contiguous(), lambda: x[torch.tensor([1])], lambda: x.sum().item()):
+    for compute in (
+        lambda: x + 1,
+        lambda: x.mul_(2),
+        lambda: x.t().contiguous(),
+        lambda: x[torch.tensor([1])],
+        lambda: x.sum().item(),
+    ):
         recorder = capture.create()
         with pytest.raises(NotCapturable, match="aten::"), recorder.recording():
             compute()

@@ -1,4 +1,5 @@
-"""The C++ kernels against the reference implementations in float64, at every instruction-set level this machine has."""
+"""The C++ kernels against the reference implementations in float64, at every instruction-set level
+this machine has."""
 
 from __future__ import annotations
 
@@ -56,7 +57,13 @@ def random_rows(seed: int, num_rows: int, longest: int) -> tuple[Row, ...]:
 
 CASES = [
     Case(9, 3, 64, 1, random_rows(0, 12, 700)),
-    Case(9, 3, 64, 16, (Row(1, 1), Row(1, 128), Row(1, 129), Row(127, 127), Row(129, 129), Row(22, 300))),
+    Case(
+        9,
+        3,
+        64,
+        16,
+        (Row(1, 1), Row(1, 128), Row(1, 129), Row(127, 127), Row(129, 129), Row(22, 300)),
+    ),
     Case(4, 4, 16, 4, random_rows(1, 70, 60)),
     Case(8, 4, 32, 64, random_rows(2, 5, 400)),
     Case(8, 2, 80, 16, random_rows(3, 6, 300)),
@@ -64,8 +71,16 @@ CASES = [
     Case(8, 1, 128, 16, random_rows(5, 4, 500)),
     Case(3, 1, 48, 4, (Row(1, 1500), Row(3, 1400))),
     Case(2, 2, 112, 16, (Row(200, 1500),)),
-    # Shared prefixes: inside a block, ending in one, with rows that are shorter, and more query rows than one item takes.
-    Case(9, 3, 64, 1, (*(Row(1, 300 + i) for i in range(40)), Row(12, 400), Row(5, 60), Row(100, 500)), prefix=290),
+    # Shared prefixes: inside a block, ending in one, with rows that are shorter, and more query
+    # rows than one item takes.
+    Case(
+        9,
+        3,
+        64,
+        1,
+        (*(Row(1, 300 + i) for i in range(40)), Row(12, 400), Row(5, 60), Row(100, 500)),
+        prefix=290,
+    ),
     Case(4, 2, 32, 64, (Row(1, 700), Row(3, 650), Row(1, 400), Row(9, 1000)), prefix=384),
     # The largest head dimension in use, with groups that no vector divides.
     Case(5, 1, 256, 16, random_rows(6, 6, 300)),
@@ -104,30 +119,62 @@ class Problem:
             self.batch.slots[pick].contiguous(),
             self.batch.page_table,
         )
-        return Problem(self.shape, self.q[begin:end], self.k_cache, self.v_cache, batch, self.variant)
+        return Problem(
+            self.shape, self.q[begin:end], self.k_cache, self.v_cache, batch, self.variant
+        )
 
     def run(self, level: str | None = None) -> torch.Tensor:
-        return cpu_attention.create(self.shape, level=level).forward(self.q, self.k_cache, self.v_cache, self.batch, self.variant)
+        return cpu_attention.create(self.shape, level=level).forward(
+            self.q, self.k_cache, self.v_cache, self.batch, self.variant
+        )
 
     def reference(self) -> torch.Tensor:
-        shape = make_shape(self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim, self.shape.page_size, torch.float64)
+        shape = make_shape(
+            self.shape.num_heads,
+            self.shape.num_kv_heads,
+            self.shape.head_dim,
+            self.shape.page_size,
+            torch.float64,
+        )
         backend = torch_ref.create(shape)
-        return backend.forward(self.q.double(), self.k_cache.double(), self.v_cache.double(), self.batch, self.variant)
+        return backend.forward(
+            self.q.double(), self.k_cache.double(), self.v_cache.double(), self.batch, self.variant
+        )
 
 
 def make_shape(
-    heads: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
 ) -> AttentionShape:
-    return AttentionShape(heads, kv_heads, head_dim, page_size, dtype, kv_dtype or dtype, torch.device("cpu"))
+    return AttentionShape(
+        heads, kv_heads, head_dim, page_size, dtype, kv_dtype or dtype, torch.device("cpu")
+    )
 
 
-def make_batch(counts: np.ndarray, kv_lens: np.ndarray, slots: torch.Tensor, page_table: torch.Tensor) -> AttentionBatch:
+def make_batch(
+    counts: np.ndarray, kv_lens: np.ndarray, slots: torch.Tensor, page_table: torch.Tensor
+) -> AttentionBatch:
     cu_q = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     unused = torch.zeros(int(cu_q[-1]), dtype=torch.int64)
-    return AttentionBatch(unused, unused, torch.from_numpy(cu_q), cu_q, torch.from_numpy(kv_lens), kv_lens, slots, page_table)
+    return AttentionBatch(
+        unused,
+        unused,
+        torch.from_numpy(cu_q),
+        cu_q,
+        torch.from_numpy(kv_lens),
+        kv_lens,
+        slots,
+        page_table,
+    )
 
 
-def make_problem(case: Case, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, variant: str = "plain") -> Problem:
+def make_problem(
+    case: Case, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, variant: str = "plain"
+) -> Problem:
     torch.manual_seed(0)
     counts = np.array([row.count for row in case.rows], np.int32)
     kv_lens = np.array([row.kv_len for row in case.rows], np.int32)
@@ -147,7 +194,14 @@ def make_problem(case: Case, dtype: torch.dtype, kv_dtype: torch.dtype | None = 
     merged = torch.randn(int(counts.sum()), case.heads + 2 * case.kv_heads, case.head_dim).to(dtype)
     shape = make_shape(case.heads, case.kv_heads, case.head_dim, case.page_size, dtype, kv_dtype)
     batch = make_batch(counts, kv_lens, slots, table)
-    return Problem(shape, merged[:, : case.heads], k_cache, v_cache, batch, AttentionVariant(case.head_dim**-0.5, *VARIANTS[variant]))
+    return Problem(
+        shape,
+        merged[:, : case.heads],
+        k_cache,
+        v_cache,
+        batch,
+        AttentionVariant(case.head_dim**-0.5, *VARIANTS[variant]),
+    )
 
 
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
@@ -160,10 +214,13 @@ def test_attention_matches_reference(case: Case):
     for dtype, kv_dtype in ((FP32, FP32), (BF16, BF16), (FP32, BF16), (BF16, FP32)):
         problem = make_problem(case, dtype, kv_dtype)
         reference = problem.reference()
-        # fp32: 2e-6. bf16: the output's own rounding (2^-9) and, with AVX512_BF16, that of the probabilities.
+        # fp32: 2e-6. bf16: the output's own rounding (2^-9) and, with AVX512_BF16, that of the
+        # probabilities.
         bound = 2e-6 if dtype == FP32 else 6e-3
         for level in LEVELS:
-            assert relative_error(problem.run(level), reference) < bound, f"{level}, {dtype} with {kv_dtype} in the cache"
+            assert relative_error(problem.run(level), reference) < bound, (
+                f"{level}, {dtype} with {kv_dtype} in the cache"
+            )
 
 
 @pytest.mark.parametrize("name", list(VARIANTS)[1:])
@@ -173,12 +230,15 @@ def test_windows_and_soft_caps_match_reference(case: Case, name: str):
         problem = make_problem(case, dtype, variant=name)
         reference = problem.reference()
         for level in LEVELS:
-            assert relative_error(problem.run(level), reference) < (2e-6 if dtype == FP32 else 6e-3), f"{level}, {dtype}"
+            assert relative_error(problem.run(level), reference) < (
+                2e-6 if dtype == FP32 else 6e-3
+            ), f"{level}, {dtype}"
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_blocks_before_a_window_are_not_read(level: str):
-    """Neither by a decode row that is cut into many pieces, nor by rows with a common prefix, nor by a chunk."""
+    """Neither by a decode row that is cut into many pieces, nor by rows with a common prefix, nor
+    by a chunk."""
     rows = (Row(1, 3000), Row(1, 900), Row(2, 910), Row(200, 1500))
     problem = make_problem(Case(8, 2, 64, 16, rows, prefix=640), FP32, variant="window100")
     expected = problem.run(level)
@@ -192,8 +252,13 @@ def test_blocks_before_a_window_are_not_read(level: str):
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-@pytest.mark.parametrize(("prefix", "name"), [(0, "plain"), (300, "plain"), (0, "both"), (300, "window100"), (300, "softcap")])
-def test_a_row_alone_equals_the_row_in_a_batch(prefix: int, name: str, dtype: torch.dtype, level: str):
+@pytest.mark.parametrize(
+    ("prefix", "name"),
+    [(0, "plain"), (300, "plain"), (0, "both"), (300, "window100"), (300, "softcap")],
+)
+def test_a_row_alone_equals_the_row_in_a_batch(
+    prefix: int, name: str, dtype: torch.dtype, level: str
+):
     rows = (*random_rows(7, 16, 500), Row(1, 1300), Row(1, 310), Row(300, 700))
     problem = make_problem(Case(9, 3, 64, 1, rows, prefix), dtype, variant=name)
     together = problem.run(level)
@@ -212,8 +277,15 @@ def test_chunks_equal_the_whole_prompt(name: str, dtype: torch.dtype, level: str
     for size in (1, 15, 128, 399):
         for begin in range(0, 400, size if size > 1 else 37):
             end = min(begin + size, 400)
-            batch = make_batch(np.array([end - begin]), np.array([end], np.int32), whole.batch.slots, whole.batch.page_table)
-            chunk = Problem(whole.shape, whole.q[begin:end], whole.k_cache, whole.v_cache, batch, whole.variant)
+            batch = make_batch(
+                np.array([end - begin]),
+                np.array([end], np.int32),
+                whole.batch.slots,
+                whole.batch.page_table,
+            )
+            chunk = Problem(
+                whole.shape, whole.q[begin:end], whole.k_cache, whole.v_cache, batch, whole.variant
+            )
             assert torch.equal(chunk.run(level), expected[begin:end])
 
 
@@ -240,7 +312,11 @@ def threads():
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("name", ["plain", "both"])
 def test_number_of_threads_changes_nothing(name: str, dtype: torch.dtype, threads):
-    problem = make_problem(Case(9, 3, 64, 4, (*random_rows(8, 9, 600), Row(1, 1500), Row(1, 500)), prefix=256), dtype, variant=name)
+    problem = make_problem(
+        Case(9, 3, 64, 4, (*random_rows(8, 9, 600), Row(1, 1500), Row(1, 500)), prefix=256),
+        dtype,
+        variant=name,
+    )
     results = []
     for count in (1, 2, 3):
         threads(count)
@@ -250,7 +326,8 @@ def test_number_of_threads_changes_nothing(name: str, dtype: torch.dtype, thread
 
 
 def close(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Equal up to fp32 arithmetic and, for bf16, one rounding of a value that may fall on either side."""
+    """Equal up to fp32 arithmetic and, for bf16, one rounding of a value that may fall on either
+    side."""
     tolerance = 2e-6 if dtype == FP32 else 2**-7
     return torch.allclose(result.double(), reference.double(), rtol=tolerance, atol=tolerance / 4)
 
@@ -274,8 +351,14 @@ def test_norms_and_activation_match_reference(dtype: torch.dtype, level: str):
         assert torch.equal(summed, expected[1])
         assert close(normed, expected[0], dtype)
         assert close(ops.rms_norm(x, weight, 1e-5, 1.0), ref.rms_norm(x, weight, 1e-5, 1.0), dtype)
-        assert close(ops.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5, 1.0)[0], ref.rms_norm(summed, weight, 1e-5, 1.0), dtype)
-        heads = torch.randn(rows, 5, columns).to(dtype)[:, 1:4]  # strided, as they come from a projection
+        assert close(
+            ops.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5, 1.0)[0],
+            ref.rms_norm(summed, weight, 1e-5, 1.0),
+            dtype,
+        )
+        heads = torch.randn(rows, 5, columns).to(dtype)[
+            :, 1:4
+        ]  # strided, as they come from a projection
         assert close(ops.rms_norm(heads, weight, 1e-5), ref.rms_norm(heads, weight, 1e-5), dtype)
         ids = torch.randint(0, rows, (9,), dtype=torch.int32)
         for scale in (1.0, columns**0.5):
@@ -286,7 +369,12 @@ def test_norms_and_activation_match_reference(dtype: torch.dtype, level: str):
         logits = gate_up.clone()
         logits[1 % rows, :2] = torch.tensor([torch.inf, torch.nan]).to(dtype)
         capped = ops.soft_cap(logits.clone(), 30.0)
-        assert torch.allclose(capped.double(), ref.soft_cap(logits.double(), 30.0), rtol=2**-8 if dtype == BF16 else 1e-6, equal_nan=True)
+        assert torch.allclose(
+            capped.double(),
+            ref.soft_cap(logits.double(), 30.0),
+            rtol=2**-8 if dtype == BF16 else 1e-6,
+            equal_nan=True,
+        )
         assert all(
             torch.equal(ops.soft_cap(row[None].clone(), 30.0)[0].nan_to_num(), one.nan_to_num())
             for row, one in zip(logits, capped, strict=True)
@@ -298,10 +386,18 @@ def test_norms_and_activation_match_reference(dtype: torch.dtype, level: str):
 @pytest.mark.parametrize("level", LEVELS)
 def test_tokens_are_placed_and_chosen_as_the_reference_does(level: str):
     ops, ref, torch_ids = cpu_ops.create(BF16, level=level), RefOps(), {"dtype": torch.int32}
-    known, pages = torch.randint(0, 999, (9, 40), **torch_ids), torch.randint(0, 99, (9, 13), **torch_ids)
-    slots, counts, kv_lens = (torch.tensor(values, **torch_ids) for values in ((4, 0, 8), (1, 6, 39), (17, 6, 39)))
+    known, pages = (
+        torch.randint(0, 999, (9, 40), **torch_ids),
+        torch.randint(0, 99, (9, 13), **torch_ids),
+    )
+    slots, counts, kv_lens = (
+        torch.tensor(values, **torch_ids) for values in ((4, 0, 8), (1, 6, 39), (17, 6, 39))
+    )
     cu_q = torch.cat((torch.zeros(1, **torch_ids), counts.cumsum(0).int()))
-    for ours, theirs in zip(*(each.place_tokens(slots, cu_q, kv_lens, known, pages, 3, 46) for each in (ops, ref)), strict=True):
+    for ours, theirs in zip(
+        *(each.place_tokens(slots, cu_q, kv_lens, known, pages, 3, 46) for each in (ops, ref)),
+        strict=True,
+    ):
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
     for columns, dtype in itertools.product((1, 7, 16, 131, 4096), (BF16, FP32)):
@@ -320,9 +416,17 @@ def test_tokens_are_placed_and_chosen_as_the_reference_does(level: str):
 @pytest.mark.parametrize("kv_dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "rotary_dim", "tokens"),
-    [(9, 3, 64, 64, 5), (4, 4, 20, 20, 1), (2, 1, 128, 128, 300), (6, 2, 128, 96, 7), (3, 1, 20, 6, 40)],
+    [
+        (9, 3, 64, 64, 5),
+        (4, 4, 20, 20, 1),
+        (2, 1, 128, 128, 300),
+        (6, 2, 128, 96, 7),
+        (3, 1, 20, 6, 40),
+    ],
 )
-def test_rope_and_store_matches_reference(heads, kv_heads, head_dim, rotary_dim, tokens, dtype, kv_dtype, level):
+def test_rope_and_store_matches_reference(
+    heads, kv_heads, head_dim, rotary_dim, tokens, dtype, kv_dtype, level
+):
     torch.manual_seed(head_dim)
     angles = torch.rand(1000, rotary_dim // 2) * 6.3
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
@@ -331,8 +435,16 @@ def test_rope_and_store_matches_reference(heads, kv_heads, head_dim, rotary_dim,
     results = []
     for ops in (cpu_ops.create(dtype, level=level), RefOps()):
         q, k, v = merged.clone().split((heads, kv_heads, kv_heads), dim=1)
-        k_cache, v_cache = (torch.zeros(40, 16, kv_heads, head_dim, dtype=kv_dtype) for _ in range(2))
-        results.append((ops.rope_and_store(q, k, v, cos_sin, positions, k_cache, v_cache, kv_index), k_cache, v_cache))
+        k_cache, v_cache = (
+            torch.zeros(40, 16, kv_heads, head_dim, dtype=kv_dtype) for _ in range(2)
+        )
+        results.append(
+            (
+                ops.rope_and_store(q, k, v, cos_sin, positions, k_cache, v_cache, kv_index),
+                k_cache,
+                v_cache,
+            )
+        )
     (q, k_cache, _), (expected_q, expected_k_cache, _) = results
     assert close(q, expected_q, dtype)
     assert torch.equal(q[..., rotary_dim:], merged[:, :heads, rotary_dim:])
@@ -350,8 +462,12 @@ def test_linear_matches_torch_and_a_row_knows_no_batch(columns, k, dtype, level)
     for b in (None, bias):
         linear = cpu_linear.create(dtype, level=level).pack(weight, b)
         result = linear(x)
-        exact = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
-        assert torch.allclose(result.double(), exact, rtol=2**-8 if dtype == BF16 else 2e-6, atol=2e-6 * k**0.5)
+        exact = torch.nn.functional.linear(
+            x.double(), weight.double(), None if b is None else b.double()
+        )
+        assert torch.allclose(
+            result.double(), exact, rtol=2**-8 if dtype == BF16 else 2e-6, atol=2e-6 * k**0.5
+        )
         for rows in (*range(1, 27), 48, 49, 122):
             assert torch.equal(linear(x[-rows:]), result[-rows:])
     assert linear.num_bytes >= weight.nbytes + bias.nbytes
@@ -368,9 +484,13 @@ def test_a_gated_product_matches_torch_and_a_row_knows_no_batch(size, k, gate, d
     for b in (None, bias):
         linear = cpu_linear.create(dtype, level=level).pack_gated(weight, b, gate)
         result = linear(x)
-        products = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+        products = torch.nn.functional.linear(
+            x.double(), weight.double(), None if b is None else b.double()
+        )
         exact = getattr(RefOps(), gate)(products)
-        assert torch.allclose(result.double(), exact, rtol=2**-7 if dtype == BF16 else 4e-6, atol=1e-5)
+        assert torch.allclose(
+            result.double(), exact, rtol=2**-7 if dtype == BF16 else 4e-6, atol=1e-5
+        )
         for rows in (1, 5, 12, 13, 48):
             assert torch.equal(linear(x[-rows:]), result[-rows:])
 

@@ -1,4 +1,5 @@
-"""A slower instruction set than the best runs, and the report says which and why: forced, or because the processor has no better."""
+"""A slower instruction set than the best runs, and the report says which and why: forced, or
+because the processor has no better."""
 
 from __future__ import annotations
 
@@ -38,11 +39,21 @@ def report_of(tmp_path: Path) -> LoadReport:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_forced_level_runs_and_the_report_says_what_would(tmp_path: Path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forced_level_runs_and_the_report_says_what_would(
+    tmp_path: Path, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SETPOINT_CPU_ISA", level)
     report = report_of(tmp_path)
-    assert (report.ops, report.linear, report.attention, report.level) == ("cpu", "cpu", "cpu", level)
-    words = f"C++ kernels run at the level {level} (SETPOINT_CPU_ISA asks for it; this machine can run {LEVELS[0]})"
+    assert (report.ops, report.linear, report.attention, report.level) == (
+        "cpu",
+        "cpu",
+        "cpu",
+        level,
+    )
+    words = (
+        f"C++ kernels run at the level {level} (SETPOINT_CPU_ISA asks for it; this machine can run"
+        f" {LEVELS[0]})"
+    )
     assert (words in report.fallbacks) == (level != LEVELS[0])
 
 
@@ -50,7 +61,11 @@ def test_a_forced_level_runs_and_the_report_says_what_would(tmp_path: Path, leve
 @pytest.mark.parametrize(
     ("flags", "level", "words"),
     [
-        (AVX2_ONLY, "avx2", "this CPU has no avx512bw, avx512dq, avx512f, avx512vl, which avx512 needs"),
+        (
+            AVX2_ONLY,
+            "avx2",
+            "this CPU has no avx512bw, avx512dq, avx512f, avx512vl, which avx512 needs",
+        ),
         (set(), "scalar", "this CPU has no avx2, fma, which avx2 needs"),
     ],
 )
@@ -59,7 +74,12 @@ def test_a_processor_without_the_best_level_runs_the_next_and_says_so(
 ) -> None:
     monkeypatch.setattr(build, "_cpu_flags", lambda: flags)
     report = report_of(tmp_path)
-    assert (report.ops, report.linear, report.attention, report.level) == ("cpu", "cpu", "cpu", level)
+    assert (report.ops, report.linear, report.attention, report.level) == (
+        "cpu",
+        "cpu",
+        "cpu",
+        level,
+    )
     assert f"C++ kernels run at the level {level} ({words})" in report.fallbacks
 
 
@@ -69,5 +89,16 @@ def test_a_level_that_the_processor_lacks_is_refused_by_every_kernel_with_the_re
     monkeypatch.setattr(build, "_cpu_flags", lambda: AVX2_ONLY)
     monkeypatch.setenv("SETPOINT_CPU_ISA", "avx512")
     report = report_of(tmp_path)
-    assert (report.ops, report.linear, report.attention, report.level) == ("ref", "packed", "torch_ref", "")
-    assert sum("this machine cannot run the level 'avx512'; it can run avx2, scalar" in words for words in report.fallbacks) == 3
+    assert (report.ops, report.linear, report.attention, report.level) == (
+        "ref",
+        "packed",
+        "torch_ref",
+        "",
+    )
+    assert (
+        sum(
+            "this machine cannot run the level 'avx512'; it can run avx2, scalar" in words
+            for words in report.fallbacks
+        )
+        == 3
+    )

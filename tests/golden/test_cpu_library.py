@@ -15,7 +15,13 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 
 def run_python(code: str, **environment: str) -> str:
     """What a fresh interpreter prints: loading the library is once per process."""
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout
 
 
@@ -34,7 +40,10 @@ def test_without_a_compiler_the_reference_runs_and_says_why():
 
 def test_a_failing_compiler_is_a_reason(tmp_path):
     compiler = tmp_path / "g++"
-    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && echo odd 1.0 && exit\necho "x.cpp:1: error: odd machine"; exit 1\n')
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo odd 1.0 && exit\necho "x.cpp:1: error: odd'
+        ' machine"; exit 1\n'
+    )
     compiler.chmod(0o755)
     output = run_python(CHOOSE, CXX=str(compiler), XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert output.startswith("ref | cpu: ")
@@ -44,7 +53,10 @@ def test_a_failing_compiler_is_a_reason(tmp_path):
 
 def test_an_unwritable_cache_is_logged_and_the_kernels_run(tmp_path):
     (tmp_path / "setpoint").write_text("a file where a folder should be")
-    code = "import sys; sys.stderr = sys.stdout; from setpoint.engine.kernels.cpu import library; print(library.load('scalar').level)"
+    code = (
+        "import sys; sys.stderr = sys.stdout; from setpoint.engine.kernels.cpu import library;"
+        " print(library.load('scalar').level)"
+    )
     log, level = run_python(code, XDG_CACHE_HOME=str(tmp_path)).splitlines()
     assert "compiling the C++ kernels for this process only" in log
     assert level == "scalar"
@@ -59,11 +71,18 @@ def test_a_level_can_be_forced_and_an_unknown_one_is_refused():
 
 def test_one_openmp_runtime_and_torch_free_build():
     code = (
-        "import torch; from setpoint.engine.kernels.cpu import library; library.load()\n"
-        "print(len({l.split()[-1] for l in open('/proc/self/maps') if 'omp' in l.rsplit('/', 1)[-1]}))"
+        "import torch; from setpoint.engine.kernels.cpu import library;"
+        " library.load()\nprint(len({l.split()[-1] for l in open('/proc/self/maps') if 'omp' in"
+        " l.rsplit('/', 1)[-1]}))"
     )
     assert run_python(code).strip() == "1"
-    assert run_python("import sys; from setpoint.engine.kernels.cpu import build; print('torch' in sys.modules)").strip() == "False"
+    assert (
+        run_python(
+            "import sys; from setpoint.engine.kernels.cpu import build; print('torch' in"
+            " sys.modules)"
+        ).strip()
+        == "False"
+    )
 
 
 def test_the_cached_library_is_found_by_its_sources(monkeypatch, tmp_path):
@@ -77,10 +96,14 @@ def test_the_cached_library_is_found_by_its_sources(monkeypatch, tmp_path):
 
 def test_a_new_library_removes_those_of_its_level_that_nobody_used_for_long(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "compile_library", lambda compiler, level, target: target.write_bytes(b""))
+    monkeypatch.setattr(
+        build, "compile_library", lambda compiler, level, target: target.write_bytes(b"")
+    )
     build.cache_dir().mkdir(parents=True)
     long_ago = time.time() - build.UNUSED_S - 60
-    unused, recent, other = (build.cache_dir() / name for name in ("avx2-1.so", "avx2-2.so", "avx512-3.so"))
+    unused, recent, other = (
+        build.cache_dir() / name for name in ("avx2-1.so", "avx2-2.so", "avx512-3.so")
+    )
     used = build.ensure_built("avx2")
     for path in (unused, recent, other):
         path.write_bytes(b"")

@@ -1,4 +1,5 @@
-"""Matrix tiles: instructions and plain code in their order give the same bits, and machines that refuse tiles get the next level."""
+"""Matrix tiles: instructions and plain code in their order give the same bits, and machines that
+refuse tiles get the next level."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def odd_numbers(*shape: int) -> torch.Tensor:
-    """Normal numbers, and now and then a subnormal one, a zero of either sign, a huge one or an infinity."""
+    """Normal numbers, and now and then a subnormal one, a zero of either sign, a huge one or an
+    infinity."""
     x = torch.randn(shape).to(BF16)
     odd = torch.tensor([1e-39, -1e-40, 0.0, -0.0, 3e38, -3e38, torch.inf]).to(BF16)
     return torch.where(torch.rand(shape) < 0.01, odd[torch.randint(0, len(odd), shape)], x)
@@ -45,18 +47,28 @@ def seeded() -> None:
 @on_tiles
 @pytest.mark.parametrize(("columns", "k"), SIZES)
 @pytest.mark.parametrize("gate", [None, "silu_mul"])
-def test_products_on_tiles_have_the_bits_of_their_emulation(columns: int, k: int, gate: str | None) -> None:
+def test_products_on_tiles_have_the_bits_of_their_emulation(
+    columns: int, k: int, gate: str | None
+) -> None:
     weight, bias = torch.randn(2 * columns, k).to(BF16), torch.randn(2 * columns).to(BF16)
     methods = [cpu_linear.create(BF16, level=level) for level in ("amx", "amx_emulated")]
-    packed = [method.pack(weight, bias) if gate is None else method.pack_gated(weight, bias, gate) for method in methods]
-    eights = [w8a8_int8_cpu.Int8Weight(weight, bias, library.load(level), gate) for level in ("amx", "amx_emulated", "avx512_vnni")]
+    packed = [
+        method.pack(weight, bias) if gate is None else method.pack_gated(weight, bias, gate)
+        for method in methods
+    ]
+    eights = [
+        w8a8_int8_cpu.Int8Weight(weight, bias, library.load(level), gate)
+        for level in ("amx", "amx_emulated", "avx512_vnni")
+    ]
     for rows in ROWS:
         x = odd_numbers(rows, k)
         results = [linear(x).nan_to_num(7.0) for linear in packed]
         assert torch.equal(bits(results[0]), bits(results[1]))
         results = [linear(x.nan_to_num(1.0, 1.0, -1.0)).nan_to_num(7.0) for linear in eights]
         assert torch.equal(bits(results[0]), bits(results[1]))
-        assert torch.equal(bits(results[0]), bits(results[2])), "sums of integers are exact at every level"
+        assert torch.equal(bits(results[0]), bits(results[2])), (
+            "sums of integers are exact at every level"
+        )
 
 
 @on_tiles
@@ -73,7 +85,9 @@ def test_the_emulation_is_never_chosen_by_itself() -> None:
 
 
 def test_a_processor_without_tiles_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_cpu_flags", lambda: set(build.LEVELS["x86_64"]["avx512_bf16"].needs))
+    monkeypatch.setattr(
+        build, "_cpu_flags", lambda: set(build.LEVELS["x86_64"]["avx512_bf16"].needs)
+    )
     assert build.choose_level() == "avx512_bf16"
     assert build.why_no_better("avx512_bf16") == ""
 
@@ -92,16 +106,27 @@ def a_machine_with_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("a_machine_with_tiles")
-def test_a_system_that_refuses_tiles_gets_the_next_level_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "ask_for_tiles", lambda: "Linux does not let this process use matrix tiles: Not supported")
+def test_a_system_that_refuses_tiles_gets_the_next_level_and_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        build,
+        "ask_for_tiles",
+        lambda: "Linux does not let this process use matrix tiles: Not supported",
+    )
     assert build.choose_level() == "avx512_bf16"
-    assert build.why_no_better("avx512_bf16") == "Linux does not let this process use matrix tiles: Not supported"
+    assert (
+        build.why_no_better("avx512_bf16")
+        == "Linux does not let this process use matrix tiles: Not supported"
+    )
     with pytest.raises(build.BuildError, match="cannot run the level 'amx'"):
         build.choose_level("amx")
 
 
 @pytest.mark.usefixtures("a_machine_with_tiles")
-def test_a_processor_without_a_palette_gets_the_next_level_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_without_a_palette_gets_the_next_level_and_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(build.LEVEL_VARIABLE, raising=False)
     monkeypatch.setattr(build, "ask_for_tiles", lambda: "")
     opened = library._open
@@ -121,28 +146,39 @@ def test_linux_refuses_tiles_while_a_signal_stack_is_too_small() -> None:
     if "amx" not in LEVELS:
         pytest.skip("this machine has no matrix tiles")
     code = (
-        "import ctypes\n"
-        "class Stack(ctypes.Structure):\n"
-        "    _fields_ = [('at', ctypes.c_void_p), ('flags', ctypes.c_int), ('size', ctypes.c_size_t)]\n"
-        "memory = ctypes.create_string_buffer(4096)\n"
-        "libc = ctypes.CDLL(None)\n"
-        "assert libc.sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 4096)), None) == 0\n"
-        "from setpoint.engine.kernels.cpu import build\n"
-        "print(build.choose_level(), '|', build.why_no_better('avx512_bf16'))"
+        "import ctypes\nclass Stack(ctypes.Structure):\n    _fields_ = [('at', ctypes.c_void_p),"
+        " ('flags', ctypes.c_int), ('size', ctypes.c_size_t)]\nmemory ="
+        " ctypes.create_string_buffer(4096)\nlibc = ctypes.CDLL(None)\nassert"
+        " libc.sigaltstack(ctypes.byref(Stack(ctypes.addressof(memory), 0, 4096)), None) == 0\nfrom"
+        " setpoint.engine.kernels.cpu import build\nprint(build.choose_level(), '|',"
+        " build.why_no_better('avx512_bf16'))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     level, why = done.stdout.strip().split(" | ")
     assert level == "avx512_bf16"
     assert why.startswith("Linux does not let this process use matrix tiles: ")
 
 
 @pytest.mark.full
-def test_the_library_for_tiles_compiles_on_any_x86_and_holds_the_instructions(tmp_path: Path) -> None:
+def test_the_library_for_tiles_compiles_on_any_x86_and_holds_the_instructions(
+    tmp_path: Path,
+) -> None:
     if shutil.which("objdump") is None:
         pytest.skip("no objdump here")
     built = tmp_path / "amx.so"
     build.compile_library(build.find_compiler(), "amx", built)
-    code = subprocess.run(["objdump", "-d", "--no-show-raw-insn", str(built)], capture_output=True, text=True, check=True).stdout
+    code = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", str(built)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     found = {line.split("\t")[-1].split()[0] for line in code.splitlines() if line.startswith(" ")}
     assert found >= {"ldtilecfg", "tileloadd", "tdpbf16ps", "tdpbusd", "tilestored", "tilerelease"}
     assert ctypes.CDLL(str(built), mode=os.RTLD_LAZY).setpoint_k_multiple() == 16

@@ -1,4 +1,5 @@
-"""Weights kept in a GGUF's blocks give every bit that they give in bf16, at every level and for any number of rows and threads."""
+"""Weights kept in a GGUF's blocks give every bit that they give in bf16, at every level and for any
+number of rows and threads."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 24, 25, 48, 49, 64, 123)
 
 
 def quantised(kind: str, columns: int, k: int, seed: int = 0) -> tuple[Blocks, torch.Tensor]:
-    """Random blocks (all codes, scales of both signs, zero and subnormal), and what the conversion makes of them."""
+    """Random blocks (all codes, scales of both signs, zero and subnormal), and what the conversion
+    makes of them."""
     rng = np.random.default_rng(seed)
     scales = rng.normal(0, 0.1, (2, columns, k // 32)).astype(np.float16)
     scales[:, ::7] *= np.float16(1e-4)
@@ -55,7 +57,10 @@ def test_a_product_on_blocks_is_that_on_bf16(columns: int, k: int, kind: str, le
     blocks, weight = quantised(kind, columns, k)
     x, bias = torch.randn(max(ROWS), k).to(BF16), torch.randn(columns).to(BF16)
     for b in (None, bias):
-        ours, panels = block_linear.create(BF16, level=level).pack(blocks, b), panel_linear.create(BF16, level=level).pack(weight, b)
+        ours, panels = (
+            block_linear.create(BF16, level=level).pack(blocks, b),
+            panel_linear.create(BF16, level=level).pack(weight, b),
+        )
         for rows in ROWS:
             assert torch.equal(ours(x[-rows:]), panels(x[-rows:])), rows
     assert ours.num_bytes == -(-columns // 32) * 32 * blocks.rows.shape[1] + bias.nbytes
@@ -80,7 +85,9 @@ def test_a_gated_product_on_blocks_is_that_on_bf16(size: int, kind: str, level: 
 def test_rows_are_those_of_the_dequantised_weight(kind: str, level: str) -> None:
     blocks, weight = quantised(kind, 70, 96)
     ids = torch.randint(0, 70, (200,), dtype=torch.int32)
-    assert torch.equal(block_linear.create(BF16, level=level).pack(blocks, None).rows(ids), weight[ids])
+    assert torch.equal(
+        block_linear.create(BF16, level=level).pack(blocks, None).rows(ids), weight[ids]
+    )
 
 
 @pytest.mark.parametrize("num_rows", [3, 60])
@@ -105,16 +112,35 @@ def convert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **how: object) -> P
     """A tiny random model in Q4_1, but for what ``how`` changes, converted under ``tmp_path``."""
     model = tiny_gguf.TinyLlama(tie=bool(how.pop("tie", True)))
     tensors = tiny_gguf.gguf_tensors(model, model.weights())
-    raw = {name: (gguf.quantize(tensors[name], kind), kind) for name, kind in how.pop("kinds", {}).items()}
-    path = tiny_gguf.write(tmp_path / "m.gguf", tensors, tiny_gguf.metadata(model), kind=Kind.Q4_1, raw=raw)
+    raw = {
+        name: (gguf.quantize(tensors[name], kind), kind)
+        for name, kind in how.pop("kinds", {}).items()
+    }
+    path = tiny_gguf.write(
+        tmp_path / "m.gguf", tensors, tiny_gguf.metadata(model), kind=Kind.Q4_1, raw=raw
+    )
     with monkeypatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))
         return converted_folder(path, log=lambda line: None)
 
 
-def runner_of(folder: Path, quantization: str | None = None, *, dtype: str = "bfloat16", spec: ModelSpec | None = None) -> ModelRunner:
+def runner_of(
+    folder: Path,
+    quantization: str | None = None,
+    *,
+    dtype: str = "bfloat16",
+    spec: ModelSpec | None = None,
+) -> ModelRunner:
     spec = spec or read_spec(folder)
-    config = EngineConfig(str(folder), spec, dtype=dtype, kv_dtype=dtype, page_size=4, num_threads=2, quantization=quantization)
+    config = EngineConfig(
+        str(folder),
+        spec,
+        dtype=dtype,
+        kv_dtype=dtype,
+        page_size=4,
+        num_threads=2,
+        quantization=quantization,
+    )
     runner = build_runner(config)
     runner.allocate(num_pages=64, max_slots=4, context_len=64)
     return runner
@@ -129,11 +155,15 @@ def logits_of(runner: ModelRunner, ids: list[int]) -> torch.Tensor:
 
 
 def kinds_kept(runner: ModelRunner) -> Counter[str]:
-    return Counter(module.blocks for module in runner.model.modules() if hasattr(module, "keep_blocks"))
+    return Counter(
+        module.blocks for module in runner.model.modules() if hasattr(module, "keep_blocks")
+    )
 
 
 @pytest.mark.parametrize("tie", [True, False])
-def test_a_model_on_blocks_is_the_model_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tie: bool) -> None:
+def test_a_model_on_blocks_is_the_model_in_bf16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tie: bool
+) -> None:
     folder = convert(tmp_path, monkeypatch, tie=tie, kinds={"token_embd.weight": Kind.Q8_0})
     kept, wide = runner_of(folder), runner_of(folder, "unquant")
     ids = np.random.default_rng(0).integers(3, 300, 33).tolist()
@@ -146,16 +176,27 @@ def test_a_model_on_blocks_is_the_model_in_bf16(tmp_path: Path, monkeypatch: pyt
     assert not kept.why_eager
 
 
-def test_what_has_no_kernel_is_bf16_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {"token_embd.weight": Kind.Q5_1, "blk.0.attn_k.weight": Kind.Q8_0, "blk.1.ffn_down.weight": Kind.Q5_0}
+def test_what_has_no_kernel_is_bf16_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {
+        "token_embd.weight": Kind.Q5_1,
+        "blk.0.attn_k.weight": Kind.Q8_0,
+        "blk.1.ffn_down.weight": Kind.Q5_0,
+    }
     folder = convert(tmp_path, monkeypatch, kinds=kinds)
     kept, wide = runner_of(folder), runner_of(folder, "unquant")
-    assert kinds_kept(kept) == {"Q4_1": 6, "": 3}  # the embedding, one stack of q, k, v and one down projection are not kept
+    assert kinds_kept(kept) == {
+        "Q4_1": 6,
+        "": 3,
+    }  # the embedding, one stack of q, k, v and one down projection are not kept
     ids = list(range(3, 30))
     assert torch.equal(logits_of(kept, ids), logits_of(wide, ids))
 
 
-def test_fp32_multiplies_the_values_of_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp32_multiplies_the_values_of_bf16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = convert(tmp_path, monkeypatch)
     runner = runner_of(folder, dtype="float32")
     assert kinds_kept(runner) == {"": 9}
@@ -170,7 +211,9 @@ def test_fp32_multiplies_the_values_of_bf16(tmp_path: Path, monkeypatch: pytest.
         (lambda data: b"", "model.blocks cannot be read"),
     ],
 )
-def test_damaged_blocks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage, message: str) -> None:
+def test_damaged_blocks_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage, message: str
+) -> None:
     folder = convert(tmp_path, monkeypatch)
     file, spec = folder / BLOCKS_FILE, read_spec(folder)
     file.write_bytes(damage(file.read_bytes()))
@@ -179,9 +222,13 @@ def test_damaged_blocks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     runner_of(folder, "unquant", spec=spec)  # bf16 does not read them
 
 
-def test_only_blocks_that_are_multiplied_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_blocks_that_are_multiplied_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = convert(tmp_path, monkeypatch, kinds={"token_embd.weight": Kind.Q5_1})
-    assert [path.name for path in folder.glob("*.safetensors")] == ["model.safetensors"]  # what other engines load
+    assert [path.name for path in folder.glob("*.safetensors")] == [
+        "model.safetensors"
+    ]  # what other engines load
     names = list(load_file(folder / BLOCKS_FILE))
     assert len(names) == 14
     assert all(name.endswith(".weight.Q4_1") for name in names)

@@ -1,4 +1,5 @@
-"""The GGUF conversion against transformers: the default model's weights, tokenizer, template and words, and Llama 3's rope."""
+"""The GGUF conversion against transformers: the default model's weights, tokenizer, template and
+words, and Llama 3's rope."""
 
 from __future__ import annotations
 
@@ -43,7 +44,11 @@ TEXTS = [
 ]
 CHATS = [
     [{"role": "user", "content": "Hi"}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "  2+2? "}, {"role": "assistant", "content": "4"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "  2+2? "},
+        {"role": "assistant", "content": "4"},
+    ],
 ]
 
 
@@ -98,7 +103,15 @@ def test_the_default_model_answers_bit_for_bit_from_its_blocks(folder: Path) -> 
     ids = np.random.default_rng(0).integers(3, 49_000, 70).tolist()
     logits = []
     for quantization in (None, "unquant"):
-        runner = build_runner(EngineConfig(str(folder), read_spec(folder), num_threads=2, page_size=16, quantization=quantization))
+        runner = build_runner(
+            EngineConfig(
+                str(folder),
+                read_spec(folder),
+                num_threads=2,
+                page_size=16,
+                quantization=quantization,
+            )
+        )
         runner.allocate(num_pages=20, max_slots=4, context_len=128)
         driver, steps = Driver(InprocExecutor(runner), 16, 5), []
         for slot, count in enumerate((70, 1, 5)):  # many rows, one, a few
@@ -120,24 +133,33 @@ def test_the_tokenizer_gives_the_ids_transformers_gives(folder: Path, hf_tokeniz
 
 
 @pytest.mark.full
-def test_the_tokenizer_is_the_one_transformers_makes_of_the_gguf(folder: Path, package: Path) -> None:
+def test_the_tokenizer_is_the_one_transformers_makes_of_the_gguf(
+    folder: Path, package: Path
+) -> None:
     ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
     theirs = AutoTokenizer.from_pretrained(package.parent, gguf_file=package.name)
     for text in TEXTS:
-        if not any(character.isnumeric() for character in text):  # transformers' GGUF path leaves out the split into digits
+        if not any(
+            character.isnumeric() for character in text
+        ):  # transformers' GGUF path leaves out the split into digits
             assert ours.encode(text).ids == theirs(text).input_ids, text
 
 
 def test_the_tokenizer_is_the_files_vocabulary(folder: Path, package: Path) -> None:
     ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
     with GGUFFile(package) as file:
-        texts, kinds = file.require("tokenizer.ggml.tokens", list), file.require("tokenizer.ggml.token_type", list)
+        texts, kinds = (
+            file.require("tokenizer.ggml.tokens", list),
+            file.require("tokenizer.ggml.token_type", list),
+        )
         merges = file.require("tokenizer.ggml.merges", list)
     assert [ours.id_to_token(index) for index in range(ours.get_vocab_size())] == texts
     assert {index for index, token in ours.get_added_tokens_decoder().items() if token.special} == {
         index for index, kind in enumerate(kinds) if kind == 3
     }
-    alone = [text for text in texts[:2000] if text in {merge.replace(" ", "") for merge in merges[:1500]}]
+    alone = [
+        text for text in texts[:2000] if text in {merge.replace(" ", "") for merge in merges[:1500]}
+    ]
     assert len(alone) > 1000
     pieces = Tokenizer.from_str(ours.to_str())
     pieces.pre_tokenizer = None  # merges alone must build every merged token
@@ -147,11 +169,20 @@ def test_the_tokenizer_is_the_files_vocabulary(folder: Path, package: Path) -> N
 
 def test_digits_are_split_one_by_one(folder: Path) -> None:
     ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert [ours.decode([index]) for index in ours.encode("in 2026").ids] == ["in", " ", "2", "0", "2", "6"]
+    assert [ours.decode([index]) for index in ours.encode("in 2026").ids] == [
+        "in",
+        " ",
+        "2",
+        "0",
+        "2",
+        "6",
+    ]
 
 
 @pytest.mark.parametrize("generation_prompt", [True, False])
-def test_chats_render_as_the_files_template_says(folder: Path, package: Path, hf_tokenizer: Any, generation_prompt: bool) -> None:
+def test_chats_render_as_the_files_template_says(
+    folder: Path, package: Path, hf_tokenizer: Any, generation_prompt: bool
+) -> None:
     with GGUFFile(package) as file:
         template = file.require("tokenizer.chat_template", str)
     for chat in CHATS:
@@ -163,7 +194,9 @@ def test_chats_render_as_the_files_template_says(folder: Path, package: Path, hf
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_llama3_rope_is_recovered_from_its_factors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+def test_llama3_rope_is_recovered_from_its_factors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     rope = {
         "rope_type": "llama3",
@@ -175,16 +208,25 @@ def test_llama3_rope_is_recovered_from_its_factors(tmp_path: Path, monkeypatch: 
     model = tiny_gguf.TinyLlama(hidden_size=128, num_heads=2, num_kv_heads=1, context_len=131072)
     keys = tiny_gguf.metadata(model) | {"llama.rope.freq_base": 500000.0}
     config = LlamaConfig(
-        hidden_size=128, num_attention_heads=2, max_position_embeddings=131072, rope_parameters={**rope, "rope_theta": 500000.0}
+        hidden_size=128,
+        num_attention_heads=2,
+        max_position_embeddings=131072,
+        rope_parameters={**rope, "rope_theta": 500000.0},
     )
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
-    factors = np.round(500000.0 ** -(np.arange(32) / 32) / scaled.double().numpy(), 5).astype(np.float32)
-    assert ((factors > 1.01) & (factors < factor - 0.01)).any()  # some frequencies are blended, or this would prove little
+    factors = np.round(500000.0 ** -(np.arange(32) / 32) / scaled.double().numpy(), 5).astype(
+        np.float32
+    )
+    assert (
+        (factors > 1.01) & (factors < factor - 0.01)
+    ).any()  # some frequencies are blended, or this would prove little
     tensors = tiny_gguf.gguf_tensors(model, model.weights())
     path = tiny_gguf.write(tmp_path / "m.gguf", tensors | {"rope_freqs.weight": factors}, keys)
     converted = converted_folder(path, log=lambda line: None)
     assert json.loads((converted / "config.json").read_text())["rope_scaling"] == rope
     assert read_spec(converted).context_len == 131072
-    wrong = tiny_gguf.write(tmp_path / "n.gguf", tensors | {"rope_freqs.weight": factors * np.float32(1.1)}, keys)
+    wrong = tiny_gguf.write(
+        tmp_path / "n.gguf", tensors | {"rope_freqs.weight": factors * np.float32(1.1)}, keys
+    )
     with pytest.raises(source.CheckpointError, match="rope factors"):
         converted_folder(wrong, log=lambda line: None)

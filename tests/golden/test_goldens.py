@@ -1,4 +1,5 @@
-"""Every model of the golden table against transformers: logits, greedy ids through chunks and a warm cache, parameters, template."""
+"""Every model of the golden table against transformers: logits, greedy ids through chunks and a
+warm cache, parameters, template."""
 
 from __future__ import annotations
 
@@ -6,12 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.testing.against_transformers import TOLERANCE, measure, template_differences, write_tiny
+from setpoint.testing.against_transformers import (
+    TOLERANCE,
+    measure,
+    template_differences,
+    write_tiny,
+)
 from setpoint.testing.chat_templates import TEMPLATES
 from setpoint.testing.goldens import GOLDENS, THROUGH_TRANSFORMERS, Golden
 
 
-def check(folder: Path, golden: Golden, device: str, *, seed: int = 0, num_new: int = 8, attention: str = "auto") -> None:
+def check(
+    folder: Path,
+    golden: Golden,
+    device: str,
+    *,
+    seed: int = 0,
+    num_new: int = 8,
+    attention: str = "auto",
+) -> None:
     write_tiny(folder, golden.config, seed=seed)
     found = measure(
         folder,
@@ -46,7 +60,9 @@ def test_tiny_model_through_transformers(tmp_path: Path, golden: Golden, device:
 @pytest.mark.parametrize("golden", GOLDENS + THROUGH_TRANSFORMERS, ids=lambda golden: golden.name)
 @pytest.mark.parametrize("attention", ["auto", "torch_ref"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_tiny_model_at_length(tmp_path: Path, golden: Golden, device: str, attention: str, seed: int) -> None:
+def test_tiny_model_at_length(
+    tmp_path: Path, golden: Golden, device: str, attention: str, seed: int
+) -> None:
     check(tmp_path, golden, device, seed=seed, num_new=36, attention=attention)
 
 

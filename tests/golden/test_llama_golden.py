@@ -1,4 +1,5 @@
-"""A tiny random Llama model: prompt logprobs against transformers, bf16 near fp32 (``test_goldens`` has logits and ids)."""
+"""A tiny random Llama model: prompt logprobs against transformers, bf16 near fp32 (``test_goldens``
+has logits and ids)."""
 
 from __future__ import annotations
 
@@ -22,10 +23,14 @@ PROMPT = np.random.default_rng(5).integers(3, 131, 70).tolist()
 def reference(folder: Path) -> Any:
     from transformers import LlamaForCausalLM
 
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
 
 
-def runner_of(folder: Path, device: str, dtype: str = "float32", attention: str = "torch_ref") -> ModelRunner:
+def runner_of(
+    folder: Path, device: str, dtype: str = "float32", attention: str = "torch_ref"
+) -> ModelRunner:
     config = EngineConfig(
         str(folder),
         read_spec(folder),
@@ -47,17 +52,30 @@ def test_prompt_logprobs_equal_transformers(tmp_path: Path, device: str) -> None
         wanted = reference(folder)(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
     driver = Driver(InprocExecutor(runner_of(folder, device)), PAGE, PAGES)
     plan = driver.plan()
-    driver.admit(plan, 0, PROMPT, return_logprob=True, logprob_start=0, top_logprobs_num=3, token_ids_logprob=(7, 9))
+    driver.admit(
+        plan,
+        0,
+        PROMPT,
+        return_logprob=True,
+        logprob_start=0,
+        top_logprobs_num=3,
+        token_ids_logprob=(7, 9),
+    )
     plan.add_row(0, 0, 0, 30, False)
     first = driver.run(plan)
     assert not first.output_logprobs
     plan = driver.plan()
     plan.add_row(0, 0, 30, len(PROMPT) - 30, True)
     second = driver.run(plan)
-    for logprobs, begin, end in ((first.prompt_logprobs[0], 1, 31), (second.prompt_logprobs[0], 31, len(PROMPT))):
+    for logprobs, begin, end in (
+        (first.prompt_logprobs[0], 1, 31),
+        (second.prompt_logprobs[0], 31, len(PROMPT)),
+    ):
         rows = wanted[begin - 1 : end - 1]
         assert logprobs.ids.tolist() == PROMPT[begin:end]
-        np.testing.assert_allclose(logprobs.values, rows[torch.arange(end - begin), PROMPT[begin:end]], atol=1e-4)
+        np.testing.assert_allclose(
+            logprobs.values, rows[torch.arange(end - begin), PROMPT[begin:end]], atol=1e-4
+        )
         np.testing.assert_allclose(logprobs.top_values, rows.topk(3).values, atol=1e-4)
         assert logprobs.top_ids.tolist() == rows.topk(3).indices.tolist()
         np.testing.assert_allclose(logprobs.picked, rows[:, [7, 9]], atol=1e-4)

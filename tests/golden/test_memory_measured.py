@@ -1,4 +1,5 @@
-"""The memory model against measured bytes: tensors one by one, and the growth of the process's peak while the largest step runs."""
+"""The memory model against measured bytes: tensors one by one, and the growth of the process's peak
+while the largest step runs."""
 
 from __future__ import annotations
 
@@ -97,12 +98,20 @@ print(json.dumps({
 
 
 def measured(tmp_path: Path, pool_tokens: int, **options: Any) -> dict[str, Any]:
-    """[planned, measured] bytes of a process that loads a model, fills its pool and runs the largest step."""
+    """[planned, measured] bytes of a process that loads a model, fills its pool and runs the
+    largest step."""
     folder = write_tiny_llama(tmp_path / "model", **MODEL)
     arguments = json.dumps([str(folder), pool_tokens, NUM_SLOTS, options])
-    # glibc raises this threshold by itself and then keeps some freed blocks, tens of megabytes that differ from run to run.
+    # glibc raises this threshold by itself and then keeps some freed blocks, tens of megabytes that
+    # differ from run to run.
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(256 << 10)}
-    process = subprocess.run([sys.executable, "-c", MEASURE, arguments], capture_output=True, text=True, timeout=170, env=env)
+    process = subprocess.run(
+        [sys.executable, "-c", MEASURE, arguments],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        env=env,
+    )
     assert process.returncode == 0, process.stderr
     return dict(json.loads(process.stdout))
 
@@ -112,16 +121,26 @@ def measured(tmp_path: Path, pool_tokens: int, **options: Any) -> dict[str, Any]
     [
         pytest.param(0.5, {"dtype": "bfloat16", "page_size": 16}, id="0.5"),
         pytest.param(1.0, {"dtype": "float32", "page_size": 1}, id="1-float32"),
-        pytest.param(0.5, {"dtype": "bfloat16", "page_size": 16, "quantization": "w8a8_int8"}, id="0.5-int8", marks=pytest.mark.full),
+        pytest.param(
+            0.5,
+            {"dtype": "bfloat16", "page_size": 16, "quantization": "w8a8_int8"},
+            id="0.5-int8",
+            marks=pytest.mark.full,
+        ),
         pytest.param(2.0, {"dtype": "bfloat16", "page_size": 1}, id="2", marks=pytest.mark.full),
         pytest.param(4.0, {"dtype": "bfloat16", "page_size": 16}, id="4", marks=pytest.mark.full),
     ],
 )
-def test_what_is_planned_is_what_is_used(tmp_path: Path, gib: float, options: dict[str, Any]) -> None:
+def test_what_is_planned_is_what_is_used(
+    tmp_path: Path, gib: float, options: dict[str, Any]
+) -> None:
     cell = 2 * 4 * 64 * 8 * (4 if options["dtype"] == "float32" else 2)
     found = measured(tmp_path, int(gib * GIB) // cell, **options)
     print(found)
-    assert found["pool_tokens"] == int(gib * GIB) // cell // options["page_size"] * options["page_size"]
+    assert (
+        found["pool_tokens"]
+        == int(gib * GIB) // cell // options["page_size"] * options["page_size"]
+    )
     assert found["pool"][0] == found["pool"][1]
     assert found["captured"][0] == found["captured"][1]
     assert found["weights"][0] == pytest.approx(found["weights"][1], rel=0.01)
@@ -139,14 +158,24 @@ def captured(folder: Path, **fields: Any) -> list[int]:
 
 @pytest.mark.parametrize("architecture", MODELS)
 def test_a_captured_step_takes_what_is_planned(architecture: str, tmp_path: Path) -> None:
-    config = next(golden.config for golden in reversed(GOLDENS) if golden.config["architectures"] == [architecture])
+    config = next(
+        golden.config
+        for golden in reversed(GOLDENS)
+        if golden.config["architectures"] == [architecture]
+    )
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     planned, allocated = captured(write_tiny(tmp_path, config | heads))
     assert planned == allocated
 
 
 def test_tensors_of_one_size_share_memory(tmp_path: Path) -> None:
-    same = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "intermediate_size": 64}
+    same = {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "intermediate_size": 64,
+    }
     planned, allocated = captured(write_tiny_llama(tmp_path, **same))
     assert planned == allocated
     pooling = Pooling("mean", True, 64, None, "")

@@ -1,7 +1,9 @@
-"""Greedy ids do not depend on how the work is cut up: cache, chunks, pages, company, depth, retraction, resumption.
+"""Greedy ids do not depend on how the work is cut up: cache, chunks, pages, company, depth,
+retraction, resumption.
 
-Scheduler, loop, runner and model in one process, as the engine process puts them together. On a tiny model in float64 the ids are
-bit-identical; on the default model in float32 they follow the near-tie rule (``setpoint.testing.neartie``).
+Scheduler, loop, runner and model in one process, as the engine process puts them together. On a
+tiny model in float64 the ids are bit-identical; on the default model in float32 they follow the
+near-tie rule (``setpoint.testing.neartie``).
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from setpoint.testing.neartie import NEAR_TIE, Greedy, Tally
 from setpoint.testing.tiny_models import write_tiny_llama
 
 PAGES = (1, 4, 16)
-CUTS = [(page, chunk) for page in PAGES for chunk in sorted({1, page - 1, page, page + 1} - {0})] + [(page, None) for page in PAGES]
+CUTS = [
+    (page, chunk) for page in PAGES for chunk in sorted({1, page - 1, page, page + 1} - {0})
+] + [(page, None) for page in PAGES]
 """(page size, chunk size); None = whole prompts."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "cache_off": {"cache_enabled": False},
@@ -40,7 +44,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "retract_every_step": {"test_retract_interval": 1},
     "retract_every_5_steps": {"test_retract_interval": 5, "depth": 1},
     "small_pool": {"num_tokens": 352, "chunked_prefill_size": 40, "clip_max_new_tokens": 2},
-    "small_pool_without_cache": {"num_tokens": 352, "cache_enabled": False, "depth": 1, "clip_max_new_tokens": 2},
+    "small_pool_without_cache": {
+        "num_tokens": 352,
+        "cache_enabled": False,
+        "depth": 1,
+        "clip_max_new_tokens": 2,
+    },
     "few_slots": {"max_running_requests": 3},
 }
 
@@ -72,8 +81,14 @@ class Model:
 
     def harness(self, page_size: int, *, num_tokens: int = 0, **config: Any) -> Harness:
         runner, num_pages = self.runner(page_size), (num_tokens or self.num_tokens) // page_size
-        settings = {"max_running_requests": len(self.prompts), "max_req_len": 250, "max_req_input_len": 245} | config
-        runner.allocate(num_pages=num_pages, max_slots=settings["max_running_requests"], context_len=256)
+        settings = {
+            "max_running_requests": len(self.prompts),
+            "max_req_len": 250,
+            "max_req_input_len": 245,
+        } | config
+        runner.allocate(
+            num_pages=num_pages, max_slots=settings["max_running_requests"], context_len=256
+        )
         return Harness(
             num_pages=num_pages,
             page_size=page_size,
@@ -82,8 +97,11 @@ class Model:
             **settings,
         )
 
-    def run(self, harness: Harness, *, gaps: bool = False, prior: list[list[int]] | None = None) -> list[Greedy]:
-        """All prompts at once, with no EOS to end them early; ``prior`` outputs belong to the answers."""
+    def run(
+        self, harness: Harness, *, gaps: bool = False, prior: list[list[int]] | None = None
+    ) -> list[Greedy]:
+        """All prompts at once, with no EOS to end them early; ``prior`` outputs belong to the
+        answers."""
         options: dict[str, Any] = {"max_new_tokens": self.num_new, "temperature": 0.0}
         if gaps:
             options |= {"return_logprob": True, "top_logprobs_num": 2}
@@ -91,9 +109,12 @@ class Model:
             harness.submit(f"r{index}", prompt, prior=prior[index] if prior else (), **options)
         harness.drain()
         outcomes = [harness.outcomes.pop(f"r{index}") for index in range(len(self.prompts))]
-        assert all(outcome.finish is not None and outcome.finish.type == "length" for outcome in outcomes)
+        assert all(
+            outcome.finish is not None and outcome.finish.type == "length" for outcome in outcomes
+        )
         answers = [
-            Greedy.of_top([*(prior[index] if prior else ()), *outcome.ids], outcome.top_logprobs) for index, outcome in enumerate(outcomes)
+            Greedy.of_top([*(prior[index] if prior else ()), *outcome.ids], outcome.top_logprobs)
+            for index, outcome in enumerate(outcomes)
         ]
         assert all(len(answer.ids) == self.num_new for answer in answers)
         return answers
@@ -101,13 +122,20 @@ class Model:
     @cache  # noqa: B019
     def alone(self) -> list[Greedy]:
         """One request at a time, whole prompts, no cache."""
-        return self.run(self.harness(16, cache_enabled=False, max_running_requests=1, chunked_prefill_size=None), gaps=True)
+        return self.run(
+            self.harness(
+                16, cache_enabled=False, max_running_requests=1, chunked_prefill_size=None
+            ),
+            gaps=True,
+        )
 
 
 def some_prompts(vocab_size: int, *, seed: int, count: int = 12) -> tuple[tuple[int, ...], ...]:
     rng = np.random.default_rng(seed)
     shared = rng.integers(3, vocab_size, 48).tolist()
-    prompts = [rng.integers(3, vocab_size, int(length)).tolist() for length in rng.integers(1, 90, count)]
+    prompts = [
+        rng.integers(3, vocab_size, int(length)).tolist() for length in rng.integers(1, 90, count)
+    ]
     for index in range(0, count, 3):
         prompts[index] = shared[: (17, 32, 40, 48)[index // 3 % 4]] + prompts[index]
     return tuple(map(tuple, prompts))
@@ -116,14 +144,18 @@ def some_prompts(vocab_size: int, *, seed: int, count: int = 12) -> tuple[tuple[
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory, device: str) -> Model:
     folder = write_tiny_llama(tmp_path_factory.mktemp("tiny"), seed=4)
-    return Model(folder, "float64", some_prompts(131, seed=1), num_new=24, num_tokens=2048, device=device)
+    return Model(
+        folder, "float64", some_prompts(131, seed=1), num_new=24, num_tokens=2048, device=device
+    )
 
 
 @pytest.fixture(scope="module")
 def default(device: str) -> Model:
     folder = locate(None, log=lambda line: None).folder
     prompts = some_prompts(40_000, seed=2, count=5)
-    return Model(folder, "float32", prompts, num_new=12, num_tokens=2048, num_threads=2, device=device)
+    return Model(
+        folder, "float32", prompts, num_new=12, num_tokens=2048, num_threads=2, device=device
+    )
 
 
 @pytest.fixture(scope="module")
@@ -173,10 +205,20 @@ def test_mixtures_of_variants(tiny: Model, seed: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_preempted_requests_end_with_the_tokens_they_would_have_had(tiny: Model, depth: int) -> None:
-    harness = tiny.harness(4, depth=depth, max_running_requests=2, chunked_prefill_size=16, priority=PriorityConfig(threshold=0))
+def test_preempted_requests_end_with_the_tokens_they_would_have_had(
+    tiny: Model, depth: int
+) -> None:
+    harness = tiny.harness(
+        4,
+        depth=depth,
+        max_running_requests=2,
+        chunked_prefill_size=16,
+        priority=PriorityConfig(threshold=0),
+    )
     for index, prompt in enumerate(tiny.prompts):
-        harness.submit(f"r{index}", prompt, max_new_tokens=tiny.num_new, temperature=0.0, priority=index)
+        harness.submit(
+            f"r{index}", prompt, max_new_tokens=tiny.num_new, temperature=0.0, priority=index
+        )
         harness.turn(6)
     harness.drain()
     assert len(harness.recorder.preemptions) > 3
@@ -186,7 +228,9 @@ def test_preempted_requests_end_with_the_tokens_they_would_have_had(tiny: Model,
 @pytest.mark.parametrize("num_prior", [1, 15, 16, 23])
 def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(tiny: Model, num_prior: int) -> None:
     prior = [answer.ids[:num_prior] for answer in tiny.alone()]
-    assert ids_of(tiny.run(tiny.harness(4, chunked_prefill_size=16), prior=prior)) == ids_of(tiny.alone())
+    assert ids_of(tiny.run(tiny.harness(4, chunked_prefill_size=16), prior=prior)) == ids_of(
+        tiny.alone()
+    )
 
 
 def check(model: Model, name: str, answers: list[Greedy]) -> None:
@@ -197,23 +241,39 @@ def check(model: Model, name: str, answers: list[Greedy]) -> None:
 
 
 def test_the_default_model_computes_what_transformers_does(default: Model) -> None:
-    """One forward pass of transformers over prompt and our outputs judges every output by what precedes it."""
+    """One forward pass of transformers over prompt and our outputs judges every output by what
+    precedes it."""
     from transformers import AutoModelForCausalLM
 
     reference = AutoModelForCausalLM.from_pretrained(default.folder, dtype=torch.float32).eval()
     num_ties = num_tokens = 0
     for prompt, answer in zip(default.prompts, default.alone(), strict=True):
         with torch.inference_mode():
-            logits = reference(torch.tensor([[*prompt, *answer.ids]])).logits[0, len(prompt) - 1 : -1]
+            logits = reference(torch.tensor([[*prompt, *answer.ids]])).logits[
+                0, len(prompt) - 1 : -1
+            ]
         behind = logits.max(-1).values - logits[torch.arange(len(answer.ids)), answer.ids]
-        assert behind.max() < NEAR_TIE, f"prompt {len(prompt)} long, output {int(behind.argmax())} is {behind.max():.2g} behind the best"
+        assert behind.max() < NEAR_TIE, (
+            f"prompt {len(prompt)} long, output {int(behind.argmax())} is {behind.max():.2g} behind"
+            " the best"
+        )
         num_ties += int((behind > 0).sum())
         num_tokens += len(answer.ids)
-    print(f"default model against transformers: {num_tokens} greedy tokens, {num_ties} of them near ties decided otherwise")
+    print(
+        f"default model against transformers: {num_tokens} greedy tokens, {num_ties} of them near"
+        " ties decided otherwise"
+    )
 
 
 def test_a_mixture_on_the_default_model(default: Model) -> None:
-    harness = default.harness(16, depth=2, mixed_chunk=True, chunked_prefill_size=48, num_tokens=256, test_retract_interval=4)
+    harness = default.harness(
+        16,
+        depth=2,
+        mixed_chunk=True,
+        chunked_prefill_size=48,
+        num_tokens=256,
+        test_retract_interval=4,
+    )
     check(default, "mixture", default.run(harness))
     assert harness.recorder.retractions
 
@@ -229,7 +289,9 @@ def test_variants_of_the_default_model(default_long: Model, variant: str) -> Non
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("page_size", "chunk"), [cut for cut in CUTS if cut != (1, 1)])
-def test_chunks_pages_and_a_warm_cache_of_the_default_model(default: Model, page_size: int, chunk: int | None) -> None:
+def test_chunks_pages_and_a_warm_cache_of_the_default_model(
+    default: Model, page_size: int, chunk: int | None
+) -> None:
     harness = default.harness(page_size, chunked_prefill_size=chunk)
     check(default, f"page {page_size}, chunk {chunk}, cold", default.run(harness))
     check(default, f"page {page_size}, chunk {chunk}, warm", default.run(harness))

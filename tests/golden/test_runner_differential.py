@@ -1,4 +1,5 @@
-"""Greedy ids on tiny models in float64 are bit-identical however the work is cut: chunks, pages, batches, sharing, resumption."""
+"""Greedy ids on tiny models in float64 are bit-identical however the work is cut: chunks, pages,
+batches, sharing, resumption."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from setpoint.testing.plans import Driver
 Make = Callable[[int], Driver]
 CONTEXT = 128
 RNG = np.random.default_rng(11)
-PROMPTS = {slot: RNG.integers(3, 131, length).tolist() for slot, length in enumerate((37, 1, 16, 17, 50, 5))}
+PROMPTS = {
+    slot: RNG.integers(3, 131, length).tolist()
+    for slot, length in enumerate((37, 1, 16, 17, 50, 5))
+}
 RANDOM = SamplingParams(temperature=0.9, top_p=0.95)
 
 
@@ -43,7 +47,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def driver_of(folder: Path, device: str) -> Make:
     def make(page_size: int) -> Driver:
         config = EngineConfig(
-            str(folder), read_spec(folder), dtype="float64", kv_dtype="float64", page_size=page_size, num_threads=1, device=device
+            str(folder),
+            read_spec(folder),
+            dtype="float64",
+            kv_dtype="float64",
+            page_size=page_size,
+            num_threads=1,
+            device=device,
         )
         runner = build_runner(config)
         pages = CONTEXT // page_size
@@ -62,13 +72,27 @@ def wanted(driver_of: Make) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("chunk", ["1", "page-1", "page", "page+1", "big"])
-def test_chunks_pages_and_batches(driver_of: Make, wanted: dict[int, list[int]], page_size: int, chunk: str) -> None:
-    """All prompts side by side: short ones decode while long ones are still in chunks, so steps mix both."""
-    size = max(1, {"1": 1, "page-1": page_size - 1, "page": page_size, "page+1": page_size + 1, "big": 1 << 20}[chunk])
+def test_chunks_pages_and_batches(
+    driver_of: Make, wanted: dict[int, list[int]], page_size: int, chunk: str
+) -> None:
+    """All prompts side by side: short ones decode while long ones are still in chunks, so steps mix
+    both."""
+    size = max(
+        1,
+        {
+            "1": 1,
+            "page-1": page_size - 1,
+            "page": page_size,
+            "page+1": page_size + 1,
+            "big": 1 << 20,
+        }[chunk],
+    )
     assert driver_of(page_size).generate(PROMPTS, 24, chunk=size) == wanted
 
 
-def test_rows_read_pages_that_another_row_of_the_same_step_fills(driver_of: Make, wanted: dict[int, list[int]]) -> None:
+def test_rows_read_pages_that_another_row_of_the_same_step_fills(
+    driver_of: Make, wanted: dict[int, list[int]]
+) -> None:
     driver = driver_of(4)
     prompt = PROMPTS[4]
     plan = driver.plan()
@@ -86,14 +110,25 @@ def test_rows_read_pages_that_another_row_of_the_same_step_fills(driver_of: Make
     assert driver.outputs[2] == alone
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), RANDOM, SamplingParams(temperature=1.2, frequency_penalty=1.0)])
-def test_resumption_continues_with_the_same_tokens(driver_of: Make, sampling: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=0.0),
+        RANDOM,
+        SamplingParams(temperature=1.2, frequency_penalty=1.0),
+    ],
+)
+def test_resumption_continues_with_the_same_tokens(
+    driver_of: Make, sampling: SamplingParams
+) -> None:
     """A sequence admitted again with prior outputs goes on as if it had never stopped."""
     driver = driver_of(4)
     whole = driver.generate({3: PROMPTS[3]}, 30, sampling=sampling)[3]
     driver.generate({0: PROMPTS[4]}, 3)
     plan = driver.plan()
-    driver.admit(plan, 7, PROMPTS[3] + whole[:13], num_prompt=len(PROMPTS[3]), sampling=sampling, seed=3)
+    driver.admit(
+        plan, 7, PROMPTS[3] + whole[:13], num_prompt=len(PROMPTS[3]), sampling=sampling, seed=3
+    )
     plan.add_row(7, 7, 0, len(PROMPTS[3]) + 13, True)
     plan.add_row(0, 0, OWN_LENGTH, 1, True)
     driver.run(plan)
@@ -104,11 +139,16 @@ def test_resumption_continues_with_the_same_tokens(driver_of: Make, sampling: Sa
 
 def test_random_tokens_do_not_depend_on_the_batch(driver_of: Make) -> None:
     alone = driver_of(4)
-    wanted = {slot: alone.generate({slot: ids}, 20, sampling=RANDOM)[slot] for slot, ids in PROMPTS.items()}
+    wanted = {
+        slot: alone.generate({slot: ids}, 20, sampling=RANDOM)[slot]
+        for slot, ids in PROMPTS.items()
+    }
     assert driver_of(4).generate(PROMPTS, 20, sampling=RANDOM) == wanted
 
 
-def test_steps_may_be_submitted_before_the_result_is_taken(driver_of: Make, wanted: dict[int, list[int]]) -> None:
+def test_steps_may_be_submitted_before_the_result_is_taken(
+    driver_of: Make, wanted: dict[int, list[int]]
+) -> None:
     """Depth 1: a decode row follows a sampling row whose result nobody has seen."""
     driver = driver_of(4)
     plan = driver.plan()
@@ -131,7 +171,9 @@ def test_steps_may_be_submitted_before_the_result_is_taken(driver_of: Make, want
     assert ids == wanted
 
 
-def test_slots_grow_when_a_higher_one_is_used(driver_of: Make, wanted: dict[int, list[int]]) -> None:
+def test_slots_grow_when_a_higher_one_is_used(
+    driver_of: Make, wanted: dict[int, list[int]]
+) -> None:
     driver = driver_of(16)
     slots = driver.executor.runner.slots
     plan = driver.plan()

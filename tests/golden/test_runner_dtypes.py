@@ -1,4 +1,5 @@
-"""What the runner holds: KV dtype apart from the model's, bytes as planned, and bounded memory for prompt logprobs."""
+"""What the runner holds: KV dtype apart from the model's, bytes as planned, and bounded memory for
+prompt logprobs."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ PROMPT = np.random.default_rng(1).integers(3, 131, 40).tolist()
 
 def runner_of(folder: Path, dtype: str, kv_dtype: str, attention: str = "auto") -> ModelRunner:
     config = EngineConfig(
-        str(folder), read_spec(folder), dtype=dtype, kv_dtype=kv_dtype, page_size=4, attention_backend=attention, num_threads=1
+        str(folder),
+        read_spec(folder),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        page_size=4,
+        attention_backend=attention,
+        num_threads=1,
     )
     runner = build_runner(config)
     runner.allocate(num_pages=64, max_slots=4, context_len=64)
@@ -32,8 +39,13 @@ def runner_of(folder: Path, dtype: str, kv_dtype: str, attention: str = "auto") 
 
 
 @pytest.mark.parametrize("attention", ["torch_ref", "auto"])
-@pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16")])
-def test_kv_dtype_may_differ_from_the_models(tmp_path: Path, dtype: str, kv_dtype: str, attention: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [("float32", "bfloat16"), ("bfloat16", "float32"), ("float16", "float16")],
+)
+def test_kv_dtype_may_differ_from_the_models(
+    tmp_path: Path, dtype: str, kv_dtype: str, attention: str
+) -> None:
     folder = write_tiny_llama(tmp_path)
     logits = []
     for kinds in (("float32", "float32", "torch_ref"), (dtype, kv_dtype, attention)):
@@ -56,12 +68,16 @@ def test_bytes_are_those_planned(tmp_path: Path) -> None:
 
 def test_no_room_for_the_pool_is_one_clear_error(tmp_path: Path) -> None:
     runner = runner_of(write_tiny_llama(tmp_path), "float32", "float32")
-    with pytest.raises(OutOfMemoryError, match="No memory on cpu for a KV pool of 1000000000000 pages"):
+    with pytest.raises(
+        OutOfMemoryError, match="No memory on cpu for a KV pool of 1000000000000 pages"
+    ):
         runner.allocate(num_pages=10**12, max_slots=4, context_len=64)
 
 
 def test_plan_without_rows_delivers_its_admissions(tmp_path: Path) -> None:
-    driver = Driver(InprocExecutor(runner_of(write_tiny_llama(tmp_path), "float32", "float32")), 4, 16)
+    driver = Driver(
+        InprocExecutor(runner_of(write_tiny_llama(tmp_path), "float32", "float32")), 4, 16
+    )
     wanted = driver.generate({1: PROMPT}, 5)[1]
     plan = driver.plan()
     driver.admit(plan, 0, PROMPT)
@@ -75,7 +91,9 @@ def test_plan_without_rows_delivers_its_admissions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows_per_piece", [1, 7])
-def test_prompt_logprobs_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_per_piece: int) -> None:
+def test_prompt_logprobs_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_per_piece: int
+) -> None:
     folder = write_tiny_llama(tmp_path)
 
     def run() -> PositionLogprobs:

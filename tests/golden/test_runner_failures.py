@@ -1,4 +1,5 @@
-"""A request whose parameters cannot be read, or that cannot be sampled, fails alone: the others get the tokens they get without it."""
+"""A request whose parameters cannot be read, or that cannot be sampled, fails alone: the others get
+the tokens they get without it."""
 
 from __future__ import annotations
 
@@ -22,10 +23,26 @@ POISON = 0.321
 HEALTHY: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "drawn": {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 3},
-    "told": {"temperature": 0.0, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, "token_ids_logprob": (5, 6)},
-    "biased": {"temperature": 0.5, "sampling_seed": 4, "logit_bias": {9: 3.0}, "frequency_penalty": 0.5},
+    "told": {
+        "temperature": 0.0,
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 2,
+        "token_ids_logprob": (5, 6),
+    },
+    "biased": {
+        "temperature": 0.5,
+        "sampling_seed": 4,
+        "logit_bias": {9: 3.0},
+        "frequency_penalty": 0.5,
+    },
 }
-BAD: dict[str, Any] = {"temperature": POISON, "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 7}
+BAD: dict[str, Any] = {
+    "temperature": POISON,
+    "return_logprob": True,
+    "logprob_start_len": 0,
+    "top_logprobs_num": 7,
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +51,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str,
 
     def run(depth: int, requests: dict[str, dict[str, Any]]) -> dict[str, Outcome]:
         runner = build_runner(
-            EngineConfig(str(folder), read_spec(folder), dtype="float64", kv_dtype="float64", page_size=PAGE, num_threads=1)
+            EngineConfig(
+                str(folder),
+                read_spec(folder),
+                dtype="float64",
+                kv_dtype="float64",
+                page_size=PAGE,
+                num_threads=1,
+            )
         )
         runner.allocate(num_pages=8 * CONTEXT // PAGE, max_slots=8, context_len=CONTEXT)
         harness = Harness(
@@ -56,11 +80,18 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str,
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("where", ["admission", "sampling", "sampling later", "prompt logprobs"])
 def test_the_others_are_not_disturbed(
-    answers: Callable[..., dict[str, Outcome]], depth: int, where: str, monkeypatch: pytest.MonkeyPatch
+    answers: Callable[..., dict[str, Outcome]],
+    depth: int,
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     requests = {"greedy": HEALTHY["greedy"], "bad": BAD, **HEALTHY}
     good = answers(depth, requests)
-    slot_values, sample, prompt_logprobs = rows.slot_values, model_runner.sample, model_runner.prompt_logprobs
+    slot_values, sample, prompt_logprobs = (
+        rows.slot_values,
+        model_runner.sample,
+        model_runner.prompt_logprobs,
+    )
 
     def reads(admit: Any) -> Any:
         if admit.sampling.temperature == POISON:

@@ -1,4 +1,5 @@
-"""The timers at a runner's seams change no token and count what is there; the limits of the machine are measured at every level."""
+"""The timers at a runner's seams change no token and count what is there; the limits of the machine
+are measured at every level."""
 
 from __future__ import annotations
 
@@ -27,13 +28,17 @@ PROMPTS = {0: [*range(3, 40)], 1: [*range(50, 61)]}
 
 
 def runner_of(folder: Path, **more: object) -> ModelRunner:
-    runner = build_runner(EngineConfig(str(folder), read_spec(folder), dtype="bfloat16", num_threads=1, **more))
+    runner = build_runner(
+        EngineConfig(str(folder), read_spec(folder), dtype="bfloat16", num_threads=1, **more)
+    )
     runner.allocate(num_pages=2 * 64, max_slots=2, context_len=64)
     return runner
 
 
 @pytest.mark.parametrize(("model_impl", "products"), [("setpoint", 4), ("transformers", 7)])
-def test_what_is_counted_is_what_the_model_has_to_do(model_impl: str, products: int, tmp_path: Path) -> None:
+def test_what_is_counted_is_what_the_model_has_to_do(
+    model_impl: str, products: int, tmp_path: Path
+) -> None:
     """products: per layer; the library's code stacks none."""
     runner = runner_of(write_tiny_llama(tmp_path), model_impl=model_impl)
     expected = Driver(InprocExecutor(runner), 1, 64).generate(PROMPTS, 5)
@@ -53,11 +58,26 @@ def test_what_is_counted_is_what_the_model_has_to_do(model_impl: str, products: 
     assert type(runner.ops).__name__ == "CpuOps"
     assert not seams.take(), "left, they count no more"
 
-    hidden, inner, layers, vocab = TINY["hidden_size"], TINY["intermediate_size"], TINY["num_hidden_layers"], TINY["vocab_size"]
-    heads, kv_heads, dim = TINY["num_attention_heads"], TINY["num_key_value_heads"], TINY["head_dim"]
+    hidden, inner, layers, vocab = (
+        TINY["hidden_size"],
+        TINY["intermediate_size"],
+        TINY["num_hidden_layers"],
+        TINY["vocab_size"],
+    )
+    heads, kv_heads, dim = (
+        TINY["num_attention_heads"],
+        TINY["num_key_value_heads"],
+        TINY["head_dim"],
+    )
     weights = layers * hidden * (dim * (2 * heads + 2 * kv_heads) + 3 * inner)
-    held = sum(module.multiply.num_bytes for module in runner.model.modules() if "multiply" in module.__dict__)
-    step = next(each for each in works[1:] if each and each["linear"].flops == 2 * 2 * weights)  # a decode step of both
+    held = sum(
+        module.multiply.num_bytes
+        for module in runner.model.modules()
+        if "multiply" in module.__dict__
+    )
+    step = next(
+        each for each in works[1:] if each and each["linear"].flops == 2 * 2 * weights
+    )  # a decode step of both
     assert step["linear"].num_bytes + step["head"].num_bytes == held
     assert step["linear"].num_calls == products * layers
     assert step["head"].flops == 2 * 2 * hidden * vocab
@@ -95,11 +115,15 @@ def test_visible_pairs(window: int | None) -> None:
         for at in range(kv_len - count, kv_len)
     ]
     rows = np.split(np.array(seen, dtype=object), np.cumsum(counts)[:-1])
-    assert visible(counts, kv_lens, window) == (sum(map(len, seen)), sum(len(set().union(*row)) for row in rows))
+    assert visible(counts, kv_lens, window) == (
+        sum(map(len, seen)),
+        sum(len(set().union(*row)) for row in rows),
+    )
 
 
 class Timed:
-    """The kernels, whose runs take these seconds and then limits.SECONDS each, and the clock that says so."""
+    """The kernels, whose runs take these seconds and then limits.SECONDS each, and the clock that
+    says so."""
 
     def __init__(self, kernels: Kernels, seconds: list[float]) -> None:
         self._kernels = kernels
@@ -119,21 +143,39 @@ class Timed:
 
 
 @pytest.mark.parametrize("level", build.supported_levels())
-def test_limits_count_the_work_of_the_fastest_run(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock of the test's own: how fast a machine is, and which of its products is the fastest, is its own affair."""
+def test_limits_count_the_work_of_the_fastest_run(
+    level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock of the test's own: how fast a machine is, and which of its products is the
+    fastest, is its own affair."""
     kernels = load(level)
     timed = Timed(kernels, [0.004, 0.002, 0.003])
     monkeypatch.setattr(limits, "time", timed)
     found = limits.CpuLimits(timed, threads=1)  # type: ignore[arg-type]
     assert found.read_bytes_per_s(5 << 20) == pytest.approx((4 << 20) / 0.002)
-    assert found.read_bytes_per_s(1) == found.read_bytes_per_s(limits.SMALLEST) == pytest.approx(limits.SMALLEST / limits.SECONDS)
-    lanes = {product: kernels.multiply(number, 1, 1) / kernels.multiply(0, 1, 1) for product, number in limits.PRODUCTS.items()}
-    if level in TILES:  # 16 products of tiles, 16 x 16 x 16 words each, beside 20 products of 16 lanes
+    assert (
+        found.read_bytes_per_s(1)
+        == found.read_bytes_per_s(limits.SMALLEST)
+        == pytest.approx(limits.SMALLEST / limits.SECONDS)
+    )
+    lanes = {
+        product: kernels.multiply(number, 1, 1) / kernels.multiply(0, 1, 1)
+        for product, number in limits.PRODUCTS.items()
+    }
+    if (
+        level in TILES
+    ):  # 16 products of tiles, 16 x 16 x 16 words each, beside 20 products of 16 lanes
         assert lanes == {"float32": 1, "bfloat16": 16**4 * 2 / 320, "int8": 16**4 * 4 / 320}
     else:
-        assert lanes == {"float32": 1, "bfloat16": 2 if level == "avx512_bf16" else 1, "int8": 4 if level in VNNI else 1}
+        assert lanes == {
+            "float32": 1,
+            "bfloat16": 2 if level == "avx512_bf16" else 1,
+            "int8": 4 if level in VNNI else 1,
+        }
     for product, number in limits.PRODUCTS.items():
-        assert found.flops(product) == pytest.approx(kernels.multiply(number, 1, 1) * limits.ROUNDS / limits.SECONDS)
+        assert found.flops(product) == pytest.approx(
+            kernels.multiply(number, 1, 1) * limits.ROUNDS / limits.SECONDS
+        )
     assert found.flops("float64") == pytest.approx(found.flops("float32"))
     assert found.measured().keys() == {"threads", "read_bytes_per_s", "flops"}
 

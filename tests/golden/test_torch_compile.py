@@ -1,4 +1,5 @@
-"""Steps through torch.compile: the same tokens, nothing compiled while serving, and the reason wherever it is not used."""
+"""Steps through torch.compile: the same tokens, nothing compiled while serving, and the reason
+wherever it is not used."""
 
 from __future__ import annotations
 
@@ -25,21 +26,35 @@ from setpoint.testing.plans import Driver
 from setpoint.testing.tiny_models import write_tiny_llama
 
 MAX_TOKENS = 8
-PROMPTS = {slot: np.random.default_rng(slot).integers(3, 131, length).tolist() for slot, length in enumerate((5, 17, 40))}
+PROMPTS = {
+    slot: np.random.default_rng(slot).integers(3, 131, length).tolist()
+    for slot, length in enumerate((5, 17, 40))
+}
 
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile without its slow half: what is traced runs operation by operation, and is used although that gains nothing."""
+    """torch.compile without its slow half: what is traced runs operation by operation, and is used
+    although that gains nothing."""
     compile_with = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **how: compile_with(function, backend="eager", **how))
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **how: compile_with(function, backend="eager", **how)
+    )
     monkeypatch.setattr(compiling, "_worth_it", lambda durations: (durations[-1].num_tokens, ""))
     monkeypatch.setenv(compiling.CACHE_VARIABLE, "/not/used")
 
 
 def runner_of(folder: Path, model_impl: str, dtype: str) -> ModelRunner:
     write_tiny_llama(folder)
-    config = EngineConfig(str(folder), read_spec(folder), dtype=dtype, kv_dtype=dtype, page_size=4, model_impl=model_impl, num_threads=1)
+    config = EngineConfig(
+        str(folder),
+        read_spec(folder),
+        dtype=dtype,
+        kv_dtype=dtype,
+        page_size=4,
+        model_impl=model_impl,
+        num_threads=1,
+    )
     runner = build_runner(config)
     runner.allocate(num_pages=96, max_slots=3, context_len=128)
     return runner
@@ -50,9 +65,16 @@ def generate(runner: ModelRunner) -> dict[int, list[int]]:
     return Driver(InprocExecutor(runner), 4, 32).generate(PROMPTS, 16, chunk=11)
 
 
-@pytest.mark.parametrize(("model_impl", "dtype"), [("setpoint", "float64"), ("transformers", "bfloat16")])
+@pytest.mark.parametrize(
+    ("model_impl", "dtype"), [("setpoint", "float64"), ("transformers", "bfloat16")]
+)
 def test_compiled_steps_say_the_same(
-    tmp_path: Path, model_impl: str, dtype: str, traced: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    model_impl: str,
+    dtype: str,
+    traced: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     runner = runner_of(tmp_path, model_impl, dtype)
     wanted = generate(runner)
@@ -61,10 +83,16 @@ def test_compiled_steps_say_the_same(
     assert [duration.num_tokens for duration in report.durations] == [1, 4, 8]
     sizes = []
     call = CompiledModel._call
-    monkeypatch.setattr(CompiledModel, "_call", lambda self, ids, ctx: sizes.append(len(ids)) or call(self, ids, ctx))
+    monkeypatch.setattr(
+        CompiledModel,
+        "_call",
+        lambda self, ids, ctx: sizes.append(len(ids)) or call(self, ids, ctx),
+    )
     assert generate(runner) == wanted
     assert {1, 3} <= set(sizes) <= set(range(1, MAX_TOKENS + 1))
-    plans = [compiling._last_tokens(len(PROMPTS[0]) + 16, size) for size in (MAX_TOKENS, MAX_TOKENS + 1)]
+    plans = [
+        compiling._last_tokens(len(PROMPTS[0]) + 16, size) for size in (MAX_TOKENS, MAX_TOKENS + 1)
+    ]
     assert [runner.forward(plan).graph for plan in plans] == [True, False]
     runner.model.max_tokens = MAX_TOKENS + 3
     assert generate(runner) == wanted
@@ -76,7 +104,12 @@ def test_where_only_own_kernels_run_there_is_nothing_to_compile(tmp_path: Path) 
     runner = runner_of(tmp_path, "setpoint", "bfloat16")
     model = runner.model
     report = compile_steps(runner, MAX_TOKENS)
-    assert report == CompileReport(why_not_more="a layer consists of the engine's own kernels (cpu) and has no torch operations to compile")
+    assert report == CompileReport(
+        why_not_more=(
+            "a layer consists of the engine's own kernels (cpu) and has no torch operations to"
+            " compile"
+        )
+    )
     assert runner.model is model
 
 
@@ -97,13 +130,20 @@ def test_a_compiler_that_fails_is_a_reason(tmp_path: Path, monkeypatch: pytest.M
     check_unchanged(runner_of(tmp_path, "setpoint", "float64"), why="OSError: no space left")
 
 
-def test_another_answer_is_a_reason(tmp_path: Path, traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_answer_is_a_reason(
+    tmp_path: Path, traced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(TracedOps, "silu_mul", lambda self, gate_up: gate_up.chunk(2, dim=-1)[1])
     check_unchanged(runner_of(tmp_path, "setpoint", "float64"), why="its logits differ by")
 
 
 def test_compiled_code_is_used_as_far_as_it_is_faster() -> None:
-    durations = [Duration(1, 1.0, 2.0), Duration(4, 1.0, 1.5), Duration(16, 2.0, 2.0), Duration(32, 3.0, 4.0)]
+    durations = [
+        Duration(1, 1.0, 2.0),
+        Duration(4, 1.0, 1.5),
+        Duration(16, 2.0, 2.0),
+        Duration(32, 3.0, 4.0),
+    ]
     assert compiling._worth_it(durations) == (4, "compiled code is not faster at 16 tokens")
     assert compiling._worth_it(durations[:2]) == (4, "")
     assert compiling._worth_it(durations[2:]) == (0, "compiled code is not faster at 16 tokens")
@@ -125,7 +165,14 @@ print(json.dumps({**asdict(report), "same": generate(runner) == before}))
 
 
 def report_of_a_process(tmp_path: Path, model_impl: str, **environment: str) -> dict[str, Any]:
-    command = [sys.executable, "-c", REPORT, str(Path(__file__).parent), str(tmp_path / "model"), model_impl]
+    command = [
+        sys.executable,
+        "-c",
+        REPORT,
+        str(Path(__file__).parent),
+        str(tmp_path / "model"),
+        model_impl,
+    ]
     environment = {**os.environ, compiling.CACHE_VARIABLE: str(tmp_path / "cache"), **environment}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -137,7 +184,11 @@ def test_a_second_process_finds_everything_in_the_cache(tmp_path: Path, model_im
     for num_reused in (0, 2):
         report = report_of_a_process(tmp_path, model_impl)
         assert report["why_not_more"] == ""
-        assert (report["max_tokens"], report["num_graphs"], report["num_reused"]) == (8, 2, num_reused)
+        assert (report["max_tokens"], report["num_graphs"], report["num_reused"]) == (
+            8,
+            2,
+            num_reused,
+        )
         assert report["same"]
 
 
@@ -153,6 +204,8 @@ def test_without_a_compiler_or_a_folder_to_write_to_steps_run_as_before(tmp_path
     assert report["same"]
     assert report["max_tokens"] == 0
     assert "FileExistsError" in report["why_not_more"]
-    with pytest.raises(subprocess.CalledProcessError) as failed:  # transformers loads torch's compiler itself
+    with pytest.raises(
+        subprocess.CalledProcessError
+    ) as failed:  # transformers loads torch's compiler itself
         report_of_a_process(tmp_path, "transformers", **no_folder)
     assert "cannot be served through transformers: FileExistsError" in failed.value.stderr

@@ -1,4 +1,5 @@
-"""8-bit weights and activations: the definition by hand, the kernels against it bit for bit, and models that run on them."""
+"""8-bit weights and activations: the definition by hand, the kernels against it bit for bit, and
+models that run on them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,14 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 def test_rows_by_hand() -> None:
     x = torch.tensor(
-        [[1.0, -2.0, 0.5], [0.0, 0.0, 0.0], [1e-38, 0.0, 0.0], [2.5, 127.0, -3.5], [1.0, torch.nan, 0.0], [-torch.inf, 1.0, 0.0]]
+        [
+            [1.0, -2.0, 0.5],
+            [0.0, 0.0, 0.0],
+            [1e-38, 0.0, 0.0],
+            [2.5, 127.0, -3.5],
+            [1.0, torch.nan, 0.0],
+            [-torch.inf, 1.0, 0.0],
+        ]
     )
     numbers, scales = quantize_rows(x)
     assert numbers.tolist() == [[64, -127, 32], [0] * 3, [0] * 3, [2, 127, -4], [0] * 3, [0] * 3]
@@ -40,8 +48,11 @@ SHAPES = [(96, 64), (70, 37), (1, 2), (33, 576), (31, 3), (64, 1536)]
 """Columns and K: whole panels and words, and neither."""
 
 
-def packed(columns: int, k: int, dtype: torch.dtype, level: str | None, *, bias: bool = False) -> tuple[PackedWeight, PackedWeight]:
-    """The same random weight by the kernel and by the reference; some channels of it are special."""
+def packed(
+    columns: int, k: int, dtype: torch.dtype, level: str | None, *, bias: bool = False
+) -> tuple[PackedWeight, PackedWeight]:
+    """The same random weight by the kernel and by the reference; some channels of it are
+    special."""
     torch.manual_seed(columns)
     weight = torch.randn(columns, k).to(dtype)
     weight[0] *= 1e-3
@@ -49,11 +60,14 @@ def packed(columns: int, k: int, dtype: torch.dtype, level: str | None, *, bias:
         weight[1] = 0
         weight[2, 0] = 1000
     vector = torch.randn(columns).to(dtype) if bias else None
-    return w8a8_int8_cpu.create(dtype, level=level).pack(weight, vector), w8a8_int8.create(dtype).pack(weight, vector)
+    return w8a8_int8_cpu.create(dtype, level=level).pack(weight, vector), w8a8_int8.create(
+        dtype
+    ).pack(weight, vector)
 
 
 def activations(rows: int, k: int, dtype: torch.dtype) -> torch.Tensor:
-    """Ordinary rows, then one of zeros, one too small to have a scale, one of nothing but the extremes, one with an outlier."""
+    """Ordinary rows, then one of zeros, one too small to have a scale, one of nothing but the
+    extremes, one with an outlier."""
     x = torch.randn(rows + 4, k)
     x[rows:] = 0
     x[rows + 1] = 1e-37
@@ -65,7 +79,9 @@ def activations(rows: int, k: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize(("columns", "k"), SHAPES)
-def test_every_level_computes_the_definition_and_a_row_knows_no_batch(columns: int, k: int, dtype: torch.dtype, level: str) -> None:
+def test_every_level_computes_the_definition_and_a_row_knows_no_batch(
+    columns: int, k: int, dtype: torch.dtype, level: str
+) -> None:
     kernel, reference = packed(columns, k, dtype, level)
     x = activations(119, k, dtype)
     result = kernel(x)
@@ -87,7 +103,8 @@ def test_a_bias_is_added_with_at_most_one_rounding_more(dtype: torch.dtype, leve
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_nan_and_infinity_are_not_hidden(dtype: torch.dtype, level: str) -> None:
-    """Not in an activation, where they spoil their row, and not in a weight, where they spoil their channel."""
+    """Not in an activation, where they spoil their row, and not in a weight, where they spoil their
+    channel."""
     kernel, _ = packed(70, 36, dtype, level)
     x = activations(20, 36, dtype)
     expected = kernel(x)
@@ -106,14 +123,19 @@ def test_nan_and_infinity_are_not_hidden(dtype: torch.dtype, level: str) -> None
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-@pytest.mark.parametrize(("size", "k", "bias"), [(48, 64, False), (37, 36, True), (1, 6, False), (1536, 64, True)])
-def test_a_gated_layer_is_its_activation_of_both_products(size: int, k: int, bias: bool, dtype: torch.dtype, level: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "k", "bias"), [(48, 64, False), (37, 36, True), (1, 6, False), (1536, 64, True)]
+)
+def test_a_gated_layer_is_its_activation_of_both_products(
+    size: int, k: int, bias: bool, dtype: torch.dtype, level: str
+) -> None:
     torch.manual_seed(size)
     weight = torch.randn(2 * size, k).to(dtype)
     vector = torch.randn(2 * size).to(dtype) if bias else None
     x = activations(70, k, dtype)[:-1]
     wide = None if vector is None else vector.float()
-    # The product's definition sees numbers of the dtype; what it gives is not to be rounded before the activation.
+    # The product's definition sees numbers of the dtype; what it gives is not to be rounded before
+    # the activation.
     exact = w8a8_int8.create(FP32).pack(weight.float(), wide)(x.float())
     method = w8a8_int8_cpu.create(dtype, level=level)
     for gate, activation in (
@@ -124,7 +146,12 @@ def test_a_gated_layer_is_its_activation_of_both_products(size: int, k: int, bia
         result = kernel(x)
         expected = activation(exact[:, :size]) * exact[:, size:]
         tolerance = 1e-5 if dtype == FP32 else 2**-7
-        assert torch.allclose(result.float(), expected, rtol=tolerance, atol=tolerance * expected.abs().max().item() / 100)
+        assert torch.allclose(
+            result.float(),
+            expected,
+            rtol=tolerance,
+            atol=tolerance * expected.abs().max().item() / 100,
+        )
         for rows in (1, 5, 12, 13, 48):
             assert torch.equal(kernel(x[-rows:]), result[-rows:])
 
@@ -152,14 +179,17 @@ def test_the_number_of_threads_changes_nothing() -> None:
 def test_rotation_by_hand() -> None:
     assert [block_of(k) for k in (1, 3, 6, 36, 96, 576, 1024)] == [1, 1, 2, 4, 32, 64, 64]
     x = torch.tensor([[1.0, 2.0, 3.0, 4.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]])
-    assert rotate(x).tolist() == [[10.0, -2.0, -4.0, 0.0, 10.0, 10.0, 10.0, 10.0, 1.0, -1.0, -1.0, 1.0]]
+    assert rotate(x).tolist() == [
+        [10.0, -2.0, -4.0, 0.0, 10.0, 10.0, 10.0, 10.0, 1.0, -1.0, -1.0, 1.0]
+    ]
     assert torch.equal(rotate(x[:, :3]), x[:, :3])
     numbers = torch.randn(5, 192, dtype=torch.float64)
     assert torch.allclose(rotate(numbers) @ rotate(numbers).T, 64 * numbers @ numbers.T)
 
 
 def test_an_outlier_costs_its_row_little() -> None:
-    """Of a model's activations, in which the largest of 576 is often twenty times the root mean square."""
+    """Of a model's activations, in which the largest of 576 is often twenty times the root mean
+    square."""
     torch.manual_seed(0)
     x, weight = torch.randn(40, 576), torch.randn(64, 576)
     x[:, 100] = 20
@@ -169,31 +199,46 @@ def test_an_outlier_costs_its_row_little() -> None:
 
 def build(folder: Path, **options: object) -> ModelRunner:
     spec = read_spec(folder)
-    return build_runner(EngineConfig(str(folder), spec, num_threads=1, quantization="w8a8_int8", **options))
+    return build_runner(
+        EngineConfig(str(folder), spec, num_threads=1, quantization="w8a8_int8", **options)
+    )
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_layers_and_head_of_a_model_are_rounded_and_its_embedding_is_not(tmp_path: Path, tied: bool) -> None:
+def test_layers_and_head_of_a_model_are_rounded_and_its_embedding_is_not(
+    tmp_path: Path, tied: bool
+) -> None:
     folder = write_tiny_llama(tmp_path, tie_word_embeddings=tied)
     runner = build(folder, dtype="bfloat16")
-    plain = build_runner(EngineConfig(str(folder), read_spec(folder), num_threads=1, quantization="unquant"))
+    plain = build_runner(
+        EngineConfig(str(folder), read_spec(folder), num_threads=1, quantization="unquant")
+    )
     x = torch.randn(3, 48).to(BF16)
-    assert torch.equal(runner.model.model.embed_tokens.weight, plain.model.model.embed_tokens.weight)
+    assert torch.equal(
+        runner.model.model.embed_tokens.weight, plain.model.model.embed_tokens.weight
+    )
     for name in ("model.layers.1.self_attn.qkv_proj", "lm_head"):
         one, other = (built.model.get_submodule(name)(x).float() for built in (runner, plain))
         assert not torch.equal(one, other)
         assert torch.allclose(one, other, atol=0.02 * other.abs().max().item())
 
 
-def test_without_a_compiler_the_reference_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_reference_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_tiny_llama(tmp_path)
     monkeypatch.setattr(w8a8_int8_cpu, "load", refuse)
     runner = build(folder, dtype="bfloat16")
     assert runner.report.linear == "w8a8_int8_ref"
-    assert "linear layers uses w8a8_int8_ref (w8a8_int8_cpu: no compiler)" in runner.report.fallbacks
+    assert (
+        "linear layers uses w8a8_int8_ref (w8a8_int8_cpu: no compiler)" in runner.report.fallbacks
+    )
     monkeypatch.undo()
     x = torch.randn(3, 48).to(BF16)
-    one, other = (built.model.model.layers[1].self_attn.qkv_proj(x) for built in (runner, build(folder, dtype="bfloat16")))
+    one, other = (
+        built.model.model.layers[1].self_attn.qkv_proj(x)
+        for built in (runner, build(folder, dtype="bfloat16"))
+    )
     assert torch.equal(one, other)
 
 
@@ -203,13 +248,22 @@ def refuse(level: str | None) -> None:
 
 def test_greedy_answers_depend_neither_on_the_batch_nor_on_replay(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path, seed=4)
-    prompts = {slot: np.random.default_rng(slot).integers(3, 131, 1 + 2 * slot).tolist() for slot in range(12)}
+    prompts = {
+        slot: np.random.default_rng(slot).integers(3, 131, 1 + 2 * slot).tolist()
+        for slot in range(12)
+    }
 
-    def answers(runner: ModelRunner, prompts: dict[int, list[int]], **how: int) -> dict[int, list[int]]:
+    def answers(
+        runner: ModelRunner, prompts: dict[int, list[int]], **how: int
+    ) -> dict[int, list[int]]:
         runner.allocate(num_pages=12 * 12, max_slots=12, context_len=48)
-        return Driver(InprocExecutor(runner), page_size=4, pages_per_slot=12).generate(prompts, 12, **how)
+        return Driver(InprocExecutor(runner), page_size=4, pages_per_slot=12).generate(
+            prompts, 12, **how
+        )
 
-    replayed, eager = (build(folder, dtype="bfloat16", page_size=4, capture=capture) for capture in (True, False))
+    replayed, eager = (
+        build(folder, dtype="bfloat16", page_size=4, capture=capture) for capture in (True, False)
+    )
     together = answers(replayed, prompts, chunk=5)
     assert replayed.captured is not None, replayed.why_eager
     assert answers(eager, prompts) == together
@@ -218,7 +272,12 @@ def test_greedy_answers_depend_neither_on_the_batch_nor_on_replay(tmp_path: Path
 
 def test_dummy_weights_take_the_bytes_that_are_planned(tmp_path: Path) -> None:
     """Of whole panels and tiles, so that nothing is filled up."""
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 128}
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "vocab_size": 128,
+    }
     folder = write_tiny_llama(tmp_path, tie_word_embeddings=True, **shape)
     runner = build(folder, load_format="dummy")
     assert runner.report.weight_bytes == weight_bytes(runner.spec, 2, head_copied=True, int8=True)
@@ -226,6 +285,10 @@ def test_dummy_weights_take_the_bytes_that_are_planned(tmp_path: Path) -> None:
 
 def test_a_model_of_transformers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="--quantization w8a8_int8 needs a model of Setpoint's own; LlamaForCausalLM runs on transformers"
+        ConfigError,
+        match=(
+            "--quantization w8a8_int8 needs a model of Setpoint's own; LlamaForCausalLM runs on"
+            " transformers"
+        ),
     ):
         build(write_tiny_llama(tmp_path), model_impl="transformers")

@@ -1,4 +1,5 @@
-"""Tests of the data plane on an NVIDIA GPU: those of ``tests/golden``, with another device, and a server. Skipped where there is none.
+"""Tests of the data plane on an NVIDIA GPU: those of ``tests/golden``, with another device, and a
+server. Skipped where there is none.
 
 The modules here import test functions and fixtures; what is tested stands in one place.
 """
@@ -16,7 +17,8 @@ sys.path.insert(0, str(HERE.parent / "golden"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests here; of what the modules import, leave out tests that do not ask for a device."""
+    """Mark the tests here; of what the modules import, leave out tests that do not ask for a
+    device."""
     here = [item for item in items if HERE in item.path.parents]
     for item in here:
         item.add_marker(pytest.mark.gpu)

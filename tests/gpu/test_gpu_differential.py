@@ -1,4 +1,5 @@
-"""Greedy ids through scheduler and loop, at every depth, on tiny models and on the default one, on a GPU."""
+"""Greedy ids through scheduler and loop, at every depth, on tiny models and on the default one, on
+a GPU."""
 
 from __future__ import annotations
 

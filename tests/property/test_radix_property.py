@@ -1,8 +1,10 @@
-"""The KV cache against a model that is a dict, over more than 100,000 random steps with a tiny vocabulary.
+"""The KV cache against a model that is a dict, over more than 100,000 random steps with a tiny
+vocabulary.
 
-The model knows for every cached prefix its page and how many handles hold it, and what the eviction policies go by; who is evicted in
-which order is searched for among all stretches. A fake KV store knows for every page the whole
-prefix (namespace included) it was computed for, as real KV does, so that a page that is reused under someone's feet shows.
+The model knows for every cached prefix its page and how many handles hold it, and what the eviction
+policies go by; who is evicted in which order is searched for among all stretches. A fake KV store
+knows for every page the whole prefix (namespace included) it was computed for, as real KV does, so
+that a page that is reused under someone's feet shows.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ TLRU = {"threshold": 7, "next_prompt_estimate": 2}
 
 @dataclass(frozen=True)
 class Edge:
-    """A stretch of the real tree: its first and last prefix, and where it is. What it is worth is the model's to say."""
+    """A stretch of the real tree: its first and last prefix, and where it is. What it is worth is
+    the model's to say."""
 
     path: tuple[int, ...]
     """Tokens above it."""
@@ -59,8 +62,21 @@ class Edge:
 
 
 class World:
-    def __init__(self, rng: random.Random, page_size: int, vocabulary: int, enabled: bool = True, policy: str = "lru") -> None:
-        self.rng, self.page_size, self.vocabulary, self.enabled, self.policy = rng, page_size, vocabulary, enabled, policy
+    def __init__(
+        self,
+        rng: random.Random,
+        page_size: int,
+        vocabulary: int,
+        enabled: bool = True,
+        policy: str = "lru",
+    ) -> None:
+        self.rng, self.page_size, self.vocabulary, self.enabled, self.policy = (
+            rng,
+            page_size,
+            vocabulary,
+            enabled,
+            policy,
+        )
         self.num_pages = rng.choice((1, 3, 8, 20, 20, 32))
         self.cache = KVCache(
             num_pages=self.num_pages,
@@ -83,7 +99,10 @@ class World:
 
     def prefixes(self, namespace: str, ids: list[int]) -> list[Prefix]:
         """One per whole page."""
-        return [(namespace, tuple(ids[: end + self.page_size])) for end in range(0, len(ids) - self.page_size + 1, self.page_size)]
+        return [
+            (namespace, tuple(ids[: end + self.page_size]))
+            for end in range(0, len(ids) - self.page_size + 1, self.page_size)
+        ]
 
     def longest(self, namespace: str, ids: list[int]) -> list[Prefix]:
         path = []
@@ -94,7 +113,9 @@ class World:
         return path
 
     def settled(self, seq: Seq) -> list[Prefix]:
-        return self.prefixes(seq.namespace, seq.ids[: seq.handle.num_tokens]) if self.enabled else []
+        return (
+            self.prefixes(seq.namespace, seq.ids[: seq.handle.num_tokens]) if self.enabled else []
+        )
 
     def cover(self) -> Counter[Prefix]:
         """How many handles hold each prefix."""
@@ -105,9 +126,12 @@ class World:
         self.used.update(dict.fromkeys(path, self.tick))
 
     def edges(self) -> dict[Edge, list[Edge]]:
-        """How the real tree is cut into stretches, each with those below it. Its scores and keys are not looked at."""
+        """How the real tree is cut into stretches, each with those below it. Its scores and keys
+        are not looked at."""
         below: dict[Edge, list[Edge]] = {}
-        todo = [(child, label[0], (), None) for label, child in self.cache._tree._root.children.items()]
+        todo = [
+            (child, label[0], (), None) for label, child in self.cache._tree._root.children.items()
+        ]
         while todo:
             node, namespace, path, above = todo.pop()
             tokens = (*path, *np.frombuffer(node.key, np.int32).tolist())
@@ -120,11 +144,16 @@ class World:
         return below
 
     def expected_evictions(self, num_pages: int) -> set[Prefix]:
-        """By brute force: among all unlocked leaves the one with the least key goes, until ``num_pages`` are had."""
+        """By brute force: among all unlocked leaves the one with the least key goes, until
+        ``num_pages`` are had."""
         below, cover = self.edges(), self.cover()
         gone: set[Prefix] = set()
         while len(gone) < num_pages:
-            leaves = [edge for edge, children in below.items() if not children and not cover[edge.prefixes[-1]]]
+            leaves = [
+                edge
+                for edge, children in below.items()
+                if not children and not cover[edge.prefixes[-1]]
+            ]
             victim = min(leaves, key=self.eviction_key)
             gone.update(victim.prefixes)
             del below[victim]
@@ -134,10 +163,16 @@ class World:
         return gone
 
     def eviction_key(self, edge: Edge) -> tuple[int, int]:
-        """The policies again, in one place and without their mechanics. A stretch's prefixes share all facts."""
+        """The policies again, in one place and without their mechanics. A stretch's prefixes share
+        all facts."""
         facts = self.facts[edge.prefixes[-1]]
         needed = max(0, facts.longest + TLRU["next_prompt_estimate"] - TLRU["threshold"])
-        first = {"lfu": facts.hits, "slru": int(facts.hits >= 2), "priority": facts.priority, "tlru": int(len(edge.path) < needed)}
+        first = {
+            "lfu": facts.hits,
+            "slru": int(facts.hits >= 2),
+            "priority": facts.priority,
+            "tlru": int(len(edge.path) < needed),
+        }
         return first.get(self.policy, 0), self.used[edge.prefixes[-1]]
 
     def tree(self) -> dict[Prefix, tuple[int, int]]:
@@ -146,9 +181,15 @@ class World:
         found, todo = {}, [(child, label[0], ()) for label, child in root.children.items()]
         while todo:
             node, namespace, tokens = todo.pop()
-            key, pages = np.frombuffer(node.key, np.int32).tolist(), np.frombuffer(node.pages, np.int32).tolist()
+            key, pages = (
+                np.frombuffer(node.key, np.int32).tolist(),
+                np.frombuffer(node.pages, np.int32).tolist(),
+            )
             for index, page in enumerate(pages):
-                found[namespace, (*tokens, *key[: (index + 1) * self.page_size])] = (page, node.lock_ref)
+                found[namespace, (*tokens, *key[: (index + 1) * self.page_size])] = (
+                    page,
+                    node.lock_ref,
+                )
             todo += [(child, namespace, (*tokens, *key)) for child in node.children.values()]
         return found
 
@@ -166,7 +207,10 @@ class World:
 
     def tokens(self, num: int) -> list[int]:
         """Mostly the same token, so that sequences also agree where neither is cached yet."""
-        return [self.rng.randrange(self.vocabulary) if self.rng.random() < 0.5 else 0 for _ in range(num)]
+        return [
+            self.rng.randrange(self.vocabulary) if self.rng.random() < 0.5 else 0
+            for _ in range(num)
+        ]
 
     def start(self) -> None:
         if len(self.seqs) == 6:
@@ -201,15 +245,21 @@ class World:
             return self.rng.choice((self.retract, self.finish))()
         seq.ids = longer
         seq.table += pages.tolist()
-        # New pages are written, and one that was filled in part is filled further. Cached and returned ones are full.
+        # New pages are written, and one that was filled in part is filled further. Cached and
+        # returned ones are full.
         for index in range(seq.handle.num_tokens // self.page_size, len(seq.table)):
-            self.store[seq.table[index]] = (seq.namespace, tuple(seq.ids[: (index + 1) * self.page_size]))
+            self.store[seq.table[index]] = (
+                seq.namespace,
+                tuple(seq.ids[: (index + 1) * self.page_size]),
+            )
         return None
 
     def alloc(self, num: int) -> np.ndarray | None:
         stats, cover, before = self.cache.pool_stats(), self.cover(), dict(self.cached)
         short = num - stats.free // self.page_size
-        expected = self.expected_evictions(short) if short * self.page_size <= stats.evictable else set()
+        expected = (
+            self.expected_evictions(short) if short * self.page_size <= stats.evictable else set()
+        )
         pages = self.cache.alloc(num)
         now = self.tree()
         removed = [prefix for prefix in before if prefix not in now]
@@ -245,7 +295,10 @@ class World:
             if not self.seqs:
                 return self.start()
             seq = self.rng.choice(self.seqs)
-        first, most = seq.handle.num_tokens // self.page_size, min(len(seq.ids) // self.page_size, len(seq.table))
+        first, most = (
+            seq.handle.num_tokens // self.page_size,
+            min(len(seq.ids) // self.page_size, len(seq.table)),
+        )
         num = self.rng.randint(first, most) if self.rng.random() < 0.5 else most
         path = self.prefixes(seq.namespace, seq.ids[: num * self.page_size])
         expected = []
@@ -257,7 +310,12 @@ class World:
                 self.facts[prefix] = Facts()
                 self.held.remove(page)
         table = np.array(seq.table[:num], np.int32)
-        returned = self.cache.extend(seq.handle, np.array(seq.ids[: num * self.page_size], np.int32), table, priority=seq.priority)
+        returned = self.cache.extend(
+            seq.handle,
+            np.array(seq.ids[: num * self.page_size], np.int32),
+            table,
+            priority=seq.priority,
+        )
         table[:] = 0  # the caller's arrays stay the caller's
         assert returned.tolist() == expected
         assert seq.handle.num_tokens == num * self.page_size
@@ -267,7 +325,10 @@ class World:
             self.use(path)
             for prefix in path:
                 facts = self.facts[prefix]
-                facts.priority, facts.longest = max(facts.priority, seq.priority), max(facts.longest, num * self.page_size)
+                facts.priority, facts.longest = (
+                    max(facts.priority, seq.priority),
+                    max(facts.longest, num * self.page_size),
+                )
         return None
 
     def finish(self) -> None:
@@ -296,7 +357,8 @@ class World:
             self.free(self.scratch.pop(self.rng.randrange(len(self.scratch))).tolist())
 
     def touch(self) -> None:
-        """A whole path: where a prefix ends inside an edge only the tree knows what else is refreshed."""
+        """A whole path: where a prefix ends inside an edge only the tree knows what else is
+        refreshed."""
         inner = {(namespace, tokens[: -self.page_size]) for namespace, tokens in self.cached}
         leaves = [prefix for prefix in self.cached if prefix not in inner]
         if leaves:
@@ -344,32 +406,49 @@ class World:
     def verify(self) -> None:
         assert self.cache.check() == []
         cover = self.cover()
-        assert self.tree() == {prefix: (page, cover[prefix]) for prefix, page in self.cached.items()}
+        assert self.tree() == {
+            prefix: (page, cover[prefix]) for prefix, page in self.cached.items()
+        }
         stats = self.cache.pool_stats()
         locked, held = len(cover) * self.page_size, len(self.held) * self.page_size
         evictable = len(self.cached) * self.page_size - locked
         assert (stats.evictable, stats.locked, stats.held) == (evictable, locked, held)
-        assert stats.free + stats.evictable + stats.locked + stats.held == stats.total == self.num_pages * self.page_size
+        assert (
+            stats.free + stats.evictable + stats.locked + stats.held
+            == stats.total
+            == self.num_pages * self.page_size
+        )
         assert not self.held & set(self.cached.values()), "a page has two owners"
         for prefix, page in self.cached.items():
             assert self.store[page] == prefix, "a cached page does not hold what the tree says"
         for seq in self.seqs:
-            assert seq.handle.pages().tolist() == [self.cached[prefix] for prefix in self.settled(seq)]
+            assert seq.handle.pages().tolist() == [
+                self.cached[prefix] for prefix in self.settled(seq)
+            ]
             for index, page in enumerate(seq.table):
                 expected = (seq.namespace, tuple(seq.ids[: (index + 1) * self.page_size]))
                 assert self.store[page] == expected, "a page in use was rewritten"
 
 
-def run(page_size: int, vocabulary: int, num_worlds: int, *, enabled: bool = True, policy: str = "lru") -> Counter[str]:
+def run(
+    page_size: int, vocabulary: int, num_worlds: int, *, enabled: bool = True, policy: str = "lru"
+) -> Counter[str]:
     counts: Counter[str] = Counter()
     for number in range(num_worlds):
-        world = World(random.Random(f"{page_size} {vocabulary} {number}"), page_size, vocabulary, enabled, policy)
+        world = World(
+            random.Random(f"{page_size} {vocabulary} {number}"),
+            page_size,
+            vocabulary,
+            enabled,
+            policy,
+        )
         for index in range(STEPS_PER_WORLD):
             try:
                 world.step()
             except AssertionError as error:
                 error.add_note(
-                    f"world {number} of page size {page_size}, vocabulary {vocabulary}, enabled {enabled}, {policy}, step {index}"
+                    f"world {number} of page size {page_size}, vocabulary {vocabulary}, enabled"
+                    f" {enabled}, {policy}, step {index}"
                 )
                 raise
         counts += world.counts

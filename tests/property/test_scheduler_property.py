@@ -1,4 +1,5 @@
-"""Random traces through the real scheduler and loop: whatever arrives, every request ends, with the right tokens, and nothing leaks.
+"""Random traces through the real scheduler and loop: whatever arrives, every request ends, with the
+right tokens, and nothing leaks.
 
 The scripted executor answers from its page store, so a wrong page anywhere gives wrong tokens.
 """
@@ -17,7 +18,13 @@ from setpoint.testing.scripted import hashed_token, reference
 
 NEXT = hashed_token(VOCAB)
 EOS = frozenset({0, 1, 2, 3})
-EVICTION = {"lru": {}, "lfu": {}, "slru": {"protected_threshold": 1}, "priority": {}, "tlru": {"threshold": 20, "next_prompt_estimate": 5}}
+EVICTION = {
+    "lru": {},
+    "lfu": {},
+    "slru": {"protected_threshold": 1},
+    "priority": {},
+    "tlru": {"threshold": 20, "next_prompt_estimate": 5},
+}
 
 
 def random_harness(rng: random.Random) -> Harness:
@@ -50,7 +57,8 @@ def random_harness(rng: random.Random) -> Harness:
 
 
 def random_queue_rules(rng: random.Random) -> dict[str, Any]:
-    """Any policy, priorities where they are allowed, and all that holds prefill back or ends a request early."""
+    """Any policy, priorities where they are allowed, and all that holds prefill back or ends a
+    request early."""
     policy = rng.choice([*POLICIES, "fcfs", "fcfs", "lof"])
     priority = PriorityConfig(
         default=rng.choice([None, 0, 5]),
@@ -87,12 +95,17 @@ def run_trace(seed: int) -> tuple[Harness, int]:
     rng = random.Random(seed)
     harness = random_harness(rng)
     limit = harness.config.max_req_input_len
-    prefixes = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, max(2, min(limit // 2, 60))))] for _ in range(3)]
+    prefixes = [
+        [rng.randrange(VOCAB) for _ in range(rng.randrange(1, max(2, min(limit // 2, 60))))]
+        for _ in range(3)
+    ]
     expected: dict[str, list[int]] = {}
     ended: set[str] = set()
     for number in range(rng.randrange(5, 25)):
         rid = f"r{number:02}"
-        prompt = (rng.choice(prefixes) if rng.random() < 0.6 else []) + [rng.randrange(3) for _ in range(rng.randrange(1, 20))]
+        prompt = (rng.choice(prefixes) if rng.random() < 0.6 else []) + [
+            rng.randrange(3) for _ in range(rng.randrange(1, 20))
+        ]
         prompt = prompt[: limit - 1]
         ignore_eos = rng.random() < 0.3
         max_new = rng.choice([0, 1, 5, 30, 90])
@@ -123,7 +136,8 @@ def run_trace(seed: int) -> tuple[Harness, int]:
             continue
         assert outcome.finish is not None, (seed, rid, "never ended")
         if outcome.finish.type == "abort":
-            # 400: its prompt leaves no room for output. 503: the queue was full, its time was up, or priorities are off.
+            # 400: its prompt leaves no room for output. 503: the queue was full, its time was up,
+            # or priorities are off.
             assert outcome.finish.status_code in (400, 503), (seed, rid, outcome.finish)
             assert outcome.ids == expected[rid][: len(outcome.ids)], (seed, rid)
             continue

@@ -1,4 +1,5 @@
-"""The output file as a journal: whatever it is cut to, reopening loses and repeats nothing; a file that is not ours is not touched."""
+"""The output file as a journal: whatever it is cut to, reopening loses and repeats nothing; a file
+that is not ours is not touched."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def recover(path: Path, *, in_order: bool = False) -> tuple[Marks, Tally]:
         return journal.recover(SURVEY, tally, in_order=in_order), tally
 
 
-def test_cut_at_every_byte_it_keeps_what_is_whole_and_goes_on_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cut_at_every_byte_it_keeps_what_is_whole_and_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # hundreds of them take seconds
     records = [made(3), made(1, code="not_json"), made(7)]
     whole = b"".join(records)
@@ -46,7 +49,11 @@ def test_cut_at_every_byte_it_keeps_what_is_whole_and_goes_on_from_there(tmp_pat
             done = journal.recover(SURVEY, tally, in_order=False)
             kept = max(count for count, end in enumerate(ends) if end <= size)
             assert [number for number in range(1, 10) if number in done] == sorted([3, 1, 7][:kept])
-            assert (tally.num_done, tally.num_before, tally.num_failed) == (kept, kept, int(kept > 1))
+            assert (tally.num_done, tally.num_before, tally.num_failed) == (
+                kept,
+                kept,
+                int(kept > 1),
+            )
             assert path.read_bytes() == b"".join(records[:kept])
             for one in records[kept:]:
                 journal.append(one)
@@ -70,12 +77,23 @@ def test_zero_bytes_behind_the_last_record_are_what_a_power_cut_leaves(tmp_path:
         (b'{"id":"batch_req_fedc', "its end, from byte 0, is not a record"),
         (made(1) + b"torn\n" + made(2), f"damaged: line 2 .byte {len(made(1))}."),
         (made(1) + b"notes", "is not a record"),
-        (made(1, digest="f" * 16), "belongs to another input: its line 1 answers batch ffffffffffffffff, not 0123456789abcdef"),
+        (
+            made(1, digest="f" * 16),
+            (
+                "belongs to another input: its line 1 answers batch ffffffffffffffff, not"
+                " 0123456789abcdef"
+            ),
+        ),
         (made(10), "belongs to another input"),
-        (made(1) + made(2) + made(1), "holds two answers to line 1 of the input; the second is on line 3"),
+        (
+            made(1) + made(2) + made(1),
+            "holds two answers to line 1 of the input; the second is on line 3",
+        ),
     ],
 )
-def test_what_is_not_this_batchs_output_is_refused_and_left_alone(tmp_path: Path, content: bytes, message: str) -> None:
+def test_what_is_not_this_batchs_output_is_refused_and_left_alone(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     path = tmp_path / "out.jsonl"
     path.write_bytes(content)
     with pytest.raises(BatchError, match=message) as caught:
@@ -88,7 +106,10 @@ def test_keep_order_goes_on_only_from_an_ordered_beginning(tmp_path: Path) -> No
     path = tmp_path / "out.jsonl"
     path.write_bytes(made(1) + made(3))
     done, _ = recover(path, in_order=True)
-    with Journal(path) as journal, pytest.raises(BatchError, match="reaches line 3, but line 2 is missing"):
+    with (
+        Journal(path) as journal,
+        pytest.raises(BatchError, match="reaches line 3, but line 2 is missing"),
+    ):
         InOrder(journal, after=done.last).expect(2)
     path.write_bytes(made(3) + made(1))
     with pytest.raises(BatchError, match="was started without --keep-order"):
@@ -110,8 +131,13 @@ def test_in_order_holds_back_and_counts_what_it_holds(tmp_path: Path) -> None:
 
 def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    code = "import sys, pathlib, setpoint.batch.journal as j\nj.Journal(pathlib.Path(sys.argv[1]))\nprint('open', flush=True)\ninput()"
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    code = (
+        "import sys, pathlib, setpoint.batch.journal as"
+        " j\nj.Journal(pathlib.Path(sys.argv[1]))\nprint('open', flush=True)\ninput()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"open\n"
         with pytest.raises(BatchError, match="is being written by another run"):
@@ -122,7 +148,9 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path) -> None
         pass
 
 
-def test_a_full_disk_ends_the_file_with_a_whole_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_file_with_a_whole_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, real = tmp_path / "out.jsonl", os.write
 
     def full(fd: int, data: memoryview) -> int:
@@ -133,7 +161,10 @@ def test_a_full_disk_ends_the_file_with_a_whole_record(tmp_path: Path, monkeypat
     with Journal(path) as journal:
         journal.append(made(1))
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(BatchError, match=r"cannot be written: No space left on device\. The answers in it are complete"):
+        with pytest.raises(
+            BatchError,
+            match=r"cannot be written: No space left on device\. The answers in it are complete",
+        ):
             journal.append(made(2))
         monkeypatch.undo()
         assert path.read_bytes() == made(1)
@@ -141,7 +172,9 @@ def test_a_full_disk_ends_the_file_with_a_whole_record(tmp_path: Path, monkeypat
     assert path.read_bytes() == made(1) + made(3)
 
 
-def test_a_sync_that_failed_once_is_never_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_that_failed_once_is_never_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(fd: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -155,7 +188,9 @@ def test_a_sync_that_failed_once_is_never_forgotten(tmp_path: Path, monkeypatch:
         journal.__exit__(None, None, None)
 
 
-def test_what_is_needed_is_synced_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_needed_is_synced_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, num_synced = tmp_path / "out.jsonl", 0
     path.write_bytes(made(1))
 
@@ -183,7 +218,12 @@ def test_an_output_deleted_meanwhile_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "message"), [("absent/out.jsonl", "No such file or directory"), (".", "Is a directory"), ("/dev/null", "not a regular file")]
+    ("path", "message"),
+    [
+        ("absent/out.jsonl", "No such file or directory"),
+        (".", "Is a directory"),
+        ("/dev/null", "not a regular file"),
+    ],
 )
 def test_an_output_that_cannot_be_one(tmp_path: Path, path: str, message: str) -> None:
     with pytest.raises(BatchError, match=message):

@@ -1,4 +1,5 @@
-"""Parquet in and out: rows become the same requests as lines, and the output is written once, whole, from the journal."""
+"""Parquet in and out: rows become the same requests as lines, and the output is written once,
+whole, from the journal."""
 
 from __future__ import annotations
 
@@ -38,17 +39,28 @@ def read(path: Path, *done: int) -> list[Entry]:
 
 def test_a_row_is_the_same_request_as_a_line(tmp_path: Path) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-    line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat}).encode()
+    line = json.dumps(
+        {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat}
+    ).encode()
     expected = parse_line(1, line)
     forms: list[dict[str, Any]] = [
-        {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": json.dumps(chat)},
+        {
+            "custom_id": "a",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": json.dumps(chat),
+        },
         {"custom_id": "a", "url": "/v1/chat/completions", "body": chat},
         {"custom_id": "a", **chat},
         {"custom_id": "a", "messages": json.dumps(chat["messages"]), "max_tokens": 5},
     ]
     for form in forms:
         (entry,) = read(table(tmp_path, [form]))
-        assert (entry.custom_id, entry.url, entry.body) == (expected.custom_id, expected.url, expected.body)
+        assert (entry.custom_id, entry.url, entry.body) == (
+            expected.custom_id,
+            expected.url,
+            expected.body,
+        )
     (entry,) = read(table(tmp_path, [{"custom_id": "a", "prompt": "x", "seed": 1}]))
     assert (entry.url, entry.body) == ("/v1/completions", {"prompt": "x", "seed": 1})
     (entry,) = read(table(tmp_path, [{"custom_id": "a", "input": "x"}]))
@@ -56,8 +68,14 @@ def test_a_row_is_the_same_request_as_a_line(tmp_path: Path) -> None:
 
 
 def test_a_null_is_a_key_that_is_not_there(tmp_path: Path) -> None:
-    rows = [{"custom_id": "a", "prompt": "x", "max_tokens": None}, {"custom_id": "b", "prompt": "y", "max_tokens": 3}]
-    assert [entry.body for entry in read(table(tmp_path, rows))] == [{"prompt": "x"}, {"prompt": "y", "max_tokens": 3}]
+    rows = [
+        {"custom_id": "a", "prompt": "x", "max_tokens": None},
+        {"custom_id": "b", "prompt": "y", "max_tokens": 3},
+    ]
+    assert [entry.body for entry in read(table(tmp_path, rows))] == [
+        {"prompt": "x"},
+        {"prompt": "y", "max_tokens": 3},
+    ]
 
 
 def test_bad_rows_are_failures_of_their_own(tmp_path: Path) -> None:
@@ -68,8 +86,16 @@ def test_bad_rows_are_failures_of_their_own(tmp_path: Path) -> None:
         {"custom_id": "d", "method": None, "body": "[]"},
         {"custom_id": "e", "method": None, "body": None},
     ]
-    problems = [entry.problem.message if entry.problem else "" for entry in read(table(tmp_path, rows))]
-    expected = ("method must be POST", "custom_id must be", "not valid JSON", "not list", "not NoneType")
+    problems = [
+        entry.problem.message if entry.problem else "" for entry in read(table(tmp_path, rows))
+    ]
+    expected = (
+        "method must be POST",
+        "custom_id must be",
+        "not valid JSON",
+        "not list",
+        "not NoneType",
+    )
     for problem, words in zip(problems, expected, strict=True):
         assert words in problem
 
@@ -85,7 +111,9 @@ def test_duplicate_ids_are_refused_with_both_rows(tmp_path: Path) -> None:
         read(table(tmp_path, [{"custom_id": name, "prompt": "x"} for name in "aba"]))
 
 
-@pytest.mark.parametrize("columns", [{"prompt": "x"}, {"custom_id": "a"}, {"custom_id": "a", "body": "{}", "more": 1}])
+@pytest.mark.parametrize(
+    "columns", [{"prompt": "x"}, {"custom_id": "a"}, {"custom_id": "a", "body": "{}", "more": 1}]
+)
 def test_other_columns_are_refused(tmp_path: Path, columns: dict[str, Any]) -> None:
     with pytest.raises(BatchError, match="a batch has custom_id and either body"):
         read(table(tmp_path, [columns]))
@@ -105,7 +133,9 @@ def test_the_output_is_the_journal_in_columns(tmp_path: Path) -> None:
     entries = [Entry(number=number, num_bytes=1, custom_id=str(number)) for number in (1, 2, 3)]
     made = [
         record.answered(SURVEY.digest, entries[1], {"id": "r", "text": "é"}),
-        record.refused(SURVEY.digest, entries[0], "No.", status_code=400, err_type="BadRequestError"),
+        record.refused(
+            SURVEY.digest, entries[0], "No.", status_code=400, err_type="BadRequestError"
+        ),
     ]
     tally = Tally(2)
     for one in made:
@@ -130,16 +160,27 @@ def test_an_output_that_cannot_be_written_leaves_the_journal(tmp_path: Path) -> 
     output = tmp_path / "out.parquet"
     output.mkdir()
     journal = parquet.journal_of(output)
-    journal.write_bytes(record.encode(record.answered(SURVEY.digest, Entry(number=1, num_bytes=1), {})))
-    with pytest.raises(BatchError, match=r"cannot be written: Is a directory\. All answers are in .*journal.jsonl"):
+    journal.write_bytes(
+        record.encode(record.answered(SURVEY.digest, Entry(number=1, num_bytes=1), {}))
+    )
+    with pytest.raises(
+        BatchError, match=r"cannot be written: Is a directory\. All answers are in .*journal.jsonl"
+    ):
         parquet.write(output, journal, Tally(1), SURVEY)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "out.parquet.journal.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "out.parquet",
+        "out.parquet.journal.jsonl",
+    ]
 
 
-def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = table(tmp_path, [{"custom_id": "a", "prompt": "x"}])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(BatchError, match=r"Parquet files need pyarrow: pip install 'setpoint\[parquet\]'"):
+    with pytest.raises(
+        BatchError, match=r"Parquet files need pyarrow: pip install 'setpoint\[parquet\]'"
+    ):
         ParquetSource(path)
     with pytest.raises(BatchError, match="Parquet files need pyarrow"):
         parquet.finished(tmp_path / "out.parquet", SURVEY)

@@ -1,4 +1,5 @@
-"""What is shown while a batch runs: the same words on a terminal and elsewhere, and nothing that breaks the bar."""
+"""What is shown while a batch runs: the same words on a terminal and elsewhere, and nothing that
+breaks the bar."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from setpoint.testing.fake_engine import FakeEngine
 
 
 def running() -> tuple[Tally, EngineView]:
-    tally, view = Tally(2000, num_done=500, num_before=100, num_failed=3), EngineView(EngineClient(FakeEngine()))
+    tally, view = (
+        Tally(2000, num_done=500, num_before=100, num_failed=3),
+        EngineView(EngineClient(FakeEngine())),
+    )
     tally.started_at -= 100
     tally.prompt_tokens, tally.output_tokens = 40_000, 8_000
     view.num_running, view.num_queued, view.token_usage = 64, 500, 0.816
@@ -25,7 +29,11 @@ def running() -> tuple[Tally, EngineView]:
 
 
 def test_the_words() -> None:
-    assert status(*running()) == "500/2000, 3 failed, 400 tok/s in, 80 tok/s out, ETA 0:06:15, usage 0.82, 64 running, 500 queued"
+    assert (
+        status(*running())
+        == "500/2000, 3 failed, 400 tok/s in, 80 tok/s out, ETA 0:06:15, usage 0.82, 64 running,"
+        " 500 queued"
+    )
     assert "ETA ?" in status(Tally(2000, num_done=500, num_before=500), running()[1])
 
 

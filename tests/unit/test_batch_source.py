@@ -1,4 +1,5 @@
-"""Reading a batch file: what is a request, what is wrong with the rest, and what refuses the whole file."""
+"""Reading a batch file: what is a request, what is wrong with the rest, and what refuses the whole
+file."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ def test_lines_are_counted_and_blank_ones_are_no_requests(tmp_path: Path) -> Non
     read = source(tmp_path, good("a") + b"\n \r\n" + good("b") + b"nonsense\n" + good("c").rstrip())
     survey = read.survey()
     assert (survey.num_requests, survey.last_number) == (4, 6)
-    assert [(entry.number, entry.custom_id) for entry in entries(read)] == [(1, "a"), (4, "b"), (5, None), (6, "c")]
+    assert [(entry.number, entry.custom_id) for entry in entries(read)] == [
+        (1, "a"),
+        (4, "b"),
+        (5, None),
+        (6, "c"),
+    ]
     assert [entry.number for entry in entries(read, 1, 5)] == [4, 6]
     read.close()
 
@@ -49,12 +55,32 @@ def test_lines_are_counted_and_blank_ones_are_no_requests(tmp_path: Path) -> Non
         (b'{"body":{"a":' + b"[" * 100_000, "not_json", "not valid JSON"),
         (b"[]", "bad_request", "The line must be an object, got a list"),
         (b"{}", "bad_request", "custom_id is missing"),
-        (b'{"custom_id":1,"method":"POST","url":"u","body":{}}', "bad_request", "custom_id must be a string, got a whole number"),
-        (b'{"custom_id":"","method":"POST","url":"u","body":{}}', "bad_request", "custom_id must not be empty"),
+        (
+            b'{"custom_id":1,"method":"POST","url":"u","body":{}}',
+            "bad_request",
+            "custom_id must be a string, got a whole number",
+        ),
+        (
+            b'{"custom_id":"","method":"POST","url":"u","body":{}}',
+            "bad_request",
+            "custom_id must not be empty",
+        ),
         (b'{"custom_id":"a","url":"u","body":{}}', "bad_request", "method is missing"),
-        (b'{"custom_id":"a","method":"GET","url":"u","body":{}}', "bad_request", "method must be POST, got 'GET'"),
-        (b'{"custom_id":"a","method":"POST","url":"u","body":"b"}', "bad_request", "body must be an object, got a string"),
-        (b'{"custom_id":"a","method":"POST","url":"u","body":{},"more":1}', "bad_request", "more is not known"),
+        (
+            b'{"custom_id":"a","method":"GET","url":"u","body":{}}',
+            "bad_request",
+            "method must be POST, got 'GET'",
+        ),
+        (
+            b'{"custom_id":"a","method":"POST","url":"u","body":"b"}',
+            "bad_request",
+            "body must be an object, got a string",
+        ),
+        (
+            b'{"custom_id":"a","method":"POST","url":"u","body":{},"more":1}',
+            "bad_request",
+            "more is not known",
+        ),
         (b"", "too_long", "longer than"),
     ],
 )
@@ -67,10 +93,15 @@ def test_a_bad_line_says_what_is_wrong(line: bytes, code: str, message: str) -> 
     assert entry.custom_id == ("a" if b'"custom_id":"a"' in line else None)
 
 
-def test_a_line_beyond_all_measure_is_skipped_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_beyond_all_measure_is_skipped_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 200)
     read = source(tmp_path, good("a") + b"x" * 1234 + b"\n" + good("b") + b"y" * 200)
-    assert [(entry.number, entry.custom_id, entry.problem and entry.problem.code) for entry in entries(read)] == [
+    assert [
+        (entry.number, entry.custom_id, entry.problem and entry.problem.code)
+        for entry in entries(read)
+    ] == [
         (1, "a", None),
         (2, None, "too_long"),
         (3, "b", None),
@@ -95,19 +126,29 @@ def test_a_file_that_grows_meanwhile_stays_the_batch_it_was(tmp_path: Path) -> N
     survey = read.survey()
     with (tmp_path / "in.jsonl").open("ab") as file:
         file.write(good("c"))
-    assert [entry.custom_id for entry in read.entries(survey, Marks(survey.last_number))] == ["a", "b"]
+    assert [entry.custom_id for entry in read.entries(survey, Marks(survey.last_number))] == [
+        "a",
+        "b",
+    ]
     read.close()
 
 
 def test_duplicate_ids_refuse_the_file_with_both_lines(tmp_path: Path) -> None:
-    read = source(tmp_path, good("a") + good("b") + b"nonsense\n" + good("a") + b"nonsense\n" + good("c") + good("c"))
-    with pytest.raises(BatchError, match=r"'a' on lines 1 and 4; 'c' on lines 6 and 7\. Nothing was computed") as caught:
+    read = source(
+        tmp_path,
+        good("a") + good("b") + b"nonsense\n" + good("a") + b"nonsense\n" + good("c") + good("c"),
+    )
+    with pytest.raises(
+        BatchError, match=r"'a' on lines 1 and 4; 'c' on lines 6 and 7\. Nothing was computed"
+    ) as caught:
         read.survey()
     assert "\n" not in str(caught.value)
     read.close()
 
 
-def test_equal_hashes_of_different_ids_are_no_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_hashes_of_different_ids_are_no_duplicates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(duplicates, "hash", lambda text: len(text), raising=False)
     read = source(tmp_path, good("a") + good("b") + good("cc"))
     assert read.survey().num_requests == 3
@@ -116,7 +157,11 @@ def test_equal_hashes_of_different_ids_are_no_duplicates(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("absent", "absent cannot be read: No such file"), (".", "Is a directory|not a regular file"), ("/dev/null", "not a reg")],
+    [
+        ("absent", "absent cannot be read: No such file"),
+        (".", "Is a directory|not a regular file"),
+        ("/dev/null", "not a reg"),
+    ],
 )
 def test_an_input_that_cannot_be_one(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(BatchError, match=message):

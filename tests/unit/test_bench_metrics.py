@@ -15,26 +15,55 @@ from setpoint.core.errors import ConfigError
 
 
 def record(
-    start: float, times: list[float], end: float, *, counts: list[int] | None = None, num_prompt: int = 10, error: str = ""
+    start: float,
+    times: list[float],
+    end: float,
+    *,
+    counts: list[int] | None = None,
+    num_prompt: int = 10,
+    error: str = "",
 ) -> Record:
     counts = [1] * len(times) if counts is None else counts
-    made = Record(Prompt("", num_prompt, 4), started_at=start, ended_at=end, times=times, counts=counts, num_outputs=sum(counts))
+    made = Record(
+        Prompt("", num_prompt, 4),
+        started_at=start,
+        ended_at=end,
+        times=times,
+        counts=counts,
+        num_outputs=sum(counts),
+    )
     made.error = error
     return made
 
 
 def test_a_run_of_two_requests() -> None:
-    run = Run([record(100.0, [100.5, 101.0, 101.5], 101.5), record(101.0, [102.0, 104.0], 105.0, num_prompt=30)], 100.0, 110.0, 1.0)
+    run = Run(
+        [
+            record(100.0, [100.5, 101.0, 101.5], 101.5),
+            record(101.0, [102.0, 104.0], 105.0, num_prompt=30),
+        ],
+        100.0,
+        110.0,
+        1.0,
+    )
     figures = metrics.summary(run)
     assert figures["completed"] == 2
     assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (40, 5)
     assert (figures["request_throughput"], figures["input_throughput"]) == (0.2, 4.0)
     assert (figures["output_throughput"], figures["total_throughput"]) == (0.5, 4.5)
-    assert (figures["mean_ttft_ms"], figures["median_ttft_ms"], figures["std_ttft_ms"]) == (750.0, 750.0, 250.0)
+    assert (figures["mean_ttft_ms"], figures["median_ttft_ms"], figures["std_ttft_ms"]) == (
+        750.0,
+        750.0,
+        250.0,
+    )
     # TPOT: (1.5 - 0.5) / 2 and (4 - 1) / 1 seconds.
     assert figures["mean_tpot_ms"] == 1750.0
     # Gaps: 500, 500, 2000 ms.
-    assert (figures["mean_itl_ms"], figures["median_itl_ms"], figures["max_itl_ms"]) == (1000.0, 500.0, 2000.0)
+    assert (figures["mean_itl_ms"], figures["median_itl_ms"], figures["max_itl_ms"]) == (
+        1000.0,
+        500.0,
+        2000.0,
+    )
     assert figures["p90_e2e_latency_ms"] == pytest.approx(1500 + 0.9 * 2500)
     assert figures["concurrency"] == pytest.approx((1.5 + 4.0) / 10)
     assert figures["max_concurrent_requests"] == 2
@@ -59,12 +88,20 @@ def test_errors_are_never_throughput() -> None:
     bad = record(0.0, [0.1, 0.2], 0.3, error="status 500: no")
     run = Run([record(0.0, [1.0], 1.0), bad, bad], 0.0, 2.0, 0.0)
     figures = metrics.summary(run)
-    assert (figures["completed"], figures["total_output_tokens"], figures["total_input_tokens"]) == (1, 1, 10)
+    assert (
+        figures["completed"],
+        figures["total_output_tokens"],
+        figures["total_input_tokens"],
+    ) == (1, 1, 10)
     assert figures["max_concurrent_requests"] == 1
     assert metrics.tokens_per_second(run) == [0, 1]
     assert metrics.failures(run) == {"status 500: no": 2}
     nothing = metrics.summary(Run([bad], 0.0, 2.0, 0.0))
-    assert (nothing["completed"], nothing["output_throughput"], nothing["mean_ttft_ms"]) == (0, 0.0, 0.0)
+    assert (nothing["completed"], nothing["output_throughput"], nothing["mean_ttft_ms"]) == (
+        0,
+        0.0,
+        0.0,
+    )
     assert metrics.steady_state(Run([bad], 0.0, 2.0, 0.0)) is None
 
 
@@ -85,7 +122,12 @@ def test_steady_state_leaves_out_the_filling_and_the_emptying() -> None:
 
 
 def test_goodput_counts_requests_that_keep_every_limit() -> None:
-    run = Run([record(0.0, [0.1, 0.2], 0.2), record(0.0, [0.3, 0.4], 0.4), record(0.0, [0.1, 0.9], 0.9)], 0.0, 2.0, 0.0)
+    run = Run(
+        [record(0.0, [0.1, 0.2], 0.2), record(0.0, [0.3, 0.4], 0.4), record(0.0, [0.1, 0.9], 0.9)],
+        0.0,
+        2.0,
+        0.0,
+    )
     assert metrics.goodput(run, metrics.parse_goodput(["ttft:200", "e2el:500"])) == 0.5
     assert metrics.goodput(run, metrics.parse_goodput(["tpot:150"])) == 1.0
     for word in ("ttft", "ttft:x", "itl:5", "tpot:0"):

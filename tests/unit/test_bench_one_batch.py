@@ -1,4 +1,5 @@
-"""The plans of the step benchmark: every position once, no step too large, no page twice; and what is timed."""
+"""The plans of the step benchmark: every position once, no step too large, no page twice; and what
+is timed."""
 
 from __future__ import annotations
 
@@ -37,7 +38,13 @@ class Recorder:
     def submit(self, plan: StepPlan) -> Recorder:
         self.plans.append(plan)
         rows = plan.rows
-        time.sleep(0 if not len(rows) else DECODE_S if rows.starts[0] == OWN_LENGTH else TOKEN_S * int(rows.counts.sum()))
+        time.sleep(
+            0
+            if not len(rows)
+            else DECODE_S
+            if rows.starts[0] == OWN_LENGTH
+            else TOKEN_S * int(rows.counts.sum())
+        )
         return self
 
     def finish(self, masks: TokenMasks | None) -> None:
@@ -45,7 +52,11 @@ class Recorder:
 
     def result(self) -> StepResult:
         rows = self.plans[-1].rows
-        return StepResult(self.plans[-1].step_id, rows.seq_ids[rows.samples], np.zeros(int(rows.samples.sum()), np.int32))
+        return StepResult(
+            self.plans[-1].step_id,
+            rows.seq_ids[rows.samples],
+            np.zeros(int(rows.samples.sum()), np.int32),
+        )
 
     def prepare_pages(self, begin: int) -> bool:
         return False
@@ -86,7 +97,15 @@ class Counter:
 
 def subject(recorder: Recorder) -> Subject:
     counter = Counter()
-    return Subject(recorder, page_size=4, vocab_size=50, chunk_tokens=7, about={}, seams=counter, limits=counter)
+    return Subject(
+        recorder,
+        page_size=4,
+        vocab_size=50,
+        chunk_tokens=7,
+        about={},
+        seams=counter,
+        limits=counter,
+    )
 
 
 def no_turns(shapes: object) -> Any:
@@ -102,11 +121,15 @@ def test_plans_and_times(tmp_path: Path) -> None:
 
     own = OneBatchOptions(batch_size=(3,), input_len=(10,), output_len=(4,), output_file=str(out))
     assert bench_one_batch(own, build, no_turns) == 0
-    prefills = [plan for plan in recorder.plans if len(plan.rows) and plan.rows.starts[0] != OWN_LENGTH]
+    prefills = [
+        plan for plan in recorder.plans if len(plan.rows) and plan.rows.starts[0] != OWN_LENGTH
+    ]
     computed: dict[int, list[int]] = {0: [], 1: [], 2: []}
     for plan in prefills:
         assert plan.rows.counts.sum() <= 7
-        for slot, start, count, samples in zip(plan.rows.slots, plan.rows.starts, plan.rows.counts, plan.rows.samples, strict=True):
+        for slot, start, count, samples in zip(
+            plan.rows.slots, plan.rows.starts, plan.rows.counts, plan.rows.samples, strict=True
+        ):
             computed[int(slot)] += range(start, start + count)
             assert samples == (start + count == 10)
     assert computed == {slot: [*range(10)] * (1 + REPEATS) for slot in range(3)}  # once to warm up
@@ -124,17 +147,30 @@ def test_plans_and_times(tmp_path: Path) -> None:
 
 def test_breakdown_beside_its_bounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.jsonl"
-    own = OneBatchOptions(batch_size=(2,), input_len=(6,), output_len=(4,), breakdown=True, output_file=str(out))
+    own = OneBatchOptions(
+        batch_size=(2,), input_len=(6,), output_len=(4,), breakdown=True, output_file=str(out)
+    )
     turns = {"prefill": Turns(0.01, 1e-4, 2e-4), "decode": Turns(0.003, 1e-5, 5e-5)}
-    assert bench_one_batch(own, lambda slots, length: subject(Recorder()), lambda shapes: dict.fromkeys(shapes, turns)) == 0
+    assert (
+        bench_one_batch(
+            own,
+            lambda slots, length: subject(Recorder()),
+            lambda shapes: dict.fromkeys(shapes, turns),
+        )
+        == 0
+    )
     (row,) = map(json.loads, out.read_text().splitlines())
     decode = row["breakdown"]["decode"]["parts"]
-    assert decode["linear"]["bound_s"] == pytest.approx(8e-4), "bytes by the bandwidth over the whole step"
+    assert decode["linear"]["bound_s"] == pytest.approx(8e-4), (
+        "bytes by the bandwidth over the whole step"
+    )
     assert decode["attention"]["bound_s"] == pytest.approx(1e-4), "operations by the rate"
     assert decode["elementwise"]["bound_s"] == pytest.approx(5e-8)
     assert decode["rest"]["seconds"] >= DECODE_S - 1e-3 - 2e-4 - 1e-5
     assert (decode["scheduling"]["seconds"], decode["messages"]["seconds"]) == (5e-5, 1e-5)
-    assert decode["step"]["seconds"] == pytest.approx(decode["rest"]["seconds"] + 1e-3 + 2e-4 + 1e-5 + 6e-5)
+    assert decode["step"]["seconds"] == pytest.approx(
+        decode["rest"]["seconds"] + 1e-3 + 2e-4 + 1e-5 + 6e-5
+    )
     assert decode["step"]["bound_s"] == pytest.approx(8e-4 + 1e-4 + 5e-8)
     assert row["breakdown"]["decode"]["engine_s"] == 0.003
     assert row["limits"]["flops"] == {"bfloat16": 1e12}
@@ -142,7 +178,10 @@ def test_breakdown_beside_its_bounds(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "| linear layers | 1,000.00 |" in printed
     assert "| 800.00 | 80% |" in printed
     assert ", and 3,000.00 µs as part of a whole engine." in printed
-    assert "Limits of this machine with 2 threads: 10.0 GB/s over 8 MB, 1,000 GFLOP/s bfloat16." in printed
+    assert (
+        "Limits of this machine with 2 threads: 10.0 GB/s over 8 MB, 1,000 GFLOP/s bfloat16."
+        in printed
+    )
 
 
 def test_without_limits_there_are_no_bounds() -> None:
@@ -150,11 +189,19 @@ def test_without_limits_there_are_no_bounds() -> None:
     parts = parts_of([counter.take()], [counter.take()] * 3, [0.001, 0.002, 0.003], None, None)
     assert {part.bound_s for part in parts.values()} == {None}
     assert "| linear layers | 1,000.00 | 50.0% | – | – |" in table("t", parts, 0.002, None)
-    assert sum(part.seconds for name, part in parts.items() if name != "step") == pytest.approx(0.002)
+    assert sum(part.seconds for name, part in parts.items() if name != "step") == pytest.approx(
+        0.002
+    )
 
 
 @pytest.mark.parametrize(
-    ("seconds", "unit", "shown"), [(0.0099, "µs", "9,900.00"), (0.25, "ms", "250.00"), (2.4475092, "ms", "2,447.51"), (12.0, "s", "12.00")]
+    ("seconds", "unit", "shown"),
+    [
+        (0.0099, "µs", "9,900.00"),
+        (0.25, "ms", "250.00"),
+        (2.4475092, "ms", "2,447.51"),
+        (12.0, "s", "12.00"),
+    ],
 )
 def test_times_are_shown_in_a_unit_that_fits(seconds: float, unit: str, shown: str) -> None:
     lines = table("t", {"linear": Part(seconds), "step": Part(seconds)}, seconds, None)
@@ -166,28 +213,57 @@ def test_times_are_shown_in_a_unit_that_fits(seconds: float, unit: str, shown: s
 def test_runs_that_do_not_agree_are_warned_of() -> None:
     parts = {"linear": Part(0.5), "scheduling": Part(0.5), "step": Part(1.0)}
     assert table("t", parts, 0.6, None)[-1].startswith("Without timers")
-    assert "WARNING: Without timers it took 2.0 times as long as with them" in table("t", parts, 1.0, None)[-1]
-    assert "WARNING: Without timers it took only 50% of the time that it took with them" in table("t", parts, 0.25, None)[-1]
+    assert (
+        "WARNING: Without timers it took 2.0 times as long as with them"
+        in table("t", parts, 1.0, None)[-1]
+    )
+    assert (
+        "WARNING: Without timers it took only 50% of the time that it took with them"
+        in table("t", parts, 0.25, None)[-1]
+    )
 
 
-def test_a_batch_that_the_engine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_batch_that_the_engine_cannot_hold_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     write_byte_tokenizer(tmp_path)
 
     class Small:
         def get_server_info(self) -> dict[str, Any]:
-            return {"tokenizer_path": str(tmp_path), "max_running_requests": 8, "max_total_num_tokens": 1000}
+            return {
+                "tokenizer_path": str(tmp_path),
+                "max_running_requests": 8,
+                "max_total_num_tokens": 1000,
+            }
 
     monkeypatch.setattr(Engine, "from_options", lambda *args, **more: nullcontext(Small()))
     line = parse(COMMANDS["bench one-batch"], [])
     for shape in ((9, 4, 2), (8, 120, 6)):
-        with pytest.raises(ConfigError, match=f"--breakdown runs {shape[0]} requests of {shape[1]} .* room for 8 requests and 1000 tokens"):
+        with pytest.raises(
+            ConfigError,
+            match=(
+                f"--breakdown runs {shape[0]} requests of {shape[1]} .* room for 8 requests and"
+                " 1000 tokens"
+            ),
+        ):
             engine_turns(line, read_environment({}), [(1, 4, 2), shape])
 
 
 def test_comparison_with_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.jsonl"
-    line = {"batch_size": 2, "input_len": 6, "output_len": 4, "prefill_latency": 1.0, "median_decode_latency": 2.0}
-    other.write_text("".join(json.dumps(line | {"median_decode_latency": latency}) + "\n" for latency in (1.0, 2.0, 3.0)))
+    line = {
+        "batch_size": 2,
+        "input_len": 6,
+        "output_len": 4,
+        "prefill_latency": 1.0,
+        "median_decode_latency": 2.0,
+    }
+    other.write_text(
+        "".join(
+            json.dumps(line | {"median_decode_latency": latency}) + "\n"
+            for latency in (1.0, 2.0, 3.0)
+        )
+    )
     own = OneBatchOptions(batch_size=(2, 3), input_len=(6,), output_len=(4,), compare=str(other))
     assert bench_one_batch(own, lambda slots, length: subject(Recorder()), no_turns) == 0
     head, first, second = capsys.readouterr().out.splitlines()
@@ -199,11 +275,22 @@ def test_comparison_with_another_run(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "holds no result"), ("{}", "the key 'batch_size' is missing"), ("]", "holds no results"), (None, "cannot be read")],
+    [
+        ("", "holds no result"),
+        ("{}", "the key 'batch_size' is missing"),
+        ("]", "holds no results"),
+        (None, "cannot be read"),
+    ],
 )
-def test_a_file_that_cannot_be_compared_with_is_refused_first(content: str | None, message: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_compared_with_is_refused_first(
+    content: str | None, message: str, tmp_path: Path
+) -> None:
     other = tmp_path / "other.jsonl"
     if content is not None:
         other.write_text(content)
     with pytest.raises(ConfigError, match=message):
-        bench_one_batch(OneBatchOptions(compare=str(other)), lambda slots, length: pytest.fail("built"), no_turns)
+        bench_one_batch(
+            OneBatchOptions(compare=str(other)),
+            lambda slots, length: pytest.fail("built"),
+            no_turns,
+        )

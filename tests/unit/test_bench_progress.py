@@ -11,7 +11,9 @@ from setpoint.bench import progress
 from setpoint.observe.waiting import Waiting
 
 
-def test_what_takes_long_is_said_on_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_takes_long_is_said_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with progress.waiting("Making 6 prompts"):
         pass
     assert capsys.readouterr() == ("", "")

@@ -1,4 +1,5 @@
-"""A model folder may hold anything: whatever is wrong with it ends start-up with one line that names the file, before torch is asked."""
+"""A model folder may hold anything: whatever is wrong with it ends start-up with one line that
+names the file, before torch is asked."""
 
 from __future__ import annotations
 
@@ -34,13 +35,19 @@ def folder(tmp_path: Path) -> Path:
 
 def read(folder: Path) -> dict[str, float]:
     """All that the parent process reads of a folder -> what it recommends for sampling."""
-    source, _, _ = configured(Options(model_path=str(folder), max_total_tokens=512), read_environment({}), frozenset({"max_total_tokens"}))
+    source, _, _ = configured(
+        Options(model_path=str(folder), max_total_tokens=512),
+        read_environment({}),
+        frozenset({"max_total_tokens"}),
+    )
     TextProcessor.from_folder(source.folder, chat_template=None).close()
     return sampling_defaults("model", source)
 
 
 def write(name: str, content: str | bytes) -> Break:
-    return lambda folder: (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return lambda folder: (folder / name).write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
 
 
 def set_key(name: str, key: str, raw: str) -> Break:
@@ -49,7 +56,11 @@ def set_key(name: str, key: str, raw: str) -> Break:
     def change(folder: Path) -> None:
         path = folder / name
         keys = json.loads(path.read_text()) if path.exists() else {}
-        members = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in keys.items() if name != key]
+        members = [
+            f"{json.dumps(name)}: {json.dumps(value)}"
+            for name, value in keys.items()
+            if name != key
+        ]
         path.write_text("{" + ", ".join([*members, f'"{key}": {raw}']) + "}")
 
     return change
@@ -74,7 +85,9 @@ def a_folder(name: str) -> Break:
 def index(content: Any) -> Break:
     def change(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder / "a.safetensors")
-        (folder / "model.safetensors.index.json").write_text(content if isinstance(content, str) else json.dumps(content))
+        (folder / "model.safetensors.index.json").write_text(
+            content if isinstance(content, str) else json.dumps(content)
+        )
 
     return change
 
@@ -85,38 +98,92 @@ def rope(kind: str, factor: str) -> Break:
 
 BROKEN: dict[str, tuple[Break, str]] = {
     "config: a list": (write("config.json", "[1]"), "config.json must hold a JSON object"),
-    "config: nested": (write("config.json", DEEP), "config.json is not valid JSON: it is nested too deeply"),
+    "config: nested": (
+        write("config.json", DEEP),
+        "config.json is not valid JSON: it is nested too deeply",
+    ),
     "config: bytes": (write("config.json", b"\xff{}"), "config.json is not UTF-8 text"),
     "config: a folder": (a_folder("config.json"), "has no config.json"),
-    "hidden_size huge": (config("hidden_size", "1000000000000"), "'hidden_size' is 1000000000000; the most that is supported"),
+    "hidden_size huge": (
+        config("hidden_size", "1000000000000"),
+        "'hidden_size' is 1000000000000; the most that is supported",
+    ),
     "hidden_size beyond 64 bits": (config("hidden_size", BIG), "'hidden_size' is 1000"),
-    "vocab_size huge": (config("vocab_size", "9000000000000000000"), "'vocab_size' is 9000000000000000000; the most"),
-    "intermediate_size NaN": (config("intermediate_size", "NaN"), "'intermediate_size' must be a positive integer, not 'NaN'"),
-    "layers huge": (config("num_hidden_layers", "200000"), "'num_hidden_layers' is 200000; the most that is supported is 4096"),
+    "vocab_size huge": (
+        config("vocab_size", "9000000000000000000"),
+        "'vocab_size' is 9000000000000000000; the most",
+    ),
+    "intermediate_size NaN": (
+        config("intermediate_size", "NaN"),
+        "'intermediate_size' must be a positive integer, not 'NaN'",
+    ),
+    "layers huge": (
+        config("num_hidden_layers", "200000"),
+        "'num_hidden_layers' is 200000; the most that is supported is 4096",
+    ),
     "head_dim huge": (config("head_dim", "1000000000"), "'head_dim' is 1000000000; the most"),
-    "heads huge": (config("num_attention_heads", "1000000000"), "'num_attention_heads' is 1000000000; the most"),
-    "context huge": (config("max_position_embeddings", "1000000000000"), "'max_position_embeddings' is 1000000000000; the most"),
-    "architecture of two lines": (config("architectures", '["Llama\\nForCausalLM"]'), "'architectures' must list the model's class"),
+    "heads huge": (
+        config("num_attention_heads", "1000000000"),
+        "'num_attention_heads' is 1000000000; the most",
+    ),
+    "context huge": (
+        config("max_position_embeddings", "1000000000000"),
+        "'max_position_embeddings' is 1000000000000; the most",
+    ),
+    "architecture of two lines": (
+        config("architectures", '["Llama\\nForCausalLM"]'),
+        "'architectures' must list the model's class",
+    ),
     "a long value": (config("tie_word_embeddings", f'"{"x" * 9999}"'), "…"),
     "rope factor huge": (rope("linear", "1e308"), "needs a factor of at least 1 and at most"),
     "rope factor infinite": (rope("yarn", "1e999"), "needs a factor of at least 1 and at most"),
     "generation: a folder": (a_folder("generation_config.json"), "generation_config.json"),
-    "generation: broken": (write("generation_config.json", '{"a":'), "generation_config.json is not valid JSON"),
-    "generation: temperature a word": (generation("temperature", '"hot"'), "generation_config.json: temperature"),
+    "generation: broken": (
+        write("generation_config.json", '{"a":'),
+        "generation_config.json is not valid JSON",
+    ),
+    "generation: temperature a word": (
+        generation("temperature", '"hot"'),
+        "generation_config.json: temperature",
+    ),
     "generation: temperature NaN": (generation("temperature", "NaN"), "--sampling-defaults openai"),
-    "generation: temperature negative": (generation("temperature", "-1"), "generation_config.json: temperature"),
+    "generation: temperature negative": (
+        generation("temperature", "-1"),
+        "generation_config.json: temperature",
+    ),
     "generation: top_k a fraction": (generation("top_k", "1.5"), "top_k"),
     "generation: top_p 0": (generation("top_p", "0"), "generation_config.json: top_p must be"),
-    "generation: repetition_penalty 3": (generation("repetition_penalty", "3"), "generation_config.json: repetition_penalty must be"),
+    "generation: repetition_penalty 3": (
+        generation("repetition_penalty", "3"),
+        "generation_config.json: repetition_penalty must be",
+    ),
     "tokenizer: a folder": (a_folder("tokenizer.json"), "No tokenizer.json"),
-    "tokenizer: nested": (write("tokenizer.json", DEEP), "tokenizer.json is not valid JSON: it is nested too deeply"),
+    "tokenizer: nested": (
+        write("tokenizer.json", DEEP),
+        "tokenizer.json is not valid JSON: it is nested too deeply",
+    ),
     "tokenizer: bytes": (write("tokenizer.json", b"\xff"), "tokenizer.json is not UTF-8 text"),
     "tokenizer_config: a folder": (a_folder("tokenizer_config.json"), "Cannot read"),
-    "tokenizer_config: nested": (write("tokenizer_config.json", DEEP), "tokenizer_config.json is not valid JSON: it is nested too deeply"),
-    "tokenizer_config: bytes": (write("tokenizer_config.json", b"\xff"), "tokenizer_config.json is not UTF-8 text"),
-    "template: a number": (set_key("tokenizer_config.json", "chat_template", "5"), "'chat_template' must be text"),
-    "template: a list of numbers": (set_key("tokenizer_config.json", "chat_template", "[5]"), "'chat_template' must be text"),
-    "template file: bytes": (write("chat_template.jinja", b"\xff"), "chat_template.jinja is not UTF-8 text"),
+    "tokenizer_config: nested": (
+        write("tokenizer_config.json", DEEP),
+        "tokenizer_config.json is not valid JSON: it is nested too deeply",
+    ),
+    "tokenizer_config: bytes": (
+        write("tokenizer_config.json", b"\xff"),
+        "tokenizer_config.json is not UTF-8 text",
+    ),
+    "template: a number": (
+        set_key("tokenizer_config.json", "chat_template", "5"),
+        "'chat_template' must be text",
+    ),
+    "template: a list of numbers": (
+        set_key("tokenizer_config.json", "chat_template", "[5]"),
+        "'chat_template' must be text",
+    ),
+    "template file: bytes": (
+        write("chat_template.jinja", b"\xff"),
+        "chat_template.jinja is not UTF-8 text",
+    ),
     "template file: a folder": (a_folder("chat_template.jinja"), "Cannot read"),
     "weights: a folder": (a_folder("model.safetensors"), "has no safetensors weights"),
     "weights: nested header": (
@@ -126,9 +193,18 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "index: nested": (index(DEEP), "index.json is not valid JSON: it is nested too deeply"),
     "index: a list": (index([]), "index.json must hold a JSON object"),
     "index: numbers": (index({"weight_map": {"a": 5}}), "must name a file of this folder"),
-    "index: an absolute path": (index({"weight_map": {"a": "/etc/passwd"}}), "must name a file of this folder"),
-    "index: a path that climbs": (index({"weight_map": {"a": "../a.safetensors"}}), "must name a file of this folder"),
-    "index: a name with a line end": (index({"weight_map": {"a": "a\nb"}}), "must name a file of this folder"),
+    "index: an absolute path": (
+        index({"weight_map": {"a": "/etc/passwd"}}),
+        "must name a file of this folder",
+    ),
+    "index: a path that climbs": (
+        index({"weight_map": {"a": "../a.safetensors"}}),
+        "must name a file of this folder",
+    ),
+    "index: a name with a line end": (
+        index({"weight_map": {"a": "a\nb"}}),
+        "must name a file of this folder",
+    ),
     "index: a missing file": (index({"weight_map": {"a": "b.safetensors"}}), "lacks b.safetensors"),
 }
 
@@ -148,7 +224,10 @@ def test_a_broken_folder_is_one_line(folder: Path, what: str) -> None:
 
 def test_the_folder_is_read_while_it_is_whole(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 0}')
-    assert read(folder) == {"temperature": 0.5, "top_k": -1}  # 0 is transformers' word for the whole vocabulary
+    assert read(folder) == {
+        "temperature": 0.5,
+        "top_k": -1,
+    }  # 0 is transformers' word for the whole vocabulary
 
 
 def test_numbers_that_are_none_stay_text() -> None:

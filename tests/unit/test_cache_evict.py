@@ -1,4 +1,5 @@
-"""The eviction policies and their queue on their own: order, old entries, one valid entry per node."""
+"""The eviction policies and their queue on their own: order, old entries, one valid entry per
+node."""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ def test_void_entries_do_not_pile_up() -> None:
 
 
 def test_the_queue_equals_a_sort_under_random_keys() -> None:
-    """Keys rise in silence and fall with a push: what comes out is always the least of what can be evicted."""
+    """Keys rise in silence and fall with a push: what comes out is always the least of what can be
+    evicted."""
     rng, tick = random.Random(0), 100
     nodes = [scored(0, number) for number in range(30)]
     queue = queue_of(Lfu(), nodes)
@@ -129,8 +131,18 @@ def test_least_often_hit_first_then_least_recently_used() -> None:
 
 def test_slru_spares_what_was_hit_often_enough() -> None:
     nodes = [scored(2, 1), scored(9, 2), scored(1, 3), scored(0, 4)]
-    assert order(queue_of(eviction_policy("slru"), nodes)) == [nodes[2], nodes[3], nodes[0], nodes[1]]
-    assert order(queue_of(eviction_policy("slru", protected_threshold=3), nodes)) == [nodes[0], nodes[2], nodes[3], nodes[1]]
+    assert order(queue_of(eviction_policy("slru"), nodes)) == [
+        nodes[2],
+        nodes[3],
+        nodes[0],
+        nodes[1],
+    ]
+    assert order(queue_of(eviction_policy("slru", protected_threshold=3), nodes)) == [
+        nodes[0],
+        nodes[2],
+        nodes[3],
+        nodes[1],
+    ]
 
 
 def test_lowest_priority_first() -> None:
@@ -140,10 +152,16 @@ def test_lowest_priority_first() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_ranks_never_fall_with_use(name: str) -> None:
-    policy = eviction_policy(name, **({"threshold": 4, "next_prompt_estimate": 1} if name == "tlru" else {}))
+    policy = eviction_policy(
+        name, **({"threshold": 4, "next_prompt_estimate": 1} if name == "tlru" else {})
+    )
     rank = policy.fresh(0)
     for tick, (priority, end) in enumerate(((3, 10), (-7, 4), (9, 12))):
-        for higher in (policy.use(rank, tick), policy.hit(rank, priority), policy.grow(rank, priority, end)):
+        for higher in (
+            policy.use(rank, tick),
+            policy.hit(rank, priority),
+            policy.grow(rank, priority, end),
+        ):
             assert higher >= rank
         rank = policy.grow(policy.use(rank, tick), priority, end)
         assert policy.last_use(rank) == tick
@@ -181,5 +199,11 @@ class TestTlru:
         assert self.safe(self.chain(*[2] * 10, length=20), threshold=0) == 0
 
     def test_tails_go_first_oldest_first_then_the_rest(self) -> None:
-        long, short = (scored(size, tick, Node(None, b"", b"", b"", 0), num_tokens=size) for size, tick in ((20, 1), (5, 2)))
-        assert order(queue_of(Tlru(threshold=10, next_prompt_estimate=4), [long, short])) == [short, long]
+        long, short = (
+            scored(size, tick, Node(None, b"", b"", b"", 0), num_tokens=size)
+            for size, tick in ((20, 1), (5, 2))
+        )
+        assert order(queue_of(Tlru(threshold=10, next_prompt_estimate=4), [long, short])) == [
+            short,
+            long,
+        ]

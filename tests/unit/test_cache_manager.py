@@ -1,4 +1,5 @@
-"""The KV cache as the scheduler uses it: ownership of pages, eviction on demand, and what its bookkeeping costs."""
+"""The KV cache as the scheduler uses it: ownership of pages, eviction on demand, and what its
+bookkeeping costs."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ def insert(cache: KVCache, tokens: Ids, namespace: str = "") -> None:
 def counts(cache: KVCache) -> tuple[int, int, int, int]:
     stats = cache.pool_stats()
     assert stats.free + stats.evictable + stats.locked + stats.held == stats.total
-    assert (stats.free, stats.evictable, stats.locked) == (cache.free_tokens, cache.evictable_tokens, cache.locked_tokens)
+    assert (stats.free, stats.evictable, stats.locked) == (
+        cache.free_tokens,
+        cache.evictable_tokens,
+        cache.locked_tokens,
+    )
     assert cache.check() == []
     return stats.free, stats.evictable, stats.locked, stats.held
 
@@ -94,7 +99,9 @@ def test_duplicates_are_returned_once_and_stay_the_callers() -> None:
     insert(cache, tokens[:4])  # another sequence is faster
     assert cache.extend(slow, tokens[:2], table[:1]).tolist() == table[:1].tolist()
     returned = cache.extend(slow, tokens[:6], table[:3])
-    assert returned.tolist() == table[1:2].tolist(), "the first was returned before, the third was adopted"
+    assert returned.tolist() == table[1:2].tolist(), (
+        "the first was returned before, the third was adopted"
+    )
     assert slow.num_tokens == 6
     assert slow.pages().tolist()[2:] == table[2:3].tolist()
     assert not set(slow.pages().tolist()) & set(table[:2].tolist())
@@ -160,7 +167,11 @@ def test_check_sees_a_tree_page_that_was_freed() -> None:
 
 
 def test_check_sees_a_page_cached_twice_or_out_of_range() -> None:
-    for wrong, sentence in ((ids(2, 2), "a page twice"), (ids(2, 9), "does not exist"), (ids(0, 2), "does not exist")):
+    for wrong, sentence in (
+        (ids(2, 2), "a page twice"),
+        (ids(2, 9), "does not exist"),
+        (ids(0, 2), "does not exist"),
+    ):
         cache = KVCache(num_pages=4, page_size=1)
         cache.alloc(4)
         cache.extend(cache.match(ids()), ids(1, 2), wrong)
@@ -224,7 +235,9 @@ def test_impossible_settings_are_refused(wrong: dict[str, object]) -> None:
         KVCache(**{"num_pages": 4, "page_size": 1, **wrong})
 
 
-def test_evicting_a_page_per_step_does_not_visit_the_whole_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicting_a_page_per_step_does_not_visit_the_whole_tree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls, key = [0], Lru.key
 
     def counting(policy: Lru, node: Node) -> object:
@@ -242,7 +255,8 @@ def test_evicting_a_page_per_step_does_not_visit_the_whole_tree(monkeypatch: pyt
 
 
 def test_bytes_per_cached_token() -> None:
-    """At most 24 bytes at page size 1 with edges of 32 tokens (25 here: object sizes differ between Python versions)."""
+    """At most 24 bytes at page size 1 with edges of 32 tokens (25 here: object sizes differ between
+    Python versions)."""
     rng, num_leaves = np.random.default_rng(0), 256
     tokens = rng.integers(0, 100_000, (num_leaves, 64), dtype=np.int32)
     tokens[1::2, :32] = tokens[::2, :32]

@@ -20,7 +20,11 @@ def add(tree: RadixTree, tokens: Ids, first_page: int, namespace: str = "") -> N
     """Insert and let go; the pages that the tree had not are first_page, first_page + 1, …"""
     with tree.match(tokens, namespace) as handle:
         rest = tokens[handle.num_tokens :]
-        tree.extend(handle, rest, np.arange(first_page, first_page + len(rest) // tree.page_size, dtype=np.int32))
+        tree.extend(
+            handle,
+            rest,
+            np.arange(first_page, first_page + len(rest) // tree.page_size, dtype=np.int32),
+        )
 
 
 def test_match_finds_the_longest_prefix_and_its_pages_in_order() -> None:
@@ -37,7 +41,10 @@ def test_trace_names_the_stretches_of_a_match() -> None:
     tree = RadixTree(1)
     add(tree, ids(5, 6, 7, 8), 1)
     add(tree, ids(5, 6, 9), 11)
-    traces = [tree.trace(ids(*tokens), "") for tokens in ((5, 6, 7, 8, 1), (5, 6, 9), (5, 6, 7), (5,), (4,))]
+    traces = [
+        tree.trace(ids(*tokens), "")
+        for tokens in ((5, 6, 7, 8, 1), (5, 6, 9), (5, 6, 7), (5,), (4,))
+    ]
     assert [num_tokens for num_tokens, _ in traces] == [4, 3, 3, 1, 0]
     (stem, left), (_, right) = traces[0][1], traces[1][1]
     assert [path for _, path in traces] == [(stem, left), (stem, right), (stem, left), (stem,), ()]
@@ -49,8 +56,15 @@ def test_what_handles_alone_lock() -> None:
     tree = RadixTree(1)
     add(tree, ids(5, 6, 7, 8), 1)
     add(tree, ids(5, 6, 9), 11)
-    with tree.match(ids(5, 6, 7, 8), "") as one, tree.match(ids(5, 6, 9), "") as other, tree.match(ids(5, 6, 9), "") as twin:
-        counts = [tree.num_unlocked_by(handles) for handles in ((), (one,), (other,), (other, twin), (one, other, twin))]
+    with (
+        tree.match(ids(5, 6, 7, 8), "") as one,
+        tree.match(ids(5, 6, 9), "") as other,
+        tree.match(ids(5, 6, 9), "") as twin,
+    ):
+        counts = [
+            tree.num_unlocked_by(handles)
+            for handles in ((), (one,), (other,), (other, twin), (one, other, twin))
+        ]
         assert counts == [0, 2, 0, 1, 5]
         assert tree.locked_tokens == 5
 

@@ -18,7 +18,8 @@ from setpoint.core.errors import ContextLengthError, RequestError
 
 
 class Script:
-    """Answers with the number of the question, in two pieces; conversations of more than ``limit`` messages are too long."""
+    """Answers with the number of the question, in two pieces; conversations of more than ``limit``
+    messages are too long."""
 
     name = "script"
 
@@ -46,9 +47,17 @@ Play = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Play:
-    def run(source: Script, typed: str, *, conversation: Conversation | None = None, drop_old_turns: bool = False) -> tuple[int, str, str]:
+    def run(
+        source: Script,
+        typed: str,
+        *,
+        conversation: Conversation | None = None,
+        drop_old_turns: bool = False,
+    ) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-        code = Session(source, Screen(), conversation or Conversation(), drop_old_turns=drop_old_turns).run()
+        code = Session(
+            source, Screen(), conversation or Conversation(), drop_old_turns=drop_old_turns
+        ).run()
         return code, *capsys.readouterr()
 
     return run
@@ -56,11 +65,21 @@ def play(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 def test_turns_build_on_each_other(play: Play) -> None:
     source = Script()
-    code, out, err = play(source, "one\n\ntwo\n/undo\nthree\n/retry\n/reset\nfour\n", conversation=Conversation("Be brief."))
+    code, out, err = play(
+        source,
+        "one\n\ntwo\n/undo\nthree\n/retry\n/reset\nfour\n",
+        conversation=Conversation("Be brief."),
+    )
     assert (code, err) == (0, "")
     assert out == "".join(f"answer {number}!\n" for number in range(1, 6))
     first = ["Be brief.", "one", "answer 1!"]
-    assert source.asked == [first[:2], [*first, "two"], [*first, "three"], [*first, "three"], ["Be brief.", "four"]]
+    assert source.asked == [
+        first[:2],
+        [*first, "two"],
+        [*first, "three"],
+        [*first, "three"],
+        ["Be brief.", "four"],
+    ]
 
 
 def test_a_stopped_answer_stays_as_far_as_it_came(play: Play) -> None:
@@ -73,12 +92,18 @@ def test_an_overgrown_conversation_is_refused_or_loses_its_oldest_turns(play: Pl
     source = Script(limit=3)
     code, out, err = play(source, "one\ntwo\nthree\n")
     assert (code, out) == (1, "answer 1!\nanswer 2!\n")
-    assert err == "error: Too long. Shorten it with /undo or /reset, or start the chat with --drop-old-turns.\n"
+    assert (
+        err == "error: Too long. Shorten it with /undo or /reset, or start the chat with"
+        " --drop-old-turns.\n"
+    )
     source = Script(limit=3)
     assert play(source, "one\ntwo\nthree\n", drop_old_turns=True)[0] == 0
     assert source.asked[2] == ["two", "answer 2!", "three"]
     source, conversation = Script(limit=0), Conversation(turns=[("one", "answer 1!")])
-    assert play(source, "two\n", conversation=conversation, drop_old_turns=True)[2] == "error: Too long. Shorten the message.\n"
+    assert (
+        play(source, "two\n", conversation=conversation, drop_old_turns=True)[2]
+        == "error: Too long. Shorten the message.\n"
+    )
     assert conversation.turns == [("one", "answer 1!")], "what is refused leaves no trace"
 
 
@@ -94,7 +119,10 @@ def test_a_retry_without_an_answer_keeps_the_turn(play: Play) -> None:
 def test_commands_change_what_is_sent(play: Play, tmp_path: Path) -> None:
     conversation = Conversation()
     saved = tmp_path / "chat.json"
-    typed = f"/system Be kind.\n/params temperature=0.5 max_tokens=7\none\n/save {saved}\n/save {saved}\n/system -\n/params max_tokens=\n"
+    typed = (
+        f"/system Be kind.\n/params temperature=0.5 max_tokens=7\none\n/save {saved}\n/save"
+        f" {saved}\n/system -\n/params max_tokens=\n"
+    )
     code, _, err = play(Script(), typed, conversation=conversation)
     assert (code, err) == (1, f"error: {saved} exists already; give another name.\n")
     assert (conversation.system, conversation.params) == ("", {"temperature": 0.5})
@@ -147,7 +175,9 @@ def test_messages_of_several_lines(play: Play, typed: str, messages: list[str]) 
 def test_nothing_a_terminal_would_obey_gets_through() -> None:
     every = "".join(map(chr, range(0x3000)))
     shown = printable(every)
-    assert not [character for character in shown if ord(character) < 0x20 and character not in "\t\n"]
+    assert not [
+        character for character in shown if ord(character) < 0x20 and character not in "\t\n"
+    ]
     assert not [character for character in shown if 0x7F <= ord(character) < 0xA0]
     assert printable("\x1b[31mred\x1b[0m Zürich\n\t✓") == "␛[31mred␛[0m Zürich\n\t✓"
 
@@ -166,10 +196,16 @@ def test_an_answer_that_goes_in_circles_is_told_from_one_that_does_not() -> None
     assert goes_in_circles("ha" * 120)
     assert not goes_in_circles(line * 6)
     assert not goes_in_circles("".join(f"{number}, " for number in range(1000)))
-    assert not goes_in_circles("| a | b |\n|---|---|\n" + "".join(f"| {number} | {number**2} |\n" for number in range(100)))
+    assert not goes_in_circles(
+        "| a | b |\n|---|---|\n" + "".join(f"| {number} | {number**2} |\n" for number in range(100))
+    )
 
 
 def test_params_are_typed_and_checked() -> None:
-    assert read_params({"temperature": "0.5", "seed": "7", "stop": "END"}) == {"temperature": 0.5, "seed": 7, "stop": "END"}
+    assert read_params({"temperature": "0.5", "seed": "7", "stop": "END"}) == {
+        "temperature": 0.5,
+        "seed": 7,
+        "stop": "END",
+    }
     with pytest.raises(RequestError, match="seed must be a whole number"):
         read_params({"seed": "1.5"})

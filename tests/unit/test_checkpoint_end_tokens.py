@@ -13,7 +13,12 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import CheckpointError
 from setpoint.launch.engine import configured
-from setpoint.testing.byte_tokenizer import EOS_ID, VOCAB_SIZE, make_byte_tokenizer, write_byte_tokenizer
+from setpoint.testing.byte_tokenizer import (
+    EOS_ID,
+    VOCAB_SIZE,
+    make_byte_tokenizer,
+    write_byte_tokenizer,
+)
 from setpoint.testing.tiny_models import write_tiny_llama
 
 EOM_ID = VOCAB_SIZE
@@ -40,20 +45,31 @@ def write(folder: Path, *, eos: Any = "<|eos|>", added: tuple[str, ...] = ()) ->
         ("<|eom_id|>", ("<|eom_id|>",), (EOM_ID,)),
     ],
 )
-def test_a_tokenizer_names_what_ends_a_turn(tmp_path: Path, eos: Any, added: tuple[str, ...], ids: tuple[int, ...]) -> None:
+def test_a_tokenizer_names_what_ends_a_turn(
+    tmp_path: Path, eos: Any, added: tuple[str, ...], ids: tuple[int, ...]
+) -> None:
     assert tokenizer_end_ids(write(tmp_path, eos=eos, added=added)) == ids
 
 
 def test_a_unigram_vocabulary_and_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     assert tokenizer_end_ids(tmp_path) == ()
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [], "model": {"vocab": [["<unk>", 0.0], ["</s>", -1.0]]}}))
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps({"added_tokens": [], "model": {"vocab": [["<unk>", 0.0], ["</s>", -1.0]]}})
+    )
     assert tokenizer_end_ids(tmp_path) == ()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
     assert tokenizer_end_ids(tmp_path) == (1,)
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{", '{"added_tokens": [1]}', '{"added_tokens": []}', '{"added_tokens": [], "model": {"vocab": [1]}}']
+    "text",
+    [
+        "[]",
+        "{",
+        '{"added_tokens": [1]}',
+        '{"added_tokens": []}',
+        '{"added_tokens": [], "model": {"vocab": [1]}}',
+    ],
 )
 def test_a_broken_tokenizer_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
@@ -67,10 +83,14 @@ def test_generation_ends_at_the_configs_ids_and_the_tokenizers(tmp_path: Path) -
     write_tiny_llama(model, vocab_size=VOCAB_SIZE, eos_token_id=2)
     write_byte_tokenizer(model)
     other.mkdir()
-    write(other, eos="<|im_end|>", added=("<|eom_id|>",))  # the model has no such id and will never choose it
+    write(
+        other, eos="<|im_end|>", added=("<|eom_id|>",)
+    )  # the model has no such id and will never choose it
 
     def ids(**options: Any) -> tuple[int, ...]:
-        return configured(Options(model_path=str(model), **options), EnvSettings(), frozenset())[1].eos_token_ids
+        return configured(Options(model_path=str(model), **options), EnvSettings(), frozenset())[
+            1
+        ].eos_token_ids
 
     assert ids() == (2, EOS_ID)
     assert ids(tokenizer_path=str(other)) == (2, EOS_ID + 2)

@@ -27,7 +27,22 @@ from setpoint.testing import tiny_gguf
 
 MODEL = tiny_gguf.TinyLlama()
 QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-READ_ONLY = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL", "IQ4_XS")
+READ_ONLY = (
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ2_S",
+    "IQ3_XXS",
+    "IQ3_S",
+    "IQ1_S",
+    "IQ1_M",
+    "IQ4_NL",
+    "IQ4_XS",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,13 +52,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(
-    path: Path, *, model: tiny_gguf.TinyLlama = MODEL, keys: dict[str, Any] | None = None, drop: tuple[str, ...] = (), **how: Any
+    path: Path,
+    *,
+    model: tiny_gguf.TinyLlama = MODEL,
+    keys: dict[str, Any] | None = None,
+    drop: tuple[str, ...] = (),
+    **how: Any,
 ) -> Path:
-    """A valid file but for what a test changes: ``keys`` are set, metadata and tensors in ``drop`` left out."""
+    """A valid file but for what a test changes: ``keys`` are set, metadata and tensors in ``drop``
+    left out."""
     values = tiny_gguf.metadata(model) | (keys or {})
     tensors = tiny_gguf.gguf_tensors(model, model.weights()) | how.pop("tensors", {})
     values = {key: value for key, value in values.items() if key not in drop}
-    return tiny_gguf.write(path, {name: value for name, value in tensors.items() if name not in drop}, values, **how)
+    return tiny_gguf.write(
+        path, {name: value for name, value in tensors.items() if name not in drop}, values, **how
+    )
 
 
 def convert(path: Path) -> Path:
@@ -51,13 +74,16 @@ def convert(path: Path) -> Path:
 
 
 def load(folder: Path) -> dict[str, np.ndarray]:
-    """Tensors as float32. The library checks the file's layout; bfloat16, which numpy lacks, goes through its bits."""
+    """Tensors as float32. The library checks the file's layout; bfloat16, which numpy lacks, goes
+    through its bits."""
     result = {}
     for name, tensor in deserialize((folder / "model.safetensors").read_bytes()):
         if tensor["dtype"] == "BF16":
             values = (np.frombuffer(tensor["data"], "<u2").astype(np.uint32) << 16).view(np.float32)
         else:
-            values = np.frombuffer(tensor["data"], {"F32": "<f4", "F16": "<f2"}[tensor["dtype"]]).astype(np.float32)
+            values = np.frombuffer(
+                tensor["data"], {"F32": "<f4", "F16": "<f2"}[tensor["dtype"]]
+            ).astype(np.float32)
         result[name] = values.reshape(tensor["shape"])
     return result
 
@@ -66,15 +92,23 @@ def to_bf16(values: np.ndarray) -> np.ndarray:
     return gguf.dequantize(gguf.quantize(values, Kind.BF16), Kind.BF16)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [(Kind.F32, "float32"), (Kind.F16, "float16"), (Kind.BF16, "bfloat16")])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(Kind.F32, "float32"), (Kind.F16, "float16"), (Kind.BF16, "bfloat16")]
+)
 @pytest.mark.parametrize("tie", [True, False])
-def test_float_files_come_back_bit_for_bit(tmp_path: Path, kind: Kind, dtype: str, tie: bool) -> None:
+def test_float_files_come_back_bit_for_bit(
+    tmp_path: Path, kind: Kind, dtype: str, tie: bool
+) -> None:
     model = tiny_gguf.TinyLlama(tie=tie)
     folder = convert(write(tmp_path / "m.gguf", model=model, kind=kind))
     config = json.loads((folder / "config.json").read_text())
     assert config["torch_dtype"] == dtype
     assert config["tie_word_embeddings"] is tie
-    rounded = {"float32": lambda x: x, "float16": lambda x: x.astype(np.float16).astype(np.float32), "bfloat16": to_bf16}[dtype]
+    rounded = {
+        "float32": lambda x: x,
+        "float16": lambda x: x.astype(np.float16).astype(np.float32),
+        "bfloat16": to_bf16,
+    }[dtype]
     originals, loaded = model.weights(), load(folder)
     assert loaded.keys() == originals.keys()
     for name, original in originals.items():
@@ -86,8 +120,11 @@ def test_quantised_files_come_back_within_the_quantisation_error(tmp_path: Path,
     kind = Kind[name]
     loaded = load(convert(write(tmp_path / "m.gguf", kind=kind)))
     for key, original in MODEL.weights().items():
-        # Rows are quantised one by one, so a permutation of rows does not change what a row becomes.
-        expected = original if original.ndim == 1 else gguf.dequantize(gguf.quantize(original, kind), kind)
+        # Rows are quantised one by one, so a permutation of rows does not change what a row
+        # becomes.
+        expected = (
+            original if original.ndim == 1 else gguf.dequantize(gguf.quantize(original, kind), kind)
+        )
         np.testing.assert_array_equal(loaded[key], to_bf16(expected), err_msg=key)
         step = 2 ** -int(name[1])  # bits of the type; blocks span at most ±max
         assert np.abs(loaded[key] - original).max() <= np.abs(original).max() * 2.1 * step
@@ -99,7 +136,9 @@ def test_every_type_the_gguf_package_reads_is_converted(tmp_path: Path, name: st
     block = tiny_gguf.random_blocks((256, 256), Kind[name])
     path = write(tmp_path / "m.gguf", model=model, raw={"blk.0.attn_q.weight": (block, Kind[name])})
     loaded = load(convert(path))["model.layers.0.self_attn.q_proj.weight"]
-    np.testing.assert_array_equal(tiny_gguf.permuted(loaded, model.num_heads), to_bf16(gguf.dequantize(block, Kind[name])))
+    np.testing.assert_array_equal(
+        tiny_gguf.permuted(loaded, model.num_heads), to_bf16(gguf.dequantize(block, Kind[name]))
+    )
 
 
 def test_a_type_that_cannot_be_dequantised_is_named(tmp_path: Path) -> None:
@@ -109,12 +148,17 @@ def test_a_type_that_cannot_be_dequantised_is_named(tmp_path: Path) -> None:
 
 
 def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    block = np.full((MODEL.hidden_size, MODEL.hidden_size // 32 * 18), 0x7F, np.uint8)  # float16 scales of NaN
-    refused(write(tmp_path / "m.gguf", raw={"blk.0.attn_q.weight": (block, Kind.Q4_0)}), "not finite")
+    block = np.full(
+        (MODEL.hidden_size, MODEL.hidden_size // 32 * 18), 0x7F, np.uint8
+    )  # float16 scales of NaN
+    refused(
+        write(tmp_path / "m.gguf", raw={"blk.0.attn_q.weight": (block, Kind.Q4_0)}), "not finite"
+    )
 
 
 def refused(path: Path, *words: str) -> None:
-    """Converting ``path`` fails with one line that names the file and holds ``words``, and leaves no folder behind."""
+    """Converting ``path`` fails with one line that names the file and holds ``words``, and leaves
+    no folder behind."""
     with pytest.raises(CheckpointError) as caught:
         convert(path)
     message = str(caught.value)
@@ -126,9 +170,16 @@ def refused(path: Path, *words: str) -> None:
 
 
 def test_config_holds_what_the_metadata_says(tmp_path: Path) -> None:
-    folder = convert(write(tmp_path / "m.gguf", keys={"llama.attention.layer_norm_rms_epsilon": 1e-6, "llama.rope.freq_base": 500000.0}))
+    folder = convert(
+        write(
+            tmp_path / "m.gguf",
+            keys={"llama.attention.layer_norm_rms_epsilon": 1e-6, "llama.rope.freq_base": 500000.0},
+        )
+    )
     config = json.loads((folder / "config.json").read_text())
-    assert config["rms_norm_eps"] == 1e-6  # the shortest decimal, not the float32's 9.999999974752427e-07
+    assert (
+        config["rms_norm_eps"] == 1e-6
+    )  # the shortest decimal, not the float32's 9.999999974752427e-07
     expected = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 320, "max_position_embeddings": 256,
@@ -138,14 +189,26 @@ def test_config_holds_what_the_metadata_says(tmp_path: Path) -> None:
 
 
 def test_every_token_that_ends_a_turn_is_listed(tmp_path: Path) -> None:
-    folder = convert(write(tmp_path / "m.gguf", keys={"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 5}))
-    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [0, 5, 2]  # 2 is <|im_end|>
+    folder = convert(
+        write(
+            tmp_path / "m.gguf",
+            keys={"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 5},
+        )
+    )
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [
+        0,
+        5,
+        2,
+    ]  # 2 is <|im_end|>
 
 
 def test_linear_rope_scaling_is_kept_and_others_are_refused(tmp_path: Path) -> None:
     keys = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
     folder = convert(write(tmp_path / "m.gguf", keys=keys))
-    assert json.loads((folder / "config.json").read_text())["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    assert json.loads((folder / "config.json").read_text())["rope_scaling"] == {
+        "rope_type": "linear",
+        "factor": 4.0,
+    }
     refused(write(tmp_path / "n.gguf", keys=keys | {"llama.rope.scaling.type": "yarn"}), "'yarn'")
 
 
@@ -161,7 +224,10 @@ def test_linear_rope_scaling_is_kept_and_others_are_refused(tmp_path: Path) -> N
         ({"keys": {"llama.block_count": "two"}}, "'llama.block_count' is str, not int"),
         ({"keys": {"llama.block_count": 1}}, "has no place"),
         ({"keys": {"llama.block_count": 3}}, "'blk.2.attn_norm.weight' is missing"),
-        ({"keys": {"llama.feed_forward_length": 128}}, "of shape (96, 64); the metadata asks for (128, 64)"),
+        (
+            {"keys": {"llama.feed_forward_length": 128}},
+            "of shape (96, 64); the metadata asks for (128, 64)",
+        ),
         ({"keys": {"llama.attention.head_count_kv": 3}}, "cannot share"),
         ({"keys": {"llama.rope.dimension_count": 8}}, "rope.dimension_count"),
         ({"keys": {"llama.expert_count": 8}}, "llama.expert_count = 8"),
@@ -176,7 +242,9 @@ def test_linear_rope_scaling_is_kept_and_others_are_refused(tmp_path: Path) -> N
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_file_that_cannot_be_served_is_refused_in_one_line(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_a_file_that_cannot_be_served_is_refused_in_one_line(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     refused(write(tmp_path / "m.gguf", **change), words)
 
 
@@ -189,12 +257,27 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 1 << 60), "truncated"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sIIQ", 1, b"k", 9, 0, 1 << 60), "truncated"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sIIQ", 1, b"k", 9, 9, 0), "array of type 9"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sI", 1, b"k", 99), "unknown metadata type 99"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sIIQ", 1, b"k", 9, 0, 1 << 60),
+            "truncated",
+        ),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sIIQ", 1, b"k", 9, 9, 0),
+            "array of type 9",
+        ),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sI", 1, b"k", 99),
+            "unknown metadata type 99",
+        ),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q1sI", 1, b"\xff", 4), "not UTF-8"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q1sIQIQ", 1, b"t", 1, 32, 77, 0), "unknown ggml type 77"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q1sIQIQ", 1, b"t", 9, 32, 0, 0), "9 dimensions"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q1sIQIQ", 1, b"t", 1, 32, 77, 0),
+            "unknown ggml type 77",
+        ),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q1sIQIQ", 1, b"t", 9, 32, 0, 0),
+            "9 dimensions",
+        ),
     ):
         path.write_bytes(content)
         refused(path, words)
@@ -250,7 +333,9 @@ def test_conversion_happens_once_per_content(tmp_path: Path, cache: Path) -> Non
     assert converted_folder(path, log=lines.append) != first
 
 
-def test_a_file_is_read_once_to_know_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_a_file_is_read_once_to_know_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
     path = write(tmp_path / "m.gguf")
     first = convert(path)
     monkeypatch.setattr(hashlib, "file_digest", _interrupt)
@@ -262,18 +347,24 @@ def test_a_file_is_read_once_to_know_it_again(tmp_path: Path, monkeypatch: pytes
     assert convert(path) == first
 
 
-def test_a_new_format_takes_the_place_of_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_a_new_format_takes_the_place_of_the_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
     path, other = write(tmp_path / "m.gguf"), write(tmp_path / "n.gguf")
     with monkeypatch.context() as patch:
         patch.setattr(gguf_convert, "FORMAT", gguf_convert.FORMAT - 1)
         old, kept = convert(path), convert(other)
-    copies = [cache / f"m-{number:016x}-v2" for number in range(3)]  # of the same file, at other times of modification
+    copies = [
+        cache / f"m-{number:016x}-v2" for number in range(3)
+    ]  # of the same file, at other times of modification
     stranger = cache / "m-other-0123456789abcdef-v2"
     for folder in (*copies, stranger):
         folder.mkdir()
     lines: list[str] = []
     new = converted_folder(path, log=lines.append)
-    assert [folder.is_dir() for folder in (old, *copies, kept, stranger, new)] == [False] * 4 + [True] * 3
+    assert [folder.is_dir() for folder in (old, *copies, kept, stranger, new)] == [False] * 4 + [
+        True
+    ] * 3
     assert f"Removing {old}, which an earlier version made of a file of this name." in lines
 
 
@@ -291,16 +382,30 @@ except CheckpointError as error:
 
 
 @pytest.mark.parametrize("room", [500, 5_000, 50_000])
-def test_a_disk_that_fills_up_is_one_clear_line_and_leaves_nothing_half_written(tmp_path: Path, cache: Path, room: int) -> None:
-    """A file that may not grow further stands in for the disk: the config, the tokenizer, the weights are what does not fit."""
+def test_a_disk_that_fills_up_is_one_clear_line_and_leaves_nothing_half_written(
+    tmp_path: Path, cache: Path, room: int
+) -> None:
+    """A file that may not grow further stands in for the disk: the config, the tokenizer, the
+    weights are what does not fit."""
     path = write(tmp_path / "m.gguf", model=tiny_gguf.TinyLlama(num_layers=4))
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(path), str(room)], capture_output=True, text=True, check=False, timeout=60)
-    assert re.fullmatch(r"Cannot write the converted model under .*: File too large\. Set XDG_CACHE_HOME to .*\n", done.stderr), done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(path), str(room)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert re.fullmatch(
+        r"Cannot write the converted model under .*: File too large\. Set XDG_CACHE_HOME to .*\n",
+        done.stderr,
+    ), done.stderr
     assert not any(entry.is_dir() for entry in cache.iterdir())
     assert load(convert(path))
 
 
-def test_a_half_written_folder_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_a_half_written_folder_is_never_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
     path = write(tmp_path / "m.gguf")
     with monkeypatch.context() as patch:
         patch.setattr(gguf_convert, "_write_json", _interrupt)
@@ -342,7 +447,9 @@ def _convert_in_process(path: Path, queue: Any) -> None:
     queue.put((str(converted_folder(path, log=lines.append)), len(lines)))
 
 
-def test_an_unwritable_cache_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "m.gguf")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

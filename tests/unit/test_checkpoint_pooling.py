@@ -1,4 +1,5 @@
-"""What a model folder says about embeddings: sentence-transformers' files, their absence, and what cannot be followed."""
+"""What a model folder says about embeddings: sentence-transformers' files, their absence, and what
+cannot be followed."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def pooling_of(folder: Path, modules: Any = None, pooling: Any = None, **config:
 
 def steps(*kinds: str, prefix: str = OLD) -> list[dict[str, Any]]:
     paths = ["" if kind == "Transformer" else f"{index}_{kind}" for index, kind in enumerate(kinds)]
-    return [{"idx": index, "type": prefix + kind, "path": path} for index, (kind, path) in enumerate(zip(kinds, paths, strict=True))]
+    return [
+        {"idx": index, "type": prefix + kind, "path": path}
+        for index, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
 
 
 def test_without_a_declaration_it_is_the_last_token_normalised(tmp_path: Path) -> None:
@@ -41,15 +45,36 @@ def test_without_a_declaration_it_is_the_last_token_normalised(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("pooling", "kind"),
     [
-        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}, "mean"),
-        ({"word_embedding_dimension": 48, "pooling_mode_lasttoken": True, "include_prompt": True}, "last"),
+        (
+            {
+                "pooling_mode_cls_token": False,
+                "pooling_mode_mean_tokens": True,
+                "pooling_mode_lasttoken": False,
+            },
+            "mean",
+        ),
+        (
+            {
+                "word_embedding_dimension": 48,
+                "pooling_mode_lasttoken": True,
+                "include_prompt": True,
+            },
+            "last",
+        ),
         ({"embedding_dimension": 48, "pooling_mode": "mean"}, "mean"),
         ({"pooling_mode": "lasttoken"}, "last"),
     ],
 )
 @pytest.mark.parametrize("normalised", [False, True])
-def test_a_declaration_is_followed(tmp_path: Path, pooling: Any, kind: str, normalised: bool) -> None:
-    modules = steps("Transformer", "Pooling", *["Normalize"] * normalised, prefix=NEW if "pooling_mode" in pooling else OLD)
+def test_a_declaration_is_followed(
+    tmp_path: Path, pooling: Any, kind: str, normalised: bool
+) -> None:
+    modules = steps(
+        "Transformer",
+        "Pooling",
+        *["Normalize"] * normalised,
+        prefix=NEW if "pooling_mode" in pooling else OLD,
+    )
     found = pooling_of(tmp_path, modules, pooling)
     assert (found.kind, found.normalize) == (kind, normalised)
 
@@ -62,12 +87,22 @@ def test_a_declaration_is_followed(tmp_path: Path, pooling: Any, kind: str, norm
         ({}, {}, "must list"),
         (steps("Transformer", "Pooling"), [], "JSON object"),
         (steps("Transformer", "Pooling"), {"pooling_mode": "weightedmean"}, "'weightedmean'"),
-        (steps("Transformer", "Pooling"), {"pooling_mode_cls_token": True}, "pooling_mode_cls_token"),
-        (steps("Transformer", "Pooling"), {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, "pooling_mode_max_tokens"),
+        (
+            steps("Transformer", "Pooling"),
+            {"pooling_mode_cls_token": True},
+            "pooling_mode_cls_token",
+        ),
+        (
+            steps("Transformer", "Pooling"),
+            {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True},
+            "pooling_mode_max_tokens",
+        ),
         (steps("Transformer", "Pooling"), {}, "'none'"),
     ],
 )
-def test_what_cannot_be_followed_is_refused(tmp_path: Path, modules: Any, pooling: Any, words: str) -> None:
+def test_what_cannot_be_followed_is_refused(
+    tmp_path: Path, modules: Any, pooling: Any, words: str
+) -> None:
     with pytest.raises(CheckpointError, match=words):
         pooling_of(tmp_path, modules, pooling)
 

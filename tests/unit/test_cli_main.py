@@ -25,8 +25,17 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_of_bench_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--help"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ") and "--" not in line]
-    assert [line[:2] for line in lines] == [["bench", "serving"], ["bench", "offline"], ["bench", "one-batch"], ["bench", "quality"]]
+    lines = [
+        line.split()
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("  ") and "--" not in line
+    ]
+    assert [line[:2] for line in lines] == [
+        ["bench", "serving"],
+        ["bench", "offline"],
+        ["bench", "one-batch"],
+        ["bench", "quality"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +51,9 @@ def test_help_of_bench_lists_its_commands(capsys: pytest.CaptureFixture[str]) ->
         (["serve", "--port", "99999"], "--port must be at most 65535"),
     ],
 )
-def test_a_bad_command_line_is_one_line_and_code_2(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_command_line_is_one_line_and_code_2(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(argv) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -51,7 +62,9 @@ def test_a_bad_command_line_is_one_line_and_code_2(argv: list[str], message: str
     assert captured.err.count("\n") == 1
 
 
-def test_a_bad_environment_is_code_2(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_environment_is_code_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SGLANG_LOG_MS", "perhaps")
     assert cli.main(["serve"]) == 2
     assert "SGLANG_LOG_MS" in capsys.readouterr().err
@@ -60,11 +73,13 @@ def test_a_bad_environment_is_code_2(capsys: pytest.CaptureFixture[str], monkeyp
 @pytest.mark.parametrize("command", ["serve", "batch"])
 def test_help_imports_nothing_heavy(command: str) -> None:
     code = (
-        "import sys\nfrom setpoint import cli\n"
-        f"try:\n    cli.main(['{command}', '--help'])\nexcept SystemExit:\n    pass\n"
-        "heavy = {'torch', 'numpy', 'fastapi', 'uvicorn', 'transformers', 'huggingface_hub', 'psutil'} & sys.modules.keys()\n"
-        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+        f"import sys\nfrom setpoint import cli\ntry:\n    cli.main(['{command}', '--help'])\nexcept"
+        " SystemExit:\n    pass\nheavy = {'torch', 'numpy', 'fastapi', 'uvicorn', 'transformers',"
+        " 'huggingface_hub', 'psutil'} & sys.modules.keys()\nsys.exit(f'imported: {heavy}' if"
+        " heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "--page-size" in done.stdout

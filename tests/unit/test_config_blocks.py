@@ -1,4 +1,5 @@
-"""When a GGUF's blocks are kept, the decision says so and the memory model counts so; when steps are captured, it counts that, too."""
+"""When a GGUF's blocks are kept, the decision says so and the memory model counts so; when steps
+are captured, it counts that, too."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from setpoint.testing.specs import tiny_spec
 SPEC = tiny_spec(
     vocab_size=1024,
     num_parameters=200_000,
-    blocks=KeptBlocks(num_parameters=190_000, num_bytes=150_000, kinds=("Q4_1", "Q8_0"), embedding_bytes=69_632),
+    blocks=KeptBlocks(
+        num_parameters=190_000, num_bytes=150_000, kinds=("Q4_1", "Q8_0"), embedding_bytes=69_632
+    ),
 )
 CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
 
@@ -24,12 +27,22 @@ CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
     ("options", "num_bytes", "words"),
     [
         (Options(), 2 * 10_000 + 150_000, "the GGUF's Q4_1 and Q8_0 blocks multiplied as they are"),
-        (Options(dtype="float32"), 4 * (200_000 + 65_536), "dequantised at load; they are multiplied as they are in bfloat16 on a CPU"),
-        (Options(model_impl="transformers"), 2 * (200_000 + 65_536), "dequantised at load; they are"),
+        (
+            Options(dtype="float32"),
+            4 * (200_000 + 65_536),
+            "dequantised at load; they are multiplied as they are in bfloat16 on a CPU",
+        ),
+        (
+            Options(model_impl="transformers"),
+            2 * (200_000 + 65_536),
+            "dequantised at load; they are",
+        ),
         (Options(quantization="unquant"), 2 * (200_000 + 65_536), ""),
     ],
 )
-def test_blocks_of_a_gguf_are_kept_in_bfloat16(options: Options, num_bytes: int, words: str) -> None:
+def test_blocks_of_a_gguf_are_kept_in_bfloat16(
+    options: Options, num_bytes: int, words: str
+) -> None:
     config = resolve(options, CPU, SPEC)
     (decision,) = (decision for decision in config.decisions if decision.field == "quantization")
     assert words in decision.why

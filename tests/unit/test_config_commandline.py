@@ -1,4 +1,5 @@
-"""Command lines and YAML files become Options, in SGLang's spellings, or are refused in one line."""
+"""Command lines and YAML files become Options, in SGLang's spellings, or are refused in one
+line."""
 
 from __future__ import annotations
 
@@ -43,7 +44,10 @@ def test_nothing_given() -> None:
     ],
 )
 def test_the_model_may_stand_anywhere(argv: list[str]) -> None:
-    assert parse_serve(argv) == (Options(model_path="m", port=1, host="h"), frozenset({"model_path", "port", "host"}))
+    assert parse_serve(argv) == (
+        Options(model_path="m", port=1, host="h"),
+        frozenset({"model_path", "port", "host"}),
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,11 @@ def test_every_option_of_sglang_keeps_its_shortest_abbreviation() -> None:
         target = sglang_names.ALIASES.get(name, name)
         for length in range(3, len(name) + 1):
             prefix = name[:length]
-            meant = {sglang_names.ALIASES.get(other, other) for other in SPELLINGS if other.startswith(prefix)}
+            meant = {
+                sglang_names.ALIASES.get(other, other)
+                for other in SPELLINGS
+                if other.startswith(prefix)
+            }
             if prefix not in SPELLINGS and meant == {target}:
                 assert sglang_names.canonical(prefix) == target
                 break
@@ -113,7 +121,9 @@ def test_an_ambiguous_prefix_names_only_what_works() -> None:
     assert set(named) == {flag for flag in sglang_names.SUPPORTED if flag.startswith("--max")}
 
 
-NOT_HERE = sorted(name for name in KNOWN if sglang_names.ALIASES.get(name, name) not in sglang_names.SUPPORTED)
+NOT_HERE = sorted(
+    name for name in KNOWN if sglang_names.ALIASES.get(name, name) not in sglang_names.SUPPORTED
+)
 
 
 def test_every_known_option_is_told_from_an_unknown_one() -> None:
@@ -121,7 +131,13 @@ def test_every_known_option_is_told_from_an_unknown_one() -> None:
         for words in ([name, "something else"], [name]):
             if sglang_names.is_default(name, None):
                 continue
-            with pytest.raises(ConfigError, match=f"{name} is an option of SGLang that is not supported by this version of Setpoint yet"):
+            with pytest.raises(
+                ConfigError,
+                match=(
+                    f"{name} is an option of SGLang that is not supported by this version of"
+                    " Setpoint yet"
+                ),
+            ):
                 parse_serve(words)
 
 
@@ -132,13 +148,20 @@ def test_an_option_given_its_own_default_stops_nothing(name: str) -> None:
     for words in ([name, default], [f"{name}={default}"]):
         line = parse(SERVE, ["model", *words])
         assert line.options.model_path == "model"
-        decisions = {decision.field: decision for decision in resolve(line.options, CPU, tiny_spec(), given=line.given).decisions}
+        decisions = {
+            decision.field: decision
+            for decision in resolve(line.options, CPU, tiny_spec(), given=line.given).decisions
+        }
         assert sglang_names.field_name(sglang_names.ALIASES.get(name, name)) in decisions
 
 
 @pytest.mark.parametrize("name", sorted(sglang_known.IMPLIED))
 def test_an_option_that_says_the_default_stops_nothing(name: str) -> None:
-    assert parse_serve(["m", name, "--port", "1"])[1] == {"model_path", "port", sglang_names.field_name(name)}
+    assert parse_serve(["m", name, "--port", "1"])[1] == {
+        "model_path",
+        "port",
+        sglang_names.field_name(name),
+    }
 
 
 def test_numbers_are_compared_as_numbers() -> None:
@@ -147,7 +170,11 @@ def test_numbers_are_compared_as_numbers() -> None:
     assert not sglang_names.is_default("--disaggregation-mode", "decode")
 
 
-@pytest.mark.parametrize("field", [field for field in OPTION_FIELDS if field.default not in (None, False)], ids=lambda field: field.name)
+@pytest.mark.parametrize(
+    "field",
+    [field for field in OPTION_FIELDS if field.default not in (None, False)],
+    ids=lambda field: field.name,
+)
 def test_our_own_defaults_are_accepted(field: Field[Option]) -> None:
     line = parse(SERVE, [field.flag, str(field.default)])
     resolve(line.options, CPU, tiny_spec(), given=line.given)
@@ -157,22 +184,55 @@ def test_our_own_defaults_are_accepted(field: Field[Option]) -> None:
     ("argv", "message"),
     [
         (["--page-sise", "4"], r"unknown option --page-sise\. Did you mean --page-size"),
-        (["--max-runing-requests=4"], r"unknown option --max-runing-requests\. Did you mean --max-running-requests"),
+        (
+            ["--max-runing-requests=4"],
+            r"unknown option --max-runing-requests\. Did you mean --max-running-requests",
+        ),
         (["--portt", "1"], r"unknown option --portt\. Did you mean --port\?$"),
         (["--keep-order"], r"unknown option --keep-order\. See 'setpoint serve --help'"),
         (["--enable-lorra"], r"unknown option --enable-lorra\. Did you mean --enable-lora"),
         (["--qqqqqq"], r"unknown option --qqqqqq\. See 'setpoint serve --help'"),
-        (["--log-r"], r"--log-r is ambiguous: it could mean --log-requests and --log-requests-level\."),
+        (
+            ["--log-r"],
+            r"--log-r is ambiguous: it could mean --log-requests and --log-requests-level\.",
+        ),
         (["--enable-"], r"--enable- is ambiguous: .* and \d+ more"),
-        (["--speculative-draft-model", "m"], "--speculative-draft-model is an option of SGLang that is not supported"),
-        (["--speculative-draft-model-p", "m"], r"--speculative-draft-model-path \(written --speculative-draft-model-p\) is an option of"),
-        (["--lora", "x"], "--lora-backend, .* and 1 more are options of SGLang; this version of Setpoint supports none of them yet"),
-        (["--nnodes", "2"], "--nnodes is an option of SGLang that is not supported by this version of Setpoint yet"),
+        (
+            ["--speculative-draft-model", "m"],
+            "--speculative-draft-model is an option of SGLang that is not supported",
+        ),
+        (
+            ["--speculative-draft-model-p", "m"],
+            (
+                r"--speculative-draft-model-path \(written --speculative-draft-model-p\) is an"
+                r" option of"
+            ),
+        ),
+        (
+            ["--lora", "x"],
+            (
+                "--lora-backend, .* and 1 more are options of SGLang; this version of Setpoint"
+                " supports none of them yet"
+            ),
+        ),
+        (
+            ["--nnodes", "2"],
+            "--nnodes is an option of SGLang that is not supported by this version of Setpoint yet",
+        ),
         (["--nnodes"], "--nnodes is an option of SGLang that is not supported"),
         (["--enable-lora"], "--enable-lora is an option of SGLang that is not supported"),
-        (["--tp", "2"], "--tp-size 2 is not supported by this version of Setpoint yet; supported: 1"),
-        (["--schedule-policy", "best"], "--schedule-policy must be one of fcfs, lpm, .*, priority; got 'best'"),
-        (["--schedule-policy", "lpm", "--enable-priority-scheduling"], "--enable-priority-scheduling .* fcfs or lof, not lpm"),
+        (
+            ["--tp", "2"],
+            "--tp-size 2 is not supported by this version of Setpoint yet; supported: 1",
+        ),
+        (
+            ["--schedule-policy", "best"],
+            "--schedule-policy must be one of fcfs, lpm, .*, priority; got 'best'",
+        ),
+        (
+            ["--schedule-policy", "lpm", "--enable-priority-scheduling"],
+            "--enable-priority-scheduling .* fcfs or lof, not lpm",
+        ),
         (["--page-size", "four"], "--page-size: 'four' is not a whole number"),
         (["--schedule-conservativeness", "x"], "--schedule-conservativeness: 'x' is not a number"),
         (["--context-length", "32K"], "--context-length: '32K' is not an integer; write 32768"),
@@ -197,8 +257,9 @@ def _file(folder: Path, text: str) -> str:
 def test_config_file_and_the_command_line_wins(tmp_path: Path) -> None:
     path = _file(
         tmp_path,
-        "model: there\nport: 1\ncontext-length: 32k\nmem_fraction_static: 0.5\ndisable-radix-cache: true\nlog-requests: false\n"
-        "chat-template: null\ntp: 1\njson-model-override-args: {rope_theta: 5}\nenable-overlap-scheduler: true\nchunked-prefill-size: -1\n",
+        "model: there\nport: 1\ncontext-length: 32k\nmem_fraction_static: 0.5\ndisable-radix-cache:"
+        " true\nlog-requests: false\nchat-template: null\ntp: 1\njson-model-override-args:"
+        " {rope_theta: 5}\nenable-overlap-scheduler: true\nchunked-prefill-size: -1\n",
     )
     options, given = parse_serve(["here", "--config", path, "--port", "2"])
     assert options == Options(
@@ -246,7 +307,9 @@ def test_config_file_that_is_not_there(tmp_path: Path) -> None:
         parse_serve(["--config", str(tmp_path / "absent.yaml")])
 
 
-def test_help_names_every_option_with_default_and_choices(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_names_every_option_with_default_and_choices(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     with pytest.raises(SystemExit) as caught:
         parse_serve(["--help"])
@@ -259,9 +322,13 @@ def test_help_names_every_option_with_default_and_choices(capsys: pytest.Capture
 
 
 def test_a_command_has_options_of_its_own_beside_those_of_the_engine(tmp_path: Path) -> None:
-    line = parse(BATCH, ["in.jsonl", "-o", "out.jsonl", "--keep", "--page-size", "4", "--model", "m"])
+    line = parse(
+        BATCH, ["in.jsonl", "-o", "out.jsonl", "--keep", "--page-size", "4", "--model", "m"]
+    )
     assert line.own == BatchOptions(input="in.jsonl", output="out.jsonl", keep_order=True)
-    assert line.options == Options(page_size=4, model_path="m", log_level="warning", workload="offline")
+    assert line.options == Options(
+        page_size=4, model_path="m", log_level="warning", workload="offline"
+    )
     assert line.given == {"input", "output", "keep_order", "page_size", "model_path"}
     path = _file(tmp_path, "output: there.jsonl\nkeep_order: true\nlog-level: error\n")
     line = parse(BATCH, ["in.jsonl", "--config", path])
@@ -272,7 +339,10 @@ def test_a_command_has_options_of_its_own_beside_those_of_the_engine(tmp_path: P
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["i", "--port", "1"], "--port belongs to 'setpoint serve'; 'setpoint batch' has no use for it"),
+        (
+            ["i", "--port", "1"],
+            "--port belongs to 'setpoint serve'; 'setpoint batch' has no use for it",
+        ),
         (["i", "--api", "k"], "--api-key belongs to 'setpoint serve'"),
         (["i", "j"], "unexpected argument 'j'; see 'setpoint batch --help'"),
         (["i", "--input", "j"], "the input is given twice: 'i' and --input 'j'"),
@@ -292,7 +362,9 @@ def test_serve_knows_no_option_of_another_command() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_every_command(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_of_every_command(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "140")
     with pytest.raises(SystemExit):
         parse(COMMANDS[name], ["--help"])
@@ -300,17 +372,37 @@ def test_help_of_every_command(name: str, capsys: pytest.CaptureFixture[str], mo
     assert text.startswith(f"usage: setpoint {name} ")
     assert all(field.flag in text for field in COMMANDS[name].fields())
     assert ("--port" in text) == (COMMANDS[name].listens or not COMMANDS[name].has_engine)
-    assert (f"default: {COMMANDS[name].defaults.get('log_level', 'info')})" in text) == COMMANDS[name].has_engine
+    assert (f"default: {COMMANDS[name].defaults.get('log_level', 'info')})" in text) == COMMANDS[
+        name
+    ].has_engine
 
 
 def test_keywords_are_options_in_their_own_types() -> None:
-    line = parse_keywords(ENGINE, {"model_path": "m", "tensor_parallel_size": 1, "max_total_tokens": "32k", "disable_radix_cache": True})
+    line = parse_keywords(
+        ENGINE,
+        {
+            "model_path": "m",
+            "tensor_parallel_size": 1,
+            "max_total_tokens": "32k",
+            "disable_radix_cache": True,
+        },
+    )
     options = line.options
-    assert (options.model_path, options.tp_size, options.max_total_tokens, options.disable_radix_cache) == ("m", 1, 32000, True)
+    assert (
+        options.model_path,
+        options.tp_size,
+        options.max_total_tokens,
+        options.disable_radix_cache,
+    ) == ("m", 1, 32000, True)
     assert line.given == {"model_path", "tp_size", "max_total_tokens", "disable_radix_cache"}
     assert options.log_level == "warning"
-    overrides = parse_keywords(ENGINE, {"json_model_override_args": {"rope_theta": 10.0}, "context_length": None}).options
-    assert (overrides.json_model_override_args, overrides.context_length) == ('{"rope_theta": 10.0}', None)
+    overrides = parse_keywords(
+        ENGINE, {"json_model_override_args": {"rope_theta": 10.0}, "context_length": None}
+    ).options
+    assert (overrides.json_model_override_args, overrides.context_length) == (
+        '{"rope_theta": 10.0}',
+        None,
+    )
 
 
 def test_keywords_may_name_a_file(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""``--radix-eviction-policy`` and its JSON: what the policy gets, and one clear error for everything else."""
+"""``--radix-eviction-policy`` and its JSON: what the policy gets, and one clear error for
+everything else."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def test_choices_are_the_policies() -> None:
         ("tlru", (CONFIG, TLRU), {"threshold": 4096, "next_prompt_estimate": 1024}),
     ],
 )
-def test_parameters_reach_the_policy(policy: str, config: tuple[str, ...], expected: dict[str, int]) -> None:
+def test_parameters_reach_the_policy(
+    policy: str, config: tuple[str, ...], expected: dict[str, int]
+) -> None:
     assert parameters(policy, *config) == expected
     KVCache(num_pages=1, page_size=1, eviction_policy=policy, eviction_parameters=expected)
 
@@ -65,5 +68,9 @@ def test_bad_config_is_one_clear_error(policy: str, config: str, words: str) -> 
 
 def test_a_yaml_file_may_hold_the_object_itself(tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
-    file.write_text("radix-eviction-policy: slru\nradix-eviction-policy-config: {protected_threshold: 4}\n")
-    assert eviction_parameters(parse(SERVE, ["--config", str(file)]).options) == {"protected_threshold": 4}
+    file.write_text(
+        "radix-eviction-policy: slru\nradix-eviction-policy-config: {protected_threshold: 4}\n"
+    )
+    assert eviction_parameters(parse(SERVE, ["--config", str(file)]).options) == {
+        "protected_threshold": 4
+    }

@@ -1,4 +1,5 @@
-"""The probe sees what the process may use, not what the machine has; on made-up /proc and /sys trees."""
+"""The probe sees what the process may use, not what the machine has; on made-up /proc and /sys
+trees."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ def _tree(root: Path, files: dict[str, str]) -> Path:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = psutil.virtual_memory()
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(total=16 * 1024 * MIB, available=8 * 1024 * MIB))
+    monkeypatch.setattr(
+        psutil,
+        "virtual_memory",
+        lambda: memory._replace(total=16 * 1024 * MIB, available=8 * 1024 * MIB),
+    )
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -108,7 +113,9 @@ def test_no_limit_in_v1(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_gpu_counts_only_if_torch_can_drive_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_counts_only_if_torch_can_drive_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _tree(tmp_path, {"dev/nvidiactl": ""})
     monkeypatch.setattr(hardware, "_torch_has_cuda", lambda: False)
     assert probe_hardware(tmp_path).device == "cpu"
@@ -139,20 +146,34 @@ def test_the_driver_is_asked_for_the_memory_of_the_gpu(
     (tmp_path / "driver.c").write_text(DRIVER)
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     assert compiler is not None
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(tmp_path / gpu_memory.DRIVER), str(tmp_path / "driver.c")], check=True)
+    subprocess.run(
+        [
+            compiler,
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(tmp_path / gpu_memory.DRIVER),
+            str(tmp_path / "driver.c"),
+        ],
+        check=True,
+    )
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     assert probe_hardware(root).gpu_bytes == 24 * 1024 * MIB
     assert not caplog.records
     monkeypatch.setenv("NO_GPU", "1")
     assert probe_hardware(root).gpu_bytes is None
-    assert caplog.messages == ["The size of the GPU's memory is not known: the CUDA driver answers cuInit with error 100"]
+    assert caplog.messages == [
+        "The size of the GPU's memory is not known: the CUDA driver answers cuInit with error 100"
+    ]
     caplog.clear()
     (tmp_path / gpu_memory.DRIVER).write_text("no library")
     assert probe_hardware(root).gpu_bytes is None
     assert "not known: " in caplog.messages[0]
 
 
-def test_the_memory_of_the_gpu_decides_how_large_steps_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_memory_of_the_gpu_decides_how_large_steps_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(hardware, "_torch_has_cuda", lambda: True)
     monkeypatch.setattr(hardware, "first_gpu_bytes", lambda: 24 * 1024 * MIB)
     config = resolve(Options(), probe_hardware(_tree(tmp_path, {"dev/nvidiactl": ""})), tiny_spec())

@@ -31,7 +31,24 @@ def test_means(text: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "k", "32K", "32m", "32ki", "1.5Ki", "1.5", "1.0005k", "1e3", "0x10", "32 k", "１２", "1_000", "nan", "32kB"]
+    "text",
+    [
+        "",
+        "k",
+        "32K",
+        "32m",
+        "32ki",
+        "1.5Ki",
+        "1.5",
+        "1.0005k",
+        "1e3",
+        "0x10",
+        "32 k",
+        "１２",
+        "1_000",
+        "nan",
+        "32kB",
+    ],
 )
 def test_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"integer|whole|decimals"):

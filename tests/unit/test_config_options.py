@@ -14,7 +14,13 @@ from setpoint.config.sglang_known import KNOWN
 from setpoint.core.errors import ConfigError
 from setpoint.planning.memory import CAPTURED_TOKENS
 
-OWN = {"--max-body-bytes", "--num-threads", "--refuse-unknown-keys", "--strict-accounting", "--workload"}
+OWN = {
+    "--max-body-bytes",
+    "--num-threads",
+    "--refuse-unknown-keys",
+    "--strict-accounting",
+    "--workload",
+}
 OLDER = {"--enable-overlap-scheduler"}
 """Of an earlier SGLang."""
 
@@ -47,7 +53,9 @@ def test_defaults_pass_the_checks() -> None:
 
 
 def test_documentation_is_current() -> None:
-    assert docs.PATH.read_text(encoding="utf-8") == docs.flags_markdown(), "run python -m setpoint.config.docs"
+    assert docs.PATH.read_text(encoding="utf-8") == docs.flags_markdown(), (
+        "run python -m setpoint.config.docs"
+    )
 
 
 def test_documentation_names_every_option_and_variable() -> None:
@@ -76,25 +84,61 @@ def test_aliases_and_known_values_point_at_something() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"chunked_prefill_size": 100, "page_size": 16}, r"--chunked-prefill-size 100 is not divisible by --page-size 16; .* 112"),
+        (
+            {"chunked_prefill_size": 100, "page_size": 16},
+            r"--chunked-prefill-size 100 is not divisible by --page-size 16; .* 112",
+        ),
         ({"schedule_conservativeness": -0.1}, "--schedule-conservativeness must be at least 0"),
         ({"schedule_conservativeness": float("nan")}, "finite"),
         ({"mem_fraction_static": 0.0}, "between 0 and 1"),
         ({"mem_fraction_static": 1.0}, "between 0 and 1"),
-        ({"enable_priority_scheduling": True, "schedule_policy": "lpm"}, "orders the queue under .* fcfs or lof, not lpm"),
-        ({"enable_priority_scheduling": True, "schedule_policy": "random"}, "fcfs or lof, not random"),
-        ({"retraction_policy": "priority"}, "--retraction-policy priority needs --enable-priority-scheduling"),
-        ({"quantization": "awq"}, "--quantization awq is not supported by this version .*; supported: w8a8_int8, unquant"),
+        (
+            {"enable_priority_scheduling": True, "schedule_policy": "lpm"},
+            "orders the queue under .* fcfs or lof, not lpm",
+        ),
+        (
+            {"enable_priority_scheduling": True, "schedule_policy": "random"},
+            "fcfs or lof, not random",
+        ),
+        (
+            {"retraction_policy": "priority"},
+            "--retraction-policy priority needs --enable-priority-scheduling",
+        ),
+        (
+            {"quantization": "awq"},
+            "--quantization awq is not supported by this version .*; supported: w8a8_int8, unquant",
+        ),
         ({"retraction_policy": "oldest"}, "--retraction-policy must be one of length, priority"),
-        ({"schedule_policy": "shortest-prefill-first", "disable_radix_cache": True}, "needs the prefix cache"),
+        (
+            {"schedule_policy": "shortest-prefill-first", "disable_radix_cache": True},
+            "needs the prefix cache",
+        ),
         ({"prefill_decode_interval": -1}, "--prefill-decode-interval must be at least 0"),
-        ({"prefill_decode_interval_min_bs": -1}, "--prefill-decode-interval-min-bs must be at least 0"),
+        (
+            {"prefill_decode_interval_min_bs": -1},
+            "--prefill-decode-interval-min-bs must be at least 0",
+        ),
         ({"num_continuous_decode_steps": 0}, "--num-continuous-decode-steps must be at least 1"),
-        ({"priority_scheduling_preemption_threshold": -1}, "--priority-scheduling-preemption-threshold must be at least 0"),
-        ({"prefill_delayer_max_delay_passes": 0}, "--prefill-delayer-max-delay-passes must be at least 1"),
-        ({"prefill_delayer_max_delay_ms": -1.0}, "--prefill-delayer-max-delay-ms must be at least 0"),
-        ({"prefill_delayer_token_usage_low_watermark": 1.5}, "--prefill-delayer-token-usage-low-watermark must be at most 1"),
-        ({"prefill_delayer_queue_min_ratio": -0.1}, "--prefill-delayer-queue-min-ratio must be at least 0"),
+        (
+            {"priority_scheduling_preemption_threshold": -1},
+            "--priority-scheduling-preemption-threshold must be at least 0",
+        ),
+        (
+            {"prefill_delayer_max_delay_passes": 0},
+            "--prefill-delayer-max-delay-passes must be at least 1",
+        ),
+        (
+            {"prefill_delayer_max_delay_ms": -1.0},
+            "--prefill-delayer-max-delay-ms must be at least 0",
+        ),
+        (
+            {"prefill_delayer_token_usage_low_watermark": 1.5},
+            "--prefill-delayer-token-usage-low-watermark must be at most 1",
+        ),
+        (
+            {"prefill_delayer_queue_min_ratio": -0.1},
+            "--prefill-delayer-queue-min-ratio must be at least 0",
+        ),
         ({"min_free_slots_delay": -1}, "--min-free-slots-delay must be at least 0"),
         ({"page_size": 0}, "--page-size must be at least 1"),
         ({"max_prefill_tokens": 0}, "--max-prefill-tokens must be at least 1"),
@@ -109,7 +153,10 @@ def test_aliases_and_known_values_point_at_something() -> None:
         ({"tp_size": 0}, "--tp-size must be one of 1"),
         (
             {"kv_cache_dtype": "fp8_e4m3"},
-            "--kv-cache-dtype fp8_e4m3 is not supported by this version of Setpoint yet; supported: auto, bf16",
+            (
+                "--kv-cache-dtype fp8_e4m3 is not supported by this version of Setpoint yet;"
+                " supported: auto, bf16"
+            ),
         ),
         ({"served_model_name": "a:b"}, "colon"),
         ({"json_model_override_args": "{"}, "not valid JSON"),
@@ -125,16 +172,30 @@ def test_contradictions_are_one_line(changes: dict[str, object], message: str) -
 def test_environment_is_read_by_declaration() -> None:
     assert read_environment({}) == EnvSettings()
     read = read_environment(
-        {"SGLANG_INIT_NEW_TOKEN_RATIO": "0.5", "SGLANG_TEST_RETRACT": "1", "SGLANG_RETRACT_DECODE_STEPS": " 7 ", "HOME": "/x"}
+        {
+            "SGLANG_INIT_NEW_TOKEN_RATIO": "0.5",
+            "SGLANG_TEST_RETRACT": "1",
+            "SGLANG_RETRACT_DECODE_STEPS": " 7 ",
+            "HOME": "/x",
+        }
     )
     assert read == EnvSettings(init_new_token_ratio=0.5, test_retract=True, retract_decode_steps=7)
     assert read_environment({"SGLANG_LOG_MS": ""}) == EnvSettings()
-    assert read_environment({"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "False"}).health_endpoint_generation is False
+    assert (
+        read_environment(
+            {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "False"}
+        ).health_endpoint_generation
+        is False
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("SGLANG_LOG_MS", "maybe"), ("SGLANG_RETRACT_DECODE_STEPS", "1.5"), ("SGLANG_INIT_NEW_TOKEN_RATIO", "nan")],
+    [
+        ("SGLANG_LOG_MS", "maybe"),
+        ("SGLANG_RETRACT_DECODE_STEPS", "1.5"),
+        ("SGLANG_INIT_NEW_TOKEN_RATIO", "nan"),
+    ],
 )
 def test_environment_of_the_wrong_type_is_refused(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=f"environment variable {name} must be .*{text}"):
@@ -142,7 +203,9 @@ def test_environment_of_the_wrong_type_is_refused(name: str, text: str) -> None:
 
 
 def test_unread_variables_are_named() -> None:
-    assert unread_variables({"SGLANG_LOG_MS": "1", "SGLANG_RUST_SERVER": "1", "PATH": ""}) == ("SGLANG_RUST_SERVER",)
+    assert unread_variables({"SGLANG_LOG_MS": "1", "SGLANG_RUST_SERVER": "1", "PATH": ""}) == (
+        "SGLANG_RUST_SERVER",
+    )
 
 
 def test_every_declared_variable_has_help_and_a_unique_name() -> None:

@@ -26,23 +26,44 @@ def reason(pool: PoolConfig, field: str) -> Decision:
 
 
 @pytest.mark.parametrize(
-    ("asked", "slots", "settled"), [(None, 64, None), (0, 64, None), (1, 64, None), (3, 64, 3), (9, 64, 4), (9, 13, 3), (2, 7, None)]
+    ("asked", "slots", "settled"),
+    [
+        (None, 64, None),
+        (0, 64, None),
+        (1, 64, None),
+        (3, 64, 3),
+        (9, 64, 4),
+        (9, 13, 3),
+        (2, 7, None),
+    ],
 )
-def test_min_free_slots_delay_is_clipped_by_the_slots(asked: int | None, slots: int, settled: int | None) -> None:
-    pool = resolve_pool(decide(Options(min_free_slots_delay=asked, max_running_requests=slots)), 10**5)
+def test_min_free_slots_delay_is_clipped_by_the_slots(
+    asked: int | None, slots: int, settled: int | None
+) -> None:
+    pool = resolve_pool(
+        decide(Options(min_free_slots_delay=asked, max_running_requests=slots)), 10**5
+    )
     assert pool.min_free_slots == settled
     changed = [decision for decision in pool.decisions if decision.field == "min_free_slots_delay"]
-    assert [decision.warn for decision in changed] == ([asked > 1] if asked is not None and asked != settled else [])
+    assert [decision.warn for decision in changed] == (
+        [asked > 1] if asked is not None and asked != settled else []
+    )
 
 
 def test_limits_of_a_large_pool() -> None:
     pool = resolve_pool(decide(), 186_413)
-    assert (pool.max_running_requests, pool.max_req_len, pool.max_req_input_len) == (4096, 8191, 8186)
+    assert (pool.max_running_requests, pool.max_req_len, pool.max_req_input_len) == (
+        4096,
+        8191,
+        8186,
+    )
     assert not any(decision.warn for decision in pool.decisions)
 
 
 def test_limits_of_a_small_pool_are_said() -> None:
-    pool = resolve_pool(decide(Options(max_running_requests=64)), 100, limited_by="--max-total-tokens 100")
+    pool = resolve_pool(
+        decide(Options(max_running_requests=64)), 100, limited_by="--max-total-tokens 100"
+    )
     assert (pool.max_running_requests, pool.max_req_len, pool.max_req_input_len) == (50, 99, 94)
     assert reason(pool, "max_running_requests").warn
     assert "64 asked for" in reason(pool, "max_running_requests").why
@@ -60,7 +81,10 @@ def test_a_wish_for_tokens_that_do_not_fit_is_said() -> None:
 
 @pytest.mark.parametrize(("asked", "running"), [(None, 8), (1, 1), (8, 8), (9, 8)])
 def test_a_request_needs_two_tokens(asked: int | None, running: int) -> None:
-    assert resolve_pool(decide(Options(max_running_requests=asked)), 16).max_running_requests == running
+    assert (
+        resolve_pool(decide(Options(max_running_requests=asked)), 16).max_running_requests
+        == running
+    )
 
 
 def test_a_pool_that_holds_no_request_is_refused() -> None:
@@ -71,4 +95,7 @@ def test_a_pool_that_holds_no_request_is_refused() -> None:
 
 def test_shortest_context_holds_a_request() -> None:
     (shortest,) = (field.about.low for field in OPTION_FIELDS if field.name == "context_length")
-    assert resolve_pool(decide(Options(context_length=int(shortest or 0))), 10**6).max_req_input_len >= 2
+    assert (
+        resolve_pool(decide(Options(context_length=int(shortest or 0))), 10**6).max_req_input_len
+        >= 2
+    )

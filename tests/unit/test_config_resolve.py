@@ -1,4 +1,5 @@
-"""Resolution is pure and complete: every option gets a value and one reason, whatever the machine."""
+"""Resolution is pure and complete: every option gets a value and one reason, whatever the
+machine."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
 GPU = Hardware(device="cuda", num_cores=16, available_bytes=100 * GIB, gpu_bytes=80 * GIB)
 
 
-def decide(options: Options | None = None, hardware: Hardware = CPU, spec: ModelSpec = SPEC, **more: Any) -> ResolvedConfig:
+def decide(
+    options: Options | None = None, hardware: Hardware = CPU, spec: ModelSpec = SPEC, **more: Any
+) -> ResolvedConfig:
     return resolve(options or Options(), hardware, spec, **more)
 
 
@@ -49,14 +52,25 @@ def reason(config: ResolvedConfig | PoolConfig, field: str) -> Decision:
 
 
 @pytest.mark.parametrize("hardware", [CPU, GPU, replace(GPU, gpu_bytes=None)])
-@pytest.mark.parametrize("options", [Options(), Options(model_path="m", page_size=16, api_key="sesame", disable_radix_cache=True)])
-def test_every_option_has_exactly_one_decision_with_its_value(options: Options, hardware: Hardware) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [Options(), Options(model_path="m", page_size=16, api_key="sesame", disable_radix_cache=True)],
+)
+def test_every_option_has_exactly_one_decision_with_its_value(
+    options: Options, hardware: Hardware
+) -> None:
     config = decide(options, hardware)
     names = [field.name for field in OPTION_FIELDS]
-    assert [decision.field for decision in config.decisions] == [*names, "overlap_depth", "decode_after_piece"]
+    assert [decision.field for decision in config.decisions] == [
+        *names,
+        "overlap_depth",
+        "decode_after_piece",
+    ]
     for decision in config.decisions[:-2]:
         assert decision.why
-        assert decision.field == "api_key" or decision.value == getattr(config.options, decision.field)
+        assert decision.field == "api_key" or decision.value == getattr(
+            config.options, decision.field
+        )
     assert "sesame" not in " ".join(map(str, config.decisions))
 
 
@@ -92,14 +106,18 @@ def test_it_crosses_a_process_border() -> None:
         ("float64", "bfloat16", CPU, "float64"),
     ],
 )
-def test_dtype_and_the_kv_cache_after_it(asked: str, checkpoint: str, hardware: Hardware, dtype: str) -> None:
+def test_dtype_and_the_kv_cache_after_it(
+    asked: str, checkpoint: str, hardware: Hardware, dtype: str
+) -> None:
     config = decide(Options(dtype=asked), hardware, replace(SPEC, dtype=checkpoint))
     assert config.options.dtype == dtype
     assert config.options.kv_cache_dtype == dtype
     assert config.dtype_bytes == config.kv_element_bytes
 
 
-@pytest.mark.parametrize(("asked", "dtype"), [("bf16", "bfloat16"), ("fp32", "float32"), ("float32", "float32")])
+@pytest.mark.parametrize(
+    ("asked", "dtype"), [("bf16", "bfloat16"), ("fp32", "float32"), ("float32", "float32")]
+)
 def test_kv_cache_dtype(asked: str, dtype: str) -> None:
     assert decide(Options(kv_cache_dtype=asked)).options.kv_cache_dtype == dtype
 
@@ -108,7 +126,11 @@ def test_context_length() -> None:
     assert decide().context_len == 8192
     assert decide(Options(context_length=100)).context_len == 100
     with pytest.raises(
-        ConfigError, match=r"--context-length 8193 is more than the 8192 tokens .* SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+        ConfigError,
+        match=(
+            r"--context-length 8193 is more than the 8192 tokens .*"
+            r" SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+        ),
     ):
         decide(Options(context_length=8193))
     longer = decide(Options(context_length=8193), env=EnvSettings(allow_longer_context=True))
@@ -127,7 +149,10 @@ def test_a_rope_that_depends_on_the_length_is_fixed_and_said() -> None:
 def test_a_language_model_that_is_served_without_the_rest_is_said() -> None:
     assert all(decision.field != "language_model_only" for decision in decide().decisions)
     config = decide(spec=replace(SPEC, wrapper="Gemma3ForConditionalGeneration"))
-    assert "Gemma3ForConditionalGeneration takes more than text" in reason(config, "language_model_only").why
+    assert (
+        "Gemma3ForConditionalGeneration takes more than text"
+        in reason(config, "language_model_only").why
+    )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +186,9 @@ def test_chunked_prefill_size(options: Options, hardware: Hardware, chunk: int) 
         (Options(prefill_decode_interval=3), GPU, 3, 0, "is given"),
     ],
 )
-def test_decode_steps_between_prefill_steps(options: Options, hardware: Hardware, interval: int, after_piece: int, why: str) -> None:
+def test_decode_steps_between_prefill_steps(
+    options: Options, hardware: Hardware, interval: int, after_piece: int, why: str
+) -> None:
     config = decide(options, hardware)
     assert (config.prefill_decode_interval, config.decode_after_piece) == (interval, after_piece)
     assert why in reason(config, "decode_after_piece").why
@@ -208,16 +235,28 @@ def test_memory_model_knows_the_attention_backend() -> None:
 def test_embeddings_say_how_they_are_pooled_and_count_no_head() -> None:
     spec = replace(SPEC, pooling=Pooling("mean", True, 576, None, "by modules.json"))
     config = decide(Options(is_embedding=True), spec=spec)
-    assert reason(config, "embedding_pooling") == Decision("embedding_pooling", "mean", "by modules.json", told=True)
+    assert reason(config, "embedding_pooling") == Decision(
+        "embedding_pooling", "mean", "by modules.json", told=True
+    )
     assert reason(config, "embedding_normalize").value is True
     assert not memory_model(config, spec).head_copied
 
 
 def test_whose_model_code_runs() -> None:
-    assert reason(decide(Options(model_impl="sglang")), "model_impl") == Decision("model_impl", "setpoint", "given as sglang")
-    assert reason(decide(Options(model_impl="transformers"), given=frozenset({"model_impl"})), "model_impl").why == "given"
+    assert reason(decide(Options(model_impl="sglang")), "model_impl") == Decision(
+        "model_impl", "setpoint", "given as sglang"
+    )
+    assert (
+        reason(
+            decide(Options(model_impl="transformers"), given=frozenset({"model_impl"})),
+            "model_impl",
+        ).why
+        == "given"
+    )
     assert reason(decide(), "model_impl").value == "auto"
-    with pytest.raises(ConfigError, match="--model-impl mindspore is not supported by this version"):
+    with pytest.raises(
+        ConfigError, match="--model-impl mindspore is not supported by this version"
+    ):
         decide(Options(model_impl="mindspore"))
 
 
@@ -229,15 +268,25 @@ def test_threads() -> None:
 
 def test_seed_names_and_log_level() -> None:
     config = decide(Options(model_path="a/b", log_level="debug"), drawn_seed=7)
-    assert (config.random_seed, config.options.tokenizer_path, config.options.served_model_name) == (7, "a/b", "a/b")
+    assert (
+        config.random_seed,
+        config.options.tokenizer_path,
+        config.options.served_model_name,
+    ) == (7, "a/b", "a/b")
     assert config.options.log_level_http == "debug"
     assert decide(Options(random_seed=0), drawn_seed=7).random_seed == 0
 
 
 def test_what_was_found_is_not_called_given() -> None:
-    found = {"model_path": ("a/b", "the default model"), "tokenizer_path": ("/cache/b", "the model's own")}
+    found = {
+        "model_path": ("a/b", "the default model"),
+        "tokenizer_path": ("/cache/b", "the model's own"),
+    }
     config = resolve(Options(), CPU, SPEC, found=found)
-    shown = {name: str(reason(config, name)) for name in ("model_path", "tokenizer_path", "served_model_name")}
+    shown = {
+        name: str(reason(config, name))
+        for name in ("model_path", "tokenizer_path", "served_model_name")
+    }
     assert shown == {
         "model_path": "model_path=a/b (the default model)",
         "tokenizer_path": "tokenizer_path=/cache/b (the model's own)",
@@ -249,10 +298,20 @@ def test_what_was_found_is_not_called_given() -> None:
 
 
 def test_a_wish_that_cannot_be_met_is_a_warning() -> None:
-    config = decide(Options(disable_radix_cache=True, schedule_policy="lpm", enable_mixed_chunk=True, chunked_prefill_size=-1))
+    config = decide(
+        Options(
+            disable_radix_cache=True,
+            schedule_policy="lpm",
+            enable_mixed_chunk=True,
+            chunked_prefill_size=-1,
+        )
+    )
     assert config.options.schedule_policy == "fcfs"
     assert config.options.enable_mixed_chunk is False
-    assert {decision.field for decision in config.decisions if decision.warn} == {"schedule_policy", "enable_mixed_chunk"}
+    assert {decision.field for decision in config.decisions if decision.warn} == {
+        "schedule_policy",
+        "enable_mixed_chunk",
+    }
 
 
 def test_an_eviction_policy_that_does_nothing_is_a_warning() -> None:
@@ -260,23 +319,35 @@ def test_an_eviction_policy_that_does_nothing_is_a_warning() -> None:
     assert reason(decide(useless), "radix_eviction_policy").warn
     equal = Options(radix_eviction_policy="priority")
     assert reason(decide(equal), "radix_eviction_policy").warn
-    assert not reason(decide(msgspec.structs.replace(equal, schedule_policy="priority")), "radix_eviction_policy").warn
+    assert not reason(
+        decide(msgspec.structs.replace(equal, schedule_policy="priority")), "radix_eviction_policy"
+    ).warn
     for threshold, warn in ((1024, True), (1025, False)):
         parameters = f'{{"threshold": {threshold}, "next_prompt_estimate": 1024}}'
-        config = decide(Options(radix_eviction_policy="tlru", radix_eviction_policy_config=parameters))
+        config = decide(
+            Options(radix_eviction_policy="tlru", radix_eviction_policy_config=parameters)
+        )
         assert reason(config, "radix_eviction_policy").warn is warn
 
 
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "hrrn"])
 def test_policies_that_read_the_cache_need_one(policy: str) -> None:
-    decision = reason(decide(Options(disable_radix_cache=True, schedule_policy=policy)), "schedule_policy")
+    decision = reason(
+        decide(Options(disable_radix_cache=True, schedule_policy=policy)), "schedule_policy"
+    )
     assert (decision.value, decision.warn) == ("fcfs", True)
-    assert decide(Options(disable_radix_cache=True, schedule_policy="lof")).options.schedule_policy == "lof"
+    assert (
+        decide(Options(disable_radix_cache=True, schedule_policy="lof")).options.schedule_policy
+        == "lof"
+    )
 
 
 def test_the_priority_policy_is_fcfs_with_priorities() -> None:
     config = decide(Options(schedule_policy="priority", retraction_policy="priority"))
-    assert (config.options.schedule_policy, config.options.enable_priority_scheduling) == ("fcfs", True)
+    assert (config.options.schedule_policy, config.options.enable_priority_scheduling) == (
+        "fcfs",
+        True,
+    )
     assert "priority is fcfs" in reason(config, "schedule_policy").why
     assert not reason(config, "schedule_policy").warn
 
@@ -285,17 +356,30 @@ def test_the_priority_policy_is_fcfs_with_priorities() -> None:
     ("options", "fields"),
     [
         (
-            Options(default_priority_value=3, priority_scheduling_preemption_threshold=0, disable_priority_preemption=True),
-            {"default_priority_value", "priority_scheduling_preemption_threshold", "disable_priority_preemption"},
+            Options(
+                default_priority_value=3,
+                priority_scheduling_preemption_threshold=0,
+                disable_priority_preemption=True,
+            ),
+            {
+                "default_priority_value",
+                "priority_scheduling_preemption_threshold",
+                "disable_priority_preemption",
+            },
         ),
         (Options(schedule_low_priority_values_first=True), {"schedule_low_priority_values_first"}),
         (Options(prefill_decode_interval_min_bs=4), {"prefill_decode_interval_min_bs"}),
         (Options(prefill_decode_interval_min_bs=4, prefill_decode_interval=2), set()),
         (
-            Options(prefill_delayer_queue_min_ratio=0.2, prefill_delayer_token_usage_low_watermark=0.1),
+            Options(
+                prefill_delayer_queue_min_ratio=0.2, prefill_delayer_token_usage_low_watermark=0.1
+            ),
             {"prefill_delayer_queue_min_ratio", "prefill_delayer_token_usage_low_watermark"},
         ),
-        (Options(abort_on_priority_when_disabled=True, enable_priority_scheduling=True), {"abort_on_priority_when_disabled"}),
+        (
+            Options(abort_on_priority_when_disabled=True, enable_priority_scheduling=True),
+            {"abort_on_priority_when_disabled"},
+        ),
         (Options(abort_on_priority_when_disabled=True), set()),
         (
             Options(prefill_delayer_max_delay_passes=3, prefill_delayer_max_delay_ms=1.0),
@@ -311,10 +395,14 @@ def test_an_option_without_effect_is_a_warning(options: Options, fields: set[str
 
 def test_mem_fraction() -> None:
     assert decide().mem_fraction_static == 0.8
-    assert decide(hardware=GPU).mem_fraction_static == round((80 * 1024 - 512 - 1.5 * 8192 - 128) / (80 * 1024), 3)
+    assert decide(hardware=GPU).mem_fraction_static == round(
+        (80 * 1024 - 512 - 1.5 * 8192 - 128) / (80 * 1024), 3
+    )
     assert decide(hardware=replace(GPU, gpu_bytes=None)).mem_fraction_static == 0.95
     assert decide(Options(mem_fraction_static=0.3), GPU).mem_fraction_static == 0.3
-    with pytest.raises(ConfigError, match="no room for steps of 2048 tokens; lower --chunked-prefill-size"):
+    with pytest.raises(
+        ConfigError, match="no room for steps of 2048 tokens; lower --chunked-prefill-size"
+    ):
         decide(hardware=replace(GPU, gpu_bytes=3 * GIB))
 
 
@@ -343,7 +431,11 @@ hardware_drawn = st.builds(
 @given(options_drawn, hardware_drawn)
 def test_never_plans_more_than_there_is(options: Options, hardware: Hardware) -> None:
     config = decide(options, hardware)
-    available = hardware.available_bytes if config.options.device == "cpu" else hardware.gpu_bytes or 16 * GIB
+    available = (
+        hardware.available_bytes
+        if config.options.device == "cpu"
+        else hardware.gpu_bytes or 16 * GIB
+    )
     assert config.step_tokens % config.options.page_size == 0 or config.chunked_prefill_size == -1
     try:
         plan = memory_model(config, SPEC).plan(available)
@@ -355,7 +447,10 @@ def test_never_plans_more_than_there_is(options: Options, hardware: Hardware) ->
     assert plan.pool_tokens <= (options.max_total_tokens or plan.pool_tokens)
     assert plan.weights_bytes + plan.kv_bytes <= available * config.mem_fraction_static + 1
     if config.options.device == "cpu":
-        assert plan.kv_bytes + plan.weights_bytes + plan.workspace_bytes + plan.graphs_bytes <= available
+        assert (
+            plan.kv_bytes + plan.weights_bytes + plan.workspace_bytes + plan.graphs_bytes
+            <= available
+        )
     assert 1 <= pool.max_running_requests <= plan.pool_tokens // 2
     assert 1 <= pool.max_req_input_len < pool.max_req_len < config.context_len
 

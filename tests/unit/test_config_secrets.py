@@ -28,16 +28,34 @@ def second_secret() -> Iterator[str]:
     object.__setattr__(about, "secret", False)
 
 
-def test_a_secret_is_neither_logged_nor_in_server_info(tmp_path: Path, second_secret: str, caplog: pytest.LogCaptureFixture) -> None:
-    options = Options(model_path=str(write_tiny_llama(tmp_path)), api_key="sesame-1", served_model_name="sesame-2")
+def test_a_secret_is_neither_logged_nor_in_server_info(
+    tmp_path: Path, second_secret: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = Options(
+        model_path=str(write_tiny_llama(tmp_path)), api_key="sesame-1", served_model_name="sesame-2"
+    )
     with caplog.at_level(logging.DEBUG):
-        source, _, config = configured(options, EnvSettings(), frozenset({"api_key", "served_model_name"}))
+        source, _, config = configured(
+            options, EnvSettings(), frozenset({"api_key", "served_model_name"})
+        )
         announce(config, source, {})
     info = server_info(config, {"max_total_num_tokens": 5, "phases": {}}, startup_s=1.0)
     assert "sesame" not in caplog.text + str(info)
-    assert (info["api_key"], info[second_secret], info["port"], info["max_total_num_tokens"]) == (MASK, MASK, 30000, 5)
+    assert (info["api_key"], info[second_secret], info["port"], info["max_total_num_tokens"]) == (
+        MASK,
+        MASK,
+        30000,
+        5,
+    )
     assert MASK in caplog.text
-    assert server_info(configured(Options(model_path=str(tmp_path)), EnvSettings(), frozenset())[2], {}, startup_s=1.0)["api_key"] is None
+    assert (
+        server_info(
+            configured(Options(model_path=str(tmp_path)), EnvSettings(), frozenset())[2],
+            {},
+            startup_s=1.0,
+        )["api_key"]
+        is None
+    )
 
 
 def test_a_message_about_a_secret_does_not_tell_it(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""``--workload``: each profile's values and reasons, on a GPU and on a small CPU machine; explicit options win, contradictions give way."""
+"""``--workload``: each profile's values and reasons, on a GPU and on a small CPU machine; explicit
+options win, contradictions give way."""
 
 from __future__ import annotations
 
@@ -42,10 +43,19 @@ VALUES: list[tuple[str, Hardware, dict[str, Any]]] = [
     (
         "offline",
         GPU,
-        {"mem_fraction_static": 0.9, "max_running_requests": 4096, "schedule_conservativeness": 0.3, "chunked_prefill_size": 16384},
+        {
+            "mem_fraction_static": 0.9,
+            "max_running_requests": 4096,
+            "schedule_conservativeness": 0.3,
+            "chunked_prefill_size": 16384,
+        },
     ),
     ("offline", SMALL_GPU, {"mem_fraction_static": 0.724, "chunked_prefill_size": 4096}),
-    ("offline", replace(GPU, gpu_bytes=None), {"mem_fraction_static": 0.9, "chunked_prefill_size": 4096}),
+    (
+        "offline",
+        replace(GPU, gpu_bytes=None),
+        {"mem_fraction_static": 0.9, "chunked_prefill_size": 4096},
+    ),
     (
         "offline",
         CPU,
@@ -56,7 +66,11 @@ VALUES: list[tuple[str, Hardware, dict[str, Any]]] = [
             "chunked_prefill_size": 512,
         },
     ),
-    ("long-context", GPU, {"page_size": 64, "schedule_policy": "lpm", "chunked_prefill_size": 16384}),
+    (
+        "long-context",
+        GPU,
+        {"page_size": 64, "schedule_policy": "lpm", "chunked_prefill_size": 16384},
+    ),
     ("long-context", CPU, {"page_size": 64, "schedule_policy": "lpm", "chunked_prefill_size": 512}),
     ("multi-turn", GPU, {"page_size": 1, "disable_radix_cache": False}),
     ("multi-turn", CPU, {"page_size": 1, "disable_radix_cache": False}),
@@ -99,7 +113,9 @@ def test_every_profile_is_a_choice_and_every_recommendation_gets_its_decision() 
         ("multi-turn", "page_size", 16),
     ],
 )
-def test_an_explicit_option_wins_even_where_it_is_the_default(profile: str, flag: str, value: Any) -> None:
+def test_an_explicit_option_wins_even_where_it_is_the_default(
+    profile: str, flag: str, value: Any
+) -> None:
     config = decide("--workload", profile, f"--{flag.replace('_', '-')}={value}")
     assert getattr(config.options, flag) == value
     decision = reason(config, flag)
@@ -119,10 +135,17 @@ def test_multi_turn_without_a_prefix_cache_is_a_warning() -> None:
         (["--chunked-prefill-size", "1000"], "page_size", 1, "not divisible by --page-size 64"),
         (["--max-total-tokens", "32"], "page_size", 1, "less than one page of 64 tokens"),
         (["--page-size", "48"], "chunked_prefill_size", 8160, "not divisible by --page-size 48"),
-        (["--enable-priority-scheduling"], "schedule_policy", "fcfs", "--enable-priority-scheduling"),
+        (
+            ["--enable-priority-scheduling"],
+            "schedule_policy",
+            "fcfs",
+            "--enable-priority-scheduling",
+        ),
     ],
 )
-def test_a_value_that_contradicts_given_options_gives_way_with_a_warning(argv: list[str], flag: str, kept: Any, words: str) -> None:
+def test_a_value_that_contradicts_given_options_gives_way_with_a_warning(
+    argv: list[str], flag: str, kept: Any, words: str
+) -> None:
     config = decide("--workload", "long-context", *argv)
     assert getattr(config.options, flag) == kept
     decision = reason(config, flag)

@@ -1,4 +1,5 @@
-"""Commands and options on the pages exist: every ``setpoint`` line is read as the program would read it, targets and scripts are there."""
+"""Commands and options on the pages exist: every ``setpoint`` line is read as the program would
+read it, targets and scripts are there."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def commands(page: str, *programs: str) -> Iterator[list[str]]:
     for line in lines(page):
         if line.removeprefix(".venv/bin/").split(" ")[0] in programs:
             words = shlex.split(line.removeprefix(".venv/bin/"), comments=True)
-            yield words[: next((at for at, word in enumerate(words) if word[0] in "<>|&"), len(words))]
+            yield words[
+                : next((at for at, word in enumerate(words) if word[0] in "<>|&"), len(words))
+            ]
 
 
 @cache
@@ -65,18 +68,29 @@ def benchmark_sources() -> str:
 @pytest.mark.parametrize("page", PAGES)
 def test_setpoint_lines_are_read(page: str) -> None:
     for _, *words in commands(page, "setpoint"):
-        name = next((name for name in sorted(COMMANDS, key=len, reverse=True) if words[: name.count(" ") + 1] == name.split()), None)
+        name = next(
+            (
+                name
+                for name in sorted(COMMANDS, key=len, reverse=True)
+                if words[: name.count(" ") + 1] == name.split()
+            ),
+            None,
+        )
         if name is not None and "--help" not in words:
             parse(COMMANDS[name], words[name.count(" ") + 1 :])
         else:
-            assert words in ([], ["bench"], ["COMMAND"]) or "--help" in words, f"{page}: setpoint {' '.join(words)}"
+            assert words in ([], ["bench"], ["COMMAND"]) or "--help" in words, (
+                f"{page}: setpoint {' '.join(words)}"
+            )
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_make_targets_and_scripts_exist(page: str) -> None:
     targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     for _, *words in commands(page, "make"):
-        assert {word for word in words if "=" not in word} <= targets, f"{page}: make {' '.join(words)}"
+        assert {word for word in words if "=" not in word} <= targets, (
+            f"{page}: make {' '.join(words)}"
+        )
     for _, *words in commands(page, "python"):
         if words and words[0].endswith(".py"):
             assert (REPOSITORY / words[0]).is_file(), f"{page}: {words[0]}"
@@ -84,16 +98,24 @@ def test_make_targets_and_scripts_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_options_exist_here_or_in_sglang(page: str) -> None:
-    known = {field.flag for command in COMMANDS.values() for field in command.fields()} | KNOWN | ALIASES.keys() | OTHERS
+    known = (
+        {field.flag for command in COMMANDS.values() for field in command.fields()}
+        | KNOWN
+        | ALIASES.keys()
+        | OTHERS
+    )
     unknown = {
         flag
         for flag in FLAG.findall(page_text(page))
-        if not any(option.startswith(flag) for option in known) and f'"{flag}"' not in benchmark_sources()
+        if not any(option.startswith(flag) for option in known)
+        and f'"{flag}"' not in benchmark_sources()
     }
     assert not unknown
 
 
 def test_the_search_finds_commands() -> None:
-    assert ["setpoint", "bench", "one-batch"] in [words[:3] for words in commands("docs/bench.md", "setpoint")]
+    assert ["setpoint", "bench", "one-batch"] in [
+        words[:3] for words in commands("docs/bench.md", "setpoint")
+    ]
     assert any("--base-url" in words for words in commands("docs/chat.md", "setpoint"))
     assert ["make", "serve"] in list(commands("README.md", "make"))

@@ -1,4 +1,5 @@
-"""What raises for one request ends that request with a 500; the others get their tokens, and every page and slot is accounted for."""
+"""What raises for one request ends that request with a 500; the others get their tokens, and every
+page and slot is accounted for."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def prompts() -> dict[str, list[int]]:
 
 
 def run(harness: Harness, *, num_tokens: int = 9, message: str) -> None:
-    """All requests twice over: the second time the prefixes are cached, those of the failed request too."""
+    """All requests twice over: the second time the prefixes are cached, those of the failed request
+    too."""
     for turn in ("", "again-"):
         for rid, ids in prompts().items():
             harness.submit(turn + rid, ids, max_new_tokens=num_tokens)
@@ -38,7 +40,9 @@ def run(harness: Harness, *, num_tokens: int = 9, message: str) -> None:
             assert outcome.finish is not None, rid
             if rid != "bad":
                 assert outcome.finish.type == "length", (rid, outcome.finish)
-                assert outcome.ids == reference(np.array(ids, np.int32), num_tokens, next_token), rid
+                assert outcome.ids == reference(np.array(ids, np.int32), num_tokens, next_token), (
+                    rid
+                )
             else:
                 assert (outcome.finish.type, outcome.finish.status_code) == ("abort", 500)
                 assert outcome.finish.message is not None
@@ -54,8 +58,12 @@ def is_bad(ids: Ids) -> bool:
 
 @DEPTHS
 @CHUNKS
-def test_an_admission_that_raises(depth: int, chunk: int | None, caplog: pytest.LogCaptureFixture) -> None:
-    harness = Harness(depth=depth, chunked_prefill_size=chunk, next_token=next_token, strict_accounting=True)
+def test_an_admission_that_raises(
+    depth: int, chunk: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = Harness(
+        depth=depth, chunked_prefill_size=chunk, next_token=next_token, strict_accounting=True
+    )
 
     def look_at(admit: Admit) -> None:
         if is_bad(admit.ids):
@@ -63,7 +71,10 @@ def test_an_admission_that_raises(depth: int, chunk: int | None, caplog: pytest.
 
     harness.executor.look_at = look_at
     run(harness, message="admission raised OverflowError")
-    assert any(record.exc_info and "too large for a column" in str(record.exc_info[1]) for record in caplog.records)
+    assert any(
+        record.exc_info and "too large for a column" in str(record.exc_info[1])
+        for record in caplog.records
+    )
 
 
 @DEPTHS
@@ -75,7 +86,9 @@ def test_sampling_that_raises(depth: int, chunk: int | None, outputs: int) -> No
             raise ValueError("cannot be sampled")
         return next_token(history)
 
-    harness = Harness(depth=depth, chunked_prefill_size=chunk, next_token=choose, strict_accounting=True)
+    harness = Harness(
+        depth=depth, chunked_prefill_size=chunk, next_token=choose, strict_accounting=True
+    )
     run(harness, message="sampling raised ValueError")
     assert len(harness.outcomes["bad"].ids) <= outputs
 
@@ -127,7 +140,11 @@ def test_events_that_cannot_be_sent(depth: int, at: int) -> None:
 
     def checked(message: ToFrontend) -> None:
         for event in message.events if isinstance(message, Tokens) else ():
-            if harness._rids[event.seq_id].endswith("bad") and event.num_outputs >= at and event.ids:
+            if (
+                harness._rids[event.seq_id].endswith("bad")
+                and event.num_outputs >= at
+                and event.ids
+            ):
                 raise OverflowError("an integer beyond 64 bits")
         send(message)
 
@@ -160,5 +177,7 @@ def test_a_step_that_fails_as_a_whole_names_its_requests(caplog: pytest.LogCaptu
         harness.submit(rid, [1, 2, 3], max_new_tokens=20)
     with caplog.at_level(logging.ERROR), pytest.raises(MemoryError):
         harness.drain()
-    (message,) = [record.getMessage() for record in caplog.records if "as a whole" in record.getMessage()]
+    (message,) = [
+        record.getMessage() for record in caplog.records if "as a whole" in record.getMessage()
+    ]
     assert message.endswith("one, two\\nforged")

@@ -17,9 +17,15 @@ def pooling(*, normalize: bool = True, lengths: tuple[int, ...] | None = ()) -> 
 
 
 def test_a_vector_is_scaled_to_length_one_after_it_is_cut() -> None:
-    np.testing.assert_allclose(np.linalg.norm(finished_vector(STATE.tobytes(), pooling())), 1, rtol=1e-6)
-    np.testing.assert_allclose(finished_vector(STATE.tobytes(), pooling(), 2), [0.6, -0.8], rtol=1e-6)
-    np.testing.assert_array_equal(finished_vector(STATE.tobytes(), pooling(normalize=False), 3), STATE[:3])
+    np.testing.assert_allclose(
+        np.linalg.norm(finished_vector(STATE.tobytes(), pooling())), 1, rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        finished_vector(STATE.tobytes(), pooling(), 2), [0.6, -0.8], rtol=1e-6
+    )
+    np.testing.assert_array_equal(
+        finished_vector(STATE.tobytes(), pooling(normalize=False), 3), STATE[:3]
+    )
     np.testing.assert_array_equal(finished_vector(bytes(16), pooling()), np.zeros(4, np.float32))
 
 
@@ -30,9 +36,18 @@ def test_large_states_do_not_overflow() -> None:
 
 @pytest.mark.parametrize(
     ("dimensions", "lengths", "words"),
-    [(2, None, "not trained"), (0, (), "1 to 4"), (5, (), "1 to 4"), (-1, (), "1 to 4"), (3, (1, 2), "1, 2"), (0, None, "not trained")],
+    [
+        (2, None, "not trained"),
+        (0, (), "1 to 4"),
+        (5, (), "1 to 4"),
+        (-1, (), "1 to 4"),
+        (3, (1, 2), "1, 2"),
+        (0, None, "not trained"),
+    ],
 )
-def test_lengths_that_make_no_sense_are_refused(dimensions: int, lengths: tuple[int, ...] | None, words: str) -> None:
+def test_lengths_that_make_no_sense_are_refused(
+    dimensions: int, lengths: tuple[int, ...] | None, words: str
+) -> None:
     with pytest.raises(RequestError, match=words):
         check_dimensions(dimensions, pooling(lengths=lengths))
 

@@ -1,4 +1,5 @@
-"""The link to the engine: both ends, in any order of start, with nothing lost and nothing malformed let through."""
+"""The link to the engine: both ends, in any order of start, with nothing lost and nothing malformed
+let through."""
 
 from __future__ import annotations
 
@@ -10,7 +11,19 @@ from collections.abc import Iterator
 import pytest
 
 from setpoint.core.errors import RequestError
-from setpoint.core.messages import Abort, Finish, Ready, Shutdown, Stop, Submit, ToFrontend, TokenEvent, Tokens, decode_to_frontend, encode
+from setpoint.core.messages import (
+    Abort,
+    Finish,
+    Ready,
+    Shutdown,
+    Stop,
+    Submit,
+    ToFrontend,
+    TokenEvent,
+    Tokens,
+    decode_to_frontend,
+    encode,
+)
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.ipc.client import EngineClient, EngineState, Mailbox
@@ -58,13 +71,19 @@ def test_requests_go_out_and_tokens_come_back_in_order(ends: Ends) -> None:
             assert isinstance(received[0], Submit)
             assert received[0].request.prompt().tolist() == list(range(100_000))
             for token in range(500):
-                engine.send(Tokens([TokenEvent(0, [token]), TokenEvent(1, [token]), TokenEvent(2, [1])]))
-            engine.send(Tokens([TokenEvent(seq_id, [], Finish("length", length=500)) for seq_id in (0, 1)]))
+                engine.send(
+                    Tokens([TokenEvent(0, [token]), TokenEvent(1, [token]), TokenEvent(2, [1])])
+                )
+            engine.send(
+                Tokens([TokenEvent(seq_id, [], Finish("length", length=500)) for seq_id in (0, 1)])
+            )
             seen: dict[int, list[int]] = {0: [], 1: []}
             num_finished = wake_ups = 0
             while num_finished < 2:
                 wake_ups += 1
-                assert engine.receive() == []  # an engine looks every step, and sends what the kernel had no room for
+                assert (
+                    engine.receive() == []
+                )  # an engine looks every step, and sends what the kernel had no room for
                 for index, event in await asyncio.wait_for(mailbox.take(), 5):
                     seen[index] += event.ids
                     num_finished += event.finish is not None
@@ -77,8 +96,14 @@ def test_requests_go_out_and_tokens_come_back_in_order(ends: Ends) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("late", [TokenEvent(0, [13]), TokenEvent(0, [13], Finish("length", length=9))], ids=["tokens", "the end"])
-def test_late_events_of_a_stopped_request_do_not_reach_the_next_one_with_its_rid(ends: Ends, late: TokenEvent) -> None:
+@pytest.mark.parametrize(
+    "late",
+    [TokenEvent(0, [13]), TokenEvent(0, [13], Finish("length", length=9))],
+    ids=["tokens", "the end"],
+)
+def test_late_events_of_a_stopped_request_do_not_reach_the_next_one_with_its_rid(
+    ends: Ends, late: TokenEvent
+) -> None:
     link, engine = ends
 
     async def scenario() -> None:
@@ -111,14 +136,19 @@ def test_an_abort_reaches_the_open_requests_whose_rid_begins_with_it(ends: Ends)
         client.start()
         engine.send(Ready({}))
         assert await client.wait_ready(timeout_s=5)
-        gone, *numbers = (client.submit(request(rid), Mailbox()) for rid in ("job-0", "job-1", "job-2", "other"))
+        gone, *numbers = (
+            client.submit(request(rid), Mailbox()) for rid in ("job-0", "job-1", "job-2", "other")
+        )
         client.stop(gone)
         client.abort("job-")
         client.abort("jobs")
         client.abort("")
         client.abort(abort_all=True)
         messages = receive_some(engine)
-        assert [message.seq_ids for message in messages if isinstance(message, Abort)] == [numbers[:2], numbers]
+        assert [message.seq_ids for message in messages if isinstance(message, Abort)] == [
+            numbers[:2],
+            numbers,
+        ]
         client.close()
 
     asyncio.run(scenario())
@@ -145,7 +175,9 @@ def test_an_engine_that_starts_first_or_late_misses_nothing(ends: Ends) -> None:
     asyncio.run(scenario())
 
 
-def test_receive_waits_as_long_as_asked_and_drops_what_is_malformed(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
+def test_receive_waits_as_long_as_asked_and_drops_what_is_malformed(
+    ends: Ends, caplog: pytest.LogCaptureFixture
+) -> None:
     link, engine = ends
     assert engine.receive() == []
     started = time.monotonic()
@@ -162,7 +194,8 @@ def test_receive_waits_as_long_as_asked_and_drops_what_is_malformed(ends: Ends, 
 
 
 def test_neither_end_waits_for_the_other(ends: Ends) -> None:
-    """Far more than the kernel buffers, both ways, while nobody reads; then every byte is there, in order."""
+    """Far more than the kernel buffers, both ways, while nobody reads; then every byte is there, in
+    order."""
     link, engine = ends
     events = [Tokens([TokenEvent(0, list(range(token, token + 1000)))]) for token in range(500)]
     received: list[ToFrontend] = []
@@ -178,7 +211,9 @@ def test_neither_end_waits_for_the_other(ends: Ends) -> None:
             while len(submitted) < 20 or len(received) < 500:
                 submitted += engine.receive()
                 await asyncio.sleep(0)
-        assert [message.request.rid for message in submitted if isinstance(message, Submit)] == [f"{number}" for number in range(20)]
+        assert [message.request.rid for message in submitted if isinstance(message, Submit)] == [
+            f"{number}" for number in range(20)
+        ]
         assert received == events
 
     asyncio.run(scenario())
@@ -202,7 +237,10 @@ def test_a_frontend_that_is_gone_means_shutdown(ends: Ends) -> None:
     link, engine = ends
     link.send(encode(Submit(0, request("a"))))
     link.close()
-    assert [type(message) for message in [*engine.receive(5), *engine.receive(5)]] == [Submit, Shutdown]
+    assert [type(message) for message in [*engine.receive(5), *engine.receive(5)]] == [
+        Submit,
+        Shutdown,
+    ]
     engine.send(Ready({}))  # nobody to read it
 
 

@@ -35,19 +35,40 @@ def test_each_piece_shows_its_own_ids_and_only_the_last_one_the_end(tmp_path: Pa
         client = EngineClient(link)
         client.start()
         link.receive(encode(Ready({})))
-        requests = [Request(rid=rid, prompt_ids=pack_ids([1]), sampling=SamplingParams()) for rid in "ab"]
+        requests = [
+            Request(rid=rid, prompt_ids=pack_ids([1]), sampling=SamplingParams()) for rid in "ab"
+        ]
         with Job(client, tokenizer, requests, on_finish=lambda output: None) as job:
             # One message per step, all here before the reader wakes up.
-            link.receive(encode(Tokens([TokenEvent(0, [65], num_outputs=1), TokenEvent(1, [75], num_outputs=1)])))
+            link.receive(
+                encode(
+                    Tokens([TokenEvent(0, [65], num_outputs=1), TokenEvent(1, [75], num_outputs=1)])
+                )
+            )
             link.receive(encode(Tokens([TokenEvent(0, [66], num_outputs=2)])))
             last = TokenEvent(0, [67], Finish("length"), num_outputs=3)
-            link.receive(encode(Tokens([last, TokenEvent(1, [76], Finish("length"), num_outputs=2)])))
+            link.receive(
+                encode(Tokens([last, TokenEvent(1, [76], Finish("length"), num_outputs=2)]))
+            )
             return [
-                (piece.output.index, piece.text, piece.ids, piece.output.num_outputs, piece.output.finish is not None)
+                (
+                    piece.output.index,
+                    piece.text,
+                    piece.ids,
+                    piece.output.num_outputs,
+                    piece.output.finish is not None,
+                )
                 async for pieces in job.pieces()
                 for piece in pieces
             ]
 
     pieces = asyncio.run(scenario())
-    assert [piece[1:] for piece in pieces if piece[0] == 0] == [("A", [65], 1, False), ("B", [66], 2, False), ("C", [67], 3, True)]
-    assert [piece[1:] for piece in pieces if piece[0] == 1] == [("K", [75], 1, False), ("L", [76], 2, True)]
+    assert [piece[1:] for piece in pieces if piece[0] == 0] == [
+        ("A", [65], 1, False),
+        ("B", [66], 2, False),
+        ("C", [67], 3, True),
+    ]
+    assert [piece[1:] for piece in pieces if piece[0] == 1] == [
+        ("K", [75], 1, False),
+        ("L", [76], 2, True),
+    ]

@@ -1,4 +1,5 @@
-"""Binding, and the application under a real uvicorn: bytes on a TCP connection, and connections that close."""
+"""Binding, and the application under a real uvicorn: bytes on a TCP connection, and connections
+that close."""
 
 from __future__ import annotations
 
@@ -37,7 +38,12 @@ def test_a_taken_port_is_one_clear_error() -> None:
 def test_a_closed_connection_frees_the_sequence(stream: bool) -> None:
     engine = FakeEngine(script=lambda request: [120], step_s=0.002, context_len=100_000)
     config = FrontendConfig(
-        model_path="m", served_model_name="m", tokenizer_path="m", context_len=100_000, max_req_input_len=90_000, vocab_size=VOCAB_SIZE
+        model_path="m",
+        served_model_name="m",
+        tokenizer_path="m",
+        context_len=100_000,
+        max_req_input_len=90_000,
+        vocab_size=VOCAB_SIZE,
     )
     service = Service(config, EngineClient(engine), TextProcessor(Tokenizer(make_byte_tokenizer())))
 
@@ -48,13 +54,20 @@ def test_a_closed_connection_frees_the_sequence(stream: bool) -> None:
         while not server.started:
             await asyncio.sleep(0.01)
         reader, writer = await asyncio.open_connection(*sock.getsockname())
-        body = json.dumps({"text": "a", "stream": stream, "sampling_params": {"max_new_tokens": 50_000}}).encode()
-        head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        body = json.dumps(
+            {"text": "a", "stream": stream, "sampling_params": {"max_new_tokens": 50_000}}
+        ).encode()
+        head = (
+            "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type:"
+            f" application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
         writer.write(head.encode() + body)
         while not engine.running:
             await asyncio.sleep(0.01)
         if stream:
-            assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).startswith(b"HTTP/1.1 200 OK")
+            assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).startswith(
+                b"HTTP/1.1 200 OK"
+            )
         writer.close()
         await writer.wait_closed()
         for _ in range(200):
@@ -71,10 +84,16 @@ def test_a_closed_connection_frees_the_sequence(stream: bool) -> None:
 
 
 def test_an_end_in_the_middle_of_requests_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """A half-sent head, a half-sent body, and a stream that goes on for longer than the drain: none of them logs an error."""
+    """A half-sent head, a half-sent body, and a stream that goes on for longer than the drain: none
+    of them logs an error."""
     engine = FakeEngine(script=lambda request: [120], step_s=0.01, context_len=100_000)
     config = FrontendConfig(
-        model_path="m", served_model_name="m", tokenizer_path="m", context_len=100_000, max_req_input_len=90_000, vocab_size=VOCAB_SIZE
+        model_path="m",
+        served_model_name="m",
+        tokenizer_path="m",
+        context_len=100_000,
+        max_req_input_len=90_000,
+        vocab_size=VOCAB_SIZE,
     )
     service = Service(config, EngineClient(engine), TextProcessor(Tokenizer(make_byte_tokenizer())))
 
@@ -85,8 +104,13 @@ def test_an_end_in_the_middle_of_requests_is_quiet(caplog: pytest.LogCaptureFixt
         while not server.started:
             await asyncio.sleep(0.01)
         address = sock.getsockname()
-        body = json.dumps({"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 50_000}}).encode()
-        head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        body = json.dumps(
+            {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 50_000}}
+        ).encode()
+        head = (
+            "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type:"
+            f" application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        )
         writers = []
         for sent in (head[:30], head + body[:10], head + body):
             _, writer = await asyncio.open_connection(*address)
@@ -101,4 +125,8 @@ def test_an_end_in_the_middle_of_requests_is_quiet(caplog: pytest.LogCaptureFixt
             writer.close()
 
     asyncio.run(scenario(bind_socket("127.0.0.1", 0)))
-    assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL") or record.exc_info]
+    assert not [
+        record
+        for record in caplog.records
+        if record.levelname in ("ERROR", "CRITICAL") or record.exc_info
+    ]

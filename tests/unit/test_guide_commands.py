@@ -25,10 +25,15 @@ GPU = Hardware(device="cuda", num_cores=16, available_bytes=100 * GIB, gpu_bytes
 
 
 def decisions_of(options: Options, given: Set[str] = frozenset()) -> dict[str, Decision]:
-    return {decision.field: decision for decision in resolve(options, CPU, tiny_spec(context_len=8192), given=given).decisions}
+    return {
+        decision.field: decision
+        for decision in resolve(options, CPU, tiny_spec(context_len=8192), given=given).decisions
+    }
 
 
-@pytest.mark.parametrize("command", GUIDE_COMMANDS, ids=lambda command: f"{command.guide}: {' '.join(command.argv())}")
+@pytest.mark.parametrize(
+    "command", GUIDE_COMMANDS, ids=lambda command: f"{command.guide}: {' '.join(command.argv())}"
+)
 def test_a_command_of_the_guides_starts_or_says_why_not(command: GuideCommand) -> None:
     if command.refused:
         with pytest.raises(ConfigError) as caught:
@@ -37,19 +42,29 @@ def test_a_command_of_the_guides_starts_or_says_why_not(command: GuideCommand) -
         assert "\n" not in str(caught.value)
         return
     line = parse(SERVE, command.argv())
-    warnings = {name: decision.why for name, decision in decisions_of(line.options, line.given).items() if decision.warn}
+    warnings = {
+        name: decision.why
+        for name, decision in decisions_of(line.options, line.given).items()
+        if decision.warn
+    }
     assert warnings.keys() == set(command.without_effect)
     assert all(why.startswith("given, without effect: ") for why in warnings.values())
 
 
 def test_trust_remote_code_which_every_model_card_has_is_accepted() -> None:
     line = parse(SERVE, ["--model-path", "m", "--trust-remote-code", "--tp", "1"])
-    assert [str(decision) for decision in decisions_of(line.options, line.given).values() if decision.warn] == [
-        "trust_remote_code=True (given, without effect: Setpoint never runs such code)"
-    ]
+    assert [
+        str(decision)
+        for decision in decisions_of(line.options, line.given).values()
+        if decision.warn
+    ] == ["trust_remote_code=True (given, without effect: Setpoint never runs such code)"]
 
 
-@pytest.mark.parametrize("field", [field for field in OPTION_FIELDS if field.about.no_effect], ids=lambda field: field.name)
+@pytest.mark.parametrize(
+    "field",
+    [field for field in OPTION_FIELDS if field.about.no_effect],
+    ids=lambda field: field.name,
+)
 def test_what_changes_nothing_is_said_to_whoever_asks_for_it(field: Field[Option]) -> None:
     assert decisions_of(Options())[field.name].why == "default"
     value = True if field.kind is bool else 512

@@ -1,4 +1,5 @@
-"""Bodies are counted before they are decoded: what would take long is refused, prompts of any kind are not."""
+"""Bodies are counted before they are decoded: what would take long is refused, prompts of any kind
+are not."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def test_too_many_parts(body: bytes) -> None:
 def test_too_many_exponents() -> None:
     """Each takes the decoder up to 20 us."""
     number = b"1.7976931348623157e308,"
-    assert excess(b'{"a": [' + number * (MAX_EXPONENTS + 1) + b"1]}") == f"has more than {MAX_EXPONENTS} numbers with an exponent"
+    assert (
+        excess(b'{"a": [' + number * (MAX_EXPONENTS + 1) + b"1]}")
+        == f"has more than {MAX_EXPONENTS} numbers with an exponent"
+    )
     assert excess(b'{"a": [' + number.upper() * (MAX_EXPONENTS + 1) + b"1]}") is not None
     assert excess(b'{"a": [' + number * MAX_EXPONENTS + b"true, false, " * 5000 + b"1]}") is None
 
@@ -43,7 +47,10 @@ def test_too_many_exponents() -> None:
 def test_too_deep() -> None:
     nested = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
     assert excess(nested) is None
-    assert excess(b"[" + nested + b"]") == f"has more than {MAX_DEPTH} lists and objects inside each other"
+    assert (
+        excess(b"[" + nested + b"]")
+        == f"has more than {MAX_DEPTH} lists and objects inside each other"
+    )
     assert excess(b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1)) is not None
     assert excess(b"[" * 1_000_000) is not None
     assert excess(b"[" + b"[[],[]]," * 1000 + b"1]") is None, "broad is not deep"
@@ -69,13 +76,30 @@ def test_what_a_prompt_holds_does_not_count(text: str) -> None:
 
 def test_lists_of_prompts() -> None:
     assert excess(msgspec.json.encode({"input_ids": [[1, 2, 3]] * 4096})) is None
-    assert excess(msgspec.json.encode({"prompt": ["x" * 100] * 4096, "return_logprob": [True] * 4096})) is None
-    assert excess(msgspec.json.encode({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}] * 10_000})) is None
+    assert (
+        excess(msgspec.json.encode({"prompt": ["x" * 100] * 4096, "return_logprob": [True] * 4096}))
+        is None
+    )
+    assert (
+        excess(
+            msgspec.json.encode(
+                {
+                    "messages": (
+                        [{"role": "user", "content": [{"type": "text", "text": "x"}]}] * 10_000
+                    )
+                }
+            )
+        )
+        is None
+    )
 
 
 values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='a"\\[]{}e.,:', max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(alphabet='a"\\[{e', max_size=4), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(alphabet='a"\\[{e', max_size=4), inner, max_size=4)
+    ),
     max_leaves=30,
 )
 
@@ -89,7 +113,13 @@ def parts(value: Any) -> int:
 
 
 def depth(value: Any) -> int:
-    inner = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else None
+    inner = (
+        value
+        if isinstance(value, list)
+        else list(value.values())
+        if isinstance(value, dict)
+        else None
+    )
     return 0 if inner is None else 1 + max(map(depth, inner), default=0)
 
 

@@ -1,4 +1,5 @@
-"""Host memory: huge pages asked for, nothing shared, given back, refused clearly; pages found before they are written."""
+"""Host memory: huge pages asked for, nothing shared, given back, refused clearly; pages found
+before they are written."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ import pytest
 import torch
 
 from setpoint.engine.kernels import memory
-from setpoint.engine.kernels.memory import HUGE_PAGE, PIECE, in_huge_pages, populate, why_small_pages
+from setpoint.engine.kernels.memory import (
+    HUGE_PAGE,
+    PIECE,
+    in_huge_pages,
+    populate,
+    why_small_pages,
+)
 
 
 def flags_at(address: int) -> set[str]:
@@ -37,7 +44,11 @@ def test_a_large_tensor_begins_with_a_huge_page() -> None:
 
 
 def test_tensors_lie_side_by_side_and_do_not_overlap() -> None:
-    tensors = [in_huge_pages((rows, 7), dtype) for rows in (1, 3, 1000) for dtype in (torch.uint8, torch.bfloat16, torch.float32)]
+    tensors = [
+        in_huge_pages((rows, 7), dtype)
+        for rows in (1, 3, 1000)
+        for dtype in (torch.uint8, torch.bfloat16, torch.float32)
+    ]
     for number, tensor in enumerate(tensors):
         tensor.fill_(number)
     for number, tensor in enumerate(tensors):
@@ -67,9 +78,16 @@ def test_too_much_is_an_error_that_names_the_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("switch", "reason"), [("always [madvise] never", ""), ("[always] madvise never", ""), ("always madvise [never]", "switched off")]
+    ("switch", "reason"),
+    [
+        ("always [madvise] never", ""),
+        ("[always] madvise never", ""),
+        ("always madvise [never]", "switched off"),
+    ],
 )
-def test_a_system_that_gives_none_is_told(switch: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_gives_none_is_told(
+    switch: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory, "SWITCH", tmp_path / "enabled")
     assert "no transparent huge pages" in why_small_pages()
     (tmp_path / "enabled").write_text(switch + "\n")

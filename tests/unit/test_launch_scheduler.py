@@ -22,13 +22,20 @@ SPEC = tiny_spec(vocab_size=300, num_parameters=100_000, eos_token_ids=(2,))
 
 def settled(environ: dict[str, str] | None = None, **options: Any) -> SchedulerConfig:
     hardware = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
-    config = resolve(Options(random_seed=7, **options), hardware, SPEC, env=read_environment(environ or {}))
+    config = resolve(
+        Options(random_seed=7, **options), hardware, SPEC, env=read_environment(environ or {})
+    )
     return scheduler_config(config, resolve_pool(config, 10_000), SPEC)
 
 
 def test_defaults_change_nothing() -> None:
     config = settled()
-    assert (config.policy, config.seed, config.priority, config.refuse_priority) == ("fcfs", 7, None, False)
+    assert (config.policy, config.seed, config.priority, config.refuse_priority) == (
+        "fcfs",
+        7,
+        None,
+        False,
+    )
     assert (config.cadence, config.delay) == (CadenceConfig(decode_after_piece=1), DelayConfig())
     assert (config.waiting_timeout_s, config.running_timeout_s) == (None, None)
 
@@ -47,7 +54,9 @@ def test_defaults_change_nothing() -> None:
                 "priority_scheduling_preemption_threshold": 3,
                 "retraction_policy": "priority",
             },
-            PriorityConfig(default=-4, low_first=True, preempt=False, threshold=3, retract_first=True),
+            PriorityConfig(
+                default=-4, low_first=True, preempt=False, threshold=3, retract_first=True
+            ),
         ),
         ({"default_priority_value": 3}, None),
     ],
@@ -72,8 +81,17 @@ def test_turns_and_delays() -> None:
         abort_on_priority_when_disabled=True,
         schedule_policy="routing-key",
     )
-    assert config.cadence == CadenceConfig(prefill_decode_interval=4, min_decoding=2, continuous_decode_steps=3)
-    assert config.delay == DelayConfig(enabled=True, low_usage=0.2, queue_ratio=0.5, min_free_slots=3, max_passes=9, max_delay_s=0.25)
+    assert config.cadence == CadenceConfig(
+        prefill_decode_interval=4, min_decoding=2, continuous_decode_steps=3
+    )
+    assert config.delay == DelayConfig(
+        enabled=True,
+        low_usage=0.2,
+        queue_ratio=0.5,
+        min_free_slots=3,
+        max_passes=9,
+        max_delay_s=0.25,
+    )
     assert (config.policy, config.refuse_priority) == ("routing-key", True)
 
 
@@ -87,10 +105,14 @@ def test_turns_and_delays() -> None:
     ],
 )
 def test_two_streams_beside_a_prompt_of_eight_chunks(options: dict[str, Any], steps: str) -> None:
-    """By default on a CPU both have a token after every chunk: prompt, decode and mixed steps from the moment when the prompt comes."""
+    """By default on a CPU both have a token after every chunk: prompt, decode and mixed steps from
+    the moment when the prompt comes."""
     config = settled(chunked_prefill_size=64, **options)
     harness = Harness(
-        num_pages=1000, chunked_prefill_size=config.chunked_prefill_size, cadence=config.cadence, mixed_chunk=config.mixed_chunk
+        num_pages=1000,
+        chunked_prefill_size=config.chunked_prefill_size,
+        cadence=config.cadence,
+        mixed_chunk=config.mixed_chunk,
     )
     for number in range(2):
         harness.submit(f"stream{number}", [number, 1, 2], max_new_tokens=64)
@@ -99,7 +121,13 @@ def test_two_streams_beside_a_prompt_of_eight_chunks(options: dict[str, Any], st
     harness.recorder.steps.clear()
     harness.turn(len(steps))
     kinds = {(True, False): "P", (False, True): "D", (True, True): "M"}
-    assert "".join(kinds[stats.num_prefill_rows > 0, stats.num_decode_rows > 0] for stats in harness.recorder.steps) == steps
+    assert (
+        "".join(
+            kinds[stats.num_prefill_rows > 0, stats.num_decode_rows > 0]
+            for stats in harness.recorder.steps
+        )
+        == steps
+    )
     harness.drain()
 
 

@@ -1,4 +1,5 @@
-"""What a start says and checks before there is an engine: the invitation, news for whoever waits, what can be known early."""
+"""What a start says and checks before there is an engine: the invitation, news for whoever waits,
+what can be known early."""
 
 from __future__ import annotations
 
@@ -34,8 +35,12 @@ def test_the_address_is_one_that_works_here(host: str, url: str) -> None:
 
 @pytest.mark.parametrize("has_key", [False, True])
 @pytest.mark.parametrize("is_embedding", [False, True])
-def test_the_invitation_is_python_and_a_command_on_lines_of_their_own(has_key: bool, is_embedding: bool) -> None:
-    first, ready, second, shell, third, *python = invitation("http://h:1", has_key=has_key, is_embedding=is_embedding).splitlines()
+def test_the_invitation_is_python_and_a_command_on_lines_of_their_own(
+    has_key: bool, is_embedding: bool
+) -> None:
+    first, ready, second, shell, third, *python = invitation(
+        "http://h:1", has_key=has_key, is_embedding=is_embedding
+    ).splitlines()
     assert (first, ready, second, third) == ("", "Ready: http://h:1", "", "")
     assert shell.startswith("curl http://h:1/v1/")
     assert ("$API_KEY" in shell) == has_key
@@ -45,7 +50,9 @@ def test_the_invitation_is_python_and_a_command_on_lines_of_their_own(has_key: b
 
 def test_the_readme_shows_what_a_start_prints() -> None:
     text = README.read_text(encoding="utf-8")
-    _, _, _, shell, _, *python = invitation("http://127.0.0.1:30000", has_key=False, is_embedding=False).splitlines()
+    _, _, _, shell, _, *python = invitation(
+        "http://127.0.0.1:30000", has_key=False, is_embedding=False
+    ).splitlines()
     assert f"```sh\n{shell}\n```" in text
     assert "```python\n" + "\n".join(python) + "\n```" in text
 
@@ -53,7 +60,9 @@ def test_the_readme_shows_what_a_start_prints() -> None:
 def test_whoever_waits_is_told_what_for() -> None:
     shown: list[str] = []
     cleared: list[int] = []
-    waiting = Waiting("Loading m", Display(shown.append, 0.01, lambda: cleared.append(len(shown))), first_s=0.0)
+    waiting = Waiting(
+        "Loading m", Display(shown.append, 0.01, lambda: cleared.append(len(shown))), first_s=0.0
+    )
     with reported_to(waiting.doing):
         report("compiling, 3 of 9 files")
     deadline = time.monotonic() + 10
@@ -66,7 +75,9 @@ def test_whoever_waits_is_told_what_for() -> None:
     report("nobody listens any more")
 
 
-def test_on_a_terminal_it_is_one_line_however_narrow_that_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_a_terminal_it_is_one_line_however_narrow_that_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "30")
     display = on_stderr()
@@ -84,9 +95,17 @@ def test_what_is_quick_is_not_spoken_of() -> None:
     assert shown == []
 
 
-def test_a_gpu_is_missed_before_anything_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gpu_is_missed_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ConfigError, match="--device cuda was asked for, but CUDA_VISIBLE_DEVICES hides every GPU; use --device cpu"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            "--device cuda was asked for, but CUDA_VISIBLE_DEVICES hides every GPU; use"
+            " --device cpu"
+        ),
+    ):
         preflight(Options(device="cuda"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert hardware.why_no_cuda(tmp_path) == "no NVIDIA GPU or driver is found here"

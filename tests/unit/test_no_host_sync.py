@@ -1,7 +1,9 @@
-"""On a device that is not the host, a step reads nothing back before its result is taken, and copies nothing to it that waits.
+"""On a device that is not the host, a step reads nothing back before its result is taken, and
+copies nothing to it that waits.
 
-No GPU is needed: torch's meta device has shapes and no values, so that whatever reads a value raises. The runner takes the same path
-on it as on a GPU, whose preferences the registries lend it here.
+No GPU is needed: torch's meta device has shapes and no values, so that whatever reads a value
+raises. The runner takes the same path on it as on a GPU, whose preferences the registries lend it
+here.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ PAGE, PAGES = 4, 16
 VOCAB = 4096
 """More than the sampler's head, so that its shortcut would be worth taking."""
 ALLOWED = {"copy to the device that waits": 0, "devices mixed": 0, "copy to the host": 0}
-ONE_OF_A_KIND = {(golden.config["model_type"], bool(golden.config.get("sliding_window"))): golden for golden in GOLDENS}
+ONE_OF_A_KIND = {
+    (golden.config["model_type"], bool(golden.config.get("sliding_window"))): golden
+    for golden in GOLDENS
+}
 """The last golden model of each family, with and without windows."""
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0),
@@ -41,7 +46,9 @@ SAMPLINGS = {
     "top-k": SamplingParams(top_k=5),
     "top-p": SamplingParams(top_p=0.9),
     "min-p": SamplingParams(min_p=0.1, top_p=0.9, top_k=40),
-    "penalties": SamplingParams(frequency_penalty=0.5, presence_penalty=0.5, repetition_penalty=1.2),
+    "penalties": SamplingParams(
+        frequency_penalty=0.5, presence_penalty=0.5, repetition_penalty=1.2
+    ),
     "minimum length": SamplingParams(min_new_tokens=4, stop_token_ids=(5,), temperature=0.0),
     "bias": SamplingParams(logit_bias=((3, 1.5), (7, -2.0))),
 }
@@ -61,9 +68,16 @@ class Waits(TorchDispatchMode):
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if len({tensor.device.type for tensor in given if tensor.dim()}) > 1:
             self.counts["devices mixed"] += 1
-        elif len(given) == 1 and isinstance(result, torch.Tensor) and result.device.type != given[0].device.type:
+        elif (
+            len(given) == 1
+            and isinstance(result, torch.Tensor)
+            and result.device.type != given[0].device.type
+        ):
             self.num_copies += 1
-            named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+            named = {
+                argument.name: value
+                for argument, value in zip(func._schema.arguments, args, strict=False)
+            } | kwargs
             if result.device.type == "cpu":
                 self.counts["copy to the host"] += 1
             elif not (named.get("non_blocking") and given[0].data_ptr() in PINNED):
@@ -106,19 +120,37 @@ class Remote:
 
 def remote_of(config: dict[str, Any], folder: Path, device: torch.device) -> tuple[Remote, Driver]:
     write_tiny(folder, {**config, "vocab_size": VOCAB})
-    runner = build_runner(EngineConfig(str(folder), read_spec(folder), device=device.type, page_size=PAGE, load_format="dummy"))
+    runner = build_runner(
+        EngineConfig(
+            str(folder), read_spec(folder), device=device.type, page_size=PAGE, load_format="dummy"
+        )
+    )
     runner.allocate(num_pages=20 * PAGES, max_slots=20, context_len=PAGE * PAGES)
     remote = Remote(runner)
     return remote, Driver(remote, PAGE, PAGES)  # type: ignore[arg-type]
 
 
 def run_everything(remote: Remote, driver: Driver) -> None:
-    """Whole prompts and chunks, shared pages, a larger slot table, decode rows, every kind of sampling, logprobs, masks, pooling."""
+    """Whole prompts and chunks, shared pages, a larger slot table, decode rows, every kind of
+    sampling, logprobs, masks, pooling."""
     prompts = {slot: [7] * (3 + 5 * slot) for slot in range(len(SAMPLINGS))}
     plan = driver.plan()
     for slot, sampling in enumerate(SAMPLINGS.values()):
-        more = {"stop_ids": sampling.stop_token_ids, "return_logprob": slot % 2 == 0, "top_logprobs_num": slot, "token_ids_logprob": (3, 4)}
-        driver.admit(plan, slot, prompts[slot], sampling=sampling, seed=slot, logprob_start=1 if slot == 2 else -1, **more)
+        more = {
+            "stop_ids": sampling.stop_token_ids,
+            "return_logprob": slot % 2 == 0,
+            "top_logprobs_num": slot,
+            "token_ids_logprob": (3, 4),
+        }
+        driver.admit(
+            plan,
+            slot,
+            prompts[slot],
+            sampling=sampling,
+            seed=slot,
+            logprob_start=1 if slot == 2 else -1,
+            **more,
+        )
         plan.add_row(slot, slot, 0, len(prompts[slot]), True)
     driver.admit(plan, 18, [9] * 30, share=(7, 2))
     plan.add_row(18, 18, 8, 6, False)
@@ -129,7 +161,11 @@ def run_everything(remote: Remote, driver: Driver) -> None:
         plan = driver.plan()
         for slot in prompts:
             plan.add_row(slot, slot, OWN_LENGTH, 1, True)
-        masks = TokenMasks(np.array([1, 3], np.int32), np.full((2, VOCAB // 32), 5, np.int32)) if number == 1 else None
+        masks = (
+            TokenMasks(np.array([1, 3], np.int32), np.full((2, VOCAB // 32), 5, np.int32))
+            if number == 1
+            else None
+        )
         remote.step(plan.build(), masks)
 
 

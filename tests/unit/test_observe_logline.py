@@ -1,4 +1,5 @@
-"""Log lines: one for each decision of the scheduler, with the reason; and nobody else can write one."""
+"""Log lines: one for each decision of the scheduler, with the reason; and nobody else can write
+one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def root_logger() -> Iterator[logging.Logger]:
     root.handlers[:], root.level = handlers, level
 
 
-def test_what_happens_to_requests_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_happens_to_requests_is_logged_with_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     lines = LogLines(decode_log_interval=40, device="cpu", started_at=0.0)
     with caplog.at_level(logging.INFO):
         lines.on_retraction(Retraction(2, 31, 0.25, 0.5))
@@ -34,15 +37,26 @@ def test_what_happens_to_requests_is_logged_with_its_reason(caplog: pytest.LogCa
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         (
             "WARNING",
-            "KV cache pool is full. Retract requests. #retracted_reqs: 2, #new_tokens_gained: 31, #new_token_ratio: 0.2500 -> 0.5000",
+            (
+                "KV cache pool is full. Retract requests. #retracted_reqs: 2, #new_tokens_gained:"
+                " 31, #new_token_ratio: 0.2500 -> 0.5000"
+            ),
         ),
-        ("INFO", "Priority preemption. #preempted_reqs: 2, #new_tokens_gained: 12, for request u; back in the queue: a, b"),
+        (
+            "INFO",
+            (
+                "Priority preemption. #preempted_reqs: 2, #new_tokens_gained: 12, for request u;"
+                " back in the queue: a, b"
+            ),
+        ),
         ("WARNING", "Request r was answered 503: Request waiting timeout reached."),
         ("WARNING", "Fallback: lpm acts as fcfs (there is no prefix cache)"),
     ]
 
 
-def test_a_clients_string_does_not_write_a_line_of_its_own(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_clients_string_does_not_write_a_line_of_its_own(
+    root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Red before: on_clip and on_unservable wrote a second line that looked like the server's."""
     setup_logging("info")
     lines = LogLines(decode_log_interval=40, device="cpu", started_at=0.0)
@@ -51,14 +65,21 @@ def test_a_clients_string_does_not_write_a_line_of_its_own(root_logger: logging.
     lines.on_dropped(FORGED * 10_000, "Request waiting timeout reached.")
     lines.on_preemption(Preemption(FORGED, (FORGED, FORGED), 12))
     logging.getLogger("anybody").warning("who forgets: %s", FORGED)
-    logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "GET", "/" + "y" * 100_000, "1.1", 404)
+    logging.getLogger("uvicorn.access").info(
+        '%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "GET", "/" + "y" * 100_000, "1.1", 404
+    )
     written = capsys.readouterr().err.splitlines()
     assert len(written) == 6
-    assert all(re.match(r"\[[-\d]+ [:\d]+\] \S", line) and line.isprintable() and len(line) < 1200 for line in written), written
+    assert all(
+        re.match(r"\[[-\d]+ [:\d]+\] \S", line) and line.isprintable() and len(line) < 1200
+        for line in written
+    ), written
     assert r"Request x\n[2026-01-01 00:00:00] ERROR" in written[0]
 
 
-def test_a_traceback_is_indented(root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_traceback_is_indented(
+    root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
     setup_logging("info")
     try:
         raise ValueError(FORGED)
@@ -78,7 +99,9 @@ def test_what_is_shown_of_a_string() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("graph", [True, False])
-def test_a_line_says_whether_its_step_was_replayed(device: str, graph: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_says_whether_its_step_was_replayed(
+    device: str, graph: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     lines = LogLines(decode_log_interval=1, device=device, started_at=0.0)
     pool = PoolStats(total=100, free=60, evictable=0, locked=30, held=10)
     with caplog.at_level(logging.INFO):
@@ -90,4 +113,7 @@ def test_a_line_says_whether_its_step_was_replayed(device: str, graph: bool, cap
                     new_token_ratio=0.5, graph=graph,
                 )
             )  # fmt: skip
-    assert [f", {device} graph: {graph}, " in record.getMessage() for record in caplog.records] == [True, True]
+    assert [f", {device} graph: {graph}, " in record.getMessage() for record in caplog.records] == [
+        True,
+        True,
+    ]

@@ -1,4 +1,5 @@
-"""The comparison with peers: how they are started, and that whatever goes wrong with one is a row with the reason."""
+"""The comparison with peers: how they are started, and that whatever goes wrong with one is a row
+with the reason."""
 
 from __future__ import annotations
 
@@ -58,12 +59,20 @@ def fake(name: str, how: str) -> Entrant:
     def start() -> Contender:
         port = free_port()
         command = [sys.executable, "-c", SERVER, str(port), how]
-        return HttpServer(name, command, port=port, environment={}, start_timeout_s=1.0 if how == "loads for ever" else 60.0)
+        return HttpServer(
+            name,
+            command,
+            port=port,
+            environment={},
+            start_timeout_s=1.0 if how == "loads for ever" else 60.0,
+        )
 
     return Entrant(name, "bf16", start)
 
 
-def run_all(*rivals: Entrant, reps: int = 1, workloads: tuple[Workload, ...] = (W1, W2)) -> tuple[Run, str]:
+def run_all(
+    *rivals: Entrant, reps: int = 1, workloads: tuple[Workload, ...] = (W1, W2)
+) -> tuple[Run, str]:
     run, ours = Run({workload.name: {} for workload in workloads}), fake("setpoint", "works")
     asyncio.run(compare.compare(ours, rivals, workloads, run, reps=reps, patience_s=0.0))
     return run, compare.table(ours, rivals, workloads, run)
@@ -76,16 +85,32 @@ def row(table: str, name: str) -> str:
 
 def test_setpoint_has_a_turn_before_every_peers() -> None:
     run, table = run_all(fake("one", "works"), fake("two", "works"), reps=2)
-    assert {who: len(samples) for who, samples in run.results["W2"].items()} == {"setpoint": 4, "one": 2, "two": 2}
-    assert {who: len(seconds) for who, seconds in run.start_s.items()} == {"setpoint": 4, "one": 2, "two": 2}
-    assert not any(sample.errors for by in run.results.values() for samples in by.values() for sample in samples)
+    assert {who: len(samples) for who, samples in run.results["W2"].items()} == {
+        "setpoint": 4,
+        "one": 2,
+        "two": 2,
+    }
+    assert {who: len(seconds) for who, seconds in run.start_s.items()} == {
+        "setpoint": 4,
+        "one": 2,
+        "two": 2,
+    }
+    assert not any(
+        sample.errors
+        for by in run.results.values()
+        for samples in by.values()
+        for sample in samples
+    )
     assert row(table, "one").count(" ×") == 3, "ratios of W1's two figures and W2's"
     assert " ×" not in row(table, "setpoint")
 
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [("ends", "ended with code 1; the end of its log: no such model"), ("loads for ever", "was not ready after 1 s")],
+    [
+        ("ends", "ended with code 1; the end of its log: no such model"),
+        ("loads for ever", "was not ready after 1 s"),
+    ],
 )
 def test_a_server_that_does_not_come_up_is_a_row_with_the_reason(how: str, reason: str) -> None:
     run, table = run_all(fake("bad", how), fake("good", "works"), reps=2)
@@ -101,7 +126,10 @@ def test_a_program_that_is_not_there_is_a_row_with_the_reason(tmp_path: Path) ->
     assert "No such file" in row(table, "gone")
 
 
-@pytest.mark.parametrize(("how", "reason"), [("errors", "status 500: out of slots"), ("stops early", "asked for 8 tokens, got")])
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("errors", "status 500: out of slots"), ("stops early", "asked for 8 tokens, got")],
+)
 def test_errors_are_no_throughput(how: str, reason: str) -> None:
     run, table = run_all(fake("bad", how))
     assert reason in row(table, "bad")
@@ -110,7 +138,13 @@ def test_errors_are_no_throughput(how: str, reason: str) -> None:
 
 
 def test_a_peer_process_that_ends_says_so() -> None:
-    _, table = run_all(Entrant("bad", "bf16", lambda: PeerProcess("bad", [sys.executable, "-c", "exit('no torch')"], environment={})))
+    _, table = run_all(
+        Entrant(
+            "bad",
+            "bf16",
+            lambda: PeerProcess("bad", [sys.executable, "-c", "exit('no torch')"], environment={}),
+        )
+    )
     assert "skipped: bad ended; the end of its log: no torch" in row(table, "bad")
 
 
@@ -124,7 +158,9 @@ os.rename("pid", "child")
 time.sleep(99)
 """
     script = f"import os; os.chdir({str(tmp_path)!r})" + script
-    server = HttpServer("family", [sys.executable, "-c", script], port=1, environment={}, start_timeout_s=60.0)
+    server = HttpServer(
+        "family", [sys.executable, "-c", script], port=1, environment={}, start_timeout_s=60.0
+    )
     wait_until((tmp_path / "child").exists)
     server.close()
     child = int((tmp_path / "child").read_text())
@@ -132,7 +168,9 @@ time.sleep(99)
 
 
 def test_a_failed_installation_leaves_its_reason(tmp_path: Path) -> None:
-    peer = next(each for each in catalog(tmp_path, "model", num_threads=2) if each.needs == "llama.cpp")
+    peer = next(
+        each for each in catalog(tmp_path, "model", num_threads=2) if each.needs == "llama.cpp"
+    )
     assert missing(peer, tmp_path) == "not installed: python benchmarks/peers/install.py llama.cpp"
 
     def broken(folder: Path) -> dict[str, str]:
@@ -143,16 +181,30 @@ def test_a_failed_installation_leaves_its_reason(tmp_path: Path) -> None:
     assert reason is not None
     assert "exit status 3" in reason
     assert missing(peer, tmp_path) == f"could not be installed: {reason}"
-    assert install.install("llama.cpp", lambda folder: {"llama.cpp": "1"}, tmp_path / "llama.cpp") is None
+    assert (
+        install.install("llama.cpp", lambda folder: {"llama.cpp": "1"}, tmp_path / "llama.cpp")
+        is None
+    )
     assert missing(peer, tmp_path) is None, "a later success takes the failure's place"
 
 
 def test_who_is_not_installed_is_in_the_table(tmp_path: Path) -> None:
     run = Run({"W1": {}})
-    args = compare.parse(["--peers-dir", str(tmp_path), "--contenders", "vLLM,transformers", "--variant", "cold=--disable-radix-cache"])
+    args = compare.parse(
+        [
+            "--peers-dir",
+            str(tmp_path),
+            "--contenders",
+            "vLLM,transformers",
+            "--variant",
+            "cold=--disable-radix-cache",
+        ]
+    )
     ours, rivals = compare.entrants(args, "model", run)
     assert [each.name for each in rivals] == ["transformers"]
-    assert "skipped: not installed: python benchmarks/peers/install.py vllm" in row(compare.table(ours, rivals, [W1], run), "vLLM")
+    assert "skipped: not installed: python benchmarks/peers/install.py vllm" in row(
+        compare.table(ours, rivals, [W1], run), "vLLM"
+    )
     args.contenders = "cold,vllm"
     with pytest.raises(ValueError, match="no vllm; there are cold"):
         compare.entrants(args, "model", run)
@@ -163,7 +215,13 @@ def test_every_server_gets_the_same_threads_and_room(tmp_path: Path) -> None:
     (tmp_path / "vllm" / "venv" / "lib" / "libiomp5.so").touch()
     peers = {peer.name: peer for peer in catalog(tmp_path, "the-model", num_threads=3)}
     llama = peers["llama.cpp Q8_0"].command(1234)
-    for flag, value in (("--port", "1234"), ("--threads", "3"), ("--threads-batch", "3"), ("--parallel", "64"), ("--ctx-size", "81920")):
+    for flag, value in (
+        ("--port", "1234"),
+        ("--threads", "3"),
+        ("--threads-batch", "3"),
+        ("--parallel", "64"),
+        ("--ctx-size", "81920"),
+    ):
         assert llama[llama.index(flag) + 1] == value
     assert llama[llama.index("--model") + 1].endswith("Q8_0.gguf")
     vllm = peers["vLLM"].command(1234)
@@ -188,7 +246,10 @@ def record() -> dict[str, object]:
         "skipped": {"vLLM": "no wheel\nfor this machine"},
         "samples": {
             "W1": {"setpoint": samples(1.0, 2.0, 4.0), "other": samples(8.0)},
-            "W2": {"setpoint": samples(1.0), "other": [asdict(Sample(1.0, errors=("status 500",)))]},
+            "W2": {
+                "setpoint": samples(1.0),
+                "other": [asdict(Sample(1.0, errors=("status 500",)))],
+            },
         },
     }
 
@@ -214,7 +275,9 @@ def test_the_chart_draws_medians_ranges_and_reasons() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["llama.cpp BF16", "vLLM eager"])
 def test_an_installed_peer_answers(name: str) -> None:
-    peer = next(each for each in catalog(install.DEFAULT_DIR, "model", num_threads=2) if each.name == name)
+    peer = next(
+        each for each in catalog(install.DEFAULT_DIR, "model", num_threads=2) if each.name == name
+    )
     if (reason := missing(peer, install.DEFAULT_DIR)) is not None:
         pytest.skip(reason)
     command = [sys.executable, compare.__file__, "--quick", "--contenders", name]
@@ -224,7 +287,9 @@ def test_an_installed_peer_answers(name: str) -> None:
     assert "failed" not in row(done.stdout, name)
 
 
-def test_a_kept_result_does_not_say_whose_home_it_was_made_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_result_does_not_say_whose_home_it_was_made_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def kept(home: str, *paths: str) -> list[str]:
         monkeypatch.setenv("HOME", home)
         path = machine.save(tmp_path, "peers", {"command": paths}, packages={}, load=0.0)

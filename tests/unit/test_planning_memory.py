@@ -1,4 +1,5 @@
-"""The memory model: its formulas by hand, its limits by name, and advice that points the right way."""
+"""The memory model: its formulas by hand, its limits by name, and advice that points the right
+way."""
 
 from __future__ import annotations
 
@@ -54,12 +55,23 @@ def test_parts_by_hand() -> None:
     assert weight_bytes(SPEC, 4) == 4_000_000
     assert weight_bytes(SPEC, 4, head_copied=True) == 4_000_000 + 256 * 64 * 4
     assert weight_bytes(replace(SPEC, tie_embeddings=False), 4, head_copied=True) == 4_000_000
-    weights, channels = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128, (64 + 2 * 32) + 64 + 2 * 128 + 64
+    weights, channels = (
+        64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128,
+        (64 + 2 * 32) + 64 + 2 * 128 + 64,
+    )
     headless, head = 4_000_000 - 2 * (3 * weights - 8 * channels), 256 * 64 + 8 * 256
-    assert weight_bytes(replace(SPEC, pooling=Pooling("mean", True, 64, None, "")), 4, int8=True) == headless
+    assert (
+        weight_bytes(replace(SPEC, pooling=Pooling("mean", True, 64, None, "")), 4, int8=True)
+        == headless
+    )
     assert weight_bytes(SPEC, 4, head_copied=True, int8=True) == headless + head
-    assert weight_bytes(replace(SPEC, tie_embeddings=False), 4, int8=True) == headless + head - 4 * 256 * 64
-    assert replace(CPU_MODEL, quantization="w8a8_int8").weights() == weight_bytes(SPEC, 4, head_copied=True, int8=True)
+    assert (
+        weight_bytes(replace(SPEC, tie_embeddings=False), 4, int8=True)
+        == headless + head - 4 * 256 * 64
+    )
+    assert replace(CPU_MODEL, quantization="w8a8_int8").weights() == weight_bytes(
+        SPEC, 4, head_copied=True, int8=True
+    )
     assert replace(CPU_MODEL, quantization="unquant").weights() == CPU_MODEL.weights()
     assert kv_bytes(SPEC, 10, 4) == 10 * TOKEN
     assert step_bytes(SPEC, num_tokens=1, num_sampling=0, dtype_bytes=2) == 2 * (3 * 64 + 4 * 128)
@@ -71,7 +83,9 @@ def test_parts_by_hand() -> None:
 def test_blocks_of_a_gguf_take_their_own_bytes() -> None:
     kept = replace(SPEC, blocks=KeptBlocks(900_000, 500_000, ("Q4_1",), 0))
     assert weight_bytes(kept, 2, blocks=True) == 2 * 100_000 + 500_000
-    assert weight_bytes(kept, 2, head_copied=True, blocks=True) == 2 * 100_000 + 500_000 + 2 * 256 * 64
+    assert (
+        weight_bytes(kept, 2, head_copied=True, blocks=True) == 2 * 100_000 + 500_000 + 2 * 256 * 64
+    )
     assert weight_bytes(kept, 2, blocks=False) == weight_bytes(SPEC, 2, blocks=True) == 2_000_000
     tied = replace(kept, blocks=KeptBlocks(900_000, 500_000, ("Q4_1", "Q8_0"), 10_000))
     assert weight_bytes(tied, 2, head_copied=True, blocks=True) == 2 * 100_000 + 500_000
@@ -82,17 +96,23 @@ def test_a_captured_step_by_hand() -> None:
     spec = replace(SPEC, vocab_size=1000, intermediate_size=200)
     layers = 2 * 512 * (4 * 64 + 128 + 200)  # attention's result is as wide as a hidden state
     head = 2 * 256 * (64 + 1000)
-    assert captured_bytes(spec, 2) == layers + head + 512 * (4 + 8 + 8)  # best tokens lie where ids were
+    assert captured_bytes(spec, 2) == layers + head + 512 * (
+        4 + 8 + 8
+    )  # best tokens lie where ids were
     assert captured_bytes(replace(spec, num_norms=4), 2) == captured_bytes(spec, 2) + 2 * 512 * 64
     spec = replace(spec, num_kv_heads=1)
-    assert captured_bytes(replace(spec, head_norms=True), 2) == captured_bytes(spec, 2) + 2 * 512 * (64 + 16)
+    assert captured_bytes(replace(spec, head_norms=True), 2) == captured_bytes(
+        spec, 2
+    ) + 2 * 512 * (64 + 16)
 
 
 def test_captured_steps_take_from_the_pool() -> None:
     model = replace(CPU_MODEL, mem_fraction_static=1.0, requested_slots=1)
     plan, without = (replace(model, captured=captured).plan(64 * MIB) for captured in (True, False))
     assert (plan.graphs_bytes, without.graphs_bytes) == (captured_bytes(SPEC, 4), 0)
-    assert f" of workspace, {format_bytes(plan.graphs_bytes)} of captured steps, " in plan.limited_by
+    assert (
+        f" of workspace, {format_bytes(plan.graphs_bytes)} of captured steps, " in plan.limited_by
+    )
     assert "captured" not in without.limited_by
     more = without.kv_bytes + without.workspace_bytes - plan.kv_bytes - plan.workspace_bytes
     assert abs(more - plan.graphs_bytes) <= 16 * TOKEN
@@ -100,7 +120,9 @@ def test_captured_steps_take_from_the_pool() -> None:
 
 def test_attention_decides_where_it_is_wider_than_the_mlp() -> None:
     narrow = replace(SPEC, intermediate_size=1)
-    assert step_bytes(narrow, num_tokens=1, num_sampling=0, dtype_bytes=2) == 2 * (3 * 64 + (2 * 4 + 2 * 2) * 16)
+    assert step_bytes(narrow, num_tokens=1, num_sampling=0, dtype_bytes=2) == 2 * (
+        3 * 64 + (2 * 4 + 2 * 2) * 16
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,18 +137,25 @@ def test_attention_decides_where_it_is_wider_than_the_mlp() -> None:
         (1, 8192, 300, 0),
     ],
 )
-def test_max_running_requests(tokens: int, context: int, requested: int | None, running: int) -> None:
+def test_max_running_requests(
+    tokens: int, context: int, requested: int | None, running: int
+) -> None:
     assert max_running_requests(tokens, context, requested) == running
 
 
 def test_auto_mem_fraction_has_a_floor_on_large_gpus() -> None:
-    assert auto_mem_fraction(24 * GIB, step_tokens=4096) == round((24 * 1024 - 512 - 6144 - 128) / (24 * 1024), 3)
+    assert auto_mem_fraction(24 * GIB, step_tokens=4096) == round(
+        (24 * 1024 - 512 - 6144 - 128) / (24 * 1024), 3
+    )
     assert auto_mem_fraction(80 * GIB, step_tokens=1) == round((80 - 10) / 80, 3)
-    assert auto_mem_fraction(24 * GIB, step_tokens=1) == auto_mem_fraction(24 * GIB, step_tokens=2048)
+    assert auto_mem_fraction(24 * GIB, step_tokens=1) == auto_mem_fraction(
+        24 * GIB, step_tokens=2048
+    )
 
 
 def test_pool_of_a_gpu_follows_the_formula() -> None:
-    """rest = free after the weights - (1 - fraction) * free before, in whole pages, one of which is the dummy."""
+    """rest = free after the weights - (1 - fraction) * free before, in whole pages, one of which is
+    the dummy."""
     before, after = GIB, GIB - 10 * MIB
     plan = replace(GPU_MODEL, mem_fraction_static=0.5).plan(before, available_after_load=after)
     rest = after - before // 2
@@ -148,7 +177,10 @@ def test_ceiling_of_a_cpu_pool_unless_more_is_asked_for() -> None:
     assert plan.kv_bytes - 16 * TOKEN == CPU_POOL_BYTES
     assert "ceiling" in plan.limited_by
     assert replace(CPU_MODEL, fraction_given=True).plan(100 * GIB).kv_bytes > 70 * GIB
-    assert replace(CPU_MODEL, max_total_tokens=20 * GIB // TOKEN).plan(100 * GIB).pool_tokens == 20 * GIB // TOKEN
+    assert (
+        replace(CPU_MODEL, max_total_tokens=20 * GIB // TOKEN).plan(100 * GIB).pool_tokens
+        == 20 * GIB // TOKEN
+    )
     long = replace(CPU_MODEL, context_len=8 * GIB // TOKEN)
     assert long.plan(1000 * GIB).pool_tokens == 4 * long.context_len
 
@@ -175,7 +207,9 @@ def test_workspace_counts_what_is_touched_on_a_cpu() -> None:
 
 def test_reference_attention_needs_room_for_scores() -> None:
     scores, gathered = 4 * 256 * 512, 2 * 512 * 2 * 16
-    assert replace(CPU_MODEL, reference_attention=True).workspace(1000) - CPU_MODEL.workspace(1000) == 4 * (4 * scores + gathered)
+    assert replace(CPU_MODEL, reference_attention=True).workspace(1000) - CPU_MODEL.workspace(
+        1000
+    ) == 4 * (4 * scores + gathered)
     long = reference_attention_bytes(SPEC, num_tokens=10**4, context_len=10**5, dtype_bytes=8)
     assert long == 8 * (4 * REFERENCE_SCORES + 2 * 10**5 * 2 * 16)
 
@@ -188,7 +222,10 @@ def test_every_rotary_base_has_a_table() -> None:
 def test_workspace_grows_with_the_step_and_stops_at_the_logits_budget() -> None:
     pool = 10**6
     assert replace(CPU_MODEL, step_tokens=512).workspace(pool) > CPU_MODEL.workspace(pool)
-    few, many = (replace(GPU_MODEL, step_tokens=8192, requested_slots=slots).workspace(pool) for slots in (LOGITS_ROWS, LOGITS_ROWS + 1))
+    few, many = (
+        replace(GPU_MODEL, step_tokens=8192, requested_slots=slots).workspace(pool)
+        for slots in (LOGITS_ROWS, LOGITS_ROWS + 1)
+    )
     assert many - few == table_bytes(1, context_len=512, page_size=16)
 
 
@@ -197,11 +234,17 @@ def test_workspace_grows_with_the_step_and_stops_at_the_logits_budget() -> None:
     [
         (CPU_MODEL, 3 * MIB, r"Free memory or use a smaller model\.$"),
         (replace(CPU_MODEL, mem_fraction_static=0.001), GIB, r"Raise --mem-fraction-static\.$"),
-        (replace(CPU_MODEL, mem_fraction_static=0.99), 5 * MIB, r"lower --chunked-prefill-size or --max-running-requests\.$"),
+        (
+            replace(CPU_MODEL, mem_fraction_static=0.99),
+            5 * MIB,
+            r"lower --chunked-prefill-size or --max-running-requests\.$",
+        ),
         (replace(GPU_MODEL, mem_fraction_static=0.001), GIB, r"Raise --mem-fraction-static\.$"),
     ],
 )
-def test_no_room_for_one_page_says_what_to_do(model: MemoryModel, available: int, message: str) -> None:
+def test_no_room_for_one_page_says_what_to_do(
+    model: MemoryModel, available: int, message: str
+) -> None:
     with pytest.raises(OutOfMemoryError, match=message) as caught:
         model.plan(available)
     assert "\n" not in str(caught.value)
@@ -219,7 +262,14 @@ def test_room_for_one_page_and_the_dummy_is_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.50 KiB"), (812 * MIB, "812.00 MiB"), (3 * GIB, "3.00 GiB")]
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.50 KiB"),
+        (812 * MIB, "812.00 MiB"),
+        (3 * GIB, "3.00 GiB"),
+    ],
 )
 def test_format_bytes(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text

@@ -1,4 +1,5 @@
-"""Queue orders (docs/sglang/scheduling.md#queue-orders) on views made by hand: each policy is a pure function, its order is asserted."""
+"""Queue orders (docs/sglang/scheduling.md#queue-orders) on views made by hand: each policy is a
+pure function, its order is asserted."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ from setpoint.scheduler.policy import (
 
 def cached(seq_id: int, num_ids: int, num_matched: int, *, arrived_at: int = 0) -> Candidate:
     """A prompt that begins like no other."""
-    return Candidate(seq_id, np.arange(num_ids, dtype=np.int32) + 1000 * seq_id, num_matched=num_matched, arrived_at=arrived_at)
+    return Candidate(
+        seq_id,
+        np.arange(num_ids, dtype=np.int32) + 1000 * seq_id,
+        num_matched=num_matched,
+        arrived_at=arrived_at,
+    )
 
 
 def same(seq_id: int, num_ids: int) -> Candidate:
@@ -32,12 +38,22 @@ def same(seq_id: int, num_ids: int) -> Candidate:
 
 def test_fcfs_is_queue_order_among_equally_urgent_ones() -> None:
     ranks = [0, -5, 3, -5, 0]
-    assert fcfs(QueueView([Candidate(number, rank=rank) for number, rank in enumerate(ranks)])) == [1, 3, 0, 4, 2]
+    assert fcfs(QueueView([Candidate(number, rank=rank) for number, rank in enumerate(ranks)])) == [
+        1,
+        3,
+        0,
+        4,
+        2,
+    ]
     assert fcfs(QueueView([Candidate(number) for number in (4, 2, 9)])) == [4, 2, 9]
 
 
 def test_lof_takes_the_longest_output_of_the_most_urgent() -> None:
-    queue = [Candidate(0, rank=0, max_new_tokens=9), Candidate(1, rank=0, max_new_tokens=30), Candidate(2, rank=0, max_new_tokens=30)]
+    queue = [
+        Candidate(0, rank=0, max_new_tokens=9),
+        Candidate(1, rank=0, max_new_tokens=30),
+        Candidate(2, rank=0, max_new_tokens=30),
+    ]
     assert lof(QueueView(queue)) == [1, 2, 0]
     assert lof(QueueView([*queue, Candidate(3, rank=-1, max_new_tokens=1)])) == [3, 1, 2, 0]
 
@@ -59,7 +75,13 @@ def test_routing_key_follows_the_running_requests() -> None:
 
 
 def test_shortest_prefill_first_counts_what_is_not_cached() -> None:
-    queue = [cached(0, 50, 10), cached(1, 90, 60), cached(2, 20, 0), cached(3, 9, 9), cached(4, 40, 39)]
+    queue = [
+        cached(0, 50, 10),
+        cached(1, 90, 60),
+        cached(2, 20, 0),
+        cached(3, 9, 9),
+        cached(4, 40, 39),
+    ]
     assert shortest_prefill_first(QueueView(queue)) == [3, 4, 2, 1, 0]
 
 
@@ -72,22 +94,41 @@ def test_hrrn_weighs_waiting_against_length() -> None:
     ]
     # ratios at 1000 computed tokens: 1000/100, 50/10, 40/5; the last is cached whole
     assert hrrn(QueueView(queue, num_processed=1000)) == [3, 0, 2, 1]
-    assert hrrn(QueueView(queue[:3], num_processed=970)) == [0, 1, 2], "2 and 2 are equal: the earlier first"
+    assert hrrn(QueueView(queue[:3], num_processed=970)) == [
+        0,
+        1,
+        2,
+    ], "2 and 2 are equal: the earlier first"
 
 
 def test_hrrn_ages_a_long_prompt_past_any_stream_of_short_ones() -> None:
     long, overtaken = cached(0, 1000, 0), 0
     for number in range(1, 500):
         processed = number * 10
-        if hrrn(QueueView([long, cached(number, 10, 0, arrived_at=processed - 20)], num_processed=processed))[0] == 0:
+        if (
+            hrrn(
+                QueueView(
+                    [long, cached(number, 10, 0, arrived_at=processed - 20)],
+                    num_processed=processed,
+                )
+            )[0]
+            == 0
+        ):
             break
         overtaken += 1
-    assert 0 < overtaken <= 200  # a wait of 2 per token is what the short ones ever have; the long one has it after 2000 tokens
+    assert (
+        0 < overtaken <= 200
+        # a wait of 2 per token is what the short ones ever have; the long one has it after 2000 tokens
+    )
 
 
 @pytest.mark.parametrize("order", [lpm, hrrn, shortest_prefill_first])
 def test_of_requests_that_begin_alike_one_goes_first(order: object) -> None:
-    view = QueueView([same(0, 40), same(1, 20), cached(2, 60, 0), same(3, 40)], in_batch_check=4, in_batch_deprioritize=4)
+    view = QueueView(
+        [same(0, 40), same(1, 20), cached(2, 60, 0), same(3, 40)],
+        in_batch_check=4,
+        in_batch_deprioritize=4,
+    )
     ranked = order(view)  # type: ignore[operator]
     assert ranked.index(2) < min(ranked.index(1), ranked.index(3))
     assert ranked.index(0) < min(ranked.index(1), ranked.index(3))
@@ -101,20 +142,39 @@ def test_dfs_weight_finishes_the_heaviest_subtree_before_the_next() -> None:
     #        /- 1 - 2      requests 1, 4 end at 2, request 6 at 1
     #   root -- 5 - 6      requests 2, 3, 5 end at 6
     #        \- 9          request 0
-    queue = [at(0, 9), at(1, 1, 2), at(2, 5, 6), at(3, 5, 6), at(4, 1, 2), at(5, 5, 6), at(6, 1), at(7)]
+    queue = [
+        at(0, 9),
+        at(1, 1, 2),
+        at(2, 5, 6),
+        at(3, 5, 6),
+        at(4, 1, 2),
+        at(5, 5, 6),
+        at(6, 1),
+        at(7),
+    ]
     # nodes 1 and 5 weigh three each: the one that was waited for first goes first
     assert dfs_weight(QueueView(queue)) == [1, 4, 6, 2, 3, 5, 0, 7]
     assert dfs_weight(QueueView([*queue, at(8, 5)])) == [2, 3, 5, 8, 1, 4, 6, 0, 7]
 
 
 def test_dfs_weight_takes_the_longer_match_within_a_stretch_first() -> None:
-    assert dfs_weight(QueueView([at(0, 1, matched=3), at(1, 1, matched=8), at(2, 1, 2), at(3, 1, matched=8)])) == [2, 1, 3, 0]
+    assert dfs_weight(
+        QueueView([at(0, 1, matched=3), at(1, 1, matched=8), at(2, 1, 2), at(3, 1, matched=8)])
+    ) == [2, 1, 3, 0]
 
 
 def walk(node: int, parents: dict[int, int], queue: list[Candidate]) -> list[int]:
-    """The definition: depth first, heaviest child first, a node's own requests last. -1 is the root."""
-    below = {child: [c for c in queue if child in c.path] for child, parent in parents.items() if parent == node}
-    children = sorted((child for child in below if below[child]), key=lambda child: (-len(below[child]), below[child][0].seq_id))
+    """The definition: depth first, heaviest child first, a node's own requests last. -1 is the
+    root."""
+    below = {
+        child: [c for c in queue if child in c.path]
+        for child, parent in parents.items()
+        if parent == node
+    }
+    children = sorted(
+        (child for child in below if below[child]),
+        key=lambda child: (-len(below[child]), below[child][0].seq_id),
+    )
     own = [c.seq_id for c in queue if (c.path[-1] if c.path else -1) == node]
     return [seq_id for child in children for seq_id in walk(child, parents, queue)] + own
 

@@ -1,4 +1,5 @@
-"""The configs of published models, keys that matter and keys that must not, build on the meta device at their published sizes."""
+"""The configs of published models, keys that matter and keys that must not, build on the meta
+device at their published sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from setpoint.engine.models.registry import build_model
 ONES = {"type": "longrope", "long_factor": [1.5] * 48, "short_factor": [1.0] * 48}
 
 
-def shape(layers: int, hidden: int, inner: int, heads: int, kv_heads: int, vocab: int, positions: int) -> dict[str, Any]:
+def shape(
+    layers: int, hidden: int, inner: int, heads: int, kv_heads: int, vocab: int, positions: int
+) -> dict[str, Any]:
     return {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -30,14 +33,53 @@ def shape(layers: int, hidden: int, inner: int, heads: int, kv_heads: int, vocab
     }
 
 
-LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "pretraining_tp": 1, "rms_norm_eps": 1e-5}
-QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e6}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-5,
+}
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+}
 QWEN2 |= {"use_sliding_window": False}
-QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1000000}
-PHI3 = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
-PHI3 |= {"attention_bias": False, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}}
-GEMMA = {"attention_bias": False, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "head_dim": 256}
-LLAMA3_ROPE = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+}
+PHI3 = {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+}
+PHI3 |= {
+    "attention_bias": False,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+}
+GEMMA = {
+    "attention_bias": False,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "head_dim": 256,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 
 PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
     "SmolLM2-135M": (
@@ -54,7 +96,11 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         134_515_008,
         8192,
     ),
-    "TinyLlama-1.1B": ({**LLAMA, **shape(22, 2048, 5632, 32, 4, 32000, 2048), "attention_bias": False}, 1_100_048_384, 2048),
+    "TinyLlama-1.1B": (
+        {**LLAMA, **shape(22, 2048, 5632, 32, 4, 32000, 2048), "attention_bias": False},
+        1_100_048_384,
+        2048,
+    ),
     "Llama-3.2-1B": (
         {
             **LLAMA,
@@ -86,7 +132,11 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
             **shape(28, 3584, 18944, 28, 4, 152064, 32768),
             "max_window_layers": 28,
             "sliding_window": 131072,
-            "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
+            "rope_scaling": {
+                "factor": 4.0,
+                "original_max_position_embeddings": 32768,
+                "type": "yarn",
+            },
             "tie_word_embeddings": False,
         },
         7_615_616_512,
@@ -123,7 +173,12 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, int]] = {
         40960,
     ),
     "Phi-3-mini-4k": (
-        {**PHI3, **shape(32, 3072, 8192, 32, 32, 32064, 4096), "original_max_position_embeddings": 4096, "sliding_window": 2047},
+        {
+            **PHI3,
+            **shape(32, 3072, 8192, 32, 32, 32064, 4096),
+            "original_max_position_embeddings": 4096,
+            "sliding_window": 2047,
+        },
         3_821_079_552,
         4096,
     ),

@@ -1,4 +1,5 @@
-"""Every number that reaches the engine declares its range, and whatever is in it fits the engine's columns.
+"""Every number that reaches the engine declares its range, and whatever is in it fits the engine's
+columns.
 
 Goes by the declared fields: a new one without a range fails here.
 """
@@ -23,7 +24,9 @@ from setpoint.core.sampling import TOP_K_ALL, SamplingParams
 from setpoint.engine.sampling.columns import SLOT_DTYPE, slot_values, token_lists
 
 
-def numbers(info: inspect.Type, path: str) -> Iterator[tuple[str, inspect.IntType | inspect.FloatType]]:
+def numbers(
+    info: inspect.Type, path: str
+) -> Iterator[tuple[str, inspect.IntType | inspect.FloatType]]:
     """Every number inside a type, with its path."""
     match info:
         case inspect.IntType() | inspect.FloatType():
@@ -39,15 +42,25 @@ def numbers(info: inspect.Type, path: str) -> Iterator[tuple[str, inspect.IntTyp
         case inspect.TupleType():
             for index, item in enumerate(info.item_types):
                 yield from numbers(item, f"{path}[{index}]")
-        case inspect.StrType() | inspect.BytesType() | inspect.BoolType() | inspect.NoneType() | inspect.LiteralType():
+        case (
+            inspect.StrType()
+            | inspect.BytesType()
+            | inspect.BoolType()
+            | inspect.NoneType()
+            | inspect.LiteralType()
+        ):
             pass
         case _:
             raise AssertionError(f"{path}: {info} may hold numbers that nobody has bounded")
 
 
 NUMBERS = dict(numbers(inspect.type_info(Request), "request"))
-OF_SAMPLING = [field for field in msgspec.structs.fields(SamplingParams) if bounds_of(field.type) is not None]
-OF_OPTIONS = [field for field in msgspec.structs.fields(Request) if bounds_of(field.type) is not None]
+OF_SAMPLING = [
+    field for field in msgspec.structs.fields(SamplingParams) if bounds_of(field.type) is not None
+]
+OF_OPTIONS = [
+    field for field in msgspec.structs.fields(Request) if bounds_of(field.type) is not None
+]
 
 
 @pytest.mark.parametrize("path", NUMBERS)
@@ -62,13 +75,18 @@ def test_every_number_of_a_request_has_a_range(path: str) -> None:
 
 
 def admitted(sampling: SamplingParams, **options: Any) -> np.void:
-    """The columns of a request that has crossed to the engine; a value that does not fit them, or loses its meaning there, raises."""
+    """The columns of a request that has crossed to the engine; a value that does not fit them, or
+    loses its meaning there, raises."""
     request = Request(rid="r", prompt_ids=pack_ids([1]), sampling=sampling, **options)
     message = decode_to_engine(encode(Submit(0, request)))
     assert isinstance(message, Submit)
     assert message.request == request
     got = message.request
-    lists = {"logprob_start": got.logprob_start_len, "top_logprobs_num": got.top_logprobs_num, "token_ids_logprob": got.token_ids_logprob}
+    lists = {
+        "logprob_start": got.logprob_start_len,
+        "top_logprobs_num": got.top_logprobs_num,
+        "token_ids_logprob": got.token_ids_logprob,
+    }
     admit = Admit(0, 0, got.prompt(), 1, got.sampling, 5, (2,), return_logprob=True, **lists)
     columns = np.zeros(1, SLOT_DTYPE)
     with np.errstate(over="raise", invalid="raise"):
@@ -83,7 +101,15 @@ def edges(kind: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
     ((_, number),) = numbers(inspect.type_info(kind), "")
     if isinstance(number, inspect.IntType):
         return (low, high), (low - 1, high + 1, -(10**400), 10**400, -(10**5000))
-    beyond = (math.nextafter(low, -math.inf), math.nextafter(high, math.inf), math.nan, math.inf, -math.inf, 1e308, 10**400)
+    beyond = (
+        math.nextafter(low, -math.inf),
+        math.nextafter(high, math.inf),
+        math.nan,
+        math.inf,
+        -math.inf,
+        1e308,
+        10**400,
+    )
     return (low, high), beyond
 
 
@@ -104,7 +130,9 @@ def test_a_sampling_parameter_is_bounded_where_it_enters(field: msgspec.structs.
 
 
 @pytest.mark.parametrize(
-    "field", [field for field in msgspec.structs.fields(Request) if bounds_of(field.type)], ids=lambda field: field.name
+    "field",
+    [field for field in msgspec.structs.fields(Request) if bounds_of(field.type)],
+    ids=lambda field: field.name,
 )
 def test_an_option_is_bounded_where_it_enters(field: msgspec.structs.FieldInfo) -> None:
     inside, outside = edges(field.type)
@@ -117,18 +145,24 @@ def test_an_option_is_bounded_where_it_enters(field: msgspec.structs.FieldInfo) 
 
 @pytest.mark.parametrize("value", [1e30, -1e30, 0.0, 1e-300])
 def test_a_bias_that_float32_can_hold(value: float) -> None:
-    lists = token_lists(Admit(0, 0, np.zeros(1, np.int32), 1, SamplingParams(logit_bias={5: value}), 0))
+    lists = token_lists(
+        Admit(0, 0, np.zeros(1, np.int32), 1, SamplingParams(logit_bias={5: value}), 0)
+    )
     assert lists is not None
     assert np.isfinite(lists.bias).all()
 
 
-@pytest.mark.parametrize("value", [1e308, -1e308, 1.1e30, 10**400, math.inf, math.nan, "1", None, True])
+@pytest.mark.parametrize(
+    "value", [1e308, -1e308, 1.1e30, 10**400, math.inf, math.nan, "1", None, True]
+)
 def test_a_bias_that_float32_cannot_hold(value: Any) -> None:
     with pytest.raises(RequestError, match="logit_bias of token 5"):
         SamplingParams(logit_bias={"5": value})
 
 
-@pytest.mark.parametrize("key", ["-1", "2147483648", "1" + "0" * 400, "x", "", "1" + "0" * 5000, "5.0", None])
+@pytest.mark.parametrize(
+    "key", ["-1", "2147483648", "1" + "0" * 400, "x", "", "1" + "0" * 5000, "5.0", None]
+)
 def test_a_bias_of_what_is_no_token(key: Any) -> None:
     with pytest.raises(RequestError, match="logit_bias") as caught:
         SamplingParams(logit_bias={key: 1.0})

@@ -1,4 +1,5 @@
-"""Memory of the pool is found ahead of its use: page by page in every layer, as far as is wanted, without touching what it holds."""
+"""Memory of the pool is found ahead of its use: page by page in every layer, as far as is wanted,
+without touching what it holds."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ PAGE_BYTES = SPEC.num_kv_heads * SPEC.head_dim * 2
 
 
 def pool_of(num_pages: int, device: str = "cpu") -> KVPool:
-    return KVPool(SPEC, num_pages=num_pages - 1, page_size=1, dtype=torch.bfloat16, device=torch.device(device))
+    return KVPool(
+        SPEC,
+        num_pages=num_pages - 1,
+        page_size=1,
+        dtype=torch.bfloat16,
+        device=torch.device(device),
+    )
 
 
 @dataclass
@@ -48,7 +55,9 @@ class Claims:
         for stripe, counts in zip(self.stripes, self.counts, strict=True):
             begin = (memory.data_ptr() - stripe.data_ptr()) // PAGE_BYTES
             if 0 <= begin < len(stripe):
-                counts[begin : begin + len(memory)] = [count + 1 for count in counts[begin : begin + len(memory)]]
+                counts[begin : begin + len(memory)] = [
+                    count + 1 for count in counts[begin : begin + len(memory)]
+                ]
 
     def claimed(self) -> list[int]:
         """Of each page, in how many stripes."""
@@ -99,7 +108,9 @@ def test_it_is_overtaken_in_the_middle_of_its_work(claims: Claims) -> None:
     assert claims.claimed()[9:20] == [0] * 11, "what is in use has been written"
 
 
-def test_it_gives_up_where_there_is_no_memory_and_says_so(claims: Claims, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_gives_up_where_there_is_no_memory_and_says_so(
+    claims: Claims, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     claims.left = 3
     ahead = ClaimAhead(claims.pool)
@@ -116,9 +127,15 @@ def test_other_devices_claim_their_pool_at_once() -> None:
     assert not ahead.advance(5)
 
 
-def test_an_executor_claims_for_the_pool_of_its_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_claims_for_the_pool_of_its_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_tiny_llama(tmp_path)
-    runner = build_runner(EngineConfig(str(folder), read_spec(folder), dtype="float32", kv_dtype="float32", num_threads=1))
+    runner = build_runner(
+        EngineConfig(
+            str(folder), read_spec(folder), dtype="float32", kv_dtype="float32", num_threads=1
+        )
+    )
     runner.allocate(num_pages=160, max_slots=8, context_len=32)
     num_bytes: list[int] = []
     monkeypatch.setattr(claim_ahead, "populate", lambda memory: num_bytes.append(memory.nbytes))

@@ -1,4 +1,5 @@
-"""Every misfit between a checkpoint and its model is one clear error; what loads is counted right."""
+"""Every misfit between a checkpoint and its model is one clear error; what loads is counted
+right."""
 
 from __future__ import annotations
 
@@ -52,9 +53,15 @@ def put(name: str, *shape: int) -> Callable[[Tensors], object]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (drop("model.layers.1.self_attn.k_proj.weight"), r"'model.layers.1.self_attn.k_proj.weight' of shape \[32, 48\] is missing"),
+        (
+            drop("model.layers.1.self_attn.k_proj.weight"),
+            r"'model.layers.1.self_attn.k_proj.weight' of shape \[32, 48\] is missing",
+        ),
         (drop("lm_head.weight"), r"'lm_head.weight' .* is missing"),
-        (put("model.layers.0.mlp.up_proj.weight", 79, 48), r"up_proj.weight' in .*model.safetensors has shape \[79, 48\].*\[80, 48\]"),
+        (
+            put("model.layers.0.mlp.up_proj.weight", 79, 48),
+            r"up_proj.weight' in .*model.safetensors has shape \[79, 48\].*\[80, 48\]",
+        ),
         (
             put("model.layers.0.self_attn.q_norm.weight", 16),
             r"'model.layers.0.self_attn.q_norm.weight' in .* does not belong to this architecture",
@@ -87,7 +94,9 @@ def shard(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
-    files = {name: f"model-{index % 2 + 1:05}-of-00002.safetensors" for index, name in enumerate(names)}
+    files = {
+        name: f"model-{index % 2 + 1:05}-of-00002.safetensors" for index, name in enumerate(names)
+    }
     for file in set(files.values()):
         save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
@@ -105,7 +114,10 @@ def test_missing_shard_and_missing_files(folder: Path) -> None:
     spec = read_spec(folder)
     shard(folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"lacks model-00002-of-00002.safetensors, which model.safetensors.index.json names"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"lacks model-00002-of-00002.safetensors, which model.safetensors.index.json names",
+    ):
         build(folder, spec)
     (folder / "model.safetensors.index.json").write_text("[]")
     with pytest.raises(CheckpointError, match="must hold a JSON object"):
@@ -118,24 +130,54 @@ def test_missing_shard_and_missing_files(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rope_scaling": {"rope_type": "spiral"}}, "'spiral' is not supported; supported: default, linear, dynamic, yarn"),
-        ({"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}, "'mrope' is not supported"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "'llama3' lacks 'low_freq_factor'"),
-        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8}}, "'longrope' lacks 'long_factor'"),
-        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}}, "'short_factor' must be a list of 8 positive numbers"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": "2"}}, "'yarn' in config.json: 'factor' must be a positive number, not '2'"),
+        (
+            {"rope_scaling": {"rope_type": "spiral"}},
+            "'spiral' is not supported; supported: default, linear, dynamic, yarn",
+        ),
+        (
+            {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}},
+            "'mrope' is not supported",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
+            "'llama3' lacks 'low_freq_factor'",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8}},
+            "'longrope' lacks 'long_factor'",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0]}},
+            "'short_factor' must be a list of 8 positive numbers",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": "2"}},
+            "'yarn' in config.json: 'factor' must be a positive number, not '2'",
+        ),
         ({"rope_theta": -1}, "'rope_theta' must be a positive number, not -1"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between kinds of layers are not supported"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "differ between kinds of layers are not supported",
+        ),
         ({"partial_rotary_factor": 0.7}, "must leave an even part of 16 dimensions, not 11"),
-        ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor' = 0.5 in config.json is not supported"),
-        ({"hidden_act": "gelu"}, "LlamaForCausalLM with 'hidden_act' = 'gelu' in config.json is not supported: .* silu"),
+        (
+            {"partial_rotary_factor": 0.5},
+            "'partial_rotary_factor' = 0.5 in config.json is not supported",
+        ),
+        (
+            {"hidden_act": "gelu"},
+            "LlamaForCausalLM with 'hidden_act' = 'gelu' in config.json is not supported: .* silu",
+        ),
         ({"attention_bias": "yes"}, "'attention_bias' = 'yes' .* it must be true or false"),
         ({"rms_norm_eps": 0}, "'rms_norm_eps' = 0 .* it must be a number above zero"),
         ({"sliding_window": 64}, "'sliding_window' = 64 in config.json is not supported"),
         ({"num_local_experts": 8}, "'num_local_experts' = 8"),
         (
             {"quantization_config": {"quant_method": "awq"}},
-            "'quantization_config' = {'quant_method': 'awq'} in config.json is not supported: use the checkpoint that it was made from",
+            (
+                "'quantization_config' = {'quant_method': 'awq'} in config.json is not supported:"
+                " use the checkpoint that it was made from"
+            ),
         ),
     ],
 )
@@ -154,15 +196,25 @@ def test_unsupported_config(folder: Path, change: dict[str, object], message: st
         ("Qwen3MoeForCausalLM", " (it is a mixture of experts)"),
     ],
 )
-def test_unsupported_architecture_names_the_supported_ones(folder: Path, architecture: str, why: str) -> None:
-    message = re.escape(f"'{architecture}' is not supported{why}; supported: ") + ".*LlamaForCausalLM, "
+def test_unsupported_architecture_names_the_supported_ones(
+    folder: Path, architecture: str, why: str
+) -> None:
+    message = (
+        re.escape(f"'{architecture}' is not supported{why}; supported: ") + ".*LlamaForCausalLM, "
+    )
     with pytest.raises(CheckpointError, match=message):
         build(folder, replace(read_spec(folder), architecture=architecture), model_impl="setpoint")
 
 
 def test_neutral_values_of_keys_that_nobody_reads_are_fine(folder: Path) -> None:
     spec = read_spec(folder)
-    neutral = {"sliding_window": None, "num_experts": 0, "logit_scale": 1, "is_causal": True, "layer_types": None}
+    neutral = {
+        "sliding_window": None,
+        "num_experts": 0,
+        "logit_scale": 1,
+        "is_causal": True,
+        "layer_types": None,
+    }
     build(folder, replace(spec, config=spec.config | neutral))
 
 
@@ -172,18 +224,30 @@ def test_stacked_tensors_load_like_their_parts(folder: Path) -> None:
 
     def stack(tensors: Tensors) -> None:
         for layer in range(2):
-            rows = [tensors.pop(f"model.layers.{layer}.self_attn.{name}_proj.weight") for name in "qkv"]
+            rows = [
+                tensors.pop(f"model.layers.{layer}.self_attn.{name}_proj.weight") for name in "qkv"
+            ]
             tensors[f"model.layers.{layer}.self_attn.qkv_proj.weight"] = np.concatenate(rows)
 
     edit(folder, stack)
     together = [layer.self_attn.qkv_proj(x) for layer in build(folder).model.model.layers]
     assert all(torch.equal(one, other) for one, other in zip(apart, together, strict=True))
     edit(folder, put("model.layers.0.self_attn.k_proj.weight", 32, 48))
-    with pytest.raises(CheckpointError, match=r"k_proj.weight' in .* does not belong to this architecture"):
+    with pytest.raises(
+        CheckpointError, match=r"k_proj.weight' in .* does not belong to this architecture"
+    ):
         build(folder)
 
 
-@pytest.mark.parametrize("option", [{"load_format": "pickle"}, {"dtype": "int8"}, {"attention_backend": "flash"}, {"quantization": "q5"}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"load_format": "pickle"},
+        {"dtype": "int8"},
+        {"attention_backend": "flash"},
+        {"quantization": "q5"},
+    ],
+)
 def test_unknown_option(folder: Path, option: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=next(iter(option.values()))):
         build(folder, **option)
@@ -191,10 +255,14 @@ def test_unknown_option(folder: Path, option: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2), ("float64", 8)])
-def test_weight_bytes_count_padding_and_a_tied_head_where_the_method_copies(tmp_path: Path, tied: bool, dtype: str, size: int) -> None:
+def test_weight_bytes_count_padding_and_a_tied_head_where_the_method_copies(
+    tmp_path: Path, tied: bool, dtype: str, size: int
+) -> None:
     folder = write_tiny_llama(tmp_path, tie_word_embeddings=tied)
     runner = build(folder, dtype=dtype)
-    shapes = {name: tensor.shape for name, tensor in load_file(folder / "model.safetensors").items()}
+    shapes = {
+        name: tensor.shape for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     numbers = sum(prod(shape) for shape in shapes.values())
     if tied and runner.report.linear != "plain":
         numbers += prod(shapes["model.embed_tokens.weight"])
@@ -207,7 +275,9 @@ def test_weight_bytes_count_padding_and_a_tied_head_where_the_method_copies(tmp_
                 stack = re.sub("[qkv]_proj", "qkv", re.sub("(gate|up)_proj", "gate_up", name))
                 rows[stack] = rows.get(stack, 0) + shape[0]
                 columns[stack] = shape[1]
-        whole = load().k_multiple * 4 // size if dtype == "bfloat16" else 1  # numbers of K that panels hold a multiple of
+        whole = (
+            load().k_multiple * 4 // size if dtype == "bfloat16" else 1
+        )  # numbers of K that panels hold a multiple of
         for stack, k in columns.items():
             numbers += (rows[stack] + -rows[stack] % PANEL) * (k + -k % whole) - rows[stack] * k
     assert runner.report.weight_bytes == numbers * size
@@ -216,6 +286,9 @@ def test_weight_bytes_count_padding_and_a_tied_head_where_the_method_copies(tmp_
 def test_dummy_weights_come_from_the_seed(tmp_path: Path, folder: Path) -> None:
     spec = read_spec(folder)
     x = torch.randn(2, 48)
-    outputs = [build(tmp_path / "none", spec, load_format="dummy", seed=seed).model.lm_head(x) for seed in (1, 1, 2)]
+    outputs = [
+        build(tmp_path / "none", spec, load_format="dummy", seed=seed).model.lm_head(x)
+        for seed in (1, 1, 2)
+    ]
     assert torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[0], outputs[2])

@@ -1,4 +1,5 @@
-"""More sampling rows than the memory plan counts logits for are sampled block by block, with the same outcome."""
+"""More sampling rows than the memory plan counts logits for are sampled block by block, with the
+same outcome."""
 
 from __future__ import annotations
 
@@ -23,14 +24,24 @@ WIDTHS = {0: (0, ()), 1: (3, (5, 6)), 2: (1, ()), 3: (0, (7,)), 4: (2, ())}
 
 def run(folder: Path) -> StepResult:
     spec = read_spec(folder)
-    runner = build_runner(EngineConfig(str(folder), spec, dtype="float32", kv_dtype="float32", num_threads=1))
+    runner = build_runner(
+        EngineConfig(str(folder), spec, dtype="float32", kv_dtype="float32", num_threads=1)
+    )
     runner.allocate(num_pages=160, max_slots=8, context_len=32)
     driver = Driver(InprocExecutor(runner), 1, 32)
     plan = driver.plan()
     for slot, (num_top, picked) in WIDTHS.items():
         prompt = [3 + slot, 9, 11]
         sampling = SamplingParams(temperature=0.0 if slot == 2 else 0.8)
-        driver.admit(plan, slot, prompt, sampling=sampling, return_logprob=slot != 0, top_logprobs_num=num_top, token_ids_logprob=picked)
+        driver.admit(
+            plan,
+            slot,
+            prompt,
+            sampling=sampling,
+            return_logprob=slot != 0,
+            top_logprobs_num=num_top,
+            token_ids_logprob=picked,
+        )
         plan.add_row(slot, slot, 0, len(prompt), True)
     words = np.zeros((2, -(-spec.vocab_size // 32)), np.int32)
     words[0, 1], words[1, 2] = 1, 1  # slot 4 may only take token 32, slot 1 only token 64

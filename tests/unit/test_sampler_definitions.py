@@ -1,4 +1,5 @@
-"""The batched sampler against plain one-row definitions in numpy, and against transformers where it defines the same thing."""
+"""The batched sampler against plain one-row definitions in numpy, and against transformers where it
+defines the same thing."""
 
 from __future__ import annotations
 
@@ -36,19 +37,38 @@ HISTORY = [RNG.integers(0, 40, RNG.integers(3, 30)).tolist() for _ in MIXED]
 
 
 def table_of(params: list[SamplingParams], histories: list[list[int]], **more: object) -> SlotTable:
-    """Slot i: history i, of which the first two thirds are prompt, seed 1000 + i; ids 0, 1 and 2 stop."""
+    """Slot i: history i, of which the first two thirds are prompt, seed 1000 + i; ids 0, 1 and 2
+    stop."""
     table = SlotTable(context_len=512, page_size=1, max_slots=4096, device=CPU)
     table.admit(
         [
-            Admit(slot, slot, np.array(ids, np.int32), 2 * len(ids) // 3, each, 1000 + slot, stop_ids=(0, 1, 2), **more)  # type: ignore[arg-type]
+            Admit(
+                slot,
+                slot,
+                np.array(ids, np.int32),
+                2 * len(ids) // 3,
+                each,
+                1000 + slot,
+                stop_ids=(0, 1, 2),
+                **more,
+            )  # type: ignore[arg-type]
             for slot, (each, ids) in enumerate(zip(params, histories, strict=True))
         ]
     )
     return table
 
 
-def run(logits: torch.Tensor, table: SlotTable, slots: list[int], masks: TokenMasks | None = None, *, peek: bool = True) -> Sampled:
-    return sample(logits, table.sampling_rows(np.array(slots, np.int32)), masks, RefOps(), peek=peek)
+def run(
+    logits: torch.Tensor,
+    table: SlotTable,
+    slots: list[int],
+    masks: TokenMasks | None = None,
+    *,
+    peek: bool = True,
+) -> Sampled:
+    return sample(
+        logits, table.sampling_rows(np.array(slots, np.int32)), masks, RefOps(), peek=peek
+    )
 
 
 def edited(logits: np.ndarray, params: SamplingParams, ids: list[int]) -> np.ndarray:
@@ -61,7 +81,11 @@ def edited(logits: np.ndarray, params: SamplingParams, ids: list[int]) -> np.nda
     if len(outputs) < params.min_new_tokens:
         logits[[0, 1, 2]] = -np.inf
     for token in set(ids):
-        logits[token] = logits[token] / params.repetition_penalty if logits[token] > 0 else logits[token] * params.repetition_penalty
+        logits[token] = (
+            logits[token] / params.repetition_penalty
+            if logits[token] > 0
+            else logits[token] * params.repetition_penalty
+        )
     for token, bias in params.logit_bias:
         logits[token] += bias
     return logits
@@ -100,17 +124,28 @@ def defined_token(logits: np.ndarray, params: SamplingParams, ids: list[int], se
 @pytest.mark.parametrize("peek", [True, False])
 @pytest.mark.parametrize("head", [4, 1024])
 @pytest.mark.parametrize("trial", range(4))
-def test_mixed_batch_equals_one_row_definition(monkeypatch: pytest.MonkeyPatch, peek: bool, head: int, trial: int) -> None:
+def test_mixed_batch_equals_one_row_definition(
+    monkeypatch: pytest.MonkeyPatch, peek: bool, head: int, trial: int
+) -> None:
     monkeypatch.setattr(sampler, "HEAD", head)
     logits = torch.tensor(np.random.default_rng(trial).normal(0, 3, (len(MIXED), VOCAB)))
     table = table_of(MIXED, HISTORY)
-    wanted = [defined_token(logits[slot].numpy(), MIXED[slot], HISTORY[slot], 1000 + slot) for slot in range(len(MIXED))]
-    assert run(logits.clone(), table, list(range(len(MIXED))), peek=peek).ids.tensor.tolist() == wanted
+    wanted = [
+        defined_token(logits[slot].numpy(), MIXED[slot], HISTORY[slot], 1000 + slot)
+        for slot in range(len(MIXED))
+    ]
+    assert (
+        run(logits.clone(), table, list(range(len(MIXED))), peek=peek).ids.tensor.tolist() == wanted
+    )
     # Any order and any company: the same token per slot.
     order = np.random.default_rng(trial).permutation(len(MIXED)).tolist()
-    assert run(logits[order], table, order, peek=peek).ids.tensor.tolist() == [wanted[slot] for slot in order]
+    assert run(logits[order], table, order, peek=peek).ids.tensor.tolist() == [
+        wanted[slot] for slot in order
+    ]
     for slot in range(len(MIXED)):
-        assert run(logits[slot : slot + 1], table, [slot], peek=peek).ids.tensor.tolist() == [wanted[slot]]
+        assert run(logits[slot : slot + 1], table, [slot], peek=peek).ids.tensor.tolist() == [
+            wanted[slot]
+        ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -118,14 +153,23 @@ def test_tokens_do_not_depend_on_the_company_in_lower_precision(dtype: torch.dty
     logits = torch.tensor(RNG.normal(0, 3, (len(MIXED), VOCAB))).to(dtype)
     table = table_of(MIXED, HISTORY)
     together = run(logits, table, list(range(len(MIXED)))).ids.tensor.tolist()
-    assert together == [int(run(logits[slot : slot + 1], table, [slot]).ids.tensor) for slot in range(len(MIXED))]
+    assert together == [
+        int(run(logits[slot : slot + 1], table, [slot]).ids.tensor) for slot in range(len(MIXED))
+    ]
 
 
 @pytest.mark.parametrize(
-    "params", [SamplingParams(), SamplingParams(top_k=7, temperature=1.5), SamplingParams(top_p=0.7), SamplingParams(min_p=0.1)]
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(top_k=7, temperature=1.5),
+        SamplingParams(top_p=0.7),
+        SamplingParams(min_p=0.1),
+    ],
 )
 def test_frequencies_follow_the_distribution(params: SamplingParams) -> None:
-    """Chi-square over 20,000 draws: different seeds at one position, then one seed over consecutive positions."""
+    """Chi-square over 20,000 draws: different seeds at one position, then one seed over consecutive
+    positions."""
     num_draws = 20_000
     row = np.random.default_rng(8).normal(0, 1.5, VOCAB)
     probs = softmax(row / params.temperature)
@@ -136,7 +180,9 @@ def test_frequencies_follow_the_distribution(params: SamplingParams) -> None:
     for vary in ("seed", "length"):
         rows.columns["seed"], rows.columns["length"] = 42, 17
         rows.columns[vary] = np.arange(num_draws)
-        counts = np.bincount(sample(logits, rows, None, RefOps(), peek=True).ids.tensor.numpy(), minlength=VOCAB)
+        counts = np.bincount(
+            sample(logits, rows, None, RefOps(), peek=True).ids.tensor.numpy(), minlength=VOCAB
+        )
         assert counts[probs == 0].sum() == 0
         common = probs * num_draws >= 5
         expected = np.append(probs[common], probs[~common].sum()) * num_draws
@@ -163,24 +209,40 @@ def test_uniform_is_flat_and_uncorrelated() -> None:
 def test_uniform_numbers_never_change() -> None:
     """A recorded conversation must replay under later versions."""
     numbers = uniform(torch.tensor([0, 1, 42, (1 << 63) - 1]), torch.tensor([0, 0, 1000, 7]))
-    assert numbers.tolist() == [0.28176129772258496, 0.8628561488610587, 0.09832583850150012, 0.9058234958246422]
+    assert numbers.tolist() == [
+        0.28176129772258496,
+        0.8628561488610587,
+        0.09832583850150012,
+        0.9058234958246422,
+    ]
 
 
 def test_penalties_equal_transformers() -> None:
     from transformers import RepetitionPenaltyLogitsProcessor
 
     ids = [5, 5, 9, 30, 9, 5]
-    table = table_of([SamplingParams(temperature=0.0, repetition_penalty=1.8)], [ids], return_logprob=True, top_logprobs_num=VOCAB)
+    table = table_of(
+        [SamplingParams(temperature=0.0, repetition_penalty=1.8)],
+        [ids],
+        return_logprob=True,
+        top_logprobs_num=VOCAB,
+    )
     logits = torch.tensor(RNG.normal(0, 2, (1, VOCAB)), dtype=torch.float32)
-    wanted = RepetitionPenaltyLogitsProcessor(1.8)(torch.tensor([ids]), logits.clone()).log_softmax(-1)
+    wanted = RepetitionPenaltyLogitsProcessor(1.8)(torch.tensor([ids]), logits.clone()).log_softmax(
+        -1
+    )
     logprobs = run(logits, table, [0]).logprobs
     assert logprobs is not None
     torch.testing.assert_close(logprobs.top_values, wanted.gather(1, logprobs.top_ids.long()))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 0.5])
-def test_output_logprobs_are_after_edits_and_temperature_before_truncation(temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, top_k=3, frequency_penalty=0.7, logit_bias=((11, 2.0),))
+def test_output_logprobs_are_after_edits_and_temperature_before_truncation(
+    temperature: float,
+) -> None:
+    params = SamplingParams(
+        temperature=temperature, top_k=3, frequency_penalty=0.7, logit_bias=((11, 2.0),)
+    )
     table = table_of([SamplingParams(), params], [[4], HISTORY[0]])
     table.admit([Admit(1, 1, np.array(HISTORY[0], np.int32), 2 * len(HISTORY[0]) // 3, params, 7, return_logprob=True, top_logprobs_num=5,
                        token_ids_logprob=(3, 90))])  # fmt: skip
@@ -196,7 +258,11 @@ def test_output_logprobs_are_after_edits_and_temperature_before_truncation(tempe
 
 
 def test_grammar_masks_forbid_tokens() -> None:
-    params = [GREEDY, SamplingParams(temperature=5.0), SamplingParams(temperature=0.0, logit_bias=((96, 50.0),))]
+    params = [
+        GREEDY,
+        SamplingParams(temperature=5.0),
+        SamplingParams(temperature=0.0, logit_bias=((96, 50.0),)),
+    ]
     table = table_of(params, HISTORY[:3])
     allowed = {2: [0, 33, 95], 1: [96]}
     words = np.zeros((2, 4), np.uint32)
@@ -211,11 +277,19 @@ def test_grammar_masks_forbid_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_p=0.5), SamplingParams(min_p=0.3)]
+    "params",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(),
+        SamplingParams(top_p=0.5),
+        SamplingParams(min_p=0.3),
+    ],
 )
 def test_rows_with_logits_that_are_not_finite_yield_minus_one(params: SamplingParams) -> None:
     logits = torch.tensor(RNG.normal(0, 2, (5, VOCAB)), dtype=torch.float32)
-    healthy = run(logits, table := table_of([params] * 5, HISTORY[:5]), [0, 1, 2, 3, 4]).ids.tensor.tolist()
+    healthy = run(
+        logits, table := table_of([params] * 5, HISTORY[:5]), [0, 1, 2, 3, 4]
+    ).ids.tensor.tolist()
     logits[0, 50] = torch.nan
     logits[1] = -torch.inf
     logits[2, 3] = torch.inf

@@ -19,6 +19,15 @@ def test_the_default_model_gets_what_its_card_says(tmp_path: Path) -> None:
 
 
 def test_a_generation_config_wins(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "top_p": null, "eos_token_id": 2}')
-    assert sampling_defaults("model", source(tmp_path, is_default=False)) == {"temperature": 0.6, "top_k": 20}
-    assert sampling_defaults("model", source(tmp_path, is_default=True)) == {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    (tmp_path / "generation_config.json").write_text(
+        '{"temperature": 0.6, "top_k": 20, "top_p": null, "eos_token_id": 2}'
+    )
+    assert sampling_defaults("model", source(tmp_path, is_default=False)) == {
+        "temperature": 0.6,
+        "top_k": 20,
+    }
+    assert sampling_defaults("model", source(tmp_path, is_default=True)) == {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 20,
+    }

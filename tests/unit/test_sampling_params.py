@@ -12,11 +12,24 @@ from setpoint.core.errors import RequestError
 
 
 def test_loose_forms_become_the_strict_ones() -> None:
-    params = SamplingParams(stop="\n\n", stop_token_ids=7, logit_bias={"5": 1, 6: -2.5}, temperature=1)
-    assert (params.stop, params.stop_token_ids, params.logit_bias) == (("\n\n",), (7,), ((5, 1.0), (6, -2.5)))
+    params = SamplingParams(
+        stop="\n\n", stop_token_ids=7, logit_bias={"5": 1, 6: -2.5}, temperature=1
+    )
+    assert (params.stop, params.stop_token_ids, params.logit_bias) == (
+        ("\n\n",),
+        (7,),
+        ((5, 1.0), (6, -2.5)),
+    )
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
-    assert SamplingParams(stop=None, top_p=None, max_new_tokens=None) == SamplingParams(max_new_tokens=None)
-    assert SamplingParams.parse({"stop": "\n\n", "stop_token_ids": [7], "logit_bias": {"5": 1, "6": -2.5}}) == params
+    assert SamplingParams(stop=None, top_p=None, max_new_tokens=None) == SamplingParams(
+        max_new_tokens=None
+    )
+    assert (
+        SamplingParams.parse(
+            {"stop": "\n\n", "stop_token_ids": [7], "logit_bias": {"5": 1, "6": -2.5}}
+        )
+        == params
+    )
 
 
 def test_they_cross_a_socket_unchanged() -> None:
@@ -54,7 +67,11 @@ def test_parse_refuses_what_there_is_not() -> None:
 
 
 def test_a_keyword_from_elsewhere_is_answered_with_the_one_meant() -> None:
-    with pytest.raises(TypeError, match=r"Unknown sampling parameter 'max_tokens'\. Did you mean max_new_tokens\?"):
+    with pytest.raises(
+        TypeError, match=r"Unknown sampling parameter 'max_tokens'\. Did you mean max_new_tokens\?"
+    ):
         SamplingParams(max_tokens=4)
-    with pytest.raises(RequestError, match=r"Unknown sampling parameter 'seed'\. Did you mean sampling_seed\?"):
+    with pytest.raises(
+        RequestError, match=r"Unknown sampling parameter 'seed'\. Did you mean sampling_seed\?"
+    ):
         SamplingParams.parse({"seed": 1})

@@ -47,13 +47,18 @@ def test_mixed_chunk_runs_decode_rows_beside_the_prompt() -> None:
     harness.turn(2)
     harness.submit("b", prompt(12, 20), max_new_tokens=9)
     harness.turn()
-    assert harness.rows() == [(1, 0, 7, False), (0, OWN_LENGTH, 1, True)]  # the chunk is less the running batch
+    assert harness.rows() == [
+        (1, 0, 7, False),
+        (0, OWN_LENGTH, 1, True),
+    ]  # the chunk is less the running batch
     harness.turn()
     assert harness.rows() == [(1, 7, 5, True), (0, OWN_LENGTH, 1, True)]
 
 
 def test_mixed_chunk_never_locks_prefill_out() -> None:
-    harness = Harness(num_pages=200, mixed_chunk=True, chunked_prefill_size=4, max_running_requests=8)
+    harness = Harness(
+        num_pages=200, mixed_chunk=True, chunked_prefill_size=4, max_running_requests=8
+    )
     for number in range(7):
         harness.submit(f"a{number}", prompt(2, 10 + number), max_new_tokens=20)
     while len(harness.running()) < 7:
@@ -67,7 +72,12 @@ def test_a_long_prompt_is_cut_into_chunks_and_only_the_last_samples() -> None:
     harness = Harness(page_size=4, num_pages=16, chunked_prefill_size=8)
     harness.submit("a", prompt(19), max_new_tokens=2)
     harness.drain()
-    assert [harness.rows(index)[0][1:] for index in range(4)] == [(0, 8, False), (8, 8, False), (16, 3, True), (OWN_LENGTH, 1, True)]
+    assert [harness.rows(index)[0][1:] for index in range(4)] == [
+        (0, 8, False),
+        (8, 8, False),
+        (16, 3, True),
+        (OWN_LENGTH, 1, True),
+    ]
 
 
 def test_at_most_one_sequence_is_in_mid_prefill() -> None:
@@ -77,7 +87,10 @@ def test_at_most_one_sequence_is_in_mid_prefill() -> None:
     harness.turn()
     assert harness.running() == ["a"]
     harness.turn(2)
-    assert harness.rows() == [(0, 16, 4, True), (1, 0, 4, False)]  # what is left of the chunk goes to the next
+    assert harness.rows() == [
+        (0, 16, 4, True),
+        (1, 0, 4, False),
+    ]  # what is left of the chunk goes to the next
 
 
 def test_chunk_budget_counts_whole_pages() -> None:
@@ -98,8 +111,11 @@ def test_max_prefill_tokens_limits_a_batch_but_not_its_first_request() -> None:
 
 
 def test_with_chunks_max_prefill_tokens_never_keeps_a_long_prompt_out() -> None:
-    """Ten pairs of a short and a long prompt: what the short one leaves of a chunk goes to the long one."""
-    harness = Harness(num_pages=800, max_running_requests=20, chunked_prefill_size=8, max_prefill_tokens=16)
+    """Ten pairs of a short and a long prompt: what the short one leaves of a chunk goes to the long
+    one."""
+    harness = Harness(
+        num_pages=800, max_running_requests=20, chunked_prefill_size=8, max_prefill_tokens=16
+    )
     for number in range(10):
         harness.submit(f"short{number}", prompt(1, 10 + number), max_new_tokens=1)
         harness.submit(f"long{number}", prompt(16, 40 + number), max_new_tokens=1)
@@ -133,7 +149,9 @@ def test_max_running_requests_gives_no_slot_until_one_ends() -> None:
     assert harness.running() == ["r0", "r1"]
     assert harness.recorder.steps[-1].refusals == {Refusal.NO_SLOT: 1}
     harness.turn()
-    assert harness.recorder.steps[-1].refusals == {Refusal.NO_SLOT: 1}  # the reason is kept while the batch is full
+    assert harness.recorder.steps[-1].refusals == {
+        Refusal.NO_SLOT: 1
+    }  # the reason is kept while the batch is full
     harness.turn()
     assert harness.running() == ["r1", "r2"]
 
@@ -186,7 +204,9 @@ def test_ignore_eos_requests_are_reserved_in_full() -> None:
         harness = Harness(num_pages=100)
         harness.submit("a", prompt(10, 10), max_new_tokens=60, ignore_eos=ignore_eos)
         harness.turn()
-        harness.submit("b", prompt(10, 20), max_new_tokens=25)  # 36 < 90 - 59 * 0.7 = 48.7, but not < 90 - 59 = 31
+        harness.submit(
+            "b", prompt(10, 20), max_new_tokens=25
+        )  # 36 < 90 - 59 * 0.7 = 48.7, but not < 90 - 59 = 31
         harness.turn()
         return harness.waiting()
 
@@ -230,7 +250,9 @@ def test_prompt_logprobs_keep_their_positions_out_of_the_prefix_match() -> None:
     harness.submit("b", prompt(8), max_new_tokens=1, return_logprob=True, logprob_start_len=3)
     harness.drain()
     assert harness.outcomes["b"].num_cached == 3
-    assert harness.plans[-1].admits[0].logprob_start == 4  # position 3 has no logprob of its own: its predecessor is not computed
+    assert (
+        harness.plans[-1].admits[0].logprob_start == 4
+    )  # position 3 has no logprob of its own: its predecessor is not computed
 
 
 def test_namespaces_share_nothing() -> None:
@@ -256,10 +278,21 @@ def test_a_full_queue_refuses_with_503() -> None:
     for number in range(5):
         harness.submit(f"r{number}", prompt(3, 10 + number))
     harness.turn()
-    refused = [outcome.finish for outcome in harness.outcomes.values() if outcome.finish is not None]
-    assert [(finish.type, finish.status_code, finish.message) for finish in refused] == [("abort", 503, "The request queue is full.")] * 3
+    refused = [
+        outcome.finish for outcome in harness.outcomes.values() if outcome.finish is not None
+    ]
+    assert [(finish.type, finish.status_code, finish.message) for finish in refused] == [
+        ("abort", 503, "The request queue is full.")
+    ] * 3
     harness.drain()
-    assert sum(outcome.finish.type == "length" for outcome in harness.outcomes.values() if outcome.finish) == 2
+    assert (
+        sum(
+            outcome.finish.type == "length"
+            for outcome in harness.outcomes.values()
+            if outcome.finish
+        )
+        == 2
+    )
 
 
 def test_a_retracted_request_is_not_refused_by_a_full_queue() -> None:
@@ -269,7 +302,10 @@ def test_a_retracted_request_is_not_refused_by_a_full_queue() -> None:
         harness.turn()
     harness.drain()
     assert harness.recorder.retractions
-    assert all(outcome.finish is not None and outcome.finish.type == "length" for outcome in harness.outcomes.values())
+    assert all(
+        outcome.finish is not None and outcome.finish.type == "length"
+        for outcome in harness.outcomes.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -280,11 +316,16 @@ def test_a_retracted_request_is_not_refused_by_a_full_queue() -> None:
         ([1, -1], f"A token id is outside the vocabulary of {VOCAB}."),
         (
             [1] * 58,
-            "Input length (58 tokens) exceeds the maximum allowed length (58 tokens). Use a shorter input or enable --allow-auto-truncate.",
+            (
+                "Input length (58 tokens) exceeds the maximum allowed length (58 tokens). Use a"
+                " shorter input or enable --allow-auto-truncate."
+            ),
         ),
     ],
 )
-def test_requests_that_can_never_be_served_are_refused_at_the_door(ids: list[int], message: str) -> None:
+def test_requests_that_can_never_be_served_are_refused_at_the_door(
+    ids: list[int], message: str
+) -> None:
     harness = Harness(num_pages=64)
     harness.submit("a", ids)
     harness.turn()
@@ -350,7 +391,14 @@ def test_an_unservable_head_is_aborted_instead_of_waiting_for_ever() -> None:
 
 
 def test_budget_lets_the_chunk_in_progress_pass_the_memory_reserve() -> None:
-    budget = PrefillBudget(page_size=4, clip_max_new_tokens=4096, input_left=100, chunk_left=16, requests_left=None, reserved=1000.0)
+    budget = PrefillBudget(
+        page_size=4,
+        clip_max_new_tokens=4096,
+        input_left=100,
+        chunk_left=16,
+        requests_left=None,
+        reserved=1000.0,
+    )
     assert budget.exhausted(available=40) is Refusal.NO_MEMORY
     assert budget.chunk(extend=50, available=40) == 16
     assert budget.chunk(extend=50, available=7) == 4
@@ -366,7 +414,9 @@ def test_budget_lets_the_chunk_in_progress_pass_the_memory_reserve() -> None:
         ([(2, 3), (20, 5)], 10, False),
     ],
 )
-def test_ignore_eos_admission_follows_the_known_ends(requests: list[tuple[int, int]], available: int, fits: bool) -> None:
+def test_ignore_eos_admission_follows_the_known_ends(
+    requests: list[tuple[int, int]], available: int, fits: bool
+) -> None:
     assert fits_until_finish(requests, available) is fits
 
 
@@ -381,7 +431,8 @@ def test_ignore_eos_without_cache_waits_until_the_ends_fit() -> None:
 
 
 def test_a_burst_on_an_idle_engine_is_looked_at_again_once_its_first_ones_run() -> None:
-    """Newcomers reserve all they may generate, running ones 70 % of it: the second pass finds room for one more."""
+    """Newcomers reserve all they may generate, running ones 70 % of it: the second pass finds room
+    for one more."""
     harness = Harness(num_pages=40)
     for number, rid in enumerate("abc"):
         harness.submit(rid, prompt(4, 10 + number), max_new_tokens=16)

@@ -1,4 +1,5 @@
-"""Decode memory, retraction, the new-token ratio, finish tests and emission (docs/sglang/scheduling.md)."""
+"""Decode memory, retraction, the new-token ratio, finish tests and emission
+(docs/sglang/scheduling.md)."""
 
 from __future__ import annotations
 
@@ -44,7 +45,13 @@ def test_new_token_ratio_follows_its_formula() -> None:
 
 
 def test_retraction_takes_fewest_outputs_then_longest_input_then_the_newest() -> None:
-    views = [RunningView(0, 5, 10), RunningView(1, 2, 10), RunningView(2, 2, 30), RunningView(3, 9, 99), RunningView(4, 2, 10)]
+    views = [
+        RunningView(0, 5, 10),
+        RunningView(1, 2, 10),
+        RunningView(2, 2, 30),
+        RunningView(3, 9, 99),
+        RunningView(4, 2, 10),
+    ]
     assert retraction_order(views) == [2, 4, 1, 0, 3]
 
 
@@ -58,7 +65,9 @@ def test_a_dry_pool_retracts_and_everyone_still_gets_their_tokens() -> None:
     for number in range(4):
         expected = reference(np.array(prompt(6, 10 + number), np.int32), 30, hashed_token(VOCAB))
         assert harness.outcomes[f"r{number}"].ids == expected
-    assert sum(outcome.num_retractions for outcome in harness.outcomes.values()) == sum(r.num_seqs for r in harness.recorder.retractions)
+    assert sum(outcome.num_retractions for outcome in harness.outcomes.values()) == sum(
+        r.num_seqs for r in harness.recorder.retractions
+    )
 
 
 def test_a_retracted_request_goes_to_the_end_of_the_queue() -> None:
@@ -94,7 +103,10 @@ def test_the_sequence_in_mid_prefill_goes_before_the_last_decoding_one_is_aborte
     harness.turn(22)
     harness.submit("long", prompt(30, 20), max_new_tokens=2)
     harness.drain()
-    assert all(outcome.finish is not None and outcome.finish.type == "length" for outcome in harness.outcomes.values())
+    assert all(
+        outcome.finish is not None and outcome.finish.type == "length"
+        for outcome in harness.outcomes.values()
+    )
 
 
 def test_the_last_request_is_aborted_when_even_alone_it_does_not_fit() -> None:
@@ -108,7 +120,9 @@ def test_the_last_request_is_aborted_when_even_alone_it_does_not_fit() -> None:
     finish = harness.outcomes["a"].finish
     assert finish is not None
     assert finish.status_code == 500
-    assert (finish.message or "").startswith("Out of memory even after retracting all other requests in the decode batch.")
+    assert (finish.message or "").startswith(
+        "Out of memory even after retracting all other requests in the decode batch."
+    )
     harness.cache.free(stolen)
     harness.submit("b", prompt(4), max_new_tokens=3)
     harness.drain()
@@ -131,19 +145,30 @@ def test_forced_retraction_for_tests() -> None:
     assert harness.recorder.retractions
     assert all(event.testing for event in harness.recorder.retractions)
     for number in range(3):
-        assert harness.outcomes[f"r{number}"].ids == reference(np.array(prompt(4, 10 + number), np.int32), 12, hashed_token(VOCAB))
+        assert harness.outcomes[f"r{number}"].ids == reference(
+            np.array(prompt(4, 10 + number), np.int32), 12, hashed_token(VOCAB)
+        )
 
 
 @pytest.mark.parametrize("num_pages", [11, 14, 20])
 def test_forced_retraction_takes_as_many_as_it_must(num_pages: int) -> None:
-    """In step, and in a pool so small that the pages of one victim do not give the others one each."""
-    harness = Harness(num_pages=num_pages, page_size=4, test_retract_interval=1, clip_max_new_tokens=1, ratio=EAGER)
+    """In step, and in a pool so small that the pages of one victim do not give the others one
+    each."""
+    harness = Harness(
+        num_pages=num_pages,
+        page_size=4,
+        test_retract_interval=1,
+        clip_max_new_tokens=1,
+        ratio=EAGER,
+    )
     for number in range(8):
         harness.submit(f"r{number}", prompt(3, 10 + number), max_new_tokens=12)
     harness.drain()
     assert any(event.testing and event.num_seqs > 1 for event in harness.recorder.retractions)
     for number in range(8):
-        assert harness.outcomes[f"r{number}"].ids == reference(np.array(prompt(3, 10 + number), np.int32), 12, hashed_token(VOCAB))
+        assert harness.outcomes[f"r{number}"].ids == reference(
+            np.array(prompt(3, 10 + number), np.int32), 12, hashed_token(VOCAB)
+        )
 
 
 @pytest.mark.parametrize(
@@ -155,14 +180,20 @@ def test_forced_retraction_takes_as_many_as_it_must(num_pages: int) -> None:
         ({"eos": {12}}, 8, "stop", 12),  # a stop at the limit is a stop
     ],
 )
-def test_finish_order(options: dict[str, object], length: int, finish_type: str, matched: int | None) -> None:
+def test_finish_order(
+    options: dict[str, object], length: int, finish_type: str, matched: int | None
+) -> None:
     eos = options.pop("eos")
     harness = Harness(next_token=counting, eos_token_ids=frozenset(eos))  # type: ignore[arg-type]
     harness.submit("a", prompt(5), max_new_tokens=8, **options)
     harness.drain()
     outcome = harness.outcomes["a"]
     assert outcome.finish is not None
-    assert (len(outcome.ids), outcome.finish.type, outcome.finish.matched) == (length, finish_type, matched)
+    assert (len(outcome.ids), outcome.finish.type, outcome.finish.matched) == (
+        length,
+        finish_type,
+        matched,
+    )
 
 
 def test_logits_that_are_not_finite_abort_their_request_alone() -> None:
@@ -203,7 +234,11 @@ def test_abort_ends_what_runs_and_what_waits() -> None:
     harness.turn(3)
     harness.abort("job-1", "job-2", "job-3")
     harness.turn()
-    ends = {rid: outcome.finish.message for rid, outcome in harness.outcomes.items() if outcome.finish is not None}
+    ends = {
+        rid: outcome.finish.message
+        for rid, outcome in harness.outcomes.items()
+        if outcome.finish is not None
+    }
     assert ends == {"job-1": "Aborted", "job-2": "Aborted", "job-3": "Abort in waiting queue"}
     harness.drain()
     assert harness.outcomes["other"].finish is not None
@@ -228,4 +263,6 @@ def test_outputs_of_a_finished_request_are_a_prefix_for_the_next_turn() -> None:
     conversation = prompt(10) + harness.outcomes["turn1"].ids
     harness.submit("turn2", [*conversation, 42, 43], max_new_tokens=2)
     harness.drain()
-    assert harness.outcomes["turn2"].num_cached == 14  # the last output has no KV: it was never fed back
+    assert (
+        harness.outcomes["turn2"].num_cached == 14
+    )  # the last output has no KV: it was never fed back

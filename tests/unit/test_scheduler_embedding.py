@@ -1,4 +1,5 @@
-"""Requests for embeddings: one prompt, no tokens; computed in chunks, from cached prefixes or not, retracted, aborted."""
+"""Requests for embeddings: one prompt, no tokens; computed in chunks, from cached prefixes or not,
+retracted, aborted."""
 
 from __future__ import annotations
 

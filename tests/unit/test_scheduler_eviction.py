@@ -1,4 +1,5 @@
-"""What the scheduler tells the cache of its requests: priorities at insertion, and hits, each once."""
+"""What the scheduler tells the cache of its requests: priorities at insertion, and hits, each
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The loop at depths 0, 1 and 2: stops, aborts, retractions and grammar masks while rows are in flight."""
+"""The loop at depths 0, 1 and 2: stops, aborts, retractions and grammar masks while rows are in
+flight."""
 
 from __future__ import annotations
 
@@ -20,13 +21,23 @@ def prompt(length: int, first: int = 10) -> list[int]:
     return [first, *((first * 7 + index) % VOCAB for index in range(length - 1))]
 
 
-def expected(length: int, first: int, num_new: int, stop_ids: frozenset[int] = frozenset()) -> list[int]:
-    return reference(np.array(prompt(length, first), np.int32), num_new, hashed_token(VOCAB), stop_ids)
+def expected(
+    length: int, first: int, num_new: int, stop_ids: frozenset[int] = frozenset()
+) -> list[int]:
+    return reference(
+        np.array(prompt(length, first), np.int32), num_new, hashed_token(VOCAB), stop_ids
+    )
 
 
 @DEPTHS
 def test_tokens_do_not_depend_on_depth(depth: int, replan: bool) -> None:
-    harness = Harness(num_pages=200, depth=depth, replan_inflight=replan, eos_token_ids=EOS, chunked_prefill_size=6)
+    harness = Harness(
+        num_pages=200,
+        depth=depth,
+        replan_inflight=replan,
+        eos_token_ids=EOS,
+        chunked_prefill_size=6,
+    )
     for number in range(6):
         harness.submit(f"r{number}", prompt(9 + number, 10 + number), max_new_tokens=25)
         harness.turn(2)
@@ -71,7 +82,9 @@ def test_a_stop_wastes_at_most_depth_rows(depth: int, replan: bool) -> None:
 
 
 @DEPTHS
-def test_slot_and_pages_of_an_aborted_sequence_are_held_until_its_rows_are_back(depth: int, replan: bool) -> None:
+def test_slot_and_pages_of_an_aborted_sequence_are_held_until_its_rows_are_back(
+    depth: int, replan: bool
+) -> None:
     harness = Harness(depth=depth, replan_inflight=replan, max_running_requests=1)
     harness.submit("a", prompt(4, 10), max_new_tokens=30)
     harness.submit("b", prompt(4, 20), max_new_tokens=5)
@@ -97,7 +110,9 @@ def test_a_rid_can_be_used_again_at_once_after_an_abort(depth: int, replan: bool
 
 @DEPTHS
 def test_retraction_while_rows_are_in_flight_waits_for_them(depth: int, replan: bool) -> None:
-    harness = Harness(num_pages=60, depth=depth, replan_inflight=replan, ratio=RatioConfig(conservativeness=0.01))
+    harness = Harness(
+        num_pages=60, depth=depth, replan_inflight=replan, ratio=RatioConfig(conservativeness=0.01)
+    )
     for number in range(4):
         harness.submit(f"r{number}", prompt(6, 10 + number), max_new_tokens=30)
         harness.turn()
@@ -116,7 +131,8 @@ def test_chunks_of_one_prompt_may_be_in_flight_together(depth: int, replan: bool
 
 
 class EvenOdd:
-    """Allows even tokens after an even number of tokens, odd ones after an odd number; ends after seven."""
+    """Allows even tokens after an even number of tokens, odd ones after an odd number; ends after
+    seven."""
 
     def __init__(self) -> None:
         self.accepted: list[int] = []
@@ -169,7 +185,9 @@ def test_newcomers_of_a_step_are_announced_before_it_runs() -> None:
     harness.submit("a", prompt(4))
     harness.submit("b", prompt(4, 20))
     harness.loop.step()
-    assert [message.rids for message in harness.wire.outbox if isinstance(message, Announce)] == [["a", "b"]]
+    assert [message.rids for message in harness.wire.outbox if isinstance(message, Announce)] == [
+        ["a", "b"]
+    ]
 
 
 def test_control_calls_are_answered() -> None:
@@ -177,7 +195,10 @@ def test_control_calls_are_answered() -> None:
     harness.submit("a", prompt(8), max_new_tokens=3)
     harness.wire.inbox.append(Call(1, "flush_cache"))
     harness.turn()
-    assert (harness.replies[-1].ok, harness.replies[-1].value) == (False, {"num_queued": 1, "num_running": 0})
+    assert (harness.replies[-1].ok, harness.replies[-1].value) == (
+        False,
+        {"num_queued": 1, "num_running": 0},
+    )
     harness.drain()
     harness.wire.inbox += [Call(2, "flush_cache"), Call(3, "state"), Call(4, "dance")]
     harness.turn()
@@ -195,7 +216,9 @@ def test_shutdown_ends_the_loop() -> None:
     harness.loop.run()
 
 
-def test_a_leak_found_idle_is_repaired_and_the_server_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_leak_found_idle_is_repaired_and_the_server_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     harness = Harness(num_pages=64)
     harness.submit("a", prompt(8), max_new_tokens=3)
     harness.drain()

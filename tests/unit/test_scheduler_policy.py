@@ -1,4 +1,5 @@
-"""Queue orders (docs/sglang/scheduling.md#queue-orders): the pure functions on views, and their effect in the scheduler."""
+"""Queue orders (docs/sglang/scheduling.md#queue-orders): the pure functions on views, and their
+effect in the scheduler."""
 
 from __future__ import annotations
 
@@ -21,8 +22,17 @@ def expected(length: int, first: int, num_new: int) -> list[int]:
     return reference(np.array(prompt(length, first), np.int32), num_new, hashed_token(VOCAB))
 
 
-def view(*candidates: tuple[int, list[int], int], check: int = 4, deprioritize: int = 4) -> QueueView:
-    return QueueView([Candidate(seq_id, np.array(ids, np.int32), "", matched) for seq_id, ids, matched in candidates], check, deprioritize)
+def view(
+    *candidates: tuple[int, list[int], int], check: int = 4, deprioritize: int = 4
+) -> QueueView:
+    return QueueView(
+        [
+            Candidate(seq_id, np.array(ids, np.int32), "", matched)
+            for seq_id, ids, matched in candidates
+        ],
+        check,
+        deprioritize,
+    )
 
 
 def test_lpm_puts_the_longest_match_first_and_keeps_arrival_order_in_ties() -> None:
@@ -58,12 +68,16 @@ def test_lpm_serves_the_cached_prefix_first() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lpm", "hrrn"])
-def test_policies_that_match_prefixes_fall_back_to_arrival_order_in_a_long_queue(policy: str) -> None:
+def test_policies_that_match_prefixes_fall_back_to_arrival_order_in_a_long_queue(
+    policy: str,
+) -> None:
     assert policy == "hrrn" or warmed(policy, QUEUE_LIMIT).outcomes["hit"].finish is not None
     crowded = warmed(policy, QUEUE_LIMIT + 1)
     assert crowded.outcomes["cold0"].finish is not None
     crowded.turn(9)
-    assert crowded.recorder.fallbacks == [(f"{policy} acts as fcfs", "129 requests wait, more than 128")]
+    assert crowded.recorder.fallbacks == [
+        (f"{policy} acts as fcfs", "129 requests wait, more than 128")
+    ]
 
 
 @pytest.mark.parametrize("policy", ["dfs-weight", "shortest-prefill-first"])
@@ -80,7 +94,9 @@ def test_fcfs_keeps_the_prefixes_of_waiting_requests_recent() -> None:
     harness.submit("waits", [50] * 20 + [2], max_new_tokens=1)
     harness.scheduler._prefill._order._num_passes = 31
     harness.turn()
-    pages = harness.cache.alloc((harness.cache.free_tokens) + 1)  # evicts one leaf: the least recent
+    pages = harness.cache.alloc(
+        (harness.cache.free_tokens) + 1
+    )  # evicts one leaf: the least recent
     assert pages is not None
     assert harness.cache.peek(np.full(20, 50, np.int32)) == 20
     assert harness.cache.peek(np.full(20, 60, np.int32)) < 20
@@ -114,14 +130,25 @@ def test_random_in_the_loop_is_repeatable() -> None:
         harness.submit(f"r{number}", prompt(4, 10 + number))
     harness.loop._intake(0.0)
     order = harness.scheduler._prefill._order
-    assert [seq.rid for seq in order.take()] != [seq.rid for seq in order.take()], "another order in every pass"
+    assert [seq.rid for seq in order.take()] != [seq.rid for seq in order.take()], (
+        "another order in every pass"
+    )
     harness.drain()
 
 
 def test_routing_key_in_the_loop() -> None:
     harness = Harness(max_running_requests=3, policy="routing-key", num_pages=200)
-    for rid, key, limit in (("a1", "a", 30), ("a2", "a", 30), ("b1", "b", 3), ("none", "", 3), ("b2", "b", 3), ("a3", "a", 3)):
-        harness.submit(rid, prompt(4, 10 + len(harness.outcomes)), max_new_tokens=limit, routing_key=key)
+    for rid, key, limit in (
+        ("a1", "a", 30),
+        ("a2", "a", 30),
+        ("b1", "b", 3),
+        ("none", "", 3),
+        ("b2", "b", 3),
+        ("a3", "a", 3),
+    ):
+        harness.submit(
+            rid, prompt(4, 10 + len(harness.outcomes)), max_new_tokens=limit, routing_key=key
+        )
     assert admissions(harness)[3:] == ["a3", "none", "b2"]
 
 
@@ -132,7 +159,13 @@ def test_dfs_weight_in_the_loop() -> None:
         harness.submit(f"warm{number}", cached, max_new_tokens=1)
         harness.drain()
     harness.plans.clear()
-    for rid, ids in (("cold", prompt(5, 80)), ("l1", [*light, 1]), ("h1", [*heavy, 1]), ("h2", [*heavy[:6], 2]), ("h3", [*heavy, 3])):
+    for rid, ids in (
+        ("cold", prompt(5, 80)),
+        ("l1", [*light, 1]),
+        ("h1", [*heavy, 1]),
+        ("h2", [*heavy[:6], 2]),
+        ("h3", [*heavy, 3]),
+    ):
         harness.submit(rid, ids, max_new_tokens=1)
     # With h1 and h3 gone the subtrees weigh one each: the earlier request goes first.
     assert admissions(harness) == ["h1", "h3", "l1", "h2", "cold"]
@@ -147,13 +180,17 @@ def stream_of_short_ones(policy: str, turns: int) -> Harness:
     for _ in range(turns):
         while len(harness.waiting()) + len(harness.wire.inbox) < 3:
             number = next(numbers)
-            harness.submit(f"short{number}", [5 + number % 80, number // 80, 1, 2, 3], max_new_tokens=1)
+            harness.submit(
+                f"short{number}", [5 + number % 80, number // 80, 1, 2, 3], max_new_tokens=1
+            )
         harness.turn()
     return harness
 
 
 def test_hrrn_serves_a_long_prompt_however_many_short_ones_come() -> None:
-    assert stream_of_short_ones("hrrn", 20).outcomes["long"].finish is None, "they go first for a while"
+    assert stream_of_short_ones("hrrn", 20).outcomes["long"].finish is None, (
+        "they go first for a while"
+    )
     assert stream_of_short_ones("hrrn", 400).outcomes["long"].finish is not None
 
 
@@ -171,13 +208,17 @@ def test_shortest_prefill_first_runs_short_prompts_beside_a_long_one() -> None:
     assert harness.rows() == [(0, 16, 5, False), (1, 0, 4, True), (2, 0, 7, True)]
     assert harness.sequence("long").prefilling
     harness.turn()
-    assert harness.rows() == [(0, 21, 16, False)], "30 tokens would have to be cut, and one prompt at a time is in pieces"
+    assert harness.rows() == [(0, 21, 16, False)], (
+        "30 tokens would have to be cut, and one prompt at a time is in pieces"
+    )
     harness.drain()
     assert harness.outcomes["long"].ids == expected(60, 10, 2)
     assert harness.outcomes["s3"].ids == expected(30, 40, 2)
 
 
-def test_shortest_prefill_first_matches_each_waiting_prompt_once_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortest_prefill_first_matches_each_waiting_prompt_once_per_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     harness = Harness(num_pages=900, chunked_prefill_size=16, policy="shortest-prefill-first")
     harness.submit("long", prompt(60, 10), max_new_tokens=2)
     harness.turn()
@@ -185,15 +226,26 @@ def test_shortest_prefill_first_matches_each_waiting_prompt_once_per_step(monkey
         harness.submit(f"r{number}", prompt(30, 11 + number), max_new_tokens=2)
     looks: list[int] = []
     peek = harness.cache.peek
-    monkeypatch.setattr(harness.cache, "peek", lambda ids, namespace="": (looks.append(1), peek(ids, namespace))[1])
+    monkeypatch.setattr(
+        harness.cache, "peek", lambda ids, namespace="": (looks.append(1), peek(ids, namespace))[1]
+    )
     harness.turn()
     assert harness.rows() == [(0, 16, 16, False)]
-    assert len(looks) == 20 + 1, "to order them, and the first once more to see what the chunk may leave to it"
+    assert len(looks) == 20 + 1, (
+        "to order them, and the first once more to see what the chunk may leave to it"
+    )
 
 
 def test_one_prompt_at_a_time_is_in_pieces() -> None:
-    """Where the next chunk must wait for the last one's result, others may use the turn, but whole."""
-    harness = Harness(num_pages=400, chunked_prefill_size=16, policy="shortest-prefill-first", depth=2, replan_inflight=False)
+    """Where the next chunk must wait for the last one's result, others may use the turn, but
+    whole."""
+    harness = Harness(
+        num_pages=400,
+        chunked_prefill_size=16,
+        policy="shortest-prefill-first",
+        depth=2,
+        replan_inflight=False,
+    )
     harness.submit("long", prompt(60, 10), max_new_tokens=2)
     harness.turn()
     harness.submit("cut", prompt(30, 20), max_new_tokens=2)
@@ -217,7 +269,9 @@ def test_one_prompt_at_a_time_is_in_pieces() -> None:
         (1, None, 60, [3], 0),
     ],
 )
-def test_what_a_chunk_leaves_to_shorter_prompts(page_size: int, chunk: int | None, extend: int, waiting: list[int], kept: int) -> None:
+def test_what_a_chunk_leaves_to_shorter_prompts(
+    page_size: int, chunk: int | None, extend: int, waiting: list[int], kept: int
+) -> None:
     budget = PrefillBudget(
         page_size=page_size, clip_max_new_tokens=4096, input_left=100, chunk_left=chunk, requests_left=None, reserved=0.0
     )  # fmt: skip
@@ -225,7 +279,13 @@ def test_what_a_chunk_leaves_to_shorter_prompts(page_size: int, chunk: int | Non
 
 
 def test_shortest_prefill_first_leaves_the_long_one_a_page() -> None:
-    harness = Harness(num_pages=400, chunked_prefill_size=16, max_running_requests=64, policy="shortest-prefill-first", in_batch_check=-1)
+    harness = Harness(
+        num_pages=400,
+        chunked_prefill_size=16,
+        max_running_requests=64,
+        policy="shortest-prefill-first",
+        in_batch_check=-1,
+    )
     harness.submit("long", prompt(60, 10), max_new_tokens=2)
     harness.turn()
     for number in range(30):

@@ -1,4 +1,5 @@
-"""Priority scheduling (docs/sglang/scheduling.md#priorities): order, preemption, replacement in a full queue, refusal."""
+"""Priority scheduling (docs/sglang/scheduling.md#priorities): order, preemption, replacement in a
+full queue, refusal."""
 
 from __future__ import annotations
 
@@ -25,7 +26,14 @@ def expected(length: int, first: int, num_new: int) -> list[int]:
     return reference(np.array(prompt(length, first), np.int32), num_new, hashed_token(VOCAB))
 
 
-def prioritized(*, slots: int = 1, default: int | None = None, low_first: bool = False, threshold: int = 10, **more: Any) -> Harness:
+def prioritized(
+    *,
+    slots: int = 1,
+    default: int | None = None,
+    low_first: bool = False,
+    threshold: int = 10,
+    **more: Any,
+) -> Harness:
     rule = {key: more.pop(key) for key in ("preempt", "retract_first") if key in more}
     config = PriorityConfig(default=default, low_first=low_first, threshold=threshold, **rule)
     return Harness(max_running_requests=slots, priority=config, **{"num_pages": 200, **more})
@@ -36,7 +44,11 @@ def order_of_ends(harness: Harness) -> list[str]:
     ended: list[str] = []
     while not harness.scheduler.state.is_idle or harness.wire.inbox:
         harness.turn()
-        ended += [rid for rid, outcome in harness.outcomes.items() if outcome.finish is not None and rid not in ended]
+        ended += [
+            rid
+            for rid, outcome in harness.outcomes.items()
+            if outcome.finish is not None and rid not in ended
+        ]
     return ended
 
 
@@ -60,8 +72,12 @@ def test_ranks() -> None:
 )
 def test_the_most_urgent_goes_first(options: dict[str, Any], ends: list[str]) -> None:
     harness = prioritized(preempt=False, **options)
-    for number, (rid, priority) in enumerate([("a", 3), ("b", 7), ("c", -2), ("d", 7), ("none", None)]):
-        harness.submit(rid, prompt(4, 10 + number), max_new_tokens=9 if rid == "d" else 4, priority=priority)
+    for number, (rid, priority) in enumerate(
+        [("a", 3), ("b", 7), ("c", -2), ("d", 7), ("none", None)]
+    ):
+        harness.submit(
+            rid, prompt(4, 10 + number), max_new_tokens=9 if rid == "d" else 4, priority=priority
+        )
     assert order_of_ends(harness) == ends
 
 
@@ -70,7 +86,9 @@ def test_without_priority_scheduling_a_priority_means_nothing() -> None:
     for number, priority in enumerate([0, 50, 90]):
         harness.submit(f"r{number}", prompt(4, 10 + number), priority=priority)
     assert order_of_ends(harness) == ["r0", "r1", "r2"]
-    assert harness.recorder.fallbacks == [("priorities do not order the queue", "--enable-priority-scheduling is off")]
+    assert harness.recorder.fallbacks == [
+        ("priorities do not order the queue", "--enable-priority-scheduling is off")
+    ]
 
 
 def test_a_priority_can_be_refused_where_it_means_nothing() -> None:
@@ -81,20 +99,33 @@ def test_a_priority_can_be_refused_where_it_means_nothing() -> None:
     finish = harness.outcomes["with"].finish
     assert finish is not None
     assert (finish.type, finish.status_code) == ("abort", 503)
-    assert finish.message == "Using priority is disabled for this server. Please send a new request without a priority."
+    assert (
+        finish.message
+        == "Using priority is disabled for this server. Please send a new request without a"
+        " priority."
+    )
     assert len(harness.outcomes["without"].ids) == 4
     assert not harness.recorder.fallbacks
 
 
 def test_victims_are_the_least_urgent_then_the_newest_beyond_the_threshold() -> None:
-    running = [RankedView(0, 20), RankedView(1, 5), RankedView(2, 20), RankedView(3, 30), RankedView(4, 11), RankedView(5, 10)]
+    running = [
+        RankedView(0, 20),
+        RankedView(1, 5),
+        RankedView(2, 20),
+        RankedView(3, 30),
+        RankedView(4, 11),
+        RankedView(5, 10),
+    ]
     assert preemption_order(0, running, 10) == [3, 2, 0, 4]
     assert preemption_order(25, running, 10) == []
     assert preemption_order(0, running, 0) == [3, 2, 0, 4, 5, 1]
 
 
 @DEPTHS
-def test_an_urgent_request_takes_the_slot_of_another_whose_tokens_stay_the_same(depth: int, replan: bool) -> None:
+def test_an_urgent_request_takes_the_slot_of_another_whose_tokens_stay_the_same(
+    depth: int, replan: bool
+) -> None:
     harness = prioritized(depth=depth, replan_inflight=replan)
     harness.submit("slow", prompt(6, 10), max_new_tokens=30, priority=0)
     harness.turn(8)
@@ -111,8 +142,13 @@ def test_an_urgent_request_takes_the_slot_of_another_whose_tokens_stay_the_same(
     assert not harness.recorder.retractions
 
 
-@pytest.mark.parametrize(("options", "priority"), [({}, 10), ({"preempt": False}, 99), ({"low_first": True}, 11), ({"threshold": 40}, 40)])
-def test_no_preemption_within_the_threshold_or_when_it_is_off(options: dict[str, Any], priority: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "priority"),
+    [({}, 10), ({"preempt": False}, 99), ({"low_first": True}, 11), ({"threshold": 40}, 40)],
+)
+def test_no_preemption_within_the_threshold_or_when_it_is_off(
+    options: dict[str, Any], priority: int
+) -> None:
     harness = prioritized(**options)
     harness.submit("slow", prompt(6, 10), max_new_tokens=20, priority=0)
     harness.turn(4)
@@ -172,7 +208,8 @@ def test_no_one_goes_if_it_would_not_be_enough() -> None:
 
 
 def test_what_the_kept_share_with_a_victim_is_not_counted_as_gained() -> None:
-    """The long prefix stays locked by the request that is too urgent to go: sending the other back would not make room."""
+    """The long prefix stays locked by the request that is too urgent to go: sending the other back
+    would not make room."""
     harness = prioritized(slots=8, num_pages=100, threshold=0)
     shared = prompt(50, 10)
     harness.submit("kept", [*shared, 1], max_new_tokens=10, priority=9)
@@ -188,7 +225,9 @@ def test_what_the_kept_share_with_a_victim_is_not_counted_as_gained() -> None:
 
 @DEPTHS
 def test_the_prompt_in_mid_prefill_is_not_interrupted(depth: int, replan: bool) -> None:
-    harness = prioritized(slots=2, num_pages=200, chunked_prefill_size=8, depth=depth, replan_inflight=replan)
+    harness = prioritized(
+        slots=2, num_pages=200, chunked_prefill_size=8, depth=depth, replan_inflight=replan
+    )
     harness.submit("running", prompt(4, 10), max_new_tokens=40, priority=0)
     harness.turn(3)
     harness.submit("long", prompt(60, 20), max_new_tokens=5, priority=5)
@@ -199,7 +238,9 @@ def test_the_prompt_in_mid_prefill_is_not_interrupted(depth: int, replan: bool) 
         assert harness.waiting() == ["urgent"]
         harness.turn()
     harness.turn(2 * depth + 2)
-    assert harness.waiting() == ["running"], "the least urgent made room, once the prompt was through"
+    assert harness.waiting() == ["running"], (
+        "the least urgent made room, once the prompt was through"
+    )
     harness.drain()
     assert harness.outcomes["running"].ids == expected(4, 10, 40)
     assert harness.outcomes["long"].ids == expected(60, 20, 5)
@@ -208,7 +249,9 @@ def test_the_prompt_in_mid_prefill_is_not_interrupted(depth: int, replan: bool) 
 
 @DEPTHS
 def test_preemption_in_mixed_steps(depth: int, replan: bool) -> None:
-    harness = prioritized(slots=3, mixed_chunk=True, chunked_prefill_size=8, depth=depth, replan_inflight=replan)
+    harness = prioritized(
+        slots=3, mixed_chunk=True, chunked_prefill_size=8, depth=depth, replan_inflight=replan
+    )
     for number in range(3):
         harness.submit(f"r{number}", prompt(9, 10 + number), max_new_tokens=25, priority=number)
     harness.turn(12)
@@ -239,13 +282,19 @@ def test_a_full_queue_gives_up_its_least_urgent_for_a_better_one() -> None:
         harness.submit(rid, prompt(4, 30 + len(rid)), max_new_tokens=8, priority=priority)
     harness.turn(2)
     finishes = {rid: harness.outcomes[rid].finish for rid in ("worse", "equal")}
-    messages = {rid: (finish.status_code, finish.message) for rid, finish in finishes.items() if finish is not None}
+    messages = {
+        rid: (finish.status_code, finish.message)
+        for rid, finish in finishes.items()
+        if finish is not None
+    }
     assert messages == {
         "worse": (503, "The request is aborted by a higher priority request."),
         "equal": (503, "The request queue is full."),
     }
     assert harness.waiting() == ["better", "urgent"]
-    assert harness.recorder.dropped == [("worse", "The request is aborted by a higher priority request.")]
+    assert harness.recorder.dropped == [
+        ("worse", "The request is aborted by a higher priority request.")
+    ]
     assert order_of_ends(harness)[-3:] == ["running", "urgent", "better"]
 
 
@@ -275,18 +324,31 @@ def test_a_full_queue_keeps_those_that_have_run() -> None:
 
 
 def test_retraction_by_priority_comes_before_length() -> None:
-    views = [RunningView(0, 5, 10, rank=1), RunningView(1, 2, 10, rank=0), RunningView(2, 9, 30, rank=1), RunningView(3, 1, 1, rank=3)]
+    views = [
+        RunningView(0, 5, 10, rank=1),
+        RunningView(1, 2, 10, rank=0),
+        RunningView(2, 9, 30, rank=1),
+        RunningView(3, 1, 1, rank=3),
+    ]
     assert retraction_order(views) == [3, 0, 2, 1]
 
 
 @pytest.mark.parametrize(("retract_first", "retracted"), [(True, "low"), (False, "high")])
 def test_a_dry_pool_spares_the_urgent(retract_first: bool, retracted: str) -> None:
-    harness = prioritized(slots=4, num_pages=50, retract_first=retract_first, preempt=False, ratio=RatioConfig(conservativeness=0.01))
+    harness = prioritized(
+        slots=4,
+        num_pages=50,
+        retract_first=retract_first,
+        preempt=False,
+        ratio=RatioConfig(conservativeness=0.01),
+    )
     harness.submit("low", prompt(6, 10), max_new_tokens=32, priority=0)
     harness.turn(6)
     harness.submit("high", prompt(6, 20), max_new_tokens=25, priority=9)
     harness.drain()
     assert harness.recorder.retractions
-    assert {rid for rid, outcome in harness.outcomes.items() if outcome.num_retractions} == {retracted}
+    assert {rid for rid, outcome in harness.outcomes.items() if outcome.num_retractions} == {
+        retracted
+    }
     assert harness.outcomes["low"].ids == expected(6, 10, 32)
     assert harness.outcomes["high"].ids == expected(6, 20, 25)

@@ -1,4 +1,5 @@
-"""Who gets a turn, and for how long: decode between prefills, admissions that wait for company, time limits."""
+"""Who gets a turn, and for how long: decode between prefills, admissions that wait for company,
+time limits."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ def expected(length: int, first: int, num_new: int) -> list[int]:
 def kinds(harness: Harness) -> str:
     """P for every prefill step, D for every decode step, M for both in one."""
     letters = {(True, False): "P", (False, True): "D", (True, True): "M"}
-    return "".join(letters[stats.num_prefill_rows > 0, stats.num_decode_rows > 0] for stats in harness.recorder.steps)
+    return "".join(
+        letters[stats.num_prefill_rows > 0, stats.num_decode_rows > 0]
+        for stats in harness.recorder.steps
+    )
 
 
 # ---------------------------------------------------------------------- cadence
@@ -46,14 +50,19 @@ def kinds(harness: Harness) -> str:
         (CadenceConfig(prefill_decode_interval=2, min_decoding=2), "PDPPPDDP"),
         (CadenceConfig(continuous_decode_steps=3), "PDDDPPPPDDD"),
         (CadenceConfig(prefill_decode_interval=1, continuous_decode_steps=3), "PDPDPDPDPDDD"),
-        (CadenceConfig(decode_after_piece=1), "PDPDPDPPDD"),  # the third chunk reads the end of b and the beginning of c
+        (
+            CadenceConfig(decode_after_piece=1),
+            "PDPDPDPPDD",
+        ),  # the third chunk reads the end of b and the beginning of c
     ],
 )
 def test_decode_steps_between_prefills(cadence: CadenceConfig, steps: str) -> None:
     harness = Harness(num_pages=200, chunked_prefill_size=8, cadence=cadence)
     harness.submit("a", prompt(4, 10), max_new_tokens=40)
     harness.turn(2)
-    harness.submit("b", prompt(20, 20), max_new_tokens=40)  # three chunks; the last has room for one more
+    harness.submit(
+        "b", prompt(20, 20), max_new_tokens=40
+    )  # three chunks; the last has room for one more
     harness.submit("c", prompt(9, 30), max_new_tokens=40)
     harness.turn(len(steps) - 2)
     assert kinds(harness).startswith(steps)
@@ -62,8 +71,11 @@ def test_decode_steps_between_prefills(cadence: CadenceConfig, steps: str) -> No
 
 
 def test_newcomers_do_not_wait_for_decode_turns_between_pieces() -> None:
-    """A burst of short prompts is admitted step by step, whether or not its last one is cut; then everybody decodes."""
-    harness = Harness(num_pages=400, chunked_prefill_size=16, cadence=CadenceConfig(decode_after_piece=1))
+    """A burst of short prompts is admitted step by step, whether or not its last one is cut; then
+    everybody decodes."""
+    harness = Harness(
+        num_pages=400, chunked_prefill_size=16, cadence=CadenceConfig(decode_after_piece=1)
+    )
     harness.submit("runs", prompt(4, 3), max_new_tokens=40)
     harness.turn(2)
     for number in range(7):
@@ -88,7 +100,9 @@ def test_prefill_never_waits_for_nobody() -> None:
     cadence.planned(prefill=True, piece=False, num_decoding=1)
     assert cadence.decode_only(1)
     assert not cadence.decode_only(0)
-    harness = Harness(num_pages=200, chunked_prefill_size=8, cadence=CadenceConfig(prefill_decode_interval=5))
+    harness = Harness(
+        num_pages=200, chunked_prefill_size=8, cadence=CadenceConfig(prefill_decode_interval=5)
+    )
     harness.submit("a", prompt(40), max_new_tokens=2)
     harness.turn(5)
     assert kinds(harness) == "PPPPP"
@@ -112,7 +126,13 @@ def test_tokens_do_not_depend_on_the_cadence(depth: int, replan: bool) -> None:
 # ---------------------------------------------------------------------- delayed admission
 
 
-def view(num_running: int = 4, num_free_slots: int = 1, num_queued: int = 1, usage: float = 0.5, now: float = 0.0) -> DelayView:
+def view(
+    num_running: int = 4,
+    num_free_slots: int = 1,
+    num_queued: int = 1,
+    usage: float = 0.5,
+    now: float = 0.0,
+) -> DelayView:
     return DelayView(num_running, num_free_slots, num_queued, usage, now)
 
 
@@ -133,7 +153,11 @@ def delay(largest: int, **config: Any) -> AdmissionDelay:
         ({"enabled": True, "low_usage": 0.4}, view(), True),
         ({"enabled": True, "queue_ratio": 0.5}, view(num_free_slots=9), True),
         ({"enabled": True, "queue_ratio": 0.5}, view(num_free_slots=9, num_queued=2), False),
-        ({"enabled": True, "queue_ratio": 0.5}, view(num_running=100, num_free_slots=9, num_queued=3), False),
+        (
+            {"enabled": True, "queue_ratio": 0.5},
+            view(num_running=100, num_free_slots=9, num_queued=3),
+            False,
+        ),
         ({"enabled": True, "queue_ratio": 0.1}, view(num_free_slots=9), False),
         ({"queue_ratio": 0.5}, view(num_free_slots=9), False),
         ({"min_free_slots": 2}, view(), True),
@@ -180,7 +204,9 @@ def finish_of(harness: Harness, rid: str) -> tuple[str, int | None, str | None]:
 
 @DEPTHS
 def test_a_request_waits_no_longer_than_allowed(depth: int, replan: bool) -> None:
-    harness = Harness(max_running_requests=1, waiting_timeout_s=5.0, depth=depth, replan_inflight=replan)
+    harness = Harness(
+        max_running_requests=1, waiting_timeout_s=5.0, depth=depth, replan_inflight=replan
+    )
     harness.submit("runs", prompt(4, 10), max_new_tokens=30)
     harness.submit("old", prompt(4, 20))
     harness.turn(3)
@@ -200,13 +226,17 @@ def test_a_request_waits_no_longer_than_allowed(depth: int, replan: bool) -> Non
 
 @DEPTHS
 def test_a_request_runs_no_longer_than_allowed(depth: int, replan: bool) -> None:
-    harness = Harness(max_running_requests=2, running_timeout_s=5.0, depth=depth, replan_inflight=replan)
+    harness = Harness(
+        max_running_requests=2, running_timeout_s=5.0, depth=depth, replan_inflight=replan
+    )
     harness.submit("a", prompt(4, 10), max_new_tokens=50)
     harness.turn(4)
     harness.clock.advance(3.0)
     harness.submit("b", prompt(4, 20), max_new_tokens=9)
     harness.turn(3)
-    assert bool(harness.sequence("a").inflight_steps) == bool(depth), "it ends while a step of it is in flight"
+    assert bool(harness.sequence("a").inflight_steps) == bool(depth), (
+        "it ends while a step of it is in flight"
+    )
     harness.clock.advance(3.0)
     harness.turn()
     assert finish_of(harness, "a") == ("abort", 503, RAN)
@@ -240,7 +270,9 @@ def test_the_prompt_in_mid_prefill_can_run_out_of_time() -> None:
 
 
 def test_a_preempted_request_starts_to_wait_anew() -> None:
-    harness = Harness(max_running_requests=1, waiting_timeout_s=5.0, priority=PriorityConfig(threshold=0))
+    harness = Harness(
+        max_running_requests=1, waiting_timeout_s=5.0, priority=PriorityConfig(threshold=0)
+    )
     harness.submit("slow", prompt(4, 10), max_new_tokens=20, priority=0)
     harness.turn(3)
     harness.clock.advance(100.0)
@@ -258,7 +290,9 @@ def test_a_preempted_request_starts_to_wait_anew() -> None:
 # ---------------------------------------------------------------------- idle turns
 
 
-def test_an_idle_engine_prepares_pages_once_the_answer_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_engine_prepares_pages_once_the_answer_is_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     harness = Harness(num_pages=100)
     asked: list[int] = []
     waits: list[float] = []
@@ -271,7 +305,9 @@ def test_an_idle_engine_prepares_pages_once_the_answer_is_out(monkeypatch: pytes
         return left[0] >= 0
 
     monkeypatch.setattr(harness.executor, "prepare_pages", prepare)
-    monkeypatch.setattr(harness.wire, "receive", lambda timeout_s: (waits.append(timeout_s), receive(timeout_s))[1])
+    monkeypatch.setattr(
+        harness.wire, "receive", lambda timeout_s: (waits.append(timeout_s), receive(timeout_s))[1]
+    )
     harness.turn(3)
     assert (waits, asked) == ([0.0, 0.0, IDLE_WAIT_S], [1, 1, 1])
     harness.submit("a", prompt(4), max_new_tokens=3)
@@ -284,11 +320,15 @@ def test_an_idle_engine_prepares_pages_once_the_answer_is_out(monkeypatch: pytes
     assert set(asked[4:]) == {7}, "four of the prompt and two that were fed back"
 
 
-def test_strict_accounting_checks_an_idle_engine_once_as_long_as_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strict_accounting_checks_an_idle_engine_once_as_long_as_nothing_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     harness = Harness(num_pages=100, strict_accounting=True)
     checks: list[int] = []
     violations = loop.invariants.violations
-    monkeypatch.setattr(loop.invariants, "violations", lambda state: (checks.append(1), violations(state))[1])
+    monkeypatch.setattr(
+        loop.invariants, "violations", lambda state: (checks.append(1), violations(state))[1]
+    )
     monkeypatch.setattr(harness.executor, "prepare_pages", lambda begin: True)
     for _ in range(10):
         harness.loop.step()

@@ -1,4 +1,5 @@
-"""``scripts/setup``, with a stand-in for Python: what is installed in which order, and what a person sees of it."""
+"""``scripts/setup``, with a stand-in for Python: what is installed in which order, and what a
+person sees of it."""
 
 from __future__ import annotations
 
@@ -33,18 +34,36 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def install(checkout: Path, **streams: Any) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHON": str(checkout / "python"), "LOG": str(checkout / "log"), "TORCH_SOURCE_ARGS": "--index-url u"}
-    return subprocess.run(["scripts/setup", ".venv", "serve"], cwd=checkout, env=env, text=True, timeout=60, check=True, **streams)
+    env = {
+        **os.environ,
+        "PYTHON": str(checkout / "python"),
+        "LOG": str(checkout / "log"),
+        "TORCH_SOURCE_ARGS": "--index-url u",
+    }
+    return subprocess.run(
+        ["scripts/setup", ".venv", "serve"],
+        cwd=checkout,
+        env=env,
+        text=True,
+        timeout=60,
+        check=True,
+        **streams,
+    )
 
 
 def test_an_installation_says_its_steps(checkout: Path) -> None:
     done = install(checkout, capture_output=True)
     lines = done.stdout.splitlines()
-    assert [line[:5] for line in lines if line.startswith("[")] == [f"[{number}/5]" for number in range(1, 6)]
+    assert [line[:5] for line in lines if line.startswith("[")] == [
+        f"[{number}/5]" for number in range(1, 6)
+    ]
     assert "torch: 200 MB" in done.stdout
     assert re.fullmatch(r"Installed in \d+:\d\d\.", lines[-1])
     assert "bar" not in done.stdout
-    pip = [line.removeprefix("pip install -qq --disable-pip-version-check ") for line in (checkout / "log").read_text().splitlines()]
+    pip = [
+        line.removeprefix("pip install -qq --disable-pip-version-check ")
+        for line in (checkout / "log").read_text().splitlines()
+    ]
     assert pip == [
         "-c constraints.txt --index-url u torch",
         "-c constraints.txt -e .",

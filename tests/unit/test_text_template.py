@@ -17,20 +17,33 @@ HI = [{"role": "user", "content": "hi <b>"}]
 
 
 def render(source: str, **options: object) -> str:
-    return ChatTemplate(source, special_tokens={"bos_token": "<s>", "eos_token": "</s>"}).render(HI, **options)  # type: ignore[arg-type]
+    return ChatTemplate(source, special_tokens={"bos_token": "<s>", "eos_token": "</s>"}).render(
+        HI, **options
+    )  # type: ignore[arg-type]
 
 
 def test_variables_and_functions_of_templates() -> None:
     assert render("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}") == "<s>hi <b></s>"
     assert render("{{ messages[0] | tojson }}") == '{"role": "user", "content": "hi <b>"}'
     assert render("{{ strftime_now('%Y') }}") == str(datetime.now().year)
-    assert render("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}.") == "."
+    assert (
+        render("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}.")
+        == "."
+    )
     assert render("{% generation %}{{ messages[0].role }}{% endgeneration %}") == "user"
     assert render("{% if tools is none and documents is none %}none{% endif %}") == "none"
-    assert render("a\n  {% if true %}\n  b\n  {% endif %}\n") == "a\n  b\n", "block lines leave no trace"
+    assert render("a\n  {% if true %}\n  b\n  {% endif %}\n") == "a\n  b\n", (
+        "block lines leave no trace"
+    )
     assert render("{% if add_generation_prompt %}go{% endif %}") == "go"
     assert render("{% if add_generation_prompt %}go{% endif %}", add_generation_prompt=False) == ""
-    assert render("{{ enable_thinking }} {{ messages | length }}", variables={"enable_thinking": False, "messages": []}) == "False 1"
+    assert (
+        render(
+            "{{ enable_thinking }} {{ messages | length }}",
+            variables={"enable_thinking": False, "messages": []},
+        )
+        == "False 1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,14 +65,23 @@ def test_what_goes_wrong_is_a_400(source: str) -> None:
 
 def test_templates_as_gemmas_and_mistrals() -> None:
     """The constructs that those families' templates are made of, in our own words."""
-    turns = [{"role": "user", "content": " hi "}, {"role": "assistant", "content": "ho"}, {"role": "user", "content": "hm"}]
+    turns = [
+        {"role": "user", "content": " hi "},
+        {"role": "assistant", "content": "ho"},
+        {"role": "user", "content": "hm"},
+    ]
     system = {"role": "system", "content": "be brief"}
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    gemma, mistral = (ChatTemplate(TEMPLATES[name], special_tokens=tokens) for name in ("gemma", "mistral"))
+    gemma, mistral = (
+        ChatTemplate(TEMPLATES[name], special_tokens=tokens) for name in ("gemma", "mistral")
+    )
     opened, closed = "<start_of_turn>", "<end_of_turn>\n"
     wanted = f"<s>{opened}user\nhi{closed}{opened}model\nho{closed}{opened}user\nhm{closed}{opened}model\n"
     assert gemma.render(turns) == wanted
-    assert mistral.render([system, *turns]) == "<s>[INST]  hi  [/INST] ho</s>[INST] be brief\n\nhm [/INST]"
+    assert (
+        mistral.render([system, *turns])
+        == "<s>[INST]  hi  [/INST] ho</s>[INST] be brief\n\nhm [/INST]"
+    )
     assert mistral.render(turns[:1]) == "<s>[INST]  hi  [/INST]"
     for template, messages, reason in (
         (gemma, [system, *turns], "no system"),
@@ -81,7 +103,16 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": "from config"}))
     assert find_chat_template(tmp_path) == "from config"
-    config.write_text(json.dumps({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}))
+    config.write_text(
+        json.dumps(
+            {
+                "chat_template": [
+                    {"name": "tool_use", "template": "t"},
+                    {"name": "default", "template": "d"},
+                ]
+            }
+        )
+    )
     assert find_chat_template(tmp_path) == "d"
     (tmp_path / "chat_template.jinja").write_text("from file")
     assert find_chat_template(tmp_path) == "from file"

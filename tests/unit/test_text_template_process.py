@@ -1,4 +1,5 @@
-"""A template that computes for ever, or wants all the memory, costs its own request an error and nobody else anything."""
+"""A template that computes for ever, or wants all the memory, costs its own request an error and
+nobody else anything."""
 
 from __future__ import annotations
 
@@ -42,21 +43,38 @@ def test_it_renders_what_the_template_renders(name: str) -> None:
     with process_of(TEMPLATES[name]) as template:
         for messages, variables in CHATS:
             for generate in (True, False):
-                assert outcome(template, messages, generate, variables) == outcome(plain, messages, generate, variables)
+                assert outcome(template, messages, generate, variables) == outcome(
+                    plain, messages, generate, variables
+                )
 
 
 HOSTILE = {
-    "nested loops": ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "computes for more than 2 s"),
+    "nested loops": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "computes for more than 2 s",
+    ),
     "lipsum": ("{{ lipsum(n=10000000) }}", "computes for more than 2 s"),
-    "a power": ("{{ messages | length + 10 ** (10 ** (9 + messages | length)) }}", "computes for more than 2 s"),
+    "a power": (
+        "{{ messages | length + 10 ** (10 ** (9 + messages | length)) }}",
+        "computes for more than 2 s",
+    ),
     "a format's width": ("{{ '%0999999999d' % (messages | length) }}", "needs more than 512 MiB"),
     "a product": ("{{ 'x' * 999999999 * (messages | length) }}", "needs more than 512 MiB"),
     "doubling": (
-        "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+        (
+            "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{%"
+            " endfor %}{{ ns.x }}"
+        ),
         "needs more than 512 MiB",
     ),
-    "replacing": ("{{ ('a' * 9999 * (messages | length)).replace('a', 'b' * 99999) }}", "needs more than 512 MiB"),
-    "a long prompt": ("{{ 'x' * 20000000 * (messages | length) }}", "a prompt of more than 16777216 bytes"),
+    "replacing": (
+        "{{ ('a' * 9999 * (messages | length)).replace('a', 'b' * 99999) }}",
+        "needs more than 512 MiB",
+    ),
+    "a long prompt": (
+        "{{ 'x' * 20000000 * (messages | length) }}",
+        "a prompt of more than 16777216 bytes",
+    ),
     "a long complaint": ("{{ raise_exception('no! ' * 1000000) }}", "no! no! "),
     "recursion": ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
 }
@@ -66,11 +84,18 @@ SLOW = ("lipsum", "a power")
 """Two seconds each, to show what the nested loops show."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] if name in SLOW else []) for name in HOSTILE])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.full] if name in SLOW else []) for name in HOSTILE],
+)
 def test_a_limit_ends_one_request(name: str) -> None:
     """Red before: most of these never ended, or took the memory of the machine."""
     hostile, message = HOSTILE[name]
-    source = "{% if messages[0].content == 'boo' %}" + hostile + "{% else %}{{ messages[0].content }}{% endif %}"
+    source = (
+        "{% if messages[0].content == 'boo' %}"
+        + hostile
+        + "{% else %}{{ messages[0].content }}{% endif %}"
+    )
     with process_of(source) as template:
         assert template.render(HI) == "hi"
         started = time.perf_counter()
@@ -86,7 +111,9 @@ def test_a_limit_ends_one_request(name: str) -> None:
     ("source", "message"),
     [
         ("{% if %}", "Expected an expression"),
-        pytest.param("{{ 10 ** (10 ** 10) }}", "computes for more than 2 s", marks=pytest.mark.full),
+        pytest.param(
+            "{{ 10 ** (10 ** 10) }}", "computes for more than 2 s", marks=pytest.mark.full
+        ),
     ],
 )
 def test_a_template_that_cannot_be_compiled(source: str, message: str) -> None:

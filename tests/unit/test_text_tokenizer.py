@@ -1,4 +1,5 @@
-"""Tokenizer, detokenizers: pieces joined equal the whole, whatever the ids; no piece splits a character."""
+"""Tokenizer, detokenizers: pieces joined equal the whole, whatever the ids; no piece splits a
+character."""
 
 from __future__ import annotations
 
@@ -14,9 +15,19 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from setpoint.core.errors import CheckpointError
-from setpoint.frontend.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer, make_detokenizer
+from setpoint.frontend.text.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    WindowDetokenizer,
+    make_detokenizer,
+)
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.testing.byte_tokenizer import EOS_ID, VOCAB_SIZE, make_byte_tokenizer, write_byte_tokenizer
+from setpoint.testing.byte_tokenizer import (
+    EOS_ID,
+    VOCAB_SIZE,
+    make_byte_tokenizer,
+    write_byte_tokenizer,
+)
 
 BYTES = Tokenizer(make_byte_tokenizer())
 
@@ -26,9 +37,16 @@ def sentencepiece_like() -> Tokenizer:
     words = ["▁the", "▁cat", "s", "▁", "é", "▁naïve"]
     vocab = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
     vocab |= {word: 257 + index for index, word in enumerate(words)}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True)
+    )
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(content=" ", left=1)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1),
+        ]
     )
     return Tokenizer(tokenizer)
 
@@ -50,10 +68,24 @@ def sizes_of(seed: int, largest: int) -> Iterator[int]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=40), st.booleans(), st.integers(0, 99), st.sampled_from([1, 3]))
-def test_any_byte_level_ids_in_any_pieces_decode_as_a_whole(ids: list[int], skip: bool, seed: int, largest: int) -> None:
+@given(
+    st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=40),
+    st.booleans(),
+    st.integers(0, 99),
+    st.sampled_from([1, 3]),
+)
+def test_any_byte_level_ids_in_any_pieces_decode_as_a_whole(
+    ids: list[int], skip: bool, seed: int, largest: int
+) -> None:
     whole = BYTES.decode(ids, skip_special_tokens=skip)
-    assert "".join(in_pieces(ByteDetokenizer(BYTES, skip_special_tokens=skip), ids, sizes_of(seed, largest))) == whole
+    assert (
+        "".join(
+            in_pieces(
+                ByteDetokenizer(BYTES, skip_special_tokens=skip), ids, sizes_of(seed, largest)
+            )
+        )
+        == whole
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -68,18 +100,24 @@ def test_text_comes_through_whole_characters_only(text: str, seed: int, largest:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.sampled_from(["▁the", "▁cat", "s", "▁", "é", "▁naïve", "🙂", "ü", "漢"]), max_size=12),
+    st.lists(
+        st.sampled_from(["▁the", "▁cat", "s", "▁", "é", "▁naïve", "🙂", "ü", "漢"]), max_size=12
+    ),
     st.integers(0, 99),
     st.sampled_from([1, 4, 20]),
 )
-def test_the_window_decoder_on_a_sentencepiece_tokenizer(words: list[str], seed: int, largest: int) -> None:
+def test_the_window_decoder_on_a_sentencepiece_tokenizer(
+    words: list[str], seed: int, largest: int
+) -> None:
     tokenizer = sentencepiece_like()
     assert not tokenizer.is_byte_level
     ids: list[int] = []
     for word in words:
         known = tokenizer._tokenizer.token_to_id(word)
         ids += [known] if known is not None else [byte + 1 for byte in word.encode()]
-    pieces = in_pieces(make_detokenizer(tokenizer, skip_special_tokens=True), ids, sizes_of(seed, largest))
+    pieces = in_pieces(
+        make_detokenizer(tokenizer, skip_special_tokens=True), ids, sizes_of(seed, largest)
+    )
     assert "".join(pieces) == tokenizer.decode(ids)
     assert not any("\ufffd" in piece for piece in pieces)
 
@@ -122,7 +160,9 @@ def test_cost_per_token_does_not_grow(kind: type, ids: list[int]) -> None:
 
 
 def test_token_bytes_and_text() -> None:
-    assert [BYTES.token_bytes(byte) for byte in range(256)] == [bytes([byte]) for byte in range(256)]
+    assert [BYTES.token_bytes(byte) for byte in range(256)] == [
+        bytes([byte]) for byte in range(256)
+    ]
     assert BYTES.token_bytes(EOS_ID) == b"<|eos|>"
     assert BYTES.token_bytes(VOCAB_SIZE) == b""
     assert (BYTES.token_text(0x80), BYTES.token_text(97)) == ("\ufffd", "a")
@@ -134,7 +174,16 @@ def test_an_added_token_with_a_space_stands_for_itself() -> None:
     raw.add_tokens(["two words"])
     tokenizer = Tokenizer(raw)
     assert tokenizer.token_bytes(VOCAB_SIZE) == b"two words"
-    assert "".join(in_pieces(ByteDetokenizer(tokenizer, skip_special_tokens=True), [97, VOCAB_SIZE], sizes_of(0, 1))) == "atwo words"
+    assert (
+        "".join(
+            in_pieces(
+                ByteDetokenizer(tokenizer, skip_special_tokens=True),
+                [97, VOCAB_SIZE],
+                sizes_of(0, 1),
+            )
+        )
+        == "atwo words"
+    )
 
 
 def test_a_folder_is_read_back(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The times of a loop's turns: what each part gets, what is waiting, and that nothing is counted twice."""
+"""The times of a loop's turns: what each part gets, what is waiting, and that nothing is counted
+twice."""
 
 from __future__ import annotations
 
@@ -86,6 +87,16 @@ def test_each_part_of_a_turn_gets_its_time(monkeypatch: pytest.MonkeyPatch) -> N
     times.turn()
     model = SUBMIT + FINISH + RESULT
     assert times.info() == {
-        "prefill": {"num_steps": 1, "turn_s": model + SEND + OTHER, "model_s": model, "link_s": SEND},
-        "decode": {"num_steps": 2, "turn_s": 2 * (model + RECEIVE + SEND + OTHER), "model_s": 2 * model, "link_s": 2 * (RECEIVE + SEND)},
+        "prefill": {
+            "num_steps": 1,
+            "turn_s": model + SEND + OTHER,
+            "model_s": model,
+            "link_s": SEND,
+        },
+        "decode": {
+            "num_steps": 2,
+            "turn_s": 2 * (model + RECEIVE + SEND + OTHER),
+            "model_s": 2 * model,
+            "link_s": 2 * (RECEIVE + SEND),
+        },
     }

@@ -1,4 +1,5 @@
-"""Type errors reach clients in plain words, for every type, at every depth, and never in the validator's own."""
+"""Type errors reach clients in plain words, for every type, at every depth, and never in the
+validator's own."""
 
 from __future__ import annotations
 
@@ -54,7 +55,11 @@ def said(value: Any, kind: Any, name: str = "") -> str:
     ("value", "kind", "words"),
     [
         ({"number": "hot"}, Outer, "number must be a number, got a string."),
-        ({"number": None, "whole": 1.5}, Outer, "whole must be a whole number, got a number that is not whole."),
+        (
+            {"number": None, "whole": 1.5},
+            Outer,
+            "whole must be a whole number, got a number that is not whole.",
+        ),
         ({"whole": True}, Outer, "whole must be a whole number, got a truth value."),
         ({"whole": []}, Outer, "whole must be a whole number, got a list."),
         ({"whole": {}}, Outer, "whole must be a whole number, got an object."),
@@ -88,12 +93,24 @@ def test_what_is_said(value: Any, kind: Any, words: str) -> None:
 
 def test_a_value_with_a_name_of_its_own() -> None:
     assert said("x", list[int], "input_ids") == "input_ids must be a list, got a string."
-    assert said(["x"], list[int], "input_ids") == "input_ids[0] must be a whole number, got a string."
-    assert said([{"name": 1}], list[Inner], "items") == "items[0].name must be a string, got a whole number."
+    assert (
+        said(["x"], list[int], "input_ids") == "input_ids[0] must be a whole number, got a string."
+    )
+    assert (
+        said([{"name": 1}], list[Inner], "items")
+        == "items[0].name must be a string, got a whole number."
+    )
 
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)
-anything = st.recursive(scalars, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2))
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4)
+)
+anything = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+)
 
 
 def refusal(make: Callable[[], object]) -> str:
@@ -108,10 +125,20 @@ def refusal(make: Callable[[], object]) -> str:
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(st.sampled_from(Outer.__struct_fields__), st.sampled_from(SamplingParams.__struct_fields__), anything)
+@given(
+    st.sampled_from(Outer.__struct_fields__),
+    st.sampled_from(SamplingParams.__struct_fields__),
+    anything,
+)
 def test_no_message_has_the_validators_words(field: str, parameter: str, value: Any) -> None:
-    for words in (refusal(lambda: msgspec.convert({field: value}, Outer)), refusal(lambda: SamplingParams.parse({parameter: value}))):
-        assert not any(jargon in words for jargon in ("Expected", "`", "$", " | ", "null,", "array", "int ", "Invalid"))
+    for words in (
+        refusal(lambda: msgspec.convert({field: value}, Outer)),
+        refusal(lambda: SamplingParams.parse({parameter: value})),
+    ):
+        assert not any(
+            jargon in words
+            for jargon in ("Expected", "`", "$", " | ", "null,", "array", "int ", "Invalid")
+        )
 
 
 def test_kinds() -> None:

@@ -1,1 +1,2 @@
-"""``setpoint batch``: a file of requests in, a file of answers out, every request answered exactly once."""
+"""``setpoint batch``: a file of requests in, a file of answers out, every request answered exactly
+once."""

@@ -1,6 +1,8 @@
-"""``setpoint batch``: puts a batch together from its files and an engine, and turns its end into a summary and an exit code.
+"""``setpoint batch``: puts a batch together from its files and an engine, and turns its end into a
+summary and an exit code.
 
-Exit codes: 0 every request answered; 3 all done, some failed; 1 it ended early with an error, 130 by a signal: the same command goes on.
+Exit codes: 0 every request answered; 3 all done, some failed; 1 it ended early with an error, 130
+by a signal: the same command goes on.
 """
 
 from __future__ import annotations
@@ -35,13 +37,17 @@ DRAIN_S = 10.0
 GO_ON = "Run the same command again to continue."
 
 
-def run_batch(own: BatchOptions, options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) -> int:
-    """Run until everything is answered, or a signal; returns the exit code. Raises SetpointError for a batch that cannot go on."""
+def run_batch(
+    own: BatchOptions, options: Options, env: EnvSettings, *, given: Set[str] = frozenset()
+) -> int:
+    """Run until everything is answered, or a signal; returns the exit code. Raises SetpointError
+    for a batch that cannot go on."""
     if own.input is None or own.output is None:
         raise ConfigError("Name an input and an output: setpoint batch INPUT -o OUTPUT.")
     if "-" in (own.input, own.output):
         raise ConfigError(
-            "A batch cannot use '-' for stdin or stdout, because it reads its input twice and reads its output again. Name files."
+            "A batch cannot use '-' for stdin or stdout, because it reads its input twice and reads"
+            " its output again. Name files."
         )
     setup_logging(options.log_level, milliseconds=env.log_ms)
     source_path, output_path = Path(own.input), Path(own.output)
@@ -53,7 +59,9 @@ def run_batch(own: BatchOptions, options: Options, env: EnvSettings, *, given: S
         if not survey.num_requests:
             raise BatchError(f"{source_path} holds no requests.")
         if is_parquet and (num_failed := parquet.finished(output_path, survey)) is not None:
-            print(f"{output_path} is complete: {survey.num_requests} requests, {num_failed} failed.")
+            print(
+                f"{output_path} is complete: {survey.num_requests} requests, {num_failed} failed."
+            )
             return FAILED if num_failed else DONE
         journal_path = parquet.journal_of(output_path) if is_parquet else output_path
         with Journal(journal_path) as journal:
@@ -72,28 +80,40 @@ def _source(path: Path) -> Source:
 class _Batch:
     """One batch: what is to be done, what has been, and how this run ended."""
 
-    def __init__(self, source: Source, survey: Survey, journal: Journal, *, keep_order: bool) -> None:
+    def __init__(
+        self, source: Source, survey: Survey, journal: Journal, *, keep_order: bool
+    ) -> None:
         """Reads the journal. Raises BatchError."""
         self.tally = Tally(survey.num_requests)
         done = journal.recover(survey, self.tally, in_order=keep_order)
         self._digest = survey.digest
         self._journal = journal
         self._entries: Iterator[Entry] = source.entries(survey, done)
-        self._output: Output = InOrder(journal, after=done.last) if keep_order else AsTheyCome(journal)
+        self._output: Output = (
+            InOrder(journal, after=done.last) if keep_order else AsTheyCome(journal)
+        )
 
     @property
     def num_left(self) -> int:
         return self.tally.num_requests - self.tally.num_done
 
     def work(self, options: Options, env: EnvSettings, given: Set[str]) -> None:
-        """Start an engine and answer what is left, until a signal. Raises SetpointError, after the summary so far."""
+        """Start an engine and answer what is left, until a signal. Raises SetpointError, after the
+        summary so far."""
         if not self.num_left:
             return
         phases = Phases()
         try:
             with (
                 display() as shown,
-                launched(options, env, given=given, phases=phases, display=stderr_lines(), stderr=shown.engine_stderr) as engine,
+                launched(
+                    options,
+                    env,
+                    given=given,
+                    phases=phases,
+                    display=stderr_lines(),
+                    stderr=shown.engine_stderr,
+                ) as engine,
             ):
                 import uvloop
 
@@ -111,7 +131,9 @@ class _Batch:
             return INTERRUPTED
         return FAILED if self.tally.num_failed else DONE
 
-    async def _work(self, engine: Launched, phases: Phases, shown: Display, release_signals: Callable[[], None]) -> None:
+    async def _work(
+        self, engine: Launched, phases: Phases, shown: Display, release_signals: Callable[[], None]
+    ) -> None:
         signals = _Signals()
         release_signals()
         async with EngineSession(engine, phases) as session:
@@ -124,7 +146,9 @@ class _Batch:
             self.tally.started_at = time.monotonic()
             showing = asyncio.create_task(_show(shown, run, self.tally))
             timeout_s = engine.config.options.watchdog_timeout
-            working = asyncio.create_task(run.run(self._entries, stop=signals.stop, drain_s=DRAIN_S, look_timeout_s=timeout_s))
+            working = asyncio.create_task(
+                run.run(self._entries, stop=signals.stop, drain_s=DRAIN_S, look_timeout_s=timeout_s)
+            )
             at_once = asyncio.create_task(signals.at_once.wait())
             await asyncio.wait([working, at_once], return_when=asyncio.FIRST_COMPLETED)
             for task in (showing, at_once):
@@ -140,7 +164,8 @@ class _Batch:
 
 
 class _Signals:
-    """The first one asks for an orderly end, the second for one at once. Made inside the running loop."""
+    """The first one asks for an orderly end, the second for one at once. Made inside the running
+    loop."""
 
     def __init__(self) -> None:
         self.stop, self.at_once = asyncio.Event(), asyncio.Event()
@@ -152,7 +177,12 @@ class _Signals:
             self.at_once.set()
         else:
             self.stop.set()
-            print(f"Stopping: open requests have {DRAIN_S:g} s to finish. Interrupt again to stop at once.", file=sys.stderr, flush=True)
+            print(
+                f"Stopping: open requests have {DRAIN_S:g} s to finish. Interrupt again to stop at"
+                " once.",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 async def _show(shown: Display, run: BatchRun, tally: Tally) -> None:

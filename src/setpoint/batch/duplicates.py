@@ -1,6 +1,7 @@
 """Finds a ``custom_id`` that stands twice in a file of any length, with 8 bytes of memory per id.
 
-Ids are first only hashed; equal hashes name the few suspects, which a second pass compares in full, so the answer is exact.
+Ids are first only hashed; equal hashes name the few suspects, which a second pass compares in full,
+so the answer is exact.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Duplicates:
             self._hashes.append(hash(custom_id) & _MASK)
 
     def check(self, again: Iterable[tuple[int, str | None]], *, what: str) -> None:
-        """Raise BatchError for an id that was added twice; ``again`` gives the same ids with their numbers once more.
+        """Raise BatchError for an id that was added twice; ``again`` gives the same ids with their
+        numbers once more.
 
         what: what the numbers count, e.g. "lines". Forgets the hashes.
         """
@@ -50,4 +52,6 @@ class Duplicates:
                     break
             first.setdefault(custom_id, number)
         if found:
-            raise BatchError(f"custom_id must be unique in a batch: {'; '.join(found)}. Nothing was computed.")
+            raise BatchError(
+                f"custom_id must be unique in a batch: {'; '.join(found)}. Nothing was computed."
+            )

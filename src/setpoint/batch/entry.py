@@ -1,4 +1,5 @@
-"""One request of a batch file, or what is wrong with it, and the batch as a whole. Plain data; knows no file format and no engine."""
+"""One request of a batch file, or what is wrong with it, and the batch as a whole. Plain data;
+knows no file format and no engine."""
 
 from __future__ import annotations
 
@@ -74,6 +75,7 @@ class Source(Protocol):
         """Raises BatchError for a file that cannot be read or holds a ``custom_id`` twice."""
 
     def entries(self, survey: Survey, done: Marks) -> Iterator[Entry]:
-        """The requests that are not marked, in order, read as they are asked for. Raises BatchError."""
+        """The requests that are not marked, in order, read as they are asked for. Raises
+        BatchError."""
 
     def close(self) -> None: ...

@@ -1,7 +1,9 @@
-"""The output file while it is written: appended a whole record at a time, locked, and read back after a crash.
+"""The output file while it is written: appended a whole record at a time, locked, and read back
+after a crash.
 
-Contract: whatever moment a run ends at, reopening the file finds every record whose ``append`` returned (after a power cut: and whose
-``sync`` did), cuts at most one unfinished record, and never touches a file that is not the output of this batch. The reasons are in
+Contract: whatever moment a run ends at, reopening the file finds every record whose ``append``
+returned (after a power cut: and whose ``sync`` did), cuts at most one unfinished record, and never
+touches a file that is not the output of this batch. The reasons are in
 docs/decisions/0012-batch-journal.md. It does not know what is in a record beyond its head.
 """
 
@@ -23,7 +25,8 @@ class Journal:
     """A context manager: leaving it syncs and closes."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create, and lock. Raises BatchError if that is impossible or another run has it."""
+        """Open or create, and lock. Raises BatchError if that is impossible or another run has
+        it."""
         self._path = path
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -43,7 +46,12 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             self.sync()
         finally:
@@ -52,17 +60,21 @@ class Journal:
     def recover(self, survey: Survey, tally: Tally, *, in_order: bool) -> Marks:
         """Mark and count what is answered, cut an unfinished tail.
 
-        in_order: the records must be the first ones of the input, in its order. Raises BatchError for a file that holds anything
-        but records of this batch, or one of them twice.
+        in_order: the records must be the first ones of the input, in its order. Raises BatchError
+        for a file that holds anything but records of this batch, or one of them twice.
         """
         done = Marks(survey.last_number)
         for position, line in enumerate(self._whole_lines(), 1):
             number, head = self._record(position, line, survey)
             if number in done:
-                raise BatchError(f"{self._path} holds two answers to line {number} of the input; the second is on line {position}.")
+                raise BatchError(
+                    f"{self._path} holds two answers to line {number} of the input; the second is"
+                    f" on line {position}."
+                )
             if in_order and number < done.last:
                 raise BatchError(
-                    f"{self._path} was started without --keep-order: its line {position} is out of order. Leave --keep-order out."
+                    f"{self._path} was started without --keep-order: its line {position} is out of"
+                    " order. Leave --keep-order out."
                 )
             done.add(number)
             tally.count(head.error)
@@ -84,9 +96,11 @@ class Journal:
         self._size += len(data)
 
     def sync(self) -> None:
-        """Return when everything appended would survive a power cut. May run on another thread than ``append``. Raises BatchError.
+        """Return when everything appended would survive a power cut. May run on another thread than
+        ``append``. Raises BatchError.
 
-        The system tells of a failure once, perhaps a caller that was cancelled meanwhile: every later call raises it again.
+        The system tells of a failure once, perhaps a caller that was cancelled meanwhile: every
+        later call raises it again.
         """
         if self._failed_sync is not None:
             raise self._failed_sync
@@ -99,11 +113,15 @@ class Journal:
             self._failed_sync = self._write_error(error)
             raise self._failed_sync from None
         if not os.fstat(self._fd).st_nlink:
-            raise BatchError(f"{self._path} was deleted while it was being written; its answers are lost.")
+            raise BatchError(
+                f"{self._path} was deleted while it was being written; its answers are lost."
+            )
         self._num_synced = size
 
     def _write_error(self, error: OSError) -> BatchError:
-        return BatchError(f"{self._path} cannot be written: {error.strerror}. The answers in it are complete.")
+        return BatchError(
+            f"{self._path} cannot be written: {error.strerror}. The answers in it are complete."
+        )
 
     def _whole_lines(self) -> Iterator[bytes]:
         try:
@@ -117,21 +135,27 @@ class Journal:
             raise BatchError(f"{self._path} cannot be read: {error.strerror}.") from None
 
     def _record(self, position: int, line: bytes, survey: Survey) -> tuple[int, RecordHead]:
-        """The input's line that a record answers, and its head. Raises BatchError for what is not a record of this batch."""
+        """The input's line that a record answers, and its head. Raises BatchError for what is not a
+        record of this batch."""
         head = decode_head(line)
         parsed = None if head is None else parse_record_id(head.id)
         if head is None or parsed is None:
             raise BatchError(
-                f"{self._path} is not an output of setpoint batch, or it is damaged: line {position} (byte {self._size}) is not a record. "
-                "Name another file with -o, or repair this one."
+                f"{self._path} is not an output of setpoint batch, or it is damaged: line"
+                f" {position} (byte {self._size}) is not a record. Name another file with -o, or"
+                " repair this one."
             )
         digest, number = parsed
         if digest != survey.digest or not 1 <= number <= survey.last_number:
-            raise BatchError(f"{self._path} belongs to another input: its line {position} answers batch {digest}, not {survey.digest}.")
+            raise BatchError(
+                f"{self._path} belongs to another input: its line {position} answers batch"
+                f" {digest}, not {survey.digest}."
+            )
         return number, head
 
     def _cut_tail(self, survey: Survey) -> None:
-        """Remove a record that was not finished: one that begins as ours do, or zero bytes, which power cuts leave."""
+        """Remove a record that was not finished: one that begins as ours do, or zero bytes, which
+        power cuts leave."""
         num_tail = os.fstat(self._fd).st_size - self._size
         if not num_tail:
             return
@@ -139,14 +163,17 @@ class Journal:
         head = os.pread(self._fd, len(beginning), self._size)
         if not beginning.startswith(head) and not self._is_zero(num_tail):
             raise BatchError(
-                f"{self._path} is not an output of setpoint batch for this input: its end, from byte {self._size}, is not a record. "
-                "Name another file with -o."
+                f"{self._path} is not an output of setpoint batch for this input: its end, from"
+                f" byte {self._size}, is not a record. Name another file with -o."
             )
         os.ftruncate(self._fd, self._size)
 
     def _is_zero(self, num_tail: int) -> bool:
         block = 1 << 20
-        return all(not os.pread(self._fd, block, self._size + start).strip(b"\0") for start in range(0, num_tail, block))
+        return all(
+            not os.pread(self._fd, block, self._size + start).strip(b"\0")
+            for start in range(0, num_tail, block)
+        )
 
 
 def _lock(fd: int, path: Path) -> None:

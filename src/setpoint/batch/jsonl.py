@@ -1,4 +1,5 @@
-"""The input as JSON lines in OpenAI's batch format: ``{"custom_id", "method", "url", "body"}``, one per line.
+"""The input as JSON lines in OpenAI's batch format: ``{"custom_id", "method", "url", "body"}``, one
+per line.
 
 Reads a regular file in order, a line at a time. Blank lines are no requests.
 """
@@ -51,7 +52,9 @@ class JsonlSource:
             if not line.isspace():
                 num_requests += 1
                 duplicates.add(_custom_id(line))
-        duplicates.check(((number, _custom_id(line)) for number, line in self._lines()), what="lines")
+        duplicates.check(
+            ((number, _custom_id(line)) for number, line in self._lines()), what="lines"
+        )
         return Survey(digest, num_requests, num_lines)
 
     def entries(self, survey: Survey, done: Marks) -> Iterator[Entry]:
@@ -65,7 +68,8 @@ class JsonlSource:
         self._file.close()
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """(number, line); a line longer than MAX_LINE_BYTES comes as b"", and no more of it than that is ever in memory."""
+        """(number, line); a line longer than MAX_LINE_BYTES comes as b"", and no more of it than
+        that is ever in memory."""
         try:
             self._file.seek(0)
             number = 0
@@ -80,7 +84,8 @@ class JsonlSource:
 
 
 def parse_line(number: int, line: bytes) -> Entry:
-    """Never raises: what is wrong is in ``problem``. An empty ``line`` stands for one that was too long."""
+    """Never raises: what is wrong is in ``problem``. An empty ``line`` stands for one that was too
+    long."""
     if not line:
         return _bad(number, line, "too_long", f"The line is longer than {MAX_LINE_BYTES} bytes.")
     try:
@@ -93,11 +98,22 @@ def parse_line(number: int, line: bytes) -> Entry:
         return _bad(number, line, "bad_request", "custom_id must not be empty.")
     if request.method != "POST":
         return _bad(number, line, "bad_request", f"method must be POST, got {request.method!r}.")
-    return Entry(number=number, num_bytes=len(line), custom_id=request.custom_id, url=request.url, body=request.body)
+    return Entry(
+        number=number,
+        num_bytes=len(line),
+        custom_id=request.custom_id,
+        url=request.url,
+        body=request.body,
+    )
 
 
 def _bad(number: int, line: bytes, code: str, message: str) -> Entry:
-    return Entry(number=number, num_bytes=len(line), custom_id=_custom_id(line), problem=Problem(code, message))
+    return Entry(
+        number=number,
+        num_bytes=len(line),
+        custom_id=_custom_id(line),
+        problem=Problem(code, message),
+    )
 
 
 def _custom_id(line: bytes) -> str | None:

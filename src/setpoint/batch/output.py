@@ -49,7 +49,10 @@ class InOrder:
 
     def expect(self, number: int) -> None:
         if number < self._after:
-            raise BatchError(f"The output has a gap: it reaches line {self._after}, but line {number} is missing. Leave --keep-order out.")
+            raise BatchError(
+                f"The output has a gap: it reaches line {self._after}, but line {number} is"
+                " missing. Leave --keep-order out."
+            )
         self._pending[number] = None
 
     def put(self, number: int, record: bytes) -> None:

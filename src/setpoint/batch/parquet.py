@@ -1,8 +1,9 @@
-"""Parquet files as input and output, through pyarrow (``pip install 'setpoint[parquet]'``), which is imported on use.
+"""Parquet files as input and output, through pyarrow (``pip install 'setpoint[parquet]'``), which
+is imported on use.
 
-Input: a row is a request. Columns are ``custom_id`` and either ``body`` (a struct, or JSON text; with ``url`` and ``method`` as in a JSONL
-line) or ``messages`` or ``prompt``, and then every further column is a key of the body. Output: a row per request, written at the end
-from the journal.
+Input: a row is a request. Columns are ``custom_id`` and either ``body`` (a struct, or JSON text;
+with ``url`` and ``method`` as in a JSONL line) or ``messages`` or ``prompt``, and then every
+further column is a key of the body. Output: a row per request, written at the end from the journal.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def journal_of(output: Path) -> Path:
 
 class ParquetSource:
     def __init__(self, path: Path) -> None:
-        """Raises BatchError for a file that is no Parquet file or has not the columns of a batch."""
+        """Raises BatchError for a file that is no Parquet file or has not the columns of a
+        batch."""
         self._pa = _pyarrow()
         self._path = path
         self._raw = open_input(path)
@@ -53,7 +55,9 @@ class ParquetSource:
         except BaseException as error:
             self._raw.close()
             if isinstance(error, self._pa.ArrowException | OSError):
-                raise BatchError(f"{path} is not a readable Parquet file: {_first_line(error)}.") from None
+                raise BatchError(
+                    f"{path} is not a readable Parquet file: {_first_line(error)}."
+                ) from None
             raise
 
     def survey(self) -> Survey:
@@ -61,7 +65,10 @@ class ParquetSource:
         duplicates = Duplicates()
         for _, row in self._rows(["custom_id"]):
             duplicates.add(_text(row["custom_id"]))
-        duplicates.check(((number, _text(row["custom_id"])) for number, row in self._rows(["custom_id"])), what="rows")
+        duplicates.check(
+            ((number, _text(row["custom_id"])) for number, row in self._rows(["custom_id"])),
+            what="rows",
+        )
         return Survey(digest_of(self._raw), num_rows, num_rows)
 
     def entries(self, survey: Survey, done: Marks) -> Iterator[Entry]:
@@ -75,10 +82,15 @@ class ParquetSource:
     def _check_columns(self) -> None:
         names = self._file.schema_arrow.names
         forms = [name for name in ("body", *_URLS) if name in names]
-        if "custom_id" not in names or len(forms) != 1 or (forms == ["body"] and not set(names) <= set(_ENVELOPE)):
+        if (
+            "custom_id" not in names
+            or len(forms) != 1
+            or (forms == ["body"] and not set(names) <= set(_ENVELOPE))
+        ):
             raise BatchError(
-                f"{self._path} has the columns {', '.join(names)}; a batch has custom_id and either body (with url and method) "
-                "or one of messages, prompt and input (with further keys of the body)."
+                f"{self._path} has the columns {', '.join(names)}; a batch has custom_id and either"
+                " body (with url and method) or one of messages, prompt and input (with further"
+                " keys of the body)."
             )
 
     def _rows(self, columns: list[str] | None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -89,7 +101,9 @@ class ParquetSource:
                     number += 1
                     yield number, row
         except (self._pa.ArrowException, OSError) as error:
-            raise BatchError(f"{self._path} cannot be read after row {number}: {_first_line(error)}.") from None
+            raise BatchError(
+                f"{self._path} cannot be read after row {number}: {_first_line(error)}."
+            ) from None
 
 
 def _entry(number: int, row: dict[str, Any]) -> Entry:
@@ -104,14 +118,27 @@ def _entry(number: int, row: dict[str, Any]) -> Entry:
         elif method != "POST":
             problem = Problem("bad_request", f"method must be POST, got {method!r}.")
     except (ValueError, TypeError) as error:
-        return Entry(number=number, num_bytes=0, custom_id=custom_id, problem=Problem("bad_request", f"{error}."))
+        return Entry(
+            number=number,
+            num_bytes=0,
+            custom_id=custom_id,
+            problem=Problem("bad_request", f"{error}."),
+        )
     if url is None:
         url = next((to for column, to in _URLS.items() if column in row), "/v1/chat/completions")
-    return Entry(number=number, num_bytes=num_bytes, custom_id=custom_id, url=url, body=None if problem else body, problem=problem)
+    return Entry(
+        number=number,
+        num_bytes=num_bytes,
+        custom_id=custom_id,
+        url=url,
+        body=None if problem else body,
+        problem=problem,
+    )
 
 
 def _body(row: dict[str, Any]) -> dict[str, Any]:
-    """Raises ValueError. A null is a key that is not there: Parquet has no other way to leave one out."""
+    """Raises ValueError. A null is a key that is not there: Parquet has no other way to leave one
+    out."""
     if "messages" in row:
         row["messages"] = _json(row["messages"])
     body = _json(row["body"]) if "body" in row else row
@@ -136,7 +163,8 @@ def _without_nulls(value: Any) -> Any:
 
 
 def finished(output: Path, survey: Survey) -> int | None:
-    """The number of failed requests of an output that is complete; None if there is none yet. Raises BatchError for another file."""
+    """The number of failed requests of an output that is complete; None if there is none yet.
+    Raises BatchError for another file."""
     if not output.exists():
         _pyarrow()  # better missed now than after the work
         return None
@@ -145,19 +173,32 @@ def finished(output: Path, survey: Survey) -> int | None:
         found = pa.parquet.read_metadata(output).metadata or {}
         about = json.loads(found.get(_METADATA, b"{}"))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise BatchError(f"{output} exists and is not a readable Parquet file: {_first_line(error)}. Name another file with -o.") from None
+        raise BatchError(
+            f"{output} exists and is not a readable Parquet file: {_first_line(error)}. Name"
+            " another file with -o."
+        ) from None
     if about.get("digest") != survey.digest:
-        raise BatchError(f"{output} exists and belongs to another input. Name another file with -o.")
+        raise BatchError(
+            f"{output} exists and belongs to another input. Name another file with -o."
+        )
     return int(about["num_failed"])
 
 
 def write(output: Path, journal: Path, tally: Tally, survey: Survey) -> None:
-    """The journal as a Parquet file, in its order; the journal is removed once that is safe on disk. Raises BatchError."""
+    """The journal as a Parquet file, in its order; the journal is removed once that is safe on
+    disk. Raises BatchError."""
     pa = _pyarrow()
     text = pa.large_string()  # a string column of one row group may hold only 2 GiB
     about = json.dumps({"digest": survey.digest, "num_failed": tally.num_failed}).encode()
     schema = pa.schema(
-        [("id", text), ("custom_id", text), ("status_code", pa.int64()), ("request_id", text), ("body", text), ("error", text)],
+        [
+            ("id", text),
+            ("custom_id", text),
+            ("status_code", pa.int64()),
+            ("request_id", text),
+            ("body", text),
+            ("error", text),
+        ],
         metadata={_METADATA: about},
     )
     part = output.with_name(output.name + ".part")
@@ -171,7 +212,9 @@ def write(output: Path, journal: Path, tally: Tally, survey: Survey) -> None:
         part.replace(output)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise BatchError(f"{output} cannot be written: {error.strerror or error}. All answers are in {journal}.") from None
+        raise BatchError(
+            f"{output} cannot be written: {error.strerror or error}. All answers are in {journal}."
+        ) from None
     journal.unlink()
 
 

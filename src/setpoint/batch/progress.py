@@ -1,4 +1,5 @@
-"""What a person sees of a running batch: a bar on a terminal, a line every ten seconds anywhere else. Both on stderr.
+"""What a person sees of a running batch: a bar on a terminal, a line every ten seconds anywhere
+else. Both on stderr.
 
 Reads a Tally and an EngineView; changes nothing.
 """
@@ -33,7 +34,8 @@ class Display(Protocol):
 
 
 def status(tally: Tally, view: EngineView) -> str:
-    """Everything but the bar, e.g. "120/2000, 3 failed, 812 tok/s in, 640 tok/s out, ETA 0:05:12, usage 0.82, 64 running, 498 queued"."""
+    """Everything but the bar, e.g. "120/2000, 3 failed, 812 tok/s in, 640 tok/s out, ETA 0:05:12,
+    usage 0.82, 64 running, 498 queued"."""
     parts = [
         f"{tally.num_done}/{tally.num_requests}",
         f"{tally.num_failed} failed",
@@ -71,7 +73,8 @@ class Lines:
 
 @contextmanager
 def _bar() -> Iterator[Display]:
-    """While it is up, whatever is written to ``sys.stderr`` or logged, here or by the engine, appears above it."""
+    """While it is up, whatever is written to ``sys.stderr`` or logged, here or by the engine,
+    appears above it."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
@@ -84,10 +87,15 @@ def _bar() -> Iterator[Display]:
         def show(self, tally: Tally, view: EngineView) -> None:
             if self._task is None:
                 self._task = self._progress.add_task("", total=tally.num_requests)
-            self._progress.update(self._task, completed=tally.num_done, description=status(tally, view), refresh=True)
+            self._progress.update(
+                self._task, completed=tally.num_done, description=status(tally, view), refresh=True
+            )
 
     progress = Progress(
-        BarColumn(), TextColumn("{task.percentage:>3.0f} % {task.description}"), console=Console(stderr=True), auto_refresh=False
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} % {task.description}"),
+        console=Console(stderr=True),
+        auto_refresh=False,
     )
     with progress, _log_to_current_stderr(), _relayed() as engine_stderr:
         yield Bar(progress, engine_stderr)
@@ -96,7 +104,11 @@ def _bar() -> Iterator[Display]:
 @contextmanager
 def _log_to_current_stderr() -> Iterator[None]:
     """Log handlers keep the stream they were made with; the bar has put another in its place."""
-    handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler)
+    ]
     before = [handler.setStream(sys.stderr) for handler in handlers]
     try:
         yield

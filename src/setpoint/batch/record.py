@@ -1,6 +1,8 @@
-"""The lines of an output file, in OpenAI's batch output format, and reading back of what a run has left.
+"""The lines of an output file, in OpenAI's batch output format, and reading back of what a run has
+left.
 
-A record's id names its batch and the line it answers, so that the output needs nothing beside it to be understood.
+A record's id names its batch and the line it answers, so that the output needs nothing beside it to
+be understood.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """``error`` is set for every request that failed; ``response`` then only if a server would have answered with one."""
+    """``error`` is set for every request that failed; ``response`` then only if a server would have
+    answered with one."""
 
     id: str
     custom_id: str | None
@@ -72,7 +75,12 @@ def answered(digest: str, entry: Entry, reply: dict[str, Any]) -> Record:
 
 def failed(digest: str, entry: Entry, problem: Problem) -> Record:
     """A request that was never sent."""
-    return Record(record_id(digest, entry.number), entry.custom_id, None, Error(problem.code, problem.message, entry.number))
+    return Record(
+        record_id(digest, entry.number),
+        entry.custom_id,
+        None,
+        Error(problem.code, problem.message, entry.number),
+    )
 
 
 def refused(digest: str, entry: Entry, message: str, *, status_code: int, err_type: str) -> Record:

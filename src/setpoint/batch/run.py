@@ -1,6 +1,8 @@
-"""Runs a batch against a service: feeds requests as the engine has room, and puts one record per request into the output.
+"""Runs a batch against a service: feeds requests as the engine has room, and puts one record per
+request into the output.
 
-Works on Entries and a Service; knows no file format, no terminal and no signals. Whoever calls it says when to stop.
+Works on Entries and a Service; knows no file format, no terminal and no signals. Whoever calls it
+says when to stop.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ BREATH = 1000
 
 
 class BatchRun:
-    def __init__(self, service: Service, journal: Journal, output: Output, tally: Tally, *, digest: str) -> None:
+    def __init__(
+        self, service: Service, journal: Journal, output: Output, tally: Tally, *, digest: str
+    ) -> None:
         self._service = service
         self._journal = journal
         self._output = output
@@ -45,10 +49,19 @@ class BatchRun:
         self._failure: BaseException | None = None
         """What ended a task, and so ends the run."""
 
-    async def run(self, entries: Iterable[Entry], *, stop: asyncio.Event, drain_s: float, look_timeout_s: float = 20.0) -> None:
-        """Answer every entry. After ``stop`` is set nothing new begins, and what is open has ``drain_s`` to end.
+    async def run(
+        self,
+        entries: Iterable[Entry],
+        *,
+        stop: asyncio.Event,
+        drain_s: float,
+        look_timeout_s: float = 20.0,
+    ) -> None:
+        """Answer every entry. After ``stop`` is set nothing new begins, and what is open has
+        ``drain_s`` to end.
 
-        Raises BatchError for an output that cannot be written or an input that cannot be read, EngineDeadError.
+        Raises BatchError for an output that cannot be written or an input that cannot be read,
+        EngineDeadError.
         """
         background = [
             asyncio.create_task(self.view.watch(self._gate.changed, timeout_s=look_timeout_s)),
@@ -72,7 +85,9 @@ class BatchRun:
 
     def look(self) -> None:
         """Bring the tally's count of open requests' tokens up to date."""
-        self._tally.open_output_tokens = sum(output.num_outputs for job in self._jobs for output in job.outputs)
+        self._tally.open_output_tokens = sum(
+            output.num_outputs for job in self._jobs for output in job.outputs
+        )
 
     async def _feed(self, entries: Iterable[Entry], stop: asyncio.Event) -> None:
         for count, entry in enumerate(entries):
@@ -121,30 +136,55 @@ class BatchRun:
             self._tally.output_tokens += usage.get("completion_tokens", 0)
             self._put(entry, record.answered(self._digest, entry, reply))
         except RequestError as error:
-            self._put(entry, record.refused(self._digest, entry, error.message, status_code=error.status_code, err_type=error.err_type))
+            self._put(
+                entry,
+                record.refused(
+                    self._digest,
+                    entry,
+                    error.message,
+                    status_code=error.status_code,
+                    err_type=error.err_type,
+                ),
+            )
         except SetpointError:
             raise
         except Exception:
-            # As in the server: a bug that one request meets must not keep the others from their answers.
+            # As in the server: a bug that one request meets must not keep the others from their
+            # answers.
             logger.exception("An internal error occurred at line %d.", entry.number)
             message = "Internal error; the log has the details."
-            self._put(entry, record.refused(self._digest, entry, message, status_code=500, err_type="InternalServerError"))
+            self._put(
+                entry,
+                record.refused(
+                    self._digest, entry, message, status_code=500, err_type="InternalServerError"
+                ),
+            )
         finally:
             self._gate.closed(num_seqs, entry.num_bytes)
 
     async def _open(self, entry: Entry) -> Exchange | None:
-        """The entry's request, not yet submitted; None if it failed already. Raises RequestError."""
+        """The entry's request, not yet submitted; None if it failed already. Raises
+        RequestError."""
         api = self._apis.get(entry.url)
         if api is None:
             known = ", ".join(self._apis)
-            self._put(entry, record.failed(self._digest, entry, Problem("unknown_url", f"url must be one of {known}; got {entry.url!r}.")))
+            self._put(
+                entry,
+                record.failed(
+                    self._digest,
+                    entry,
+                    Problem("unknown_url", f"url must be one of {known}; got {entry.url!r}."),
+                ),
+            )
             return None
         assert entry.body is not None
         # The line in the engine's log and among the suspects of a crash.
         rid = record.record_id(self._digest, entry.number)
         exchange = await api.open({"rid": rid, **entry.body})
         if exchange.is_stream:
-            raise RequestError("stream must not be true in a batch, which writes only complete answers.")
+            raise RequestError(
+                "stream must not be true in a batch, which writes only complete answers."
+            )
         return exchange
 
     def _put(self, entry: Entry, made: record.Record) -> None:

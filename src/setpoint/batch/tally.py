@@ -1,4 +1,5 @@
-"""Counts of a batch: done, failed and why, tokens. Written by the run and by the journal's recovery, read by progress and summary."""
+"""Counts of a batch: done, failed and why, tokens. Written by the run and by the journal's
+recovery, read by progress and summary."""
 
 from __future__ import annotations
 
@@ -52,17 +53,32 @@ class Tally:
     @property
     def eta_s(self) -> float | None:
         """None while nothing can be said."""
-        return None if not self.num_now else (self.num_requests - self.num_done) * self.elapsed_s / self.num_now
+        return (
+            None
+            if not self.num_now
+            else (self.num_requests - self.num_done) * self.elapsed_s / self.num_now
+        )
 
     def summary(self) -> str:
         """For the end of a run: counts, speed, and a line per reason."""
         num_ok = self.num_done - self.num_failed
         before = f", {self.num_before} of them in earlier runs" if self.num_before else ""
-        head = f"{self.num_done} of {self.num_requests} requests done{before}: {num_ok} answered, {self.num_failed} failed."
+        head = (
+            f"{self.num_done} of {self.num_requests} requests done{before}: {num_ok} answered,"
+            f" {self.num_failed} failed."
+        )
         lines = [head]
         if self.num_now:
-            rates = f"{self.prompt_tokens / self.elapsed_s:.0f} tok/s in, {self.output_tokens / self.elapsed_s:.0f} tok/s out"
-            lines.append(f"This run: {self.num_now} in {self.elapsed_s:.1f} s, {self.num_now / self.elapsed_s:.2f} requests/s, {rates}.")
+            rates = (
+                f"{self.prompt_tokens / self.elapsed_s:.0f} tok/s in,"
+                f" {self.output_tokens / self.elapsed_s:.0f} tok/s out"
+            )
+            lines.append(
+                f"This run: {self.num_now} in {self.elapsed_s:.1f} s,"
+                f" {self.num_now / self.elapsed_s:.2f} requests/s, {rates}."
+            )
         for code, reason in sorted(self.reasons.items(), key=lambda item: -item[1].count):
-            lines.append(f"  {reason.count} × {code}, e.g. line {reason.first.line}: {reason.first.message}")
+            lines.append(
+                f"  {reason.count} × {code}, e.g. line {reason.first.line}: {reason.first.message}"
+            )
         return "\n".join(lines)

@@ -1,1 +1,2 @@
-"""``setpoint bench``: what a server does for its clients, and what the engine does alone, measured."""
+"""``setpoint bench``: what a server does for its clients, and what the engine does alone,
+measured."""

@@ -1,6 +1,7 @@
 """The languages that servers speak: a prompt to a request body, an answer's bytes to its Record.
 
-Works on JSON bytes. It knows nothing of connections, and nothing is timed here: ``now`` is the caller's.
+Works on JSON bytes. It knows nothing of connections, and nothing is timed here: ``now`` is the
+caller's.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Backend:
     path: str
     body: Callable[[Prompt, Wish], dict[str, Any]]
     read: Callable[[Record, bytes, float], None]
-    """Of one event of a stream, or of a whole answer. Raises msgspec.MsgspecError for what is not in this language."""
+    """Of one event of a stream, or of a whole answer. Raises msgspec.MsgspecError for what is not
+    in this language."""
     takes_ids: bool = True
     generates: bool = True
 
@@ -68,7 +70,11 @@ _generated = msgspec.json.Decoder(_Generated)
 
 
 def _generate_body(prompt: Prompt, wish: Wish) -> dict[str, Any]:
-    sampling = {"temperature": 0.0, "max_new_tokens": prompt.output_len, "ignore_eos": wish.ignore_eos}
+    sampling = {
+        "temperature": 0.0,
+        "max_new_tokens": prompt.output_len,
+        "ignore_eos": wish.ignore_eos,
+    }
     key = "text" if isinstance(prompt.content, str) else "input_ids"
     return {key: prompt.content, "sampling_params": sampling, "stream": wish.stream, **wish.extra}
 
@@ -81,7 +87,11 @@ def _read_generated(record: Record, data: bytes, now: float) -> None:
     if meta is None:
         return
     before = record.num_outputs or 0
-    new = (1 if chunk.text else 0) if meta.completion_tokens is None else meta.completion_tokens - before
+    new = (
+        (1 if chunk.text else 0)
+        if meta.completion_tokens is None
+        else meta.completion_tokens - before
+    )
     if new > 0:
         record.came(now, new)
     record.num_outputs, record.num_prompt = meta.completion_tokens, meta.prompt_tokens
@@ -97,7 +107,11 @@ def _read_generated(record: Record, data: bytes, now: float) -> None:
 
 
 def _cached(meta: _Meta) -> dict[str, int]:
-    details = {name: count for name, count in (meta.cached_tokens_details or {}).items() if isinstance(count, int)}
+    details = {
+        name: count
+        for name, count in (meta.cached_tokens_details or {}).items()
+        if isinstance(count, int)
+    }
     return details or {"device": meta.cached_tokens}
 
 
@@ -143,19 +157,34 @@ _embeddings = msgspec.json.Decoder(_Embeddings)
 
 
 def _common(prompt: Prompt, wish: Wish) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": wish.model, "temperature": 0.0, "stream": wish.stream, "ignore_eos": wish.ignore_eos}
+    body: dict[str, Any] = {
+        "model": wish.model,
+        "temperature": 0.0,
+        "stream": wish.stream,
+        "ignore_eos": wish.ignore_eos,
+    }
     if wish.stream:
         body["stream_options"] = {"include_usage": True}
     return body
 
 
 def _completion_body(prompt: Prompt, wish: Wish) -> dict[str, Any]:
-    return {**_common(prompt, wish), "prompt": prompt.content, "max_tokens": prompt.output_len, **wish.extra}
+    return {
+        **_common(prompt, wish),
+        "prompt": prompt.content,
+        "max_tokens": prompt.output_len,
+        **wish.extra,
+    }
 
 
 def _chat_body(prompt: Prompt, wish: Wish) -> dict[str, Any]:
     messages = [{"role": "user", "content": prompt.content}]
-    return {**_common(prompt, wish), "messages": messages, "max_completion_tokens": prompt.output_len, **wish.extra}
+    return {
+        **_common(prompt, wish),
+        "messages": messages,
+        "max_completion_tokens": prompt.output_len,
+        **wish.extra,
+    }
 
 
 def _embedding_body(prompt: Prompt, wish: Wish) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Where the time of a step goes, and what this machine would need for it at least.
 
-Works on the ``Work`` of each kind of operation, on measured limits of the machine, and on how an engine's loop spent its turns on the
-same batch. A kind's bound is the larger of its bytes by the read bandwidth and its operations by the multiplication rate.
+Works on the ``Work`` of each kind of operation, on measured limits of the machine, and on how an
+engine's loop spent its turns on the same batch. A kind's bound is the larger of its bytes by the
+read bandwidth and its operations by the multiplication rate.
 
-The read bandwidth is that of as many bytes as pass before the same one is used again: those of the whole step for weights, keys and values,
-those of one call for activations, which the next layer's take the place of.
+The read bandwidth is that of as many bytes as pass before the same one is used again: those of the
+whole step for weights, keys and values, those of one call for activations, which the next layer's
+take the place of.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ FROM_ENGINE = ("scheduling", "messages")
 UNITS = (("µs", 1e6, 0.01), ("ms", 1e3, 10.0), ("s", 1.0, float("inf")))
 """Name, how many make a second, and the seconds from which the next one is easier to read."""
 UNLIKE = 1.5
-"""Ratio of two runs of the same steps from which one was disturbed; a busy machine alone varies by a tenth."""
+"""Ratio of two runs of the same steps from which one was disturbed; a busy machine alone varies by
+a tenth."""
 LABELS = {"linear": "linear layers", "messages": "messages (IPC)"}
 
 
@@ -68,7 +71,8 @@ class Part:
 
 @dataclass(slots=True, frozen=True)
 class Turns:
-    """How an engine's loop spent its steps with a batch; seconds of one decode step, or of the prefill of all prompts."""
+    """How an engine's loop spent its steps with a batch; seconds of one decode step, or of the
+    prefill of all prompts."""
 
     seconds: float
     messages_s: float
@@ -82,7 +86,8 @@ def parts_of(
     limits: Limits | None,
     turns: Turns | None,
 ) -> dict[str, Part]:
-    """``counted``: of each repetition, whatever it took; ``timed`` and ``totals_s``: the times of as many or of others.
+    """``counted``: of each repetition, whatever it took; ``timed`` and ``totals_s``: the times of
+    as many or of others.
 
     The last row, "step", is the sum of the others.
     """
@@ -92,9 +97,14 @@ def parts_of(
     for kind, mean in means.items():
         again = streamed if kind in STREAMED else mean.num_bytes // max(mean.num_calls, 1)
         bound = None if limits is None else _bound(mean, again, limits)
-        seconds = statistics.median(works[kind].seconds if kind in works else 0.0 for works in timed)
+        seconds = statistics.median(
+            works[kind].seconds if kind in works else 0.0 for works in timed
+        )
         parts[kind] = Part(seconds, bound, mean.num_bytes, mean.flops)
-    rests = (total - sum(work.seconds for work in works.values()) for total, works in zip(totals_s, timed, strict=True))
+    rests = (
+        total - sum(work.seconds for work in works.values())
+        for total, works in zip(totals_s, timed, strict=True)
+    )
     parts["rest"] = Part(statistics.median(rests))
     if turns is not None:
         parts["scheduling"] = Part(turns.scheduling_s)
@@ -129,24 +139,48 @@ def table(title: str, parts: Mapping[str, Part], plain_s: float, turns: Turns | 
     """Markdown. ``plain_s``: the same without timers."""
     whole = parts["step"].seconds
     unit, per_s = next((unit, per_s) for unit, per_s, most_s in UNITS if whole < most_s)
-    lines = ["", title, "", f"| part | {unit} | share | bound {unit} | of bound |", "|---|---|---|---|---|"]
+    lines = [
+        "",
+        title,
+        "",
+        f"| part | {unit} | share | bound {unit} | of bound |",
+        "|---|---|---|---|---|",
+    ]
     for name, part in parts.items():
-        bound = "– | –" if part.bound_s is None else f"{part.bound_s * per_s:,.2f} | {part.bound_s / max(part.seconds, 1e-12):.0%}"
-        lines.append(f"| {LABELS.get(name, name)} | {part.seconds * per_s:,.2f} | {part.seconds / whole:.1%} | {bound} |")
-    engine = "" if turns is None else f", and {turns.seconds * per_s:,.2f} {unit} as part of a whole engine"
+        bound = (
+            "– | –"
+            if part.bound_s is None
+            else f"{part.bound_s * per_s:,.2f} | {part.bound_s / max(part.seconds, 1e-12):.0%}"
+        )
+        lines.append(
+            f"| {LABELS.get(name, name)} | {part.seconds * per_s:,.2f} | {part.seconds / whole:.1%}"
+            f" | {bound} |"
+        )
+    engine = (
+        ""
+        if turns is None
+        else f", and {turns.seconds * per_s:,.2f} {unit} as part of a whole engine"
+    )
     lines += ["", f"Without timers and scheduling it took {plain_s * per_s:,.2f} {unit}{engine}."]
     timed = whole - sum(parts[name].seconds for name in FROM_ENGINE if name in parts)
     if not 1 / UNLIKE < plain_s / timed < UNLIKE:
-        words = f"{plain_s / timed:.1f} times as long as" if plain_s > timed else f"only {plain_s / timed:.0%} of the time that it took"
+        words = (
+            f"{plain_s / timed:.1f} times as long as"
+            if plain_s > timed
+            else f"only {plain_s / timed:.0%} of the time that it took"
+        )
         lines.append(
-            f"WARNING: Without timers it took {words} with them, so this table may not describe a usual step. If other programs were busy, "
-            "measure again without them."
+            f"WARNING: Without timers it took {words} with them, so this table may not describe a"
+            " usual step. If other programs were busy, measure again without them."
         )
     return lines
 
 
 def as_json(parts: Mapping[str, Part], turns: Turns | None) -> dict[str, Any]:
-    return {"parts": {name: asdict(part) for name, part in parts.items()}, "engine_s": None if turns is None else turns.seconds}
+    return {
+        "parts": {name: asdict(part) for name, part in parts.items()},
+        "engine_s": None if turns is None else turns.seconds,
+    }
 
 
 def described(shape: Shape) -> str:
@@ -155,13 +189,23 @@ def described(shape: Shape) -> str:
 
 def described_limits(measured: Mapping[str, Any]) -> str:
     """In one line."""
-    reads = (f"{rate / 1e9:.1f} GB/s over {int(size) / 1e6:,.0f} MB" for size, rate in measured["read_bytes_per_s"].items())
+    reads = (
+        f"{rate / 1e9:.1f} GB/s over {int(size) / 1e6:,.0f} MB"
+        for size, rate in measured["read_bytes_per_s"].items()
+    )
     rates = (f"{rate / 1e9:,.0f} GFLOP/s {product}" for product, rate in measured["flops"].items())
-    return f"Limits of this machine with {measured['threads']} threads: " + ", ".join([*reads, *rates]) + "."
+    return (
+        f"Limits of this machine with {measured['threads']} threads: "
+        + ", ".join([*reads, *rates])
+        + "."
+    )
 
 
-def engine_turns(line: CommandLine, env: EnvSettings, shapes: Sequence[Shape]) -> dict[Shape, dict[str, Turns]]:
-    """Give the batches to a whole engine with the same options, and ask its loop. Raises ConfigError for one that it cannot hold."""
+def engine_turns(
+    line: CommandLine, env: EnvSettings, shapes: Sequence[Shape]
+) -> dict[Shape, dict[str, Turns]]:
+    """Give the batches to a whole engine with the same options, and ask its loop. Raises
+    ConfigError for one that it cannot hold."""
     with Engine.from_options(line.options, env, given=line.given) as engine:
         info = engine.get_server_info()
         tokenizer = Tokenizer.from_folder(info["tokenizer_path"])
@@ -169,8 +213,9 @@ def engine_turns(line: CommandLine, env: EnvSettings, shapes: Sequence[Shape]) -
             slots, tokens = info["max_running_requests"], info["max_total_num_tokens"]
             if batch_size > slots or batch_size * (input_len + output_len) > tokens:
                 raise ConfigError(
-                    f"--breakdown runs {batch_size} requests of {input_len} + {output_len} tokens at once; the engine has room for {slots} "
-                    f"requests and {tokens} tokens. Raise --max-running-requests or --max-total-tokens, or measure a smaller batch."
+                    f"--breakdown runs {batch_size} requests of {input_len} + {output_len} tokens"
+                    f" at once; the engine has room for {slots} requests and {tokens} tokens. Raise"
+                    " --max-running-requests or --max-total-tokens, or measure a smaller batch."
                 )
         return {shape: _turns(engine, tokenizer, shape) for shape in shapes}
 
@@ -187,10 +232,18 @@ def _turns(engine: Engine, tokenizer: Tokenizer, shape: Shape) -> dict[str, Turn
             random_range_ratio=1.0,
             seed=seed,
         )
-        prompts = [[int(token) for token in prompt.content] for prompt in make_prompts(options, tokenizer, as_ids=True)]
+        prompts = [
+            [int(token) for token in prompt.content]
+            for prompt in make_prompts(options, tokenizer, as_ids=True)
+        ]
         before = _sums(engine)
-        with waiting(f"{'Measuring' if found else 'Warming up'} the engine with {described(shape)}"):
-            engine.generate(input_ids=prompts, sampling_params={"temperature": 0.0, "max_new_tokens": answer, "ignore_eos": True})
+        with waiting(
+            f"{'Measuring' if found else 'Warming up'} the engine with {described(shape)}"
+        ):
+            engine.generate(
+                input_ids=prompts,
+                sampling_params={"temperature": 0.0, "max_new_tokens": answer, "ignore_eos": True},
+            )
         found.append(dict(_differences(before, _sums(engine))))
         engine.flush_cache()
     return found[-1]
@@ -201,7 +254,9 @@ def _sums(engine: Engine) -> dict[str, dict[str, float]]:
     return sums
 
 
-def _differences(before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, Turns]]:
+def _differences(
+    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
+) -> Iterator[tuple[str, Turns]]:
     for phase in PHASES:
         spent = {name: after[phase][name] - before[phase][name] for name in after[phase]}
         per = spent["num_steps"] if phase == "decode" else 1

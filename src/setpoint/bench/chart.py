@@ -1,5 +1,5 @@
-"""``bench serving --plot``: one run as four small charts. Output and running requests over time; how many first tokens came, and how
-many gaps between tokens ended, within how many milliseconds.
+"""``bench serving --plot``: one run as four small charts. Output and running requests over time;
+how many first tokens came, and how many gaps between tokens ended, within how many milliseconds.
 
 Works on the records of a run, by ``svg``.
 """
@@ -35,8 +35,8 @@ def serving_chart(run: Run, result: Mapping[str, Any]) -> str:
     ttfts = [ttft_s(record) * 1e3 for record in run.good if record.times]
     itls = [gap * 1e3 for record in run.good for gap in itls_s(record)]
     title = (
-        f"{result['backend']}, {result['dataset_name']}: {result['completed']} requests in {result['duration']:.1f} s, "
-        f"{result['output_throughput']:,.0f} output tok/s"
+        f"{result['backend']}, {result['dataset_name']}: {result['completed']} requests in"
+        f" {result['duration']:.1f} s, {result['output_throughput']:,.0f} output tok/s"
     )
     failed = f", {result['failed']} failed" if result["failed"] else ""
     parts = [svg.text(0, 16, title + failed, weight="bold")]
@@ -54,7 +54,9 @@ def _rate(run: Run) -> Points:
         return []
     width = run.duration_s / NUM_BINS
     counts, edges = np.histogram(times, bins=NUM_BINS, range=(0.0, run.duration_s), weights=weights)
-    return list(zip(((edges[:-1] + edges[1:]) / 2).tolist(), (counts / width).tolist(), strict=True))
+    return list(
+        zip(((edges[:-1] + edges[1:]) / 2).tolist(), (counts / width).tolist(), strict=True)
+    )
 
 
 def _steps(levels: Sequence[tuple[float, int]]) -> Points:
@@ -67,19 +69,35 @@ def _steps(levels: Sequence[tuple[float, int]]) -> Points:
 
 
 def _distribution(column: int, title: str, values: Sequence[float]) -> list[str]:
-    """Value -> share of the values that are no larger, in a few hundred points. The last hundredth may reach far: its end is in words."""
+    """Value -> share of the values that are no larger, in a few hundred points. The last hundredth
+    may reach far: its end is in words."""
     if not values:
         return _panel(column, 1, title, [], "ms")
     shares = np.linspace(0.0, 1.0, 301)
     quantiles, limit = np.quantile(values, shares), FAR * float(np.percentile(values, 99))
-    points = [(value, share) for value, share in zip(quantiles.tolist(), shares.tolist(), strict=True) if value <= limit]
+    points = [
+        (value, share)
+        for value, share in zip(quantiles.tolist(), shares.tolist(), strict=True)
+        if value <= limit
+    ]
     found = np.percentile(values, MARKED).tolist()
-    marks = {f"P{percent} {_number(value)}": (value, percent / 100) for percent, value in zip(MARKED, found, strict=True)}
-    return _panel(column, 1, title, points, "ms", marks={**marks, f"longest {_number(max(values))}": None})
+    marks = {
+        f"P{percent} {_number(value)}": (value, percent / 100)
+        for percent, value in zip(MARKED, found, strict=True)
+    }
+    return _panel(
+        column, 1, title, points, "ms", marks={**marks, f"longest {_number(max(values))}": None}
+    )
 
 
 def _panel(
-    column: int, row: int, title: str, points: Points, unit: str, *, marks: Mapping[str, tuple[float, float] | None] | None = None
+    column: int,
+    row: int,
+    title: str,
+    points: Points,
+    unit: str,
+    *,
+    marks: Mapping[str, tuple[float, float] | None] | None = None,
 ) -> list[str]:
     """``marks``: words for the corner below a distribution, and the points that they name."""
     left, top = column * WIDTH + LEFT, HEAD + row * HEIGHT + TOP
@@ -97,7 +115,14 @@ def _panel(
         parts.append(svg.line([(left, y), (right, y)], svg.GREY, width=0.5))
         parts.append(svg.text(left - 6, y + 4, _number(share * most_y), anchor="end"))
         x = place(share * most_x, 0)[0]
-        parts.append(svg.text(x, bottom + 16, f"{_number(share * most_x)} {unit}", anchor="end" if share == 1 else "middle"))
+        parts.append(
+            svg.text(
+                x,
+                bottom + 16,
+                f"{_number(share * most_x)} {unit}",
+                anchor="end" if share == 1 else "middle",
+            )
+        )
     parts.append(svg.line([place(*point) for point in points], svg.BLUE))
     for index, (name, point) in enumerate((marks or {}).items()):
         parts.append(svg.text(right - 6, bottom - 60 + 16 * index, f"{name} {unit}", anchor="end"))

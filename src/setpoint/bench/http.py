@@ -1,6 +1,8 @@
-"""One HTTP request per connection, on httptools' parser: the least a client can spend per token of a stream.
+"""One HTTP request per connection, on httptools' parser: the least a client can spend per token of
+a stream.
 
-Works on bytes: a body, or the data of server-sent events as they come. It does not know what they mean (decision 0014).
+Works on bytes: a body, or the data of server-sent events as they come. It does not know what they
+mean (decision 0014).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ OnEvent = Callable[[bytes, float], None]
 
 
 class ExchangeError(Exception):
-    """No complete answer came; the words say why, without anything that differs between requests."""
+    """No complete answer came; the words say why, without anything that differs between
+    requests."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,30 +49,46 @@ class Server:
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self._port = url.port or (443 if self._tls else 80)
         self._prefix = url.path.rstrip("/").removesuffix("/v1")
-        self._head = f"Host: {url.netloc.rpartition('@')[2]}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        self._head = (
+            f"Host: {url.netloc.rpartition('@')[2]}\r\nConnection: close\r\nContent-Type:"
+            " application/json\r\n"
+        )
         if api_key:
             self._head += f"Authorization: Bearer {api_key}\r\n"
 
-    async def post(self, path: str, body: bytes, *, on_event: OnEvent | None = None, stall_s: float) -> Answer:
-        """Raises ExchangeError. An answer of any status is one; ``on_event`` sees those of a stream with status 200."""
+    async def post(
+        self, path: str, body: bytes, *, on_event: OnEvent | None = None, stall_s: float
+    ) -> Answer:
+        """Raises ExchangeError. An answer of any status is one; ``on_event`` sees those of a stream
+        with status 200."""
         return await self._exchange("POST", path, body, on_event, stall_s)
 
     async def get(self, path: str, *, stall_s: float) -> Answer:
         """Raises ExchangeError."""
         return await self._exchange("GET", path, b"", None, stall_s)
 
-    async def _exchange(self, method: str, path: str, body: bytes, on_event: OnEvent | None, stall_s: float) -> Answer:
+    async def _exchange(
+        self, method: str, path: str, body: bytes, on_event: OnEvent | None, stall_s: float
+    ) -> Answer:
         loop = asyncio.get_running_loop()
-        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}Content-Length:"
+            f" {len(body)}\r\n\r\n"
+        )
         try:
             async with asyncio.timeout(min(CONNECT_S, stall_s)):
                 transport, protocol = await loop.create_connection(
-                    lambda: _Protocol(loop.create_future(), on_event), self._host, self._port, ssl=self._tls
+                    lambda: _Protocol(loop.create_future(), on_event),
+                    self._host,
+                    self._port,
+                    ssl=self._tls,
                 )
         except TimeoutError:
             raise ExchangeError("timed out while connecting") from None
         except OSError as error:
-            raise ExchangeError(f"no connection ({error.strerror or type(error).__name__})") from None
+            raise ExchangeError(
+                f"no connection ({error.strerror or type(error).__name__})"
+            ) from None
         try:
             transport.write(head.encode() + body)
             return await protocol.wait(stall_s)

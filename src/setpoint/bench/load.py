@@ -20,7 +20,8 @@ Send = Callable[[Prompt], Awaitable[Record]]
 
 
 def arrival_times(num_requests: int, rate: float, *, seed: int) -> list[float]:
-    """Seconds from the start: a Poisson process's, which begins with a request at 0; all 0 for an infinite rate."""
+    """Seconds from the start: a Poisson process's, which begins with a request at 0; all 0 for an
+    infinite rate."""
     if math.isinf(rate):
         return [0.0] * num_requests
     gaps = np.random.default_rng(seed).exponential(1 / rate, size=num_requests - 1)
@@ -29,9 +30,15 @@ def arrival_times(num_requests: int, rate: float, *, seed: int) -> list[float]:
 
 
 async def drive(
-    send: Send, prompts: Sequence[Prompt], arrivals_s: Sequence[float], *, limit: int | None, on_done: Callable[[Record], None]
+    send: Send,
+    prompts: Sequence[Prompt],
+    arrivals_s: Sequence[float],
+    *,
+    limit: int | None,
+    on_done: Callable[[Record], None],
 ) -> Run:
-    """``on_done`` hears of every record as it ends; the Run has them in the order of the prompts."""
+    """``on_done`` hears of every record as it ends; the Run has them in the order of the
+    prompts."""
     gate = nullcontext() if limit is None else asyncio.Semaphore(limit)
 
     async def one(prompt: Prompt) -> Record:

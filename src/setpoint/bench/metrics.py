@@ -1,9 +1,12 @@
-"""From the records of a run to its figures. Pure arithmetic; times in seconds in, milliseconds out, as SGLang's result has them.
+"""From the records of a run to its figures. Pure arithmetic; times in seconds in, milliseconds out,
+as SGLang's result has them.
 
-Definitions. TTFT: request sent to first token. TPOT: (E2E - TTFT) / (tokens - 1). ITL: the gaps between chunks, a chunk of k tokens
-counting as k gaps of a k-th. Peak output throughput: the most tokens in one second of the run, seconds counted from its start; peak
-concurrency: the most requests in flight at one time. Steady state: from the first to the last moment with at least STEADY_SHARE of the
-concurrency that the run had half of its time; it leaves out the filling at the begin and the emptying at the end.
+Definitions. TTFT: request sent to first token. TPOT: (E2E - TTFT) / (tokens - 1). ITL: the gaps
+between chunks, a chunk of k tokens counting as k gaps of a k-th. Peak output throughput: the most
+tokens in one second of the run, seconds counted from its start; peak concurrency: the most requests
+in flight at one time. Steady state: from the first to the last moment with at least STEADY_SHARE of
+the concurrency that the run had half of its time; it leaves out the filling at the begin and the
+emptying at the end.
 """
 
 from __future__ import annotations
@@ -62,7 +65,11 @@ def ttft_s(record: Record) -> float:
 
 def tpot_s(record: Record) -> float | None:
     """None for an answer of one token or one piece."""
-    return (e2e_s(record) - ttft_s(record)) / max(num_outputs(record) - 1, 1) if len(record.times) > 1 else None
+    return (
+        (e2e_s(record) - ttft_s(record)) / max(num_outputs(record) - 1, 1)
+        if len(record.times) > 1
+        else None
+    )
 
 
 def itls_s(record: Record) -> list[float]:
@@ -97,7 +104,9 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
-def totals(num_requests: int, num_inputs: int, num_outputs: int, duration_s: float) -> dict[str, Any]:
+def totals(
+    num_requests: int, num_inputs: int, num_outputs: int, duration_s: float
+) -> dict[str, Any]:
     """SGLang's keys for what was answered in ``duration_s``: tokens, and everything per second."""
     return {
         "total_input_tokens": num_inputs,
@@ -124,7 +133,10 @@ def failures(run: Run) -> dict[str, int]:
 
 def cache_report(run: Run) -> dict[str, Any]:
     prompt = sum(map(num_prompt, run.good))
-    places = {place: sum(record.cached.get(place, 0) for record in run.good) for place in ("device", "host", "storage")}
+    places = {
+        place: sum(record.cached.get(place, 0) for record in run.good)
+        for place in ("device", "host", "storage")
+    }
     cached = sum(places.values())
     return {
         "total_prompt_tokens": prompt,
@@ -136,7 +148,10 @@ def cache_report(run: Run) -> dict[str, Any]:
 
 def concurrency(run: Run) -> list[tuple[float, int]]:
     """(seconds from the start, requests in flight from then on) of the good requests."""
-    changes = sorted([(record.started_at, 1) for record in run.good] + [(record.ended_at, -1) for record in run.good])
+    changes = sorted(
+        [(record.started_at, 1) for record in run.good]
+        + [(record.ended_at, -1) for record in run.good]
+    )
     levels, level = [], 0
     for at, change in changes:
         level += change
@@ -145,9 +160,14 @@ def concurrency(run: Run) -> list[tuple[float, int]]:
 
 
 def token_times(run: Run) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """When tokens came, in seconds from the start, and how many; where only their sum is known it is spread over the chunks."""
+    """When tokens came, in seconds from the start, and how many; where only their sum is known it
+    is spread over the chunks."""
     times = [at - run.started_at for record in run.good for at in record.times]
-    weights = [count * num_outputs(record) / sum(record.counts) for record in run.good for count in record.counts]
+    weights = [
+        count * num_outputs(record) / sum(record.counts)
+        for record in run.good
+        for count in record.counts
+    ]
     return np.array(times), np.array(weights)
 
 
@@ -188,7 +208,9 @@ def steady_state(run: Run) -> dict[str, float] | None:
     return {
         "steady_begin": begin,
         "steady_duration": end - begin,
-        "steady_concurrency": sum(length * level for at, length, level in spans if begin <= at < end) / (end - begin),
+        "steady_concurrency": (
+            sum(length * level for at, length, level in spans if begin <= at < end) / (end - begin)
+        ),
         "steady_output_throughput": tokens / (end - begin),
         "steady_request_throughput": num_ended / (end - begin),
     }
@@ -204,7 +226,9 @@ def parse_goodput(words: Sequence[str]) -> dict[str, float]:
         except ValueError:
             limits[name] = -1.0
         if name not in ("ttft", "tpot", "e2el") or limits[name] <= 0:
-            raise ConfigError(f"--goodput takes ttft:MS, tpot:MS and e2el:MS with positive numbers; got {word!r}.")
+            raise ConfigError(
+                f"--goodput takes ttft:MS, tpot:MS and e2el:MS with positive numbers; got {word!r}."
+            )
     return limits
 
 

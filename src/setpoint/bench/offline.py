@@ -24,7 +24,9 @@ from setpoint.observe.logline import setup_logging
 from setpoint.offline import Engine
 
 FAILED = 3
-_WARMUP = OfflineOptions(dataset_name="random-ids", num_prompts=16, random_input_len=64, random_output_len=16)
+_WARMUP = OfflineOptions(
+    dataset_name="random-ids", num_prompts=16, random_input_len=64, random_output_len=16
+)
 
 
 def bench_offline(line: CommandLine, env: EnvSettings) -> int:
@@ -58,8 +60,14 @@ def _measure(engine: Engine, own: OfflineOptions) -> dict[str, Any]:
     server_info = engine.get_server_info()
     metas = [answer["meta_info"] for answer in answers]
     good = [meta for meta in metas if meta["finish_reason"]["type"] != "abort"]
-    failures = Counter(meta["finish_reason"]["message"] for meta in metas if meta["finish_reason"]["type"] == "abort")
-    inputs, outputs = (sum(meta[name] for meta in good) for name in ("prompt_tokens", "completion_tokens"))
+    failures = Counter(
+        meta["finish_reason"]["message"]
+        for meta in metas
+        if meta["finish_reason"]["type"] == "abort"
+    )
+    inputs, outputs = (
+        sum(meta[name] for meta in good) for name in ("prompt_tokens", "completion_tokens")
+    )
     return {
         "backend": "engine",
         "dataset_name": own.dataset_name,
@@ -78,6 +86,9 @@ def _measure(engine: Engine, own: OfflineOptions) -> dict[str, Any]:
 
 def _generate(engine: Engine, prompts: list[Prompt], *, ignore_eos: bool) -> list[dict[str, Any]]:
     texts = [str(prompt.content) for prompt in prompts]
-    sampling = [{"temperature": 0.0, "max_new_tokens": prompt.output_len, "ignore_eos": ignore_eos} for prompt in prompts]
+    sampling = [
+        {"temperature": 0.0, "max_new_tokens": prompt.output_len, "ignore_eos": ignore_eos}
+        for prompt in prompts
+    ]
     answers: list[dict[str, Any]] = engine.generate(texts, sampling)
     return answers

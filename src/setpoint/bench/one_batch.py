@@ -1,8 +1,10 @@
-"""``setpoint bench one-batch``: the time of single steps by batch size and context, straight on an executor.
+"""``setpoint bench one-batch``: the time of single steps by batch size and context, straight on an
+executor.
 
-Works on plans of rows; there is no scheduler, no cache and no text. Prompts are random ids. A prefill runs in steps of at most
-``chunk_tokens``, as the engine would run it, and REPEATS times; then every sequence decodes, all in one step after the other. What is
-shown of a step's parts comes from two more runs: one counts what each has to do, one takes the times.
+Works on plans of rows; there is no scheduler, no cache and no text. Prompts are random ids. A
+prefill runs in steps of at most ``chunk_tokens``, as the engine would run it, and REPEATS times;
+then every sequence decodes, all in one step after the other. What is shown of a step's parts comes
+from two more runs: one counts what each has to do, one takes the times.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from setpoint.core.plan import OWN_LENGTH, Admit, PlanBuilder
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.work import Work
 
-HEAD = f"{'batch':>6} {'input':>6} {'output':>6} {'prefill ms':>11} {'tok/s':>9} {'decode ms':>10} {'tok/s':>9}"
+HEAD = (
+    f"{'batch':>6} {'input':>6} {'output':>6} {'prefill ms':>11} {'tok/s':>9} {'decode ms':>10}"
+    f" {'tok/s':>9}"
+)
 REPEATS = 3
 WARMUP_STEPS = 2
 
@@ -67,7 +72,9 @@ class Times:
     """Of whole prefills, one per repetition."""
     decodes: list[float]
     """Of each step. The context of step k is the prompt and k more tokens."""
-    works: dict[str, list[dict[str, Work]]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
+    works: dict[str, list[dict[str, Work]]] = field(
+        default_factory=lambda: {phase: [] for phase in PHASES}
+    )
     """Of each of the above, where the seams were entered."""
 
 
@@ -76,12 +83,14 @@ def bench_one_batch(
     build: Callable[[int, int], Subject],
     engine_turns: Callable[[Sequence[Shape]], Mapping[Shape, Mapping[str, Turns]]],
 ) -> int:
-    """``build(num_slots, length)``: a Subject with room for that many sequences of that length; ``engine_turns``: what a whole engine
-    does with the batches. Raises SetpointError."""
+    """``build(num_slots, length)``: a Subject with room for that many sequences of that length;
+    ``engine_turns``: what a whole engine does with the batches. Raises SetpointError."""
     report.check_writable(own.output_file)
     others = report.by_shape(own.compare) if own.compare is not None else None
     shapes = list(product(own.batch_size, own.input_len, own.output_len))
-    turns = engine_turns(shapes) if own.breakdown else {}  # before there is a second copy of the model
+    turns = (
+        engine_turns(shapes) if own.breakdown else {}
+    )  # before there is a second copy of the model
     subject = build(max(own.batch_size), max(own.input_len) + max(own.output_len))
     steps = _Steps(subject)
     print(HEAD + (report.STEP_RATIOS if others is not None else ""))
@@ -92,14 +101,18 @@ def bench_one_batch(
             result = _result(own, subject, shape, steps.run(*shape))
         ratios = report.step_ratios(result, others.get(shape, [])) if others is not None else ""
         print(
-            f"{batch_size:>6} {input_len:>6} {output_len:>6} {result['prefill_latency'] * 1e3:>11.2f} {result['prefill_throughput']:>9.0f} "
-            f"{result['median_decode_latency'] * 1e3:>10.3f} {result['median_decode_throughput']:>9.1f}{ratios}",
+            f"{batch_size:>6} {input_len:>6} {output_len:>6}"
+            f" {result['prefill_latency'] * 1e3:>11.2f} {result['prefill_throughput']:>9.0f}"
+            f" {result['median_decode_latency'] * 1e3:>10.3f}"
+            f" {result['median_decode_throughput']:>9.1f}{ratios}",
             flush=True,
         )
         if own.breakdown:
             seams = subject.seams
             with waiting(f"Measuring the parts of {described(shape)}"):
-                counted = steps.run(*shape, repeats=1, seams=seams, inside=seams.entered(eager=True))
+                counted = steps.run(
+                    *shape, repeats=1, seams=seams, inside=seams.entered(eager=True)
+                )
                 timed = steps.run(*shape, seams=seams, inside=seams.entered(eager=False))
             result |= _breakdown(subject, result, counted, timed, turns[shape])
         if own.output_file is not None:
@@ -108,7 +121,13 @@ def bench_one_batch(
     return 0
 
 
-def _breakdown(subject: Subject, result: Mapping[str, Any], counted: Times, timed: Times, turns: Mapping[str, Turns]) -> dict[str, Any]:
+def _breakdown(
+    subject: Subject,
+    result: Mapping[str, Any],
+    counted: Times,
+    timed: Times,
+    turns: Mapping[str, Turns],
+) -> dict[str, Any]:
     """Prints the tables; -> what the result gets."""
     found: dict[str, Any] = {}
     totals = {"prefill": timed.prefills, "decode": timed.decodes}
@@ -119,11 +138,21 @@ def _breakdown(subject: Subject, result: Mapping[str, Any], counted: Times, time
     }
     for phase in PHASES:
         with waiting("Measuring the limits of this machine"):  # those that were not needed before
-            parts = breakdown.parts_of(counted.works[phase], timed.works[phase], totals[phase], subject.limits, turns[phase])
+            parts = breakdown.parts_of(
+                counted.works[phase],
+                timed.works[phase],
+                totals[phase],
+                subject.limits,
+                turns[phase],
+            )
         found[phase] = breakdown.as_json(parts, turns[phase])
         print("\n".join(breakdown.table(titles[phase], parts, plain[phase], turns[phase])))
     limits = None if subject.limits is None else subject.limits.measured()
-    words = "No bounds: the limits of this machine cannot be measured." if limits is None else breakdown.described_limits(limits)
+    words = (
+        "No bounds: the limits of this machine cannot be measured."
+        if limits is None
+        else breakdown.described_limits(limits)
+    )
     print(f"\n{words}\n", flush=True)
     return {"breakdown": found, "limits": limits}
 
@@ -152,7 +181,8 @@ def _result(own: OneBatchOptions, subject: Subject, shape: Shape, times: Times) 
 
 
 class _Steps:
-    """Builds plans and times them. Slot s owns the pages from 1 + s · (pages of a sequence) on, anew in every run."""
+    """Builds plans and times them. Slot s owns the pages from 1 + s · (pages of a sequence) on,
+    anew in every run."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -187,9 +217,12 @@ class _Steps:
         return times
 
     def _prefill(self, slots: range, input_len: int, length: int) -> float:
-        """Admits the slots anew; seconds of the steps that compute their prompts and sample a first token each."""
+        """Admits the slots anew; seconds of the steps that compute their prompts and sample a first
+        token each."""
         plan, num_pages = self._plan(), -(-length // self._subject.page_size)
-        sampling = SamplingParams(temperature=0.0, max_new_tokens=length - input_len, ignore_eos=True)
+        sampling = SamplingParams(
+            temperature=0.0, max_new_tokens=length - input_len, ignore_eos=True
+        )
         for slot in slots:
             ids = self._rng.integers(0, self._subject.vocab_size, size=input_len).astype(np.int32)
             plan.admits.append(Admit(slot, slot, ids, input_len, sampling, seed=0))

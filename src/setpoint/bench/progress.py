@@ -1,4 +1,5 @@
-"""What a person sees while a benchmark works: on a terminal a line that is kept up to date, anywhere else a line now and then.
+"""What a person sees while a benchmark works: on a terminal a line that is kept up to date,
+anywhere else a line now and then.
 
 All of it goes to stderr.
 """
@@ -19,7 +20,8 @@ LINE_EVERY_S = 10.0
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """``what`` the block does, e.g. "Making 64 prompts": shown with the seconds so far, if it takes long."""
+    """``what`` the block does, e.g. "Making 64 prompts": shown with the seconds so far, if it takes
+    long."""
     shown = Waiting(what, on_stderr())
     try:
         yield
@@ -29,13 +31,18 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[Record], None]]:
-    """Within, call the given function with each record that has ended. Nothing is drawn in between: that would cost CPU time."""
+    """Within, call the given function with each record that has ended. Nothing is drawn in between:
+    that would cost CPU time."""
     if sys.stderr.isatty():
         with _bar(total) as show:
             yield _Count(show, EVERY_S, total)
     else:
         yield _Count(
-            lambda done, failed: print(f"bench: {done}/{total}, {failed} failed", file=sys.stderr, flush=True), LINE_EVERY_S, total
+            lambda done, failed: print(
+                f"bench: {done}/{total}, {failed} failed", file=sys.stderr, flush=True
+            ),
+            LINE_EVERY_S,
+            total,
         )
 
 
@@ -59,8 +66,14 @@ def _bar(total: int) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}{task.description}"), TimeElapsedColumn())
+    columns = (
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}{task.description}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
         task = bar.add_task("", total=total)
         bar.refresh()
-        yield lambda done, failed: bar.update(task, completed=done, description=f", {failed} failed" if failed else "", refresh=True)
+        yield lambda done, failed: bar.update(
+            task, completed=done, description=f", {failed} failed" if failed else "", refresh=True
+        )

@@ -1,7 +1,8 @@
 """The datasets: options and a tokenizer to prompts, the same for the same seed.
 
-Works on text and ids. It knows nothing of servers. Random text is made of words of the tokenizer's own vocabulary, so that it needs
-no download and has, encoded again, the wanted number of tokens; SGLang's ``random`` cuts ShareGPT's conversations instead.
+Works on text and ids. It knows nothing of servers. Random text is made of words of the tokenizer's
+own vocabulary, so that it needs no download and has, encoded again, the wanted number of tokens;
+SGLang's ``random`` cuts ShareGPT's conversations instead.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ TRIES = 8
 """Of getting a text to its number of tokens."""
 
 
-def make_prompts(options: DatasetOptions, tokenizer: Tokenizer, *, as_ids: bool = False) -> list[Prompt]:
-    """``as_ids``: ids instead of text. Raises ConfigError for a file that is missing or holds no usable conversation."""
+def make_prompts(
+    options: DatasetOptions, tokenizer: Tokenizer, *, as_ids: bool = False
+) -> list[Prompt]:
+    """``as_ids``: ids instead of text. Raises ConfigError for a file that is missing or holds no
+    usable conversation."""
     rng = np.random.default_rng(options.seed)
     maker = _Maker(tokenizer, rng, as_ids=as_ids)
     match options.dataset_name:
@@ -45,7 +49,9 @@ def _lengths(options: DatasetOptions, rng: np.random.Generator) -> list[tuple[in
     low = options.random_range_ratio
 
     def draw(most: int) -> list[int]:
-        lengths: list[int] = rng.integers(max(int(most * low), 1), most, size=options.num_prompts, endpoint=True).tolist()
+        lengths: list[int] = rng.integers(
+            max(int(most * low), 1), most, size=options.num_prompts, endpoint=True
+        ).tolist()
         return lengths
 
     return list(zip(draw(options.random_input_len), draw(options.random_output_len), strict=True))
@@ -62,7 +68,8 @@ class _Maker:
         return self._prompt(self._some_words(num_tokens), output_len)
 
     def any_ids(self, num_tokens: int, output_len: int) -> Prompt:
-        """Of the whole vocabulary but its special tokens. As text they may be another number of tokens for the server."""
+        """Of the whole vocabulary but its special tokens. As text they may be another number of
+        tokens for the server."""
         ids: list[int] = []
         while len(ids) < num_tokens:
             drawn = self._rng.integers(0, self._tokenizer.vocab_size, size=num_tokens)
@@ -75,7 +82,11 @@ class _Maker:
         for _ in range(options.gsp_num_groups):
             shared = self._some_words(options.gsp_system_prompt_len)
             for _ in range(options.gsp_prompts_per_group):
-                prompts.append(self._prompt(shared + self._some_words(options.gsp_question_len), options.gsp_output_len))
+                prompts.append(
+                    self._prompt(
+                        shared + self._some_words(options.gsp_question_len), options.gsp_output_len
+                    )
+                )
         return [prompts[index] for index in self._rng.permutation(len(prompts))]
 
     def recorded(self, options: DatasetOptions) -> list[Prompt]:
@@ -86,7 +97,10 @@ class _Maker:
             num_tokens, num_answer = len(self._encode(text)), len(self._encode(answer))
             output_len = options.sharegpt_output_len or wanted or num_answer
             is_short = num_tokens < 2 or output_len < 1
-            is_long = options.sharegpt_context_len is not None and num_tokens + output_len > options.sharegpt_context_len
+            is_long = (
+                options.sharegpt_context_len is not None
+                and num_tokens + output_len > options.sharegpt_context_len
+            )
             if not is_short and not is_long:
                 prompts.append(self._prompt(text, output_len))
             if len(prompts) == options.num_prompts:
@@ -104,7 +118,8 @@ class _Maker:
         return ids
 
     def _some_words(self, num_tokens: int) -> str:
-        """Text of that many tokens; of nearly as many where the tokenizer joins its words in unforeseen ways."""
+        """Text of that many tokens; of nearly as many where the tokenizer joins its words in
+        unforeseen ways."""
         ids: list[int] = self._rng.choice(self._vocabulary(), size=num_tokens).tolist()
         for _ in range(TRIES):
             text = self._tokenizer.decode(ids)
@@ -116,7 +131,8 @@ class _Maker:
         return text
 
     def _vocabulary(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Ids of tokens that begin a word, for those join nowhere; of any letters where a vocabulary has FEW_WORDS of them, or none."""
+        """Ids of tokens that begin a word, for those join nowhere; of any letters where a
+        vocabulary has FEW_WORDS of them, or none."""
         if self._words is None:
             words: list[int] = []
             letters: list[int] = []
@@ -128,7 +144,10 @@ class _Maker:
                     break
             found = words if len(words) >= FEW_WORDS else letters[:NUM_WORDS]
             if not found:
-                raise ConfigError("The tokenizer has no words to make random text from; use --dataset-name random-ids.")
+                raise ConfigError(
+                    "The tokenizer has no words to make random text from; use --dataset-name"
+                    " random-ids."
+                )
             self._words = np.array(found)
         return self._words
 
@@ -136,17 +155,28 @@ class _Maker:
 def _read(options: DatasetOptions) -> Iterator[tuple[str, str, int | None]]:
     """(prompt, recorded answer, wanted tokens) of each conversation of the file."""
     if options.dataset_path is None:
-        raise ConfigError(f"--dataset-name {options.dataset_name} needs --dataset-path: nothing is downloaded.")
+        raise ConfigError(
+            f"--dataset-name {options.dataset_name} needs --dataset-path: nothing is downloaded."
+        )
     try:
         data = Path(options.dataset_path).read_bytes()
         if options.dataset_name == "sharegpt":
             entries = msgspec.json.decode(data, type=list[dict[str, Any]])
         else:
-            entries = [msgspec.json.decode(line, type=dict[str, Any]) for line in data.splitlines() if line.strip()]
+            entries = [
+                msgspec.json.decode(line, type=dict[str, Any])
+                for line in data.splitlines()
+                if line.strip()
+            ]
     except OSError as error:
-        raise ConfigError(f"--dataset-path {options.dataset_path} cannot be read: {error.strerror}.") from None
+        raise ConfigError(
+            f"--dataset-path {options.dataset_path} cannot be read: {error.strerror}."
+        ) from None
     except msgspec.DecodeError as error:
-        raise ConfigError(f"--dataset-path {options.dataset_path} cannot be read as {options.dataset_name}: {error}.") from None
+        raise ConfigError(
+            f"--dataset-path {options.dataset_path} cannot be read as {options.dataset_name}:"
+            f" {error}."
+        ) from None
     for entry in entries:
         turns = entry.get("conversations") or entry.get("conversation") or []
         if isinstance(entry.get("prompt"), str):

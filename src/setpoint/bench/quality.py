@@ -1,14 +1,17 @@
-"""``setpoint bench quality``: what a configuration loses against the same model in plain bf16, on a fixed set of texts.
+"""``setpoint bench quality``: what a configuration loses against the same model in plain bf16, on a
+fixed set of texts.
 
-Works on two Engines, one after the other, that are given the same ids. Perplexity and the likeliest next tokens come from the texts'
-logprobs, in windows of WINDOW tokens; greedy continuations begin at even distances in them. It knows nothing of quantization.
+Works on two Engines, one after the other, that are given the same ids. Perplexity and the likeliest
+next tokens come from the texts' logprobs, in windows of WINDOW tokens; greedy continuations begin
+at even distances in them. It knows nothing of quantization.
 
 Exit codes: 0 measured, 3 measured and above --max-perplexity-change.
 
-Definitions, with p the probability that a model gives the text's next token. Perplexity: exp(mean(-ln p)). Change: perplexity of the
-candidate by that of the reference, less 1; its error is the standard error of the mean of ln p(reference) - ln p(candidate). Mean
-|Δ ln p|: of the same differences. Top-1 agreement: the share of positions where both models find the same token likeliest. Greedy
-agreement: the share of generated tokens before an answer's first difference.
+Definitions, with p the probability that a model gives the text's next token. Perplexity:
+exp(mean(-ln p)). Change: perplexity of the candidate by that of the reference, less 1; its error is
+the standard error of the mean of ln p(reference) - ln p(candidate). Mean |Δ ln p|: of the same
+differences. Top-1 agreement: the share of positions where both models find the same token
+likeliest. Greedy agreement: the share of generated tokens before an answer's first difference.
 """
 
 from __future__ import annotations
@@ -60,7 +63,8 @@ class Windows:
     ids: list[list[int]]
 
     def prompts(self, prefix: int) -> list[list[int]]:
-        """Beginnings of greedy continuations, at even distances; each has the first ``prefix`` ids of its window, which are no text."""
+        """Beginnings of greedy continuations, at even distances; each has the first ``prefix`` ids
+        of its window, which are no text."""
         starts = np.cumsum([0, *(len(ids) - prefix for ids in self.ids)])
         count = min(NUM_PROMPTS, max(int(starts[-1]) // PROMPT, 1))
         found = []
@@ -86,16 +90,21 @@ class Measured:
 
 
 def bench_quality(line: CommandLine, env: EnvSettings) -> int:
-    """Measure, print and record; returns the exit code. Raises SetpointError, ConfigError for texts that cannot be used."""
+    """Measure, print and record; returns the exit code. Raises SetpointError, ConfigError for texts
+    that cannot be used."""
     own: QualityOptions = line.own
     options = line.options
     if options.is_embedding:
-        raise ConfigError("With --is-embedding a model predicts no tokens, so there is nothing to compare.")
+        raise ConfigError(
+            "With --is-embedding a model predicts no tokens, so there is nothing to compare."
+        )
     texts = _texts(own.text_file)
     report.check_writable(own.output_file)
     setup_logging(options.log_level, milliseconds=env.log_ms)
     if options.random_seed is None:
-        options = msgspec.structs.replace(options, random_seed=0)  # dummy weights are the same for both
+        options = msgspec.structs.replace(
+            options, random_seed=0
+        )  # dummy weights are the same for both
     plain = msgspec.structs.replace(options, **REFERENCE)
     with Engine.from_options(plain, env, given=line.given | REFERENCE.keys()) as engine:
         info = engine.get_server_info()
@@ -105,7 +114,10 @@ def bench_quality(line: CommandLine, env: EnvSettings) -> int:
         reference = measure(engine, windows, prompts, name="The reference")
     with Engine.from_options(options, env, given=line.given) as engine:
         candidate = measure(engine, windows, prompts, name="The candidate")
-    result = compare(windows, reference, candidate) | {"text_file": own.text_file, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    result = compare(windows, reference, candidate) | {
+        "text_file": own.text_file,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
     print(table(result))
     if own.output_file is not None:
         report.append(own.output_file, result)
@@ -118,9 +130,12 @@ def is_exceeded(result: Mapping[str, Any], limit: float | None) -> bool:
 
 
 def cut(texts: Mapping[str, str], tokenizer: Tokenizer, length: int) -> tuple[Windows, int]:
-    """Windows of ``length`` ids at most, and how many ids each begins with that a tokenizer puts before any text."""
+    """Windows of ``length`` ids at most, and how many ids each begins with that a tokenizer puts
+    before any text."""
     with_specials = tokenizer.encode("a").tolist()
-    prefix = with_specials[: with_specials.index(tokenizer.encode("a", add_special_tokens=False)[0])]
+    prefix = with_specials[
+        : with_specials.index(tokenizer.encode("a", add_special_tokens=False)[0])
+    ]
     step = length - len(prefix)
     kinds, windows = [], []
     for kind, text in texts.items():
@@ -143,24 +158,40 @@ class Answers(Protocol):
     def get_server_info(self) -> dict[str, Any]: ...
 
 
-def measure(engine: Answers, windows: Windows, prompts: Sequence[list[int]], *, name: str) -> Measured:
+def measure(
+    engine: Answers, windows: Windows, prompts: Sequence[list[int]], *, name: str
+) -> Measured:
     """``name``: what the engine is, for whoever waits. Raises SetpointError if a request fails."""
     logprobs, likeliest = [], []
     wanted = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
     for begin in range(0, len(windows.ids), AT_ONCE):
         asked = windows.ids[begin : begin + AT_ONCE]
-        with waiting(f"{name} predicts the texts, {begin + len(asked)} of {len(windows.ids)} windows"):
-            predicted = engine.generate(input_ids=asked, sampling_params={"temperature": 0.0, "max_new_tokens": 0}, **wanted)
+        with waiting(
+            f"{name} predicts the texts, {begin + len(asked)} of {len(windows.ids)} windows"
+        ):
+            predicted = engine.generate(
+                input_ids=asked, sampling_params={"temperature": 0.0, "max_new_tokens": 0}, **wanted
+            )
         for meta in _answered(predicted):
             logprobs.append(np.array([value for value, _, _ in meta["input_token_logprobs"][1:]]))
             likeliest.append(np.array([top[0][1] for top in meta["input_top_logprobs"][1:]]))
     with waiting(f"{name} continues {len(prompts)} passages"):
         answers = engine.generate(
-            input_ids=list(prompts), sampling_params={"temperature": 0.0, "max_new_tokens": ANSWER, "ignore_eos": True}
+            input_ids=list(prompts),
+            sampling_params={"temperature": 0.0, "max_new_tokens": ANSWER, "ignore_eos": True},
         )
     _answered(answers)
     info = engine.get_server_info()
-    names = ("dtype", "quantization", "kv_cache_dtype", "model_impl", "kernels", "linear_layers", "attention", "weight_bytes")
+    names = (
+        "dtype",
+        "quantization",
+        "kv_cache_dtype",
+        "model_impl",
+        "kernels",
+        "linear_layers",
+        "attention",
+        "weight_bytes",
+    )
     about = {"model": info["model_path"], **{name: info[name] for name in names}}
     return Measured(logprobs, likeliest, [answer["output_ids"] for answer in answers], about)
 
@@ -168,15 +199,22 @@ def measure(engine: Answers, windows: Windows, prompts: Sequence[list[int]], *, 
 def compare(windows: Windows, reference: Measured, candidate: Measured) -> dict[str, Any]:
     """The figures of the whole set, and of each kind of text under ``by_text``."""
     kinds = list(dict.fromkeys(windows.kinds))
-    of_kind = {kind: [index for index, each in enumerate(windows.kinds) if each == kind] for kind in kinds}
+    of_kind = {
+        kind: [index for index, each in enumerate(windows.kinds) if each == kind] for kind in kinds
+    }
     pairs = list(zip(reference.answers, candidate.answers, strict=True))
-    agreed = [sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(*pair, strict=True))) for pair in pairs]
+    agreed = [
+        sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(*pair, strict=True)))
+        for pair in pairs
+    ]
     return {
         **_figures(range(len(windows.ids)), reference, candidate),
         "greedy_agreement": sum(agreed) / sum(len(answer) for answer in reference.answers),
         "identical_answers": sum(ours == theirs for ours, theirs in pairs),
         "num_answers": len(pairs),
-        "by_text": {kind: _figures(indices, reference, candidate) for kind, indices in of_kind.items()},
+        "by_text": {
+            kind: _figures(indices, reference, candidate) for kind, indices in of_kind.items()
+        },
         "reference": reference.about,
         "candidate": candidate.about,
     }
@@ -185,7 +223,9 @@ def compare(windows: Windows, reference: Measured, candidate: Measured) -> dict[
 def _figures(indices: Sequence[int], reference: Measured, candidate: Measured) -> dict[str, Any]:
     before = np.concatenate([reference.logprobs[index] for index in indices])
     after = np.concatenate([candidate.logprobs[index] for index in indices])
-    same = np.concatenate([reference.likeliest[index] == candidate.likeliest[index] for index in indices])
+    same = np.concatenate(
+        [reference.likeliest[index] == candidate.likeliest[index] for index in indices]
+    )
     lost = before - after
     return {
         "num_tokens": len(before),
@@ -205,29 +245,41 @@ def table(result: Mapping[str, Any]) -> str:
         f"reference: {_described(result['reference'])}",
         f"candidate: {_described(result['candidate'])}",
         "",
-        "| text | tokens | reference perplexity | candidate | change | mean abs Δ ln p | top-1 agreement |",
+        (
+            "| text | tokens | reference perplexity | candidate | change | mean abs Δ ln p | top-1"
+            " agreement |"
+        ),
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in {**result["by_text"], "all": result}.items():
         change = f"{row['perplexity_change']:+.2%} ± {row['perplexity_change_error']:.2%}"
         lines.append(
-            f"| {name} | {row['num_tokens']:,} | {row['reference_perplexity']:.3f} | {row['perplexity']:.3f} | {change} "
-            f"| {row['mean_abs_logprob_change']:.4f} | {row['top1_agreement']:.2%} |"
+            f"| {name} | {row['num_tokens']:,} | {row['reference_perplexity']:.3f} |"
+            f" {row['perplexity']:.3f} | {change} | {row['mean_abs_logprob_change']:.4f} |"
+            f" {row['top1_agreement']:.2%} |"
         )
     same, total = result["identical_answers"], result["num_answers"]
     return "\n".join(
         [
             *lines,
             "",
-            f"Greedy: {result['greedy_agreement']:.1%} of the tokens before the first difference; {same} of {total} answers identical.",
+            (
+                f"Greedy: {result['greedy_agreement']:.1%} of the tokens before the first"
+                f" difference; {same} of {total} answers identical."
+            ),
         ]
     )
 
 
 def _described(about: Mapping[str, Any]) -> str:
     quantization = about["quantization"] or "as in the checkpoint"
-    types = f"dtype {about['dtype']}, quantization {quantization}, KV cache {about['kv_cache_dtype']}"
-    return f"{types}, linear layers {about['linear_layers']}, weights {about['weight_bytes'] / 1e6:.1f} MB"
+    types = (
+        f"dtype {about['dtype']}, quantization {quantization}, KV cache {about['kv_cache_dtype']}"
+    )
+    return (
+        f"{types}, linear layers {about['linear_layers']}, weights"
+        f" {about['weight_bytes'] / 1e6:.1f} MB"
+    )
 
 
 def _exp(value: float) -> float:
@@ -236,7 +288,11 @@ def _exp(value: float) -> float:
 
 def _answered(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     metas = [answer["meta_info"] for answer in answers]
-    failed = [meta["finish_reason"]["message"] for meta in metas if meta["finish_reason"]["type"] == "abort"]
+    failed = [
+        meta["finish_reason"]["message"]
+        for meta in metas
+        if meta["finish_reason"]["type"] == "abort"
+    ]
     if failed:
         raise SetpointError(f"{len(failed)} of {len(metas)} requests failed: {failed[0]}")
     return metas

@@ -1,4 +1,5 @@
-"""What is asked of a server and what it did: the plain data between datasets, clients and metrics."""
+"""What is asked of a server and what it did: the plain data between datasets, clients and
+metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Prompt:
 
 @dataclass(slots=True)
 class Record:
-    """One request's life, written by its backend while the answer comes. Times are ``time.perf_counter`` seconds."""
+    """One request's life, written by its backend while the answer comes. Times are
+    ``time.perf_counter`` seconds."""
 
     prompt: Prompt
     started_at: float = 0.0

@@ -1,4 +1,5 @@
-"""Results for people and for files: SGLang's printed labels, JSON lines, a plot of the terminal, and two results side by side."""
+"""Results for people and for files: SGLang's printed labels, JSON lines, a plot of the terminal,
+and two results side by side."""
 
 from __future__ import annotations
 
@@ -57,7 +58,10 @@ COMPARED = {
 
 def print_serving(result: Mapping[str, Any], own: ServingOptions) -> None:
     lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}"]
-    lines += [_line("Backend:", result["backend"]), _line("Traffic request rate:", result["request_rate"])]
+    lines += [
+        _line("Backend:", result["backend"]),
+        _line("Traffic request rate:", result["request_rate"]),
+    ]
     lines.append(_line("Max request concurrency:", result["max_concurrency"] or "not set"))
     lines.append(_line("Successful requests:", result["completed"]))
     if result["failed"]:
@@ -68,7 +72,10 @@ def print_serving(result: Mapping[str, Any], own: ServingOptions) -> None:
         lines.append(_line("Accept length:", result["accept_length"]))
     for name, (title, short) in _SERIES.items():
         lines.append(f"{title:-^{WIDTH}}")
-        lines += [_line(f"{words} {short} (ms):", result[f"{which}_{name}_ms"]) for which, words in _SPREAD.items()]
+        lines += [
+            _line(f"{words} {short} (ms):", result[f"{which}_{name}_ms"])
+            for which, words in _SPREAD.items()
+        ]
     lines.append(_line("Max ITL (ms):", result["max_itl_ms"]))
     if own.cache_report:
         lines.append(f"{'Prefix cache':-^{WIDTH}}")
@@ -85,7 +92,10 @@ def print_serving(result: Mapping[str, Any], own: ServingOptions) -> None:
         lines += plot("Concurrency", result["concurrency_by_second"])
     lines += [f"failed, {count} x: {reason}" for reason, count in result["failures"].items()]
     if result["client_is_bottleneck"]:
-        lines.append("WARNING: this client was busy most of the time; the server may be faster than these figures.")
+        lines.append(
+            "WARNING: this client was busy most of the time; the server may be faster than these"
+            " figures."
+        )
     print("\n".join(lines))
 
 
@@ -121,13 +131,19 @@ def _steady(steady: Mapping[str, float]) -> list[str]:
 
 
 def _line(label: str, value: Any) -> str:
-    return f"{label:<40} {value:<10.2f}".rstrip() if isinstance(value, float) else f"{label:<40} {value:<10}".rstrip()
+    return (
+        f"{label:<40} {value:<10.2f}".rstrip()
+        if isinstance(value, float)
+        else f"{label:<40} {value:<10}".rstrip()
+    )
 
 
 def plot(title: str, values: Sequence[float]) -> list[str]:
     """One line of bars; neighbours are averaged where there are more values than columns."""
     per_column = -(-len(values) // PLOT_COLUMNS) or 1
-    columns = [statistics.fmean(values[at : at + per_column]) for at in range(0, len(values), per_column)]
+    columns = [
+        statistics.fmean(values[at : at + per_column]) for at in range(0, len(values), per_column)
+    ]
     top = max(columns, default=0.0) or 1.0
     bars = "".join(BARS[round(value / top * (len(BARS) - 1))] for value in columns)
     return [f"{title} (highest: {top:.0f}; {per_column} s per column)", bars]
@@ -158,7 +174,9 @@ def _write(path: str, content: bytes, mode: str, flag: str) -> None:
 
 
 _NOT_TRAFFIC = {
-    field.name for field in declared(ServingOptions, Option) if field.about.group in (TARGET, RESULTS) and field.name != "backend"
+    field.name
+    for field in declared(ServingOptions, Option)
+    if field.about.group in (TARGET, RESULTS) and field.name != "backend"
 }
 """Options that may differ between two results that are compared."""
 
@@ -176,11 +194,20 @@ class Comparison:
     def table(self, result: Mapping[str, Any], output_file: str | None) -> str:
         """Markdown. Ours is this run, with all that stand in ``output_file`` if there is one."""
         ours = [result] if output_file is None else _read(output_file, flag="--output-file")
-        lines = [f"| | this, {len(ours)} runs | {self._path}, {len(self._others)} runs | this is |", "|---|---|---|---|"]
+        lines = [
+            f"| | this, {len(ours)} runs | {self._path}, {len(self._others)} runs | this is |",
+            "|---|---|---|---|",
+        ]
         for key, (name, more_is_better) in COMPARED.items():
-            mine, theirs = ([float(one[key]) for one in results if one.get(key)] for results in (ours, self._others))
+            mine, theirs = (
+                [float(one[key]) for one in results if one.get(key)]
+                for results in (ours, self._others)
+            )
             if mine and theirs:
-                lines.append(f"| {name} | {_range(mine)} | {_range(theirs)} | {verdict(mine, theirs, more_is_better)} |")
+                lines.append(
+                    f"| {name} | {_range(mine)} | {_range(theirs)} |"
+                    f" {verdict(mine, theirs, more_is_better)} |"
+                )
         return "\n".join([*lines, *_unlike(result, self._others[-1])])
 
 
@@ -189,24 +216,32 @@ STEP_RATIOS = f"   {'speed-up: prefill':>19} {'decode':>7}"
 
 
 def by_shape(path: str) -> dict[tuple[int, int, int], list[dict[str, Any]]]:
-    """The results of ``bench one-batch`` in a file, by batch size and lengths. Raises ConfigError for a file that holds none."""
+    """The results of ``bench one-batch`` in a file, by batch size and lengths. Raises ConfigError
+    for a file that holds none."""
     found: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
     try:
         for one in _read(path, flag="--compare"):
-            found.setdefault((one["batch_size"], one["input_len"], one["output_len"]), []).append(one)
+            found.setdefault((one["batch_size"], one["input_len"], one["output_len"]), []).append(
+                one
+            )
     except KeyError as error:
-        raise ConfigError(f"--compare {path} holds no results of 'setpoint bench one-batch': the key {error} is missing.") from None
+        raise ConfigError(
+            f"--compare {path} holds no results of 'setpoint bench one-batch': the key {error} is"
+            " missing."
+        ) from None
     if not found:
         raise ConfigError(f"--compare {path} holds no result.")
     return found
 
 
 def step_ratios(result: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """How many times as fast prefill and decode are as in the median of the others, which are of the same shape."""
+    """How many times as fast prefill and decode are as in the median of the others, which are of
+    the same shape."""
     if not others:
         return f"   {'not in the file':>19}"
     prefill, decode = (
-        statistics.median(other[name] for other in others) / result[name] for name in ("prefill_latency", "median_decode_latency")
+        statistics.median(other[name] for other in others) / result[name]
+        for name in ("prefill_latency", "median_decode_latency")
     )
     return f"   {prefill:>17.2f} × {decode:>5.2f} ×"
 
@@ -214,13 +249,20 @@ def step_ratios(result: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) 
 def _unlike(result: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """One line that names the options in which the two differ, if any."""
     ours, theirs = result["options"], other.get("options", {})
-    names = [name for name in ours if name not in _NOT_TRAFFIC and name in theirs and ours[name] != theirs[name]]
-    differences = ", ".join(f"{name} {ours[name]} (the other run: {theirs[name]})" for name in names)
+    names = [
+        name
+        for name in ours
+        if name not in _NOT_TRAFFIC and name in theirs and ours[name] != theirs[name]
+    ]
+    differences = ", ".join(
+        f"{name} {ours[name]} (the other run: {theirs[name]})" for name in names
+    )
     return [f"NOTE: The traffic differs: {differences}."] if names else []
 
 
 def verdict(ours: Sequence[float], theirs: Sequence[float], more_is_better: bool) -> str:
-    """The ratio of the medians; a winner only where both have several runs and the ranges do not touch."""
+    """The ratio of the medians; a winner only where both have several runs and the ranges do not
+    touch."""
     ratio = statistics.median(ours) / statistics.median(theirs)
     words = f"{ratio:.2f} ×"
     if min(len(ours), len(theirs)) < 2:
@@ -246,6 +288,10 @@ def _read(path: str, *, flag: str) -> list[dict[str, Any]]:
     except msgspec.DecodeError:
         pass  # several lines
     try:
-        return [msgspec.json.decode(line, type=dict[str, Any]) for line in text.splitlines() if line.strip()]
+        return [
+            msgspec.json.decode(line, type=dict[str, Any])
+            for line in text.splitlines()
+            if line.strip()
+        ]
     except msgspec.DecodeError as error:
         raise ConfigError(f"{flag} {path} holds no results: {error}.") from None

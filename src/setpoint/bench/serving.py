@@ -1,6 +1,7 @@
 """``setpoint bench serving``: traffic to a server over HTTP, and what its clients see.
 
-Exit codes: 0 every request answered; 3 some, or all, failed; 1 nothing could be measured; 2 an option that cannot be honoured.
+Exit codes: 0 every request answered; 3 some, or all, failed; 1 nothing could be measured; 2 an
+option that cannot be honoured.
 """
 
 from __future__ import annotations
@@ -38,13 +39,16 @@ INFO_S = 30.0
 FLUSH_S = 60.0
 WARMUP_TOKENS = 32
 BUSY_SHARE = 0.8
-"""Of a core. One event loop that spends so much holds answers up, and their times are partly its own."""
+"""Of a core. One event loop that spends so much holds answers up, and their times are partly its
+own."""
 
 
 _SHORTER = {
     "random": "Lower --random-input-len or --random-output-len.",
     "random-ids": "Lower --random-input-len or --random-output-len.",
-    "generated-shared-prefix": "Lower --gsp-system-prompt-len, --gsp-question-len or --gsp-output-len.",
+    "generated-shared-prefix": (
+        "Lower --gsp-system-prompt-len, --gsp-question-len or --gsp-output-len."
+    ),
     "sharegpt": "Leave them out with --sharegpt-context-len.",
     "custom": "Leave them out with --sharegpt-context-len.",
 }
@@ -56,7 +60,8 @@ class BenchError(SetpointError):
 
 
 def bench_serving(own: ServingOptions, *, api_key: str | None = None) -> int:
-    """Measure, print and record; returns the exit code. Raises BenchError, ConfigError, CheckpointError."""
+    """Measure, print and record; returns the exit code. Raises BenchError, ConfigError,
+    CheckpointError."""
     bench = _Bench(own, api_key)
     report.check_writable(own.output_file)
     report.check_writable(own.plot, flag="--plot")
@@ -83,29 +88,46 @@ class _Bench:
         if own.request_rate <= 0:
             raise ConfigError(f"--request-rate must be above 0, or inf; got {own.request_rate:g}.")
         if own.tokenize_prompt and not self._backend.takes_ids:
-            raise ConfigError(f"--tokenize-prompt sends token ids, which --backend {own.backend} does not accept.")
+            raise ConfigError(
+                f"--tokenize-prompt sends token ids, which --backend {own.backend} does not accept."
+            )
         if own.tokenize_prompt and own.apply_chat_template:
-            raise ConfigError("--apply-chat-template sends text and --tokenize-prompt sends token ids; leave one of them out.")
+            raise ConfigError(
+                "--apply-chat-template sends text and --tokenize-prompt sends token ids; leave one"
+                " of them out."
+            )
         if own.output_details and own.output_file is None:
-            raise ConfigError("--output-details needs a file to write to; name one with --output-file.")
+            raise ConfigError(
+                "--output-details needs a file to write to; name one with --output-file."
+            )
 
     async def measure(self) -> dict[str, Any]:
         own = self._own
         model = own.model or await self._first_model()
         tokenizer, folder = await self._tokenizer(model)
         with waiting(f"Making {own.num_prompts} prompts"):
-            prompts = [self._adapted(prompt) for prompt in make_prompts(own, tokenizer, as_ids=own.tokenize_prompt)]
+            prompts = [
+                self._adapted(prompt)
+                for prompt in make_prompts(own, tokenizer, as_ids=own.tokenize_prompt)
+            ]
             if own.apply_chat_template:
                 prompts = _in_template(prompts, tokenizer, folder)
         await self._check_lengths(prompts, model)
-        self._wish = Wish(model=model, stream=self._streams, ignore_eos=not own.disable_ignore_eos, extra=self._extra)
+        self._wish = Wish(
+            model=model,
+            stream=self._streams,
+            ignore_eos=not own.disable_ignore_eos,
+            extra=self._extra,
+        )
         with waiting(f"Warming up {self._server.url}"):
             await self._warm_up(prompts[0])
         if own.flush_cache:
             await self._flush()
         arrivals = arrival_times(len(prompts), own.request_rate, seed=own.seed)
         with progress(len(prompts)) as on_done:
-            run = await drive(self._send, prompts, arrivals, limit=own.max_concurrency, on_done=on_done)
+            run = await drive(
+                self._send, prompts, arrivals, limit=own.max_concurrency, on_done=on_done
+            )
         result = self._result(run, tokenizer, await self._server_info())
         if own.plot is not None:
             report.write_plot(own.plot, serving_chart(run, result))
@@ -151,18 +173,25 @@ class _Bench:
 
     async def _warm_up(self, prompt: Prompt) -> None:
         short = Prompt(prompt.content, prompt.num_tokens, min(prompt.output_len, WARMUP_TOKENS))
-        records = await asyncio.gather(*(self._send(short) for _ in range(self._own.warmup_requests)))
+        records = await asyncio.gather(
+            *(self._send(short) for _ in range(self._own.warmup_requests))
+        )
         for record in records:
             if record.error:
                 raise BenchError(f"the warm-up of {self._server.url} failed: {record.error}")
 
     async def _flush(self) -> None:
         try:
-            answer = await self._server.post(f"/flush_cache?timeout={FLUSH_S:g}", b"", stall_s=FLUSH_S + INFO_S)
+            answer = await self._server.post(
+                f"/flush_cache?timeout={FLUSH_S:g}", b"", stall_s=FLUSH_S + INFO_S
+            )
         except ExchangeError as error:
             raise BenchError(f"{self._server.url} did not flush its cache: {error}.") from None
         if answer.status != 200:
-            raise BenchError(f"{self._server.url} did not flush its cache: status {answer.status}: {_words(answer.body)}")
+            raise BenchError(
+                f"{self._server.url} did not flush its cache: status {answer.status}:"
+                f" {_words(answer.body)}"
+            )
 
     # -- what the server is
 
@@ -173,7 +202,8 @@ class _Bench:
         raise BenchError(f"{self._server.url}/v1/models lists no model; name one with --model.")
 
     async def _check_lengths(self, prompts: list[Prompt], model: str) -> None:
-        """Raises ConfigError for prompts that this server must refuse. They may be a little longer there (special tokens, a template)."""
+        """Raises ConfigError for prompts that this server must refuse. They may be a little longer
+        there (special tokens, a template)."""
         info = await self._server_info()
         context_len = await self._context_len(model)
         if context_len is None or (isinstance(info, dict) and info.get("allow_auto_truncate")):
@@ -182,15 +212,18 @@ class _Bench:
         if long:
             longest = max(long, key=lambda prompt: prompt.num_tokens + prompt.output_len)
             raise ConfigError(
-                f"{len(long)} of {len(prompts)} prompts do not fit the context of {model}, which is {context_len} tokens: the longest has "
-                f"{longest.num_tokens} tokens and asks for {longest.output_len} more. {_SHORTER[self._own.dataset_name]}"
+                f"{len(long)} of {len(prompts)} prompts do not fit the context of {model}, which is"
+                f" {context_len} tokens: the longest has {longest.num_tokens} tokens and asks for"
+                f" {longest.output_len} more. {_SHORTER[self._own.dataset_name]}"
             )
 
     async def _context_len(self, model: str) -> int | None:
         """None where the server does not say."""
         with suppress(BenchError, KeyError, TypeError):
             models = (await self._ask("/v1/models"))["data"]
-            for each in sorted(models, key=lambda each: each["id"] != model):  # a server may answer to other names, too
+            for each in sorted(
+                models, key=lambda each: each["id"] != model
+            ):  # a server may answer to other names, too
                 return int(each["max_model_len"])
         return None
 
@@ -200,7 +233,9 @@ class _Bench:
             with suppress(BenchError):
                 info = await self._ask("/model_info")
                 named = info.get("tokenizer_path") if isinstance(info, dict) else None
-                name = str(named) if named and Path(str(named)).is_dir() else None  # else a path of another machine
+                name = (
+                    str(named) if named and Path(str(named)).is_dir() else None
+                )  # else a path of another machine
         try:
             folder = tokenizer_folder(name or model, log=print)
             return Tokenizer.from_folder(folder), folder
@@ -221,7 +256,10 @@ class _Bench:
         except ExchangeError as error:
             raise BenchError(f"no answer from {self._server.url}: {error}.") from None
         if answer.status != 200:
-            raise BenchError(f"{self._server.url}{path} answers with status {answer.status}: {_words(answer.body)}")
+            raise BenchError(
+                f"{self._server.url}{path} answers with status {answer.status}:"
+                f" {_words(answer.body)}"
+            )
         try:
             return msgspec.json.decode(answer.body)
         except msgspec.DecodeError:
@@ -252,11 +290,21 @@ class _Bench:
             "failed": sum(failures.values()),
             "failures": failures,
             "steady_state": metrics.steady_state(run),
-            "goodput": {"limits_ms": self._limits, "request_goodput": metrics.goodput(run, self._limits)} if self._limits else None,
+            "goodput": (
+                {
+                    "limits_ms": self._limits,
+                    "request_goodput": metrics.goodput(run, self._limits),
+                }
+                if self._limits
+                else None
+            ),
             "client_cpu_share": run.cpu_s / run.duration_s,
             "client_is_bottleneck": run.cpu_s / run.duration_s >= BUSY_SHARE,
             "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "options": {name: "inf" if value == float("inf") else value for name, value in msgspec.structs.asdict(own).items()},
+            "options": {
+                name: "inf" if value == float("inf") else value
+                for name, value in msgspec.structs.asdict(own).items()
+            },
             "server_info": server_info,
         }
         if own.cache_report:

@@ -1,4 +1,5 @@
-"""The few shapes our charts are made of, as SVG text. Every colour can be read on white and on black; it knows no figures."""
+"""The few shapes our charts are made of, as SVG text. Every colour can be read on white and on
+black; it knows no figures."""
 
 from __future__ import annotations
 
@@ -12,15 +13,24 @@ FONT = "font-family='system-ui, sans-serif' font-size='12'"
 
 def document(parts: Iterable[str], width: float, height: float) -> str:
     size = f"viewBox='0 0 {width:g} {height:g}' width='{width:g}' height='{height:g}'"
-    return f"<svg xmlns='http://www.w3.org/2000/svg' {size} {FONT} fill='{TEXT}'>\n" + "\n".join(parts) + "\n</svg>\n"
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' {size} {FONT} fill='{TEXT}'>\n"
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", weight: str = "normal") -> str:
-    return f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-weight='{weight}'>{escape(words)}</text>"
+    return (
+        f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}'"
+        f" font-weight='{weight}'>{escape(words)}</text>"
+    )
 
 
 def bar(x: float, y: float, width: float, height: float, colour: str) -> str:
-    return f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' fill='{colour}'/>"
+    return (
+        f"<rect x='{x:.1f}' y='{y:.1f}' width='{width:.1f}' height='{height:.1f}' fill='{colour}'/>"
+    )
 
 
 def line(points: Sequence[tuple[float, float]], colour: str, *, width: float = 1.5) -> str:

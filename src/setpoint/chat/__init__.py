@@ -1,1 +1,2 @@
-"""``setpoint chat``: a conversation in a terminal, with a model in an engine of its own or behind a URL."""
+"""``setpoint chat``: a conversation in a terminal, with a model in an engine of its own or behind a
+URL."""

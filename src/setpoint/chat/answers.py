@@ -1,4 +1,5 @@
-"""Where the answers of a chat come from: an engine of its own, or any server that speaks OpenAI's API.
+"""Where the answers of a chat come from: an engine of its own, or any server that speaks OpenAI's
+API.
 
 Both stream pieces of one answer; leaving the stream early stops the answer at its source.
 """
@@ -34,7 +35,8 @@ class Source(Protocol):
     """Of the model."""
 
     def answer(self, conversation: Conversation, question: str) -> Generator[Piece, None, None]:
-        """Raises RequestError (ContextLengthError if the conversation is too long), EngineDeadError."""
+        """Raises RequestError (ContextLengthError if the conversation is too long),
+        EngineDeadError."""
 
     def close(self) -> None: ...
 
@@ -65,7 +67,10 @@ class RemoteSource:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         try:
             self._client = httpx2.Client(
-                base_url=base_url, headers=headers, follow_redirects=True, timeout=httpx2.Timeout(None, connect=_CONNECT_S)
+                base_url=base_url,
+                headers=headers,
+                follow_redirects=True,
+                timeout=httpx2.Timeout(None, connect=_CONNECT_S),
             )
             response = self._client.get("models", timeout=_CONNECT_S)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -133,7 +138,10 @@ def _pieces(data: str) -> Generator[Piece, None, None]:
     try:
         chunk = msgspec.json.decode(data, type=_Chunk)
     except msgspec.DecodeError as error:
-        raise RequestError(f"The server sent something that is not part of a chat answer: {error}.", status_code=502) from None
+        raise RequestError(
+            f"The server sent something that is not part of a chat answer: {error}.",
+            status_code=502,
+        ) from None
     if chunk.error is not None:
         raise _refusal(chunk.error, 500)
     num_tokens = None if chunk.usage is None else chunk.usage.completion_tokens
@@ -149,26 +157,45 @@ def _check(response: httpx2.Response, url: str) -> None:
         return
     if response.status_code in (401, 403):
         raise RequestError(
-            f"{url} refused the API key; pass the right one with --api-key, or in the environment variable OPENAI_API_KEY.", status_code=401
+            f"{url} refused the API key; pass the right one with --api-key, or in the environment"
+            " variable OPENAI_API_KEY.",
+            status_code=401,
         )
     try:
         content = msgspec.json.decode(response.read())
     except msgspec.DecodeError:
         content = None
-    refusal = _refusal(content.get("error", content) if isinstance(content, dict) else content, response.status_code)
+    refusal = _refusal(
+        content.get("error", content) if isinstance(content, dict) else content,
+        response.status_code,
+    )
     if response.status_code == 404:
-        raise RequestError(f"{response.url}: {refusal.message.rstrip('.')} (status 404; a base URL usually ends in /v1).", status_code=404)
+        raise RequestError(
+            f"{response.url}: {refusal.message.rstrip('.')} (status 404; a base URL usually ends in"
+            " /v1).",
+            status_code=404,
+        )
     raise refusal
 
 
 def _refusal(error: Any, status_code: int) -> RequestError:
-    """From the error of a body, in any of the shapes that servers use: an object with a message, or a text."""
+    """From the error of a body, in any of the shapes that servers use: an object with a message, or
+    a text."""
     fields = error if isinstance(error, dict) else {"message": error}
-    message = str(fields.get("message") or f"The server answered with status {status_code} and no message.")
-    # No two servers agree on a code for this; all of them speak of tokens and of the context or a length.
+    message = str(
+        fields.get("message") or f"The server answered with status {status_code} and no message."
+    )
+    # No two servers agree on a code for this; all of them speak of tokens and of the context or a
+    # length.
     words = message.lower()
-    is_too_long = fields.get("code") == "context_length_exceeded" or ("token" in words and ("context" in words or "length" in words))
-    return ContextLengthError(message) if is_too_long else RequestError(message, status_code=status_code)
+    is_too_long = fields.get("code") == "context_length_exceeded" or (
+        "token" in words and ("context" in words or "length" in words)
+    )
+    return (
+        ContextLengthError(message)
+        if is_too_long
+        else RequestError(message, status_code=status_code)
+    )
 
 
 def _first_model(response: httpx2.Response, url: str) -> str:
@@ -177,7 +204,10 @@ def _first_model(response: httpx2.Response, url: str) -> str:
     except msgspec.DecodeError:
         models = []
     if not models:
-        raise RequestError(f"{url} does not list its models; name one: setpoint chat MODEL --base-url {url}", status_code=502)
+        raise RequestError(
+            f"{url} does not list its models; name one: setpoint chat MODEL --base-url {url}",
+            status_code=502,
+        )
     return models[0].id
 
 

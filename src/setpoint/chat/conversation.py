@@ -28,18 +28,22 @@ PARAMS: dict[str, type] = {
     "repetition_penalty": float,
     "stop": str,
 }
-"""Sampling options of a chat, by their names in OpenAI's API (and this server's extensions of it)."""
+"""Sampling options of a chat, by their names in OpenAI's API (and this server's extensions of
+it)."""
 
 _NATIVE = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
 """Where SamplingParams has another name."""
 
 
 def read_params(texts: dict[str, str]) -> dict[str, Any]:
-    """Values as people type them. Raises RequestError for an unknown name, a wrong type or a value out of range."""
+    """Values as people type them. Raises RequestError for an unknown name, a wrong type or a value
+    out of range."""
     params: dict[str, Any] = {}
     for name, text in texts.items():
         if name not in PARAMS:
-            raise RequestError(f"A chat has no sampling option {name!r}; its options are {', '.join(PARAMS)}.")
+            raise RequestError(
+                f"A chat has no sampling option {name!r}; its options are {', '.join(PARAMS)}."
+            )
         try:
             params[name] = PARAMS[name](text)
         except ValueError:
@@ -65,11 +69,15 @@ class Conversation:
     def messages(self, question: str | None = None) -> list[Message]:
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for asked, answered in self.turns:
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+            messages += [
+                {"role": "user", "content": asked},
+                {"role": "assistant", "content": answered},
+            ]
         return messages if question is None else [*messages, {"role": "user", "content": question}]
 
     def save(self, path: Path, *, model: str) -> None:
-        """A new JSON file whose ``messages`` any OpenAI client takes. Raises RequestError if it cannot be written."""
+        """A new JSON file whose ``messages`` any OpenAI client takes. Raises RequestError if it
+        cannot be written."""
         content = {"model": model, "params": self.params, "messages": self.messages()}
         try:
             with path.open("x", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
 """What somebody types while nobody reads: kept, unseen, for the next prompt.
 
-Works on the modes of a terminal. Between prompts the terminal neither shows what is typed nor cuts it into lines, so that an answer
-stays whole, and readline gets every key as if it came later.
+Works on the modes of a terminal. Between prompts the terminal neither shows what is typed nor cuts
+it into lines, so that an answer stays whole, and readline gets every key as if it came later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _ENDS_OR_STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
 
 class Keyboard:
-    """From ``hold`` to ``release`` the terminal is ours; the shell gets it back as it was, whatever ends or stops this process."""
+    """From ``hold`` to ``release`` the terminal is ours; the shell gets it back as it was, whatever
+    ends or stops this process."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -30,7 +31,9 @@ class Keyboard:
 
     def hold(self) -> None:
         self._before = termios.tcgetattr(self._descriptor)
-        self._handlers = {number: signal.signal(number, self._on_signal) for number in _ENDS_OR_STOPS}
+        self._handlers = {
+            number: signal.signal(number, self._on_signal) for number in _ENDS_OR_STOPS
+        }
         self._hide()
 
     def release(self) -> None:
@@ -55,15 +58,20 @@ class Keyboard:
     def _hide(self) -> None:
         modes = termios.tcgetattr(self._descriptor)
         modes[_LOCAL] &= ~(termios.ECHO | termios.ICANON)
-        modes[_LOCAL] |= termios.NOFLSH  # Ctrl-C stops an answer; it does not take the next question away
+        modes[_LOCAL] |= (
+            termios.NOFLSH
+        )  # Ctrl-C stops an answer; it does not take the next question away
         self._set(modes)
 
     def _set(self, modes: list[Any]) -> None:
         with suppress(termios.error):  # the terminal is gone, and its modes with it
-            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, modes)  # DRAIN: what was typed stays
+            termios.tcsetattr(
+                self._descriptor, termios.TCSADRAIN, modes
+            )  # DRAIN: what was typed stays
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        """Do what the signal does without us, with the terminal as it was. After a stop (Ctrl-Z) life goes on here."""
+        """Do what the signal does without us, with the terminal as it was. After a stop (Ctrl-Z)
+        life goes on here."""
         assert self._before is not None
         now = termios.tcgetattr(self._descriptor)
         self._set(self._before)

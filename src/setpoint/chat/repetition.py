@@ -1,4 +1,5 @@
-"""When an answer goes round in circles. Works on text; it knows no tokens, so any server's answers can be judged."""
+"""When an answer goes round in circles. Works on text; it knows no tokens, so any server's answers
+can be judged."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ LONGEST = 800
 
 
 def goes_in_circles(text: str) -> bool:
-    """Whether ``text`` ends with the same passage COPIES times or more; a part of one may follow."""
+    """Whether ``text`` ends with the same passage COPIES times or more; a part of one may
+    follow."""
     tail = text[-COPIES * LONGEST :]
     for period in range(1, min(LONGEST, len(tail) // COPIES) + 1):
         length = max(COPIES * period, AT_LEAST)

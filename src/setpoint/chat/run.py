@@ -1,4 +1,5 @@
-"""``setpoint chat`` from its command line to its exit code: opens the source of answers, runs the session, closes it."""
+"""``setpoint chat`` from its command line to its exit code: opens the source of answers, runs the
+session, closes it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _INVITATION = "Type a message, or /help for the commands."
 
 
 def chat(line: CommandLine, env: EnvSettings, *, api_key: str | None) -> int:
-    """Returns the exit code. ``api_key``: for a server, if the line has none. Raises SetpointError."""
+    """Returns the exit code. ``api_key``: for a server, if the line has none. Raises
+    SetpointError."""
     own: ChatOptions = line.own
     params = {name: getattr(own, name) for name in PARAMS if getattr(own, name, None) is not None}
     try:
@@ -32,10 +34,13 @@ def chat(line: CommandLine, env: EnvSettings, *, api_key: str | None) -> int:
         raise ConfigError(error.message) from None
     _check(line)
     with Screen() as screen, closing(_open(line, env, screen, api_key)) as source:
-        session = Session(source, screen, Conversation(own.system, params), drop_old_turns=own.drop_old_turns)
+        session = Session(
+            source, screen, Conversation(own.system, params), drop_old_turns=own.drop_old_turns
+        )
         try:
             return session.run()
-        except BrokenPipeError:  # nobody reads any more; the interpreter must not find that out when it flushes at its end
+        # nobody reads any more; the interpreter must not find that out when it flushes at its end
+        except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
 
@@ -49,13 +54,18 @@ def _check(line: CommandLine) -> None:
     engine_options = line.given - set(ChatOptions.__struct_fields__) - {"model_path", "config"}
     if own.base_url is not None and engine_options:
         flag = "--" + min(engine_options).replace("_", "-")
-        raise ConfigError(f"{flag} is an option of an engine, and with --base-url the chat starts none; leave one of the two out.")
+        raise ConfigError(
+            f"{flag} is an option of an engine, and with --base-url the chat starts none; leave one"
+            " of the two out."
+        )
 
 
 def _open(line: CommandLine, env: EnvSettings, screen: Screen, api_key: str | None) -> Source:
     own: ChatOptions = line.own
     if own.base_url is not None:
-        remote = RemoteSource(own.base_url, model=line.options.model_path, api_key=own.api_key or api_key)
+        remote = RemoteSource(
+            own.base_url, model=line.options.model_path, api_key=own.api_key or api_key
+        )
         screen.note(f"{remote.name} at {own.base_url} is ready. {_INVITATION}")
         return remote
     setup_logging(line.options.log_level, milliseconds=env.log_ms)

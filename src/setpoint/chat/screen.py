@@ -1,7 +1,7 @@
 """The terminal of a chat: lines in, text out.
 
-Model output is data: its control characters are shown, never sent. What is typed between prompts waits for the next one. Without a
-terminal the output is plain: answers to stdout, nothing else.
+Model output is data: its control characters are shown, never sent. What is typed between prompts
+waits for the next one. Without a terminal the output is plain: answers to stdout, nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _SHOWN = {
     0x7F: 0x2421,
     **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
 }
-"""Control characters -> their pictures (C1 has none). With them gone no escape sequence is left; tab and newline are harmless."""
+"""Control characters -> their pictures (C1 has none). With them gone no escape sequence is left;
+tab and newline are harmless."""
 
 
 def printable(text: str) -> str:
@@ -38,10 +39,14 @@ class Screen:
         self._out, self._err = sys.stdout, sys.stderr
         for stream in (sys.stdin, sys.stdout):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="replace")  # a wrong byte, or a character the locale lacks, is no reason to end
+                stream.reconfigure(
+                    errors="replace"
+                )  # a wrong byte, or a character the locale lacks, is no reason to end
         self.is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         """Someone sits there: prompts and notes are shown."""
-        self._has_colour = self.is_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        self._has_colour = (
+            self.is_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        )
         self._column = 0
         """0 at the start of a line, as far as our own output goes."""
         self._keyboard = Keyboard(sys.stdin.fileno()) if self.is_terminal else None
@@ -53,15 +58,22 @@ class Screen:
             self._keyboard.hold()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._keyboard is not None:
             self._keyboard.release()
 
     def read(self) -> tuple[str, bool]:
-        """The next message, and whether it was fenced (then it is never a command). Raises EOFError at the end of the input.
+        """The next message, and whether it was fenced (then it is never a command). Raises EOFError
+        at the end of the input.
 
-        A line is a message; a backslash at its end continues it; a line that begins with three quotes opens a block that goes
-        to the next three quotes at the end of a line, or to the end of the input.
+        A line is a message; a backslash at its end continues it; a line that begins with three
+        quotes opens a block that goes to the next three quotes at the end of a line, or to the end
+        of the input.
         """
         line = self._line(_PROMPT)
         if line.lstrip().startswith(_FENCE):
@@ -83,7 +95,9 @@ class Screen:
         """A dim line about the chat itself; only for someone who sits there."""
         if self.is_terminal:
             self.end_line()
-            self._write(f"\x1b[2m{printable(text)}\x1b[0m\n" if self._has_colour else f"{printable(text)}\n")
+            self._write(
+                f"\x1b[2m{printable(text)}\x1b[0m\n" if self._has_colour else f"{printable(text)}\n"
+            )
 
     def error(self, text: str) -> None:
         self.end_line()

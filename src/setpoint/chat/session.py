@@ -1,6 +1,7 @@
 """The turns of a chat: reads messages and commands, shows answers as they come.
 
-Ctrl-C ends an answer, not the program. A question that is refused leaves no trace in the conversation.
+Ctrl-C ends an answer, not the program. A question that is refused leaves no trace in the
+conversation.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from setpoint.core.errors import ContextLengthError, RequestError
 REPEATED = "repeated"
 """How an answer ended that went round in circles."""
 
-HELP = f'''A line is a message. End it with a backslash to continue on the next line; """ opens and closes a block of lines.
-Ctrl-C stops an answer, Ctrl-D ends the chat.
+HELP = f'''A line is a message. End it with a backslash to continue on the next line; """ opens and
+closes a block of lines. Ctrl-C stops an answer, Ctrl-D ends the chat.
   /system [TEXT]        show or set the system prompt; "/system -" removes it
   /params [NAME=VALUE]  show or set sampling options; "NAME=" restores the default
                         ({", ".join(PARAMS)})
@@ -33,7 +34,9 @@ Ctrl-C stops an answer, Ctrl-D ends the chat.
 
 
 class Session:
-    def __init__(self, source: Source, screen: Screen, conversation: Conversation, *, drop_old_turns: bool) -> None:
+    def __init__(
+        self, source: Source, screen: Screen, conversation: Conversation, *, drop_old_turns: bool
+    ) -> None:
         self._source = source
         self._screen = screen
         self._conversation = conversation
@@ -47,10 +50,15 @@ class Session:
             "quit": self._quit,
             "exit": self._quit,
         }
-        self._commands_with_text: dict[str, Callable[[str], None]] = {"system": self._system, "params": self._params, "save": self._save}
+        self._commands_with_text: dict[str, Callable[[str], None]] = {
+            "system": self._system,
+            "params": self._params,
+            "save": self._save,
+        }
 
     def run(self) -> int:
-        """Until /quit or the end of the input. Returns the exit code: 1 if something went wrong and nobody was there to see it."""
+        """Until /quit or the end of the input. Returns the exit code: 1 if something went wrong and
+        nobody was there to see it."""
         while True:
             try:
                 message, is_block = self._screen.read()
@@ -78,10 +86,14 @@ class Session:
             self._commands_with_text[name](argument.strip())
         elif name not in self._commands:
             raise RequestError(
-                f'There is no command /{name}; /help lists them. To send a message that begins with a slash, put """ around it.'
+                f"There is no command /{name}; /help lists them. To send a message that begins with"
+                ' a slash, put """ around it.'
             )
         elif argument:
-            raise RequestError(f'/{name} takes no argument; type /{name} alone. To send the line as a message, put """ around it.')
+            raise RequestError(
+                f"/{name} takes no argument; type /{name} alone. To send the line as a message, put"
+                ' """ around it.'
+            )
         else:
             self._commands[name]()
 
@@ -89,7 +101,8 @@ class Session:
         raise EOFError
 
     def _ask(self, question: str) -> bool:
-        """Show the answer as it comes. A question without one leaves the conversation as it was; returns False then, or raises."""
+        """Show the answer as it comes. A question without one leaves the conversation as it was;
+        returns False then, or raises."""
         turns = self._conversation.turns
         before = list(turns)
         try:
@@ -102,13 +115,20 @@ class Session:
             return False
         if len(turns) < len(before):
             count = len(before) - len(turns)
-            oldest = "oldest question and its answer are" if count == 1 else f"{count} oldest questions and their answers are"
-            self._screen.note(f"[The conversation no longer fits the context: the {oldest} forgotten.]")
+            oldest = (
+                "oldest question and its answer are"
+                if count == 1
+                else f"{count} oldest questions and their answers are"
+            )
+            self._screen.note(
+                f"[The conversation no longer fits the context: the {oldest} forgotten.]"
+            )
         turns.append((question, answer))
         return True
 
     def _answer_that_fits(self, question: str) -> str | None:
-        """As ``_answer``; while the conversation is too long it loses its oldest turn, if that was asked for."""
+        """As ``_answer``; while the conversation is too long it loses its oldest turn, if that was
+        asked for."""
         turns = self._conversation.turns
         while True:
             try:
@@ -117,7 +137,9 @@ class Session:
                 if not turns:
                     raise ContextLengthError(f"{error.message} Shorten the message.") from None
                 if not self._drop_old_turns:
-                    advice = "Shorten it with /undo or /reset, or start the chat with --drop-old-turns."
+                    advice = (
+                        "Shorten it with /undo or /reset, or start the chat with --drop-old-turns."
+                    )
                     raise ContextLengthError(f"{error.message} {advice}") from None
                 del turns[0]
 
@@ -127,7 +149,11 @@ class Session:
         first: float | None = None
         text, num_tokens, finish = "", None, None
         # Whoever sets a limit, or is not there to press Ctrl-C, gets the whole answer.
-        watch = CircleWatch() if self._screen.is_terminal and "max_tokens" not in self._conversation.params else None
+        watch = (
+            CircleWatch()
+            if self._screen.is_terminal and "max_tokens" not in self._conversation.params
+            else None
+        )
         try:
             with closing(self._source.answer(self._conversation, question)) as pieces:
                 for piece in pieces:
@@ -142,9 +168,13 @@ class Session:
         except KeyboardInterrupt:
             finish = "stopped"
         self._screen.end_line()
-        self._screen.note(_summary(num_tokens, finish, started=started, first=first, ended=time.perf_counter()))
+        self._screen.note(
+            _summary(num_tokens, finish, started=started, first=first, ended=time.perf_counter())
+        )
         if finish == REPEATED:
-            self._screen.note("For the whole answer: /params max_tokens=1000 (or another limit), then /retry.")
+            self._screen.note(
+                "For the whole answer: /params max_tokens=1000 (or another limit), then /retry."
+            )
         return None if finish == "stopped" and not text else text
 
     def _system(self, text: str) -> None:
@@ -157,13 +187,19 @@ class Session:
         for pair in text.split():
             name, equals, value = pair.partition("=")
             if not equals:
-                raise RequestError(f"{name} needs a value: NAME=VALUE sets a sampling option, NAME= restores its default.")
+                raise RequestError(
+                    f"{name} needs a value: NAME=VALUE sets a sampling option, NAME= restores its"
+                    " default."
+                )
             if value:
                 params.update(read_params({name: value}))
             elif params.pop(name, None) is None:
                 raise RequestError(f"{name} is not set; NAME=VALUE sets a sampling option.")
         self._conversation.params = params
-        self._screen.note("Sampling: " + (", ".join(f"{name}={value}" for name, value in params.items()) or "all defaults"))
+        self._screen.note(
+            "Sampling: "
+            + (", ".join(f"{name}={value}" for name, value in params.items()) or "all defaults")
+        )
 
     def _undo(self) -> None:
         self._last_turn()
@@ -189,7 +225,9 @@ class Session:
 
     def _reset(self) -> None:
         self._conversation.turns.clear()
-        self._screen.note("All questions and answers are forgotten; the system prompt and sampling options stay.")
+        self._screen.note(
+            "All questions and answers are forgotten; the system prompt and sampling options stay."
+        )
 
     def _save(self, name: str) -> None:
         if not name:
@@ -203,8 +241,11 @@ class Session:
         return self._conversation.turns[-1]
 
 
-def _summary(num_tokens: int | None, finish: str | None, *, started: float, first: float | None, ended: float) -> str:
-    """``[42 tokens, 81.3 tok/s, first after 0.09 s]``: the rate is that of the tokens after the first."""
+def _summary(
+    num_tokens: int | None, finish: str | None, *, started: float, first: float | None, ended: float
+) -> str:
+    """``[42 tokens, 81.3 tok/s, first after 0.09 s]``: the rate is that of the tokens after the
+    first."""
     parts = []
     if num_tokens is not None:
         parts.append(f"{num_tokens} tokens")

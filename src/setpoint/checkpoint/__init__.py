@@ -1,5 +1,5 @@
 """Finds a model, reads its config and converts a GGUF once, all before torch is imported.
 
-``source.locate`` turns what the user named into a Hugging Face-style folder; ``spec.read_spec`` turns that folder into a
-ModelSpec. The engine loads the weights; this room never does.
+``source.locate`` turns what the user named into a Hugging Face-style folder; ``spec.read_spec``
+turns that folder into a ModelSpec. The engine loads the weights; this room never does.
 """

@@ -1,4 +1,5 @@
-"""The ids with which a folder's tokenizer ends a turn. Many checkpoints say so there and nowhere else.
+"""The ids with which a folder's tokenizer ends a turn. Many checkpoints say so there and nowhere
+else.
 
 Reads JSON files only. It does not know the model: what its own config names comes from ``spec``.
 """
@@ -12,11 +13,13 @@ from setpoint.core.errors import CheckpointError
 from setpoint.core.jsonfile import read_object
 
 TURN_ENDS = ("<|eom_id|>", "<|content_model_end_sampling|>", "<|ifm|im_end|>")
-"""Tokens that end a turn wherever a tokenizer has added them, although checkpoints do not name them; SGLang's list."""
+"""Tokens that end a turn wherever a tokenizer has added them, although checkpoints do not name
+them; SGLang's list."""
 
 
 def tokenizer_end_ids(folder: Path) -> tuple[int, ...]:
-    """The id of tokenizer_config.json's ``eos_token``, and those of TURN_ENDS; none in a folder without a tokenizer.
+    """The id of tokenizer_config.json's ``eos_token``, and those of TURN_ENDS; none in a folder
+    without a tokenizer.
 
     Raises CheckpointError for files that are not what they should be.
     """
@@ -32,7 +35,9 @@ def tokenizer_end_ids(folder: Path) -> tuple[int, ...]:
         if eos is None and named is not None:
             eos = _vocabulary(tokenizer).get(named)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{path} cannot be read as a tokenizer; fetch it again, or pass --tokenizer-path.") from None
+        raise CheckpointError(
+            f"{path} cannot be read as a tokenizer; fetch it again, or pass --tokenizer-path."
+        ) from None
     return tuple(ids if eos is None else dict.fromkeys([eos, *ids]))
 
 
@@ -43,6 +48,11 @@ def _eos_token(folder: Path) -> str | None:
 
 
 def _vocabulary(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """Text -> id of the tokens that are no added ones; of a unigram model the id is the place in the list."""
+    """Text -> id of the tokens that are no added ones; of a unigram model the id is the place in
+    the list."""
     vocabulary = tokenizer["model"]["vocab"]
-    return {text: place for place, (text, _) in enumerate(vocabulary)} if isinstance(vocabulary, list) else vocabulary
+    return (
+        {text: place for place, (text, _) in enumerate(vocabulary)}
+        if isinstance(vocabulary, list)
+        else vocabulary
+    )

@@ -1,8 +1,11 @@
-"""Turns a GGUF file into a Hugging Face-style folder, once: config, safetensors, tokenizer, chat template.
+"""Turns a GGUF file into a Hugging Face-style folder, once: config, safetensors, tokenizer, chat
+template.
 
-Quantised matrices are dequantised for every reader of such folders, and kept as they are beside that (``core.model.BLOCKS_FILE``) for
-the engine. Works tensor by tensor with numpy, so that memory stays at one tensor. The result is cached under the user's cache folder by
-what the file holds, wherever it lies; a folder that is there is complete. It knows nothing of torch and of how the weights will be used.
+Quantised matrices are dequantised for every reader of such folders, and kept as they are beside
+that (``core.model.BLOCKS_FILE``) for the engine. Works tensor by tensor with numpy, so that memory
+stays at one tensor. The result is cached under the user's cache folder by what the file holds,
+wherever it lies; a folder that is there is complete. It knows nothing of torch and of how the
+weights will be used.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ ARCHITECTURES = {"llama": gguf_llama}
 """GGUF's general.architecture -> the module that knows it."""
 
 CHUNK_ELEMENTS = 1 << 22
-"""Elements dequantised at a time: 16 MiB of float32, which keeps the working set in cache and the peak low."""
+"""Elements dequantised at a time: 16 MiB of float32, which keeps the working set in cache and the
+peak low."""
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
@@ -45,8 +49,9 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
     """The Hugging Face-style folder of a GGUF file, converted now if it is not in the cache.
 
-    Safe to call from several processes: one converts, the others wait for it. What earlier versions of this module made of files of this
-    name is removed then: nothing uses it any more. Raises CheckpointError.
+    Safe to call from several processes: one converts, the others wait for it. What earlier versions
+    of this module made of files of this name is removed then: nothing uses it any more. Raises
+    CheckpointError.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "setpoint" / "models"
     name = re.sub(r"[^\w.-]", "_", path.stem)
@@ -60,21 +65,29 @@ def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not folder.is_dir():
                     _convert_into(file, folder, log=log)
-                    # Their locks stay: without a file in common two processes would not wait for each other.
+                    # Their locks stay: without a file in common two processes would not wait for
+                    # each other.
                     for earlier in root.iterdir():
-                        of_format = re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{16}}-v(\d+)", earlier.name)
+                        of_format = re.fullmatch(
+                            rf"{re.escape(name)}-[0-9a-f]{{16}}-v(\d+)", earlier.name
+                        )
                         if of_format and int(of_format[1]) < FORMAT:
-                            log(f"Removing {earlier}, which an earlier version made of a file of this name.")
+                            log(
+                                f"Removing {earlier}, which an earlier version made of a file of"
+                                " this name."
+                            )
                             shutil.rmtree(earlier, ignore_errors=True)
     except OSError as error:
         raise CheckpointError(
-            f"Cannot write the converted model under {root}: {error.strerror or error}. Set XDG_CACHE_HOME to a folder with enough space."
+            f"Cannot write the converted model under {root}: {error.strerror or error}. Set"
+            " XDG_CACHE_HOME to a folder with enough space."
         ) from None
     return folder
 
 
 def _convert_into(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) -> None:
-    """Build ``folder`` beside its place and rename it there, so that it is either absent or complete. The caller has its lock."""
+    """Build ``folder`` beside its place and rename it there, so that it is either absent or
+    complete. The caller has its lock."""
     started = time.monotonic()
     log(f"Converting {file.path.name} once, to {folder} …")
     partial = folder.with_suffix(folder.suffix + ".partial")
@@ -90,7 +103,8 @@ def _convert_into(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) -
 
 
 def _digest(path: Path, root: Path) -> str:
-    """SHA-256 of the file. It takes a second or two per GB, so that it is noted under ``root`` for as long as size and time stay."""
+    """SHA-256 of the file. It takes a second or two per GB, so that it is noted under ``root`` for
+    as long as size and time stay."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -105,7 +119,9 @@ def _digest(path: Path, root: Path) -> str:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
-    with suppress(OSError):  # it is read again next time; a cache that cannot be written is told of where it is needed
+    with suppress(
+        OSError
+    ):  # it is read again next time; a cache that cannot be written is told of where it is needed
         root.mkdir(parents=True, exist_ok=True)
         draft = note.with_suffix(f".{os.getpid()}")
         draft.write_text(json.dumps([*known, digest]))
@@ -115,23 +131,48 @@ def _digest(path: Path, root: Path) -> str:
 
 def _write_files(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) -> None:
     if (file.get("split.count", int) or 1) > 1:
-        raise CheckpointError(f"{file.path} is one part of a split model. Merge the parts with llama.cpp's gguf-split --merge first.")
+        raise CheckpointError(
+            f"{file.path} is one part of a split model. Merge the parts with llama.cpp's gguf-split"
+            " --merge first."
+        )
     name = file.require("general.architecture", str)
     architecture = ARCHITECTURES.get(name)
     if architecture is None:
-        raise CheckpointError(f"{file.path}: GGUF architecture {name!r} is not supported (supported: {', '.join(ARCHITECTURES)}).")
+        raise CheckpointError(
+            f"{file.path}: GGUF architecture {name!r} is not supported (supported:"
+            f" {', '.join(ARCHITECTURES)})."
+        )
     config = architecture.read_config(file)
     targets = architecture.targets(file, config)
     tokens = gguf_tokenizer.read_tokens(file, config["vocab_size"])
     dtype = _dtype(targets)
-    config |= {"torch_dtype": dtype, "bos_token_id": tokens.bos, "eos_token_id": tokens.eos, "pad_token_id": tokens.pad}
-    generation = {"bos_token_id": tokens.bos, "eos_token_id": list(tokens.stops), "pad_token_id": tokens.pad}
+    config |= {
+        "torch_dtype": dtype,
+        "bos_token_id": tokens.bos,
+        "eos_token_id": tokens.eos,
+        "pad_token_id": tokens.pad,
+    }
+    generation = {
+        "bos_token_id": tokens.bos,
+        "eos_token_id": list(tokens.stops),
+        "pad_token_id": tokens.pad,
+    }
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", {key: value for key, value in generation.items() if value is not None})
-    gguf_tokenizer.write(file, tokens, folder, context_len=config["max_position_embeddings"], log=log)
-    infos = [safetensors_file.TensorInfo(target.name, target.source.shape, DTYPES[dtype]) for target in targets]
+    _write_json(
+        folder / "generation_config.json",
+        {key: value for key, value in generation.items() if value is not None},
+    )
+    gguf_tokenizer.write(
+        file, tokens, folder, context_len=config["max_position_embeddings"], log=log
+    )
+    infos = [
+        safetensors_file.TensorInfo(target.name, target.source.shape, DTYPES[dtype])
+        for target in targets
+    ]
     safetensors_file.write(folder / SINGLE_NAME, infos, _all_cast(file, targets, dtype))
-    _write_blocks(file, [target for target in targets if target.source.kind.name in BLOCK_BYTES], folder)
+    _write_blocks(
+        file, [target for target in targets if target.source.kind.name in BLOCK_BYTES], folder
+    )
 
 
 def _all_cast(file: GGUFFile, targets: list[gguf_llama.Target], dtype: str) -> Iterator[bytes]:
@@ -149,23 +190,32 @@ def _write_blocks(file: GGUFFile, targets: list[gguf_llama.Target], folder: Path
         source = target.source
         shape = (source.num_rows, source.num_bytes // source.num_rows)
         infos.append(safetensors_file.TensorInfo(f"{target.name}.{source.kind.name}", shape, "U8"))
-    safetensors_file.write(folder / BLOCKS_FILE, infos, (_rows(file, target).tobytes() for target in targets))
+    safetensors_file.write(
+        folder / BLOCKS_FILE, infos, (_rows(file, target).tobytes() for target in targets)
+    )
 
 
 def _rows(file: GGUFFile, target: gguf_llama.Target) -> npt.NDArray[np.uint8]:
-    """Raw, in the new order: a row is self-contained in every ggml type, so rows can move before dequantisation."""
+    """Raw, in the new order: a row is self-contained in every ggml type, so rows can move before
+    dequantisation."""
     rows = file.rows(target.source)
     return rows if target.row_order is None else rows[target.row_order]
 
 
 def _dtype(targets: list[gguf_llama.Target]) -> str:
-    """The dtype that loses nothing where one exists: that of the matrices if they share a 16- or 32-bit float, else bfloat16.
+    """The dtype that loses nothing where one exists: that of the matrices if they share a 16- or
+    32-bit float, else bfloat16.
 
-    Norms are stored as F32 in every GGUF but were trained in the matrices' dtype, so they follow. Dequantised values have
-    more bits than bfloat16 keeps; that error is small beside the quantisation's own, and bfloat16 is what the models were made in.
+    Norms are stored as F32 in every GGUF but were trained in the matrices' dtype, so they follow.
+    Dequantised values have more bits than bfloat16 keeps; that error is small beside the
+    quantisation's own, and bfloat16 is what the models were made in.
     """
     kinds = {target.source.kind.name for target in targets if len(target.source.shape) > 1}
-    return {"F16": "float16", "F32": "float32"}.get(min(kinds), "bfloat16") if len(kinds) == 1 else "bfloat16"
+    return (
+        {"F16": "float16", "F32": "float32"}.get(min(kinds), "bfloat16")
+        if len(kinds) == 1
+        else "bfloat16"
+    )
 
 
 def _cast(file: GGUFFile, target: gguf_llama.Target, dtype: str) -> Iterator[bytes]:
@@ -176,13 +226,21 @@ def _cast(file: GGUFFile, target: gguf_llama.Target, dtype: str) -> Iterator[byt
         try:
             with np.errstate(all="ignore"):
                 values = gguf.dequantize(rows[start : start + step], source.kind)
-                result = _round_bf16(values) if dtype == "bfloat16" else values.astype(f"<f{4 if dtype == 'float32' else 2}")
+                result = (
+                    _round_bf16(values)
+                    if dtype == "bfloat16"
+                    else values.astype(f"<f{4 if dtype == 'float32' else 2}")
+                )
         except NotImplementedError:
             raise CheckpointError(
-                f"{file.path}: tensor {source.name!r} has type {source.kind.name}, which cannot be dequantised."
+                f"{file.path}: tensor {source.name!r} has type {source.kind.name}, which cannot be"
+                " dequantised."
             ) from None
         if not np.isfinite(values if dtype == "bfloat16" else result).all():
-            raise CheckpointError(f"{file.path}: tensor {source.name!r} has values that are not finite in {dtype}; the file is damaged.")
+            raise CheckpointError(
+                f"{file.path}: tensor {source.name!r} has values that are not finite in {dtype};"
+                " the file is damaged."
+            )
         yield result.tobytes()
 
 

@@ -1,8 +1,9 @@
 """Reads a GGUF file: typed metadata and the place of every tensor. Works on one memory-mapped file.
 
-The ``gguf`` package has a reader too; this one checks every length against the file before it trusts it (a truncated or
-damaged file is an error, never a hang) and opens a 49k-token vocabulary in a tenth of the time. It knows nothing of models.
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+The ``gguf`` package has a reader too; this one checks every length against the file before it
+trusts it (a truncated or damaged file is an error, never a hang) and opens a 49k-token vocabulary
+in a tenth of the time. It knows nothing of models. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -57,14 +58,16 @@ class GGUFTensor:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the last dimension; each is ``num_bytes / num_rows`` contiguous bytes, whatever the quantisation."""
+        """Rows of the last dimension; each is ``num_bytes / num_rows`` contiguous bytes, whatever
+        the quantisation."""
         return int(np.prod(self.shape[:-1], dtype=np.int64))
 
 
 class GGUFFile:
     """An open GGUF file. Use as a context manager.
 
-    Raises CheckpointError, one line, for anything that is not a complete little-endian GGUF of version 2 or 3.
+    Raises CheckpointError, one line, for anything that is not a complete little-endian GGUF of
+    version 2 or 3.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +78,9 @@ class GGUFFile:
             with path.open("rb") as file:
                 self._size = os.fstat(file.fileno()).st_size
                 if file.read(len(MAGIC)) != MAGIC:
-                    raise CheckpointError(f"{path} is not a GGUF file (it does not start with 'GGUF').")
+                    raise CheckpointError(
+                        f"{path} is not a GGUF file (it does not start with 'GGUF')."
+                    )
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
@@ -89,25 +94,35 @@ class GGUFFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._map.close()
 
     def get(self, key: str, kind: type[T]) -> T | None:
-        """The value of ``key`` or None if absent; an int passes for a float. Raises CheckpointError on another type."""
+        """The value of ``key`` or None if absent; an int passes for a float. Raises CheckpointError
+        on another type."""
         value = self.metadata.get(key)
         if value is None:
             return None
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise CheckpointError(f"{self.path}: metadata key {key!r} is {type(value).__name__}, not {kind.__name__}.")
+            raise CheckpointError(
+                f"{self.path}: metadata key {key!r} is {type(value).__name__}, not {kind.__name__}."
+            )
         return value
 
     def require(self, key: str, kind: type[T]) -> T:
         """Like :meth:`get`, but an absent key is an error."""
         value = self.get(key, kind)
         if value is None:
-            raise CheckpointError(f"{self.path}: metadata key {key!r} is missing; the file cannot be converted.")
+            raise CheckpointError(
+                f"{self.path}: metadata key {key!r} is missing; the file cannot be converted."
+            )
         return value
 
     def rows(self, tensor: GGUFTensor) -> npt.NDArray[np.uint8]:
@@ -119,7 +134,9 @@ class GGUFFile:
         version = self._scalar(4)
         if version not in VERSIONS:
             hint = "is big-endian" if version & 0xFFFF == 0 else f"has GGUF version {version}"
-            raise CheckpointError(f"{self.path} {hint}; only little-endian files of versions {VERSIONS} can be read.")
+            raise CheckpointError(
+                f"{self.path} {hint}; only little-endian files of versions {VERSIONS} can be read."
+            )
         num_tensors, num_keys = self._scalar(10), self._scalar(10)
         for _ in range(num_keys):
             key = self._string()
@@ -136,7 +153,9 @@ class GGUFFile:
         name = self._string()
         num_dims = self._scalar(4)
         if not 1 <= num_dims <= MAX_DIMS:
-            raise CheckpointError(f"{self.path}: tensor {name!r} has {num_dims} dimensions; the file is damaged.")
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} has {num_dims} dimensions; the file is damaged."
+            )
         shape = tuple(self._scalar(10) for _ in range(num_dims))[::-1]
         return name, shape, self._scalar(4), self._scalar(10)
 
@@ -144,10 +163,15 @@ class GGUFFile:
         try:
             kind = GGMLQuantizationType(raw_kind)
         except ValueError:
-            raise CheckpointError(f"{self.path}: tensor {name!r} has the unknown ggml type {raw_kind}.") from None
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} has the unknown ggml type {raw_kind}."
+            ) from None
         block, block_bytes = GGML_QUANT_SIZES[kind]
         if name in self.tensors or 0 in shape or shape[-1] % block:
-            raise CheckpointError(f"{self.path}: tensor {name!r} {shape} of type {kind.name} is malformed or appears twice.")
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} {shape} of type {kind.name} is malformed or appears"
+                " twice."
+            )
         num_elements = 1
         for extent in shape:  # Python integers: a damaged header must not overflow
             num_elements *= extent
@@ -174,7 +198,9 @@ class GGUFFile:
         try:
             return self._map[start : start + length].decode()
         except UnicodeDecodeError:
-            raise CheckpointError(f"{self.path}: the text at byte {start} is not UTF-8; the file is damaged.") from None
+            raise CheckpointError(
+                f"{self.path}: the text at byte {start} is not UTF-8; the file is damaged."
+            ) from None
 
     def _value(self, kind: int) -> Any:
         if kind == STRING:
@@ -182,7 +208,10 @@ class GGUFFile:
         if kind in SCALARS:
             return self._scalar(kind)
         if kind != ARRAY:
-            raise CheckpointError(f"{self.path}: unknown metadata type {kind} at byte {self._at}; the file is damaged.")
+            raise CheckpointError(
+                f"{self.path}: unknown metadata type {kind} at byte {self._at}; the file is"
+                " damaged."
+            )
         item, count = self._scalar(4), self._scalar(10)
         if item in SCALARS:
             layout = SCALARS[item]
@@ -193,4 +222,7 @@ class GGUFFile:
         return [self._string() for _ in range(count)]
 
     def _truncated(self, need: str) -> None:
-        raise CheckpointError(f"{self.path} is truncated: {need}, but the file has {self._size} bytes. Download it again.")
+        raise CheckpointError(
+            f"{self.path} is truncated: {need}, but the file has {self._size} bytes. Download it"
+            " again."
+        )

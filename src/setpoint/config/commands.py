@@ -1,6 +1,8 @@
-"""The commands, declared once: name, what it does, its own options, what it takes from the server's.
+"""The commands, declared once: name, what it does, its own options, what it takes from the
+server's.
 
-``commandline`` parses by these, ``docs`` writes them into ``docs/flags.md``, ``cli`` lists them. How a command runs is not here.
+``commandline`` parses by these, ``docs`` writes them into ``docs/flags.md``, ``cli`` lists them.
+How a command runs is not here.
 """
 
 from __future__ import annotations
@@ -11,7 +13,13 @@ from typing import Annotated
 
 import msgspec
 
-from setpoint.config.bench import OURS, OfflineOptions, OneBatchOptions, QualityOptions, ServingOptions
+from setpoint.config.bench import (
+    OURS,
+    OfflineOptions,
+    OneBatchOptions,
+    QualityOptions,
+    ServingOptions,
+)
 from setpoint.config.declare import Field, Option, Scalar, declared
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.config.sglang_known import KNOWN
@@ -29,19 +37,29 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     input: Annotated[
         str | None,
-        Option(BATCHES, "File of requests: OpenAI batch lines, or a .parquet file. May be given as the first argument.", metavar="INPUT"),
+        Option(
+            BATCHES,
+            "File of requests: OpenAI batch lines, or a .parquet file. May be given as the first"
+            " argument.",
+            metavar="INPUT",
+        ),
     ] = None
     output: Annotated[
         str | None,
         Option(
             BATCHES,
-            "File for the answers; with .parquet, a Parquet file. A run that ended early continues from what the file holds.",
+            "File for the answers; with .parquet, a Parquet file. A run that ended early continues"
+            " from what the file holds.",
             metavar="FILE",
             short="-o",
         ),
     ] = None
     keep_order: Annotated[
-        bool, Option(BATCHES, "Write answers in the order of the input instead of the order in which they are ready.")
+        bool,
+        Option(
+            BATCHES,
+            "Write answers in the order of the input instead of the order in which they are ready.",
+        ),
     ] = False
 
 
@@ -49,30 +67,66 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What ``setpoint chat`` has beside the engine's options."""
 
     base_url: Annotated[
-        str | None, Option(CHATS, "Talk to a server with OpenAI's API instead, such as http://127.0.0.1:30000/v1.", metavar="URL")
+        str | None,
+        Option(
+            CHATS,
+            "Talk to a server with OpenAI's API instead, such as http://127.0.0.1:30000/v1.",
+            metavar="URL",
+        ),
     ] = None
     api_key: Annotated[
         str | None,
-        Option(CHATS, "API key of that server; the environment variable OPENAI_API_KEY if not given.", metavar="KEY", secret=True),
+        Option(
+            CHATS,
+            "API key of that server; the environment variable OPENAI_API_KEY if not given.",
+            metavar="KEY",
+            secret=True,
+        ),
     ] = None
     system: Annotated[str, Option(CHATS, "System prompt.", metavar="TEXT")] = ""
     drop_old_turns: Annotated[
         bool,
-        Option(CHATS, "When the conversation outgrows the context, forget its oldest turns (and say so) instead of refusing the question."),
+        Option(
+            CHATS,
+            "When the conversation outgrows the context, forget its oldest turns (and say so)"
+            " instead of refusing the question.",
+        ),
     ] = False
-    temperature: Annotated[float | None, Option(CHATS, "Sampling temperature; 0 always takes the likeliest token.", low=0)] = None
-    top_p: Annotated[
-        float | None, Option(CHATS, "Sample among the likeliest tokens whose probabilities add up to this.", metavar="P", high=1)
+    temperature: Annotated[
+        float | None,
+        Option(CHATS, "Sampling temperature; 0 always takes the likeliest token.", low=0),
     ] = None
-    top_k: Annotated[int | None, Option(CHATS, "Sample among this many of the likeliest tokens.", low=-1)] = None
+    top_p: Annotated[
+        float | None,
+        Option(
+            CHATS,
+            "Sample among the likeliest tokens whose probabilities add up to this.",
+            metavar="P",
+            high=1,
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None, Option(CHATS, "Sample among this many of the likeliest tokens.", low=-1)
+    ] = None
     min_p: Annotated[
         float | None,
-        Option(CHATS, "Sample among tokens at least this probable, relative to the likeliest one.", metavar="P", low=0, high=1),
+        Option(
+            CHATS,
+            "Sample among tokens at least this probable, relative to the likeliest one.",
+            metavar="P",
+            low=0,
+            high=1,
+        ),
     ] = None
-    max_tokens: Annotated[int | None, Option(CHATS, "Maximum tokens of an answer; up to the end of the context if not given.", low=1)] = (
-        None
-    )
-    seed: Annotated[int | None, Option(CHATS, "Sampling seed; a different one for every answer if not given.")] = None
+    max_tokens: Annotated[
+        int | None,
+        Option(
+            CHATS, "Maximum tokens of an answer; up to the end of the context if not given.", low=1
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, Option(CHATS, "Sampling seed; a different one for every answer if not given.")
+    ] = None
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -117,7 +171,10 @@ class Command:
         """Every option of the command, its own first."""
         if not self.has_engine:
             return self.own_fields
-        return (*self.own_fields, *(each for each in OPTION_FIELDS if self.listens or not each.about.server_only))
+        return (
+            *self.own_fields,
+            *(each for each in OPTION_FIELDS if self.listens or not each.about.server_only),
+        )
 
 
 def _of_sglang(own: type[msgspec.Struct]) -> Set[str]:
@@ -136,7 +193,10 @@ SERVE = Command(
 BATCH = Command(
     name="batch",
     summary="answer a file of requests; an interrupted run can be resumed",
-    description="Answer every request of a file exactly once. However a run ended, the same command continues it.",
+    description=(
+        "Answer every request of a file exactly once. However a run ended, the same command"
+        " continues it."
+    ),
     arguments="INPUT -o OUTPUT [options]",
     positional="input",
     own=BatchOptions,
@@ -145,7 +205,10 @@ BATCH = Command(
 CHAT = Command(
     name="chat",
     summary="talk to a model in the terminal",
-    description="Talk to a model in an engine of its own, or to one behind a URL. In the chat, /help lists the commands.",
+    description=(
+        "Talk to a model in an engine of its own, or to one behind a URL. In the chat, /help lists"
+        " the commands."
+    ),
     arguments="[MODEL] [options]",
     positional="model_path",
     own=ChatOptions,
@@ -163,7 +226,9 @@ ENGINE = Command(
 BENCH_SERVING = Command(
     name="bench serving",
     summary="measure any server with SGLang's or OpenAI's API",
-    description="Send traffic to a server and measure what its clients see: latencies, throughput, goodput.",
+    description=(
+        "Send traffic to a server and measure what its clients see: latencies, throughput, goodput."
+    ),
     arguments="[options]",
     positional="",
     own=ServingOptions,
@@ -183,7 +248,10 @@ BENCH_OFFLINE = Command(
 BENCH_ONE_BATCH = Command(
     name="bench one-batch",
     summary="measure single steps, without a scheduler",
-    description="Run batches of given sizes directly on the model and time the prefill and the decode steps.",
+    description=(
+        "Run batches of given sizes directly on the model and time the prefill and the decode"
+        " steps."
+    ),
     arguments="[MODEL] [options]",
     positional="model_path",
     own=OneBatchOptions,
@@ -193,11 +261,25 @@ BENCH_ONE_BATCH = Command(
 BENCH_QUALITY = Command(
     name="bench quality",
     summary="measure how far a configuration's answers differ from bf16's",
-    description="Compare a configuration with the same model in plain bf16: perplexity and greedy answers on fixed texts.",
+    description=(
+        "Compare a configuration with the same model in plain bf16: perplexity and greedy answers"
+        " on fixed texts."
+    ),
     arguments="[MODEL] [options]",
     positional="model_path",
     own=QualityOptions,
     sglang_flags=frozenset(),
     defaults={"log_level": "warning"},
 )
-COMMANDS = {command.name: command for command in (SERVE, BATCH, CHAT, BENCH_SERVING, BENCH_OFFLINE, BENCH_ONE_BATCH, BENCH_QUALITY)}
+COMMANDS = {
+    command.name: command
+    for command in (
+        SERVE,
+        BATCH,
+        CHAT,
+        BENCH_SERVING,
+        BENCH_OFFLINE,
+        BENCH_ONE_BATCH,
+        BENCH_QUALITY,
+    )
+}

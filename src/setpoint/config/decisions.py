@@ -1,4 +1,5 @@
-"""Decisions: each resolved value with its reason, and the book in which ``resolve`` collects them. Pure; decides nothing itself."""
+"""Decisions: each resolved value with its reason, and the book in which ``resolve`` collects them.
+Pure; decides nothing itself."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Decision:
     warn: bool = False
     """The value is not what the user asked for, or likely to hurt: logged as a warning."""
     told: bool = False
-    """The user asked something whose answer this is: logged like other news of the start, where plain decisions are details."""
+    """The user asked something whose answer this is: logged like other news of the start, where
+    plain decisions are details."""
 
     def __str__(self) -> str:
         return f"{self.field}={self.value} ({self.why})"
@@ -32,8 +34,11 @@ class Decision:
 class Book:
     """Collects the values that differ from what the user wrote, and the reasons."""
 
-    def __init__(self, options: Options, given: Set[str], profile: Mapping[str, tuple[str, bool]]) -> None:
-        """``profile``: what the workload's profile says of an option; stands beside the reason of its value."""
+    def __init__(
+        self, options: Options, given: Set[str], profile: Mapping[str, tuple[str, bool]]
+    ) -> None:
+        """``profile``: what the workload's profile says of an option; stands beside the reason of
+        its value."""
         self.options = options
         self.values: dict[str, Any] = {}
         self._given = given
@@ -63,10 +68,18 @@ class Book:
         decisions = []
         for field in OPTION_FIELDS:
             value = self.values.get(field.name, getattr(self.options, field.name))
-            said = [found[field.name] for found in (self._reasons, self._profile) if field.name in found]
-            why = "; ".join(words for words, _ in said) or self._plain_reason(field.name, field.default, value)
+            said = [
+                found[field.name] for found in (self._reasons, self._profile) if field.name in found
+            ]
+            why = "; ".join(words for words, _ in said) or self._plain_reason(
+                field.name, field.default, value
+            )
             warn = any(warns for _, warns in said)
-            decisions.append(Decision(field.name, shown(field, value), why, warn, told=field.name in self._profile))
+            decisions.append(
+                Decision(
+                    field.name, shown(field, value), why, warn, told=field.name in self._profile
+                )
+            )
         return decisions
 
     def _plain_reason(self, name: str, default: Scalar, value: Scalar) -> str:

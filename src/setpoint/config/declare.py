@@ -1,8 +1,10 @@
-"""How an option or an environment variable is declared: metadata on an annotated field of a frozen struct.
+"""How an option or an environment variable is declared: metadata on an annotated field of a frozen
+struct.
 
-The field's type and default belong to the struct; everything else (help, group, choices, bounds, tuning range, whether it could
-change while serving) stands in one :class:`Option` or :class:`EnvVar`. The parser, the documentation, ``/server_info`` and the
-checks read these and nothing else.
+The field's type and default belong to the struct; everything else (help, group, choices, bounds,
+tuning range, whether it could change while serving) stands in one :class:`Option` or
+:class:`EnvVar`. The parser, the documentation, ``/server_info`` and the checks read these and
+nothing else.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class Option:
     tunable: Range | tuple[Scalar, ...] | None = None
     """What a tuner may try; None = not a matter of tuning."""
     live: bool = False
-    """Could change at a step boundary of a running engine. Documented only: nothing changes an option of a running engine yet."""
+    """Could change at a step boundary of a running engine. Documented only: nothing changes an
+    option of a running engine yet."""
     secret: bool = False
     """Its value is never printed: see ``shown``."""
     server_only: bool = False
@@ -63,7 +66,11 @@ class Option:
     @property
     def meaning(self) -> str:
         """The help, and that it changes nothing if so."""
-        return f"{self.help} Accepted without effect: {self.no_effect}." if self.no_effect else self.help
+        return (
+            f"{self.help} Accepted without effect: {self.no_effect}."
+            if self.no_effect
+            else self.help
+        )
 
 
 @dataclass(slots=True, frozen=True)
@@ -76,7 +83,8 @@ class EnvVar:
 
 @dataclass(slots=True, frozen=True)
 class Field(Generic[M]):
-    """One declared field: ``kind`` is the type of a value, without None; of one of them where there are several."""
+    """One declared field: ``kind`` is the type of a value, without None; of one of them where there
+    are several."""
 
     name: str
     kind: type
@@ -101,11 +109,18 @@ def declared(struct: type[msgspec.Struct], marker: type[M]) -> tuple[Field[M], .
     defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
     found = []
     for name, hint in hints.items():
-        about = next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, marker)), None)
+        about = next(
+            (extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, marker)),
+            None,
+        )
         assert about is not None, f"{struct.__name__}.{name} is not declared with {marker.__name__}"
         kind = _without_none(hint.__origin__)
         is_list = typing.get_origin(kind) is tuple
-        found.append(Field(name, typing.get_args(kind)[0] if is_list else kind, defaults[name], about, is_list))
+        found.append(
+            Field(
+                name, typing.get_args(kind)[0] if is_list else kind, defaults[name], about, is_list
+            )
+        )
     return tuple(found)
 
 

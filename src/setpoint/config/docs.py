@@ -1,7 +1,9 @@
-"""``docs/flags.md`` from the declarations: ``python -m setpoint.config.docs`` writes it, and a test compares it."""
+"""``docs/flags.md`` from the declarations: ``python -m setpoint.config.docs`` writes it, and a test
+compares it."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Set
 from itertools import groupby
 from pathlib import Path
@@ -21,22 +23,25 @@ _INTRO = """# Options
 
 <!-- Written by `python -m setpoint.config.docs` from src/setpoint/config; change it there. -->
 
-Names, meanings and defaults are SGLang 0.5.23's unless marked *own*. An unambiguous prefix stands for the option (`--tp 1`), whole
-numbers of tokens may be written `32k` (32000) or `32Ki` (32768), and `--config file.yaml` reads options from a file, with the command
-line winning. What is not given is decided at start; `--log-level debug` and `/server_info` show every decision with its reason.
+Names, meanings and defaults are SGLang 0.5.23's unless marked *own*. An unambiguous prefix stands
+for the option (`--tp 1`), whole numbers of tokens may be written `32k` (32000) or `32Ki` (32768),
+and `--config file.yaml` reads options from a file, with the command line winning. What is not given
+is decided at start; `--log-level debug` and `/server_info` show every decision with its reason.
 
-`setpoint serve` takes all options but those under the name of another command. The other commands take theirs, and all of the engine's:
-what is marked *serve only* means nothing to them and is refused. `setpoint bench serving` starts no engine and takes its own alone.
+`setpoint serve` takes all options but those under the name of another command. The other commands
+take theirs, and all of the engine's: what is marked *serve only* means nothing to them and is
+refused. `setpoint bench serving` starts no engine and takes its own alone.
 
-Options are read once, at the start: a change needs a restart. *Live* marks those that a running engine could change between two steps,
-which no route or command offers yet. *Tune* is the range worth trying.
+Options are read once, at the start: a change needs a restart. *Live* marks those that a running
+engine could change between two steps, which no route or command offers yet. *Tune* is the range
+worth trying.
 """
 
 _WORKLOADS = """
 ## Workloads
 
-What `--workload` takes from SGLang's tuning guide of 2026. Explicit options win. Where a CPU or a small GPU gets another value, the start
-says which and why.
+What `--workload` takes from SGLang's tuning guide of 2026. Explicit options win. Where a CPU or a
+small GPU gets another value, the start says which and why.
 
 | workload | option | value | reason |
 |---|---|---|---|
@@ -51,21 +56,31 @@ def flags_markdown() -> str:
     parts += [_command(command) for command in COMMANDS.values() if command.own_fields]
     parts.append(_workloads())
     parts.append("\n## Environment variables\n\n| variable | default | meaning |\n|---|---|---|\n")
-    parts += [f"| `{field.about.name}` | {_code(_env_default(field.default))} | {field.about.help} |\n" for field in ENV_FIELDS]
+    parts += [
+        f"| `{field.about.name}` | {_code(_env_default(field.default))} | {field.about.help} |\n"
+        for field in ENV_FIELDS
+    ]
     parts.append("\n## Other spellings\n\n| written | taken as |\n|---|---|\n")
-    parts += [f"| `{alias}` | {_code(flag)} |\n" for alias, flag in sglang_names.ALIASES.items() if flag in sglang_names.SUPPORTED]
+    parts += [
+        f"| `{alias}` | {_code(flag)} |\n"
+        for alias, flag in sglang_names.ALIASES.items()
+        if flag in sglang_names.SUPPORTED
+    ]
     missing = len(KNOWN - sglang_names.SUPPORTED.keys() - sglang_names.ALIASES.keys())
-    parts.append(
-        f"\n## Not supported yet\n\nThe other {missing} spellings of SGLang's options (`src/setpoint/config/sglang_known.py` lists them "
-        "all) are accepted with SGLang's own default as their value, and refused by name with any other; an unknown option is refused with "
-        "the nearest known one.\n"
+    rest = (
+        f"The other {missing} spellings of SGLang's options (`src/setpoint/config/sglang_known.py`"
+        " lists them all) are accepted with SGLang's own default as their value, and refused by"
+        " name with any other; an unknown option is refused with the nearest known one."
     )
+    parts.append(f"\n## Not supported yet\n\n{textwrap.fill(rest, 100)}\n")
     return "".join(parts)
 
 
 def _command(command: Command) -> str:
     others = ", ".join(f"`{_flag(name)} {value}`" for name, value in command.defaults.items())
-    table = _option_table(f"`setpoint {command.name}`", command.own_fields, sglang=command.sglang_flags)
+    table = _option_table(
+        f"`setpoint {command.name}`", command.own_fields, sglang=command.sglang_flags
+    )
     return table + (f"\nOther defaults than above: {others}.\n" if others else "")
 
 
@@ -74,7 +89,10 @@ def _workloads() -> str:
     for profile, recommendations in PROFILES.items():
         for one in recommendations:
             if isinstance(one, Advice):
-                parts.append(f"| {profile} | `{_flag(one.option)}` | {_code(_env_default(one.value))} | {one.why} |\n")
+                parts.append(
+                    f"| {profile} | `{_flag(one.option)}` | {_code(_env_default(one.value))} |"
+                    f" {one.why} |\n"
+                )
             else:
                 parts.append(f"| {profile} | `{_flag(one.name)}` | not here yet | {one.why} |\n")
     return "".join(parts)
@@ -92,11 +110,20 @@ def _option_table(title: str, fields: Iterable[Field[Option]], *, sglang: Set[st
 
 def _option_row(field: Field[Option], sglang: Set[str]) -> str:
     about = field.about
-    value = "" if field.kind is bool else " " + metavar(field).replace("{", "").replace("}", "").replace(",", "\\|")
-    marks = ("" if field.flag in sglang or about.no_effect else "*own* ") + ("*serve only* " if about.server_only else "")
+    value = (
+        ""
+        if field.kind is bool
+        else " " + metavar(field).replace("{", "").replace("}", "").replace(",", "\\|")
+    )
+    marks = ("" if field.flag in sglang or about.no_effect else "*own* ") + (
+        "*serve only* " if about.server_only else ""
+    )
     live = "yes" if about.live else ""
     flag = f"{about.short}, {field.flag}" if about.short else field.flag
-    return f"| `{flag}{value}` | {_code(default_text(field.default))} | {live} | {_range(about.tunable)} | {marks}{about.meaning} |\n"
+    return (
+        f"| `{flag}{value}` | {_code(default_text(field.default))} | {live} |"
+        f" {_range(about.tunable)} | {marks}{about.meaning} |\n"
+    )
 
 
 def _range(tunable: Range | tuple[Scalar, ...] | None) -> str:

@@ -1,8 +1,9 @@
 """How much memory the GPU has that an engine would use, as the CUDA driver says.
 
-The driver knows what ``CUDA_VISIBLE_DEVICES`` leaves visible and how large a slice of a GPU (MIG) is. It is asked in a process of its
-own, this file run as a script: a process that has called the driver can no longer fork children that use it, and the process that wants
-to know may be a user's script. Imports no torch.
+The driver knows what ``CUDA_VISIBLE_DEVICES`` leaves visible and how large a slice of a GPU (MIG)
+is. It is asked in a process of its own, this file run as a script: a process that has called the
+driver can no longer fork children that use it, and the process that wants to know may be a user's
+script. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,25 +17,37 @@ logger = logging.getLogger(__name__)
 
 DRIVER = "libcuda.so.1"
 TIMEOUT_S = 30.0
-"""The driver starts in a fraction of a second, or in some seconds on a machine with many GPUs that nobody uses."""
+"""The driver starts in a fraction of a second, or in some seconds on a machine with many GPUs that
+nobody uses."""
 
 
 def first_gpu_bytes() -> int | None:
-    """Memory of the first visible GPU; None, with a warning that says why, if the driver does not tell."""
+    """Memory of the first visible GPU; None, with a warning that says why, if the driver does not
+    tell."""
     try:
-        asked = subprocess.run([sys.executable, "-I", __file__], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        asked = subprocess.run(
+            [sys.executable, "-I", __file__],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         why = str(error)
     else:
         if asked.returncode == 0:
             return int(asked.stdout)
-        why = asked.stderr.strip() or f"the process that asked the driver ended with code {asked.returncode}"
+        why = (
+            asked.stderr.strip()
+            or f"the process that asked the driver ended with code {asked.returncode}"
+        )
     logger.warning("The size of the GPU's memory is not known: %s", why)
     return None
 
 
 def _ask_driver() -> int:
-    """OSError if there is no driver or it refuses, AttributeError if it is too old to have these calls."""
+    """OSError if there is no driver or it refuses, AttributeError if it is too old to have these
+    calls."""
     driver = ctypes.CDLL(DRIVER)
     device, num_bytes = ctypes.c_int(), ctypes.c_size_t()
     for name, arguments in (

@@ -1,6 +1,8 @@
-"""What of this machine the process may really use: cores by affinity and cgroup quota, memory by cgroup limit, a GPU or not.
+"""What of this machine the process may really use: cores by affinity and cgroup quota, memory by
+cgroup limit, a GPU or not.
 
-With ``gpu_memory`` the only part of config that looks at the machine. Reads /proc, /sys and psutil; imports no torch.
+With ``gpu_memory`` the only part of config that looks at the machine. Reads /proc, /sys and psutil;
+imports no torch.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Hardware:
 
 def probe_hardware(root: Path = Path("/")) -> Hardware:
     """Look at the machine. ``root`` is where /proc, /sys and /dev are looked for."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     for quota in _cgroup_cores(root):
         cores = min(cores, max(int(quota), 1))
     has_gpu = _has_driver(root, *NVIDIA_FILES) and not why_no_cuda(root)
@@ -50,7 +54,8 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def why_no_cuda(root: Path = Path("/")) -> str:
-    """The reason that torch cannot compute on an NVIDIA GPU here, as far as files tell; "" if none is found."""
+    """The reason that torch cannot compute on an NVIDIA GPU here, as far as files tell; "" if none
+    is found."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides every GPU"
     if not _has_driver(root, *NVIDIA_FILES, *HOSTED_FILES):
@@ -61,7 +66,8 @@ def why_no_cuda(root: Path = Path("/")) -> str:
 NVIDIA_FILES = ("dev/nvidiactl", "proc/driver/nvidia/version")
 """Of NVIDIA's driver on Linux."""
 HOSTED_FILES = ("dev/dxg", "dev/nvhost-ctrl")
-"""Of a GPU of some kind under Windows' subsystem for Linux, and of boards with one inside: it may be NVIDIA's."""
+"""Of a GPU of some kind under Windows' subsystem for Linux, and of boards with one inside: it may
+be NVIDIA's."""
 
 
 def _has_driver(root: Path, *files: str) -> bool:
@@ -69,13 +75,19 @@ def _has_driver(root: Path, *files: str) -> bool:
 
 
 def _torch_has_cuda() -> bool:
-    """Whether the installed torch is a CUDA build, told by its libraries: finding a package does not import it."""
+    """Whether the installed torch is a CUDA build, told by its libraries: finding a package does
+    not import it."""
     spec = importlib.util.find_spec("torch")
-    return spec is not None and spec.origin is not None and (Path(spec.origin).parent / "lib/libtorch_cuda.so").exists()
+    return (
+        spec is not None
+        and spec.origin is not None
+        and (Path(spec.origin).parent / "lib/libtorch_cuda.so").exists()
+    )
 
 
 def _cgroup_memory(root: Path) -> Iterator[int]:
-    """limit - usage of every cgroup above this process that has one; pages of files it could drop count as free."""
+    """limit - usage of every cgroup above this process that has one; pages of files it could drop
+    count as free."""
     for folder in _cgroup_folders(root, "memory"):
         for limit_file, usage_file, inactive in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -98,9 +110,11 @@ def _cgroup_cores(root: Path) -> Iterator[float]:
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of this process's cgroup and those above it, in the v1 hierarchy of ``controller`` and in v2.
+    """Folders of this process's cgroup and those above it, in the v1 hierarchy of ``controller``
+    and in v2.
 
-    Inside a container the path may name a folder that only the host sees; then the mount point itself is the container's.
+    Inside a container the path may name a folder that only the host sees; then the mount point
+    itself is the container's.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)

@@ -1,4 +1,5 @@
-"""Human integers, as SGLang writes them: ``32k`` = 32000, ``1.5M`` = 1500000, ``32Ki`` = 32768. Case matters."""
+"""Human integers, as SGLang writes them: ``32k`` = 32000, ``1.5M`` = 1500000, ``32Ki`` = 32768.
+Case matters."""
 
 from __future__ import annotations
 
@@ -13,11 +14,14 @@ _PATTERN = re.compile(r"([+-]?\d+)(\.\d+)?(k|M|G|T|Ki|Mi|Gi|Ti)?", re.ASCII)
 def parse_human_int(text: str) -> int:
     """The integer meant by ``text``.
 
-    Decimals only with an SI suffix, and only where the result is whole (``1.5k``). Raises ValueError otherwise.
+    Decimals only with an SI suffix, and only where the result is whole (``1.5k``). Raises
+    ValueError otherwise.
     """
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not an integer; write 32768, 32k (= 32000) or 32Ki (= 32768)")
+        raise ValueError(
+            f"{text!r} is not an integer; write 32768, 32k (= 32000) or 32Ki (= 32768)"
+        )
     whole, fraction, suffix = match.groups()
     if fraction is None:
         return int(whole) * (_SI | _IEC).get(suffix, 1)

@@ -1,4 +1,5 @@
-"""Messages for people who call an Engine: what a command line writes as a flag is a keyword there."""
+"""Messages for people who call an Engine: what a command line writes as a flag is a keyword
+there."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ _SWITCHES = {field.flag for field in OPTION_FIELDS if field.kind is bool}
 
 
 def as_keywords(text: str) -> str:
-    """``text`` with every flag in it as a keyword: ``max_total_tokens`` for ``--max-total-tokens``, ``is_embedding=True`` for a switch."""
-    return _FLAG.sub(lambda flag: field_name(flag[0]) + ("=True" if flag[0] in _SWITCHES else ""), text)
+    """``text`` with every flag in it as a keyword: ``max_total_tokens`` for ``--max-total-tokens``,
+    ``is_embedding=True`` for a switch."""
+    return _FLAG.sub(
+        lambda flag: field_name(flag[0]) + ("=True" if flag[0] in _SWITCHES else ""), text
+    )
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""What follows from the size of the KV pool, and the memory model of a resolved configuration. Pure."""
+"""What follows from the size of the KV pool, and the memory model of a resolved configuration.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ CPU_KERNEL_DTYPES = ("bfloat16", "float32")
 """What the C++ kernels compute in, and oneDNN packs weights for."""
 
 INPUT_MARGIN = 5
-"""Tokens by which a prompt must stay under the longest request (docs/sglang/options.md#pool-limits)."""
+"""Tokens by which a prompt must stay under the longest request
+(docs/sglang/options.md#pool-limits)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,17 +34,25 @@ class PoolConfig:
     """They take the place of decisions about the same fields made before the pool was sized."""
 
 
-def memory_model(config: ResolvedConfig, model: ModelSpec, *, attention: str | None = None, model_impl: str | None = None) -> MemoryModel:
+def memory_model(
+    config: ResolvedConfig,
+    model: ModelSpec,
+    *,
+    attention: str | None = None,
+    model_impl: str | None = None,
+) -> MemoryModel:
     """The memory model of this configuration, before the weights are loaded or after.
 
-    attention, model_impl: the backend and the model's code that the engine chose; None = not chosen yet, what is to be expected is
-    assumed.
+    attention, model_impl: the backend and the model's code that the engine chose; None = not chosen
+    yet, what is to be expected is assumed.
     """
     kernels = config.options.device == "cpu" and config.options.dtype in CPU_KERNEL_DTYPES
     if attention is None:
         attention = config.options.attention_backend
     if attention == "auto":
-        attention = "cpu" if kernels and config.options.kv_cache_dtype in CPU_KERNEL_DTYPES else "torch_ref"
+        attention = (
+            "cpu" if kernels and config.options.kv_cache_dtype in CPU_KERNEL_DTYPES else "torch_ref"
+        )
     return MemoryModel(
         spec=model,
         device=config.options.device,
@@ -50,7 +60,8 @@ def memory_model(config: ResolvedConfig, model: ModelSpec, *, attention: str | N
         quantization=config.options.quantization,
         blocks_kept=keeps_blocks(config.options),
         kv_element_bytes=config.kv_element_bytes,
-        head_copied=(kernels or config.options.quantization == "w8a8_int8") and model.pooling is None,
+        head_copied=(kernels or config.options.quantization == "w8a8_int8")
+        and model.pooling is None,
         reference_attention=attention == "torch_ref",
         page_size=config.options.page_size,
         context_len=config.context_len,
@@ -66,16 +77,19 @@ def memory_model(config: ResolvedConfig, model: ModelSpec, *, attention: str | N
 
 
 def resolve_pool(config: ResolvedConfig, pool_tokens: int, *, limited_by: str = "") -> PoolConfig:
-    """Settle what depends on the pool of ``pool_tokens`` usable tokens (docs/sglang/options.md#pool-limits).
+    """Settle what depends on the pool of ``pool_tokens`` usable tokens
+    (docs/sglang/options.md#pool-limits).
 
-    limited_by: the plan's words for why the pool is not larger. Raises OutOfMemoryError if no request fits.
+    limited_by: the plan's words for why the pool is not larger. Raises OutOfMemoryError if no
+    request fits.
     """
     max_req_len = min(config.context_len, pool_tokens) - 1
     max_input = max_req_len - INPUT_MARGIN
     if min(config.context_len, pool_tokens) < LEAST_POOL_TOKENS:
         raise OutOfMemoryError(
-            f"a KV pool of {pool_tokens} tokens holds no request: a prompt of one token needs {LEAST_POOL_TOKENS}. "
-            "Raise --max-total-tokens or --mem-fraction-static, or free memory."
+            f"a KV pool of {pool_tokens} tokens holds no request: a prompt of one token needs"
+            f" {LEAST_POOL_TOKENS}. Raise --max-total-tokens or --mem-fraction-static, or free"
+            " memory."
         )
     asked = config.options.max_running_requests
     running = max_running_requests(pool_tokens, config.context_len, asked)
@@ -90,7 +104,9 @@ def resolve_pool(config: ResolvedConfig, pool_tokens: int, *, limited_by: str = 
             _tokens(config, pool_tokens, limited_by),
             _running(config, pool_tokens, running),
             _length(config, pool_tokens, max_req_len),
-            Decision("max_req_input_len", max_input, f"max_req_len less a margin of {INPUT_MARGIN}"),
+            Decision(
+                "max_req_input_len", max_input, f"max_req_len less a margin of {INPUT_MARGIN}"
+            ),
             *_clipped_slots(config.options.min_free_slots_delay, free_slots, running),
         ),
     )
@@ -100,29 +116,46 @@ def _tokens(config: ResolvedConfig, pool_tokens: int, limited_by: str) -> Decisi
     asked, page = config.options.max_total_tokens, config.options.page_size
     why = f"limited by {limited_by}" if limited_by else "as allocated"
     short = asked is not None and pool_tokens < asked // page * page
-    return Decision("max_total_num_tokens", pool_tokens, f"{why}; --max-total-tokens {asked} does not fit" if short else why, warn=short)
+    return Decision(
+        "max_total_num_tokens",
+        pool_tokens,
+        f"{why}; --max-total-tokens {asked} does not fit" if short else why,
+        warn=short,
+    )
 
 
 def _running(config: ResolvedConfig, pool_tokens: int, running: int) -> Decision:
     asked = config.options.max_running_requests
     if asked is None:
-        why = f"a pool of {pool_tokens} tokens with contexts of {config.context_len}; at least 2048, at most 4096 or one per two tokens"
+        why = (
+            f"a pool of {pool_tokens} tokens with contexts of {config.context_len}; at least 2048,"
+            " at most 4096 or one per two tokens"
+        )
         return Decision("max_running_requests", running, why)
     if running < asked:
-        why = f"{asked} asked for, but a request needs two tokens and the pool has {pool_tokens}; enlarge the pool to run more"
+        why = (
+            f"{asked} asked for, but a request needs two tokens and the pool has {pool_tokens};"
+            " enlarge the pool to run more"
+        )
         return Decision("max_running_requests", running, why, warn=True)
-    return next(decision for decision in config.decisions if decision.field == "max_running_requests")
+    return next(
+        decision for decision in config.decisions if decision.field == "max_running_requests"
+    )
 
 
 def _length(config: ResolvedConfig, pool_tokens: int, max_req_len: int) -> Decision:
     if pool_tokens < config.context_len:
-        why = f"the pool's {pool_tokens} tokens less one, short of the context of {config.context_len}; enlarge it for longer requests"
+        why = (
+            f"the pool's {pool_tokens} tokens less one, short of the context of"
+            f" {config.context_len}; enlarge it for longer requests"
+        )
         return Decision("max_req_len", max_req_len, why, warn=True)
     return Decision("max_req_len", max_req_len, "the context length less one")
 
 
 def _min_free_slots(asked: int | None, running: int) -> int | None:
-    """SGLang's clip: a sixth of the slots, 2 to 4; off with fewer than 8 slots, and where one free slot is enough."""
+    """SGLang's clip: a sixth of the slots, 2 to 4; off with fewer than 8 slots, and where one free
+    slot is enough."""
     if asked is None or asked <= 1 or running < 8:
         return None
     return min(asked, 4, max(2, -(-running // 6)))
@@ -131,4 +164,11 @@ def _min_free_slots(asked: int | None, running: int) -> int | None:
 def _clipped_slots(asked: int | None, settled: int | None, running: int) -> list[Decision]:
     if asked is None or asked == settled:
         return []
-    return [Decision("min_free_slots_delay", settled, f"{asked} asked for, of {running} slots", warn=asked > 1)]
+    return [
+        Decision(
+            "min_free_slots_delay",
+            settled,
+            f"{asked} asked for, of {running} slots",
+            warn=asked > 1,
+        )
+    ]

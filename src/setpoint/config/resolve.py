@@ -1,7 +1,8 @@
-"""Fill in everything the user left open, with the reason for every value. Pure: user + hardware + model -> ResolvedConfig.
+"""Fill in everything the user left open, with the reason for every value. Pure: user + hardware +
+model -> ResolvedConfig.
 
-It does not look at the machine (``hardware`` does), and does not know how large the KV pool came out: what depends on that is
-in ``pool``.
+It does not look at the machine (``hardware`` does), and does not know how large the KV pool came
+out: what depends on that is in ``pool``.
 """
 
 from __future__ import annotations
@@ -21,12 +22,20 @@ from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.config.workload import apply_profile
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
-from setpoint.planning.memory import CPU_MEM_FRACTION, DTYPE_BYTES, GIB, auto_mem_fraction, format_bytes
+from setpoint.planning.memory import (
+    CPU_MEM_FRACTION,
+    DTYPE_BYTES,
+    GIB,
+    auto_mem_fraction,
+    format_bytes,
+)
 
 CPU_CHUNK = 512
-"""Prompt tokens per step: the fastest measured, by 4 % over 2048, and the first of a burst have their answer sooner (docs/notebook.md)."""
+"""Prompt tokens per step: the fastest measured, by 4 % over 2048, and the first of a burst have
+their answer sooner (docs/notebook.md)."""
 GPU_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
-"""Below so many GiB of GPU memory, so many tokens in a prefill step; 16384 above (docs/sglang/options.md#prefill-step)."""
+"""Below so many GiB of GPU memory, so many tokens in a prefill step; 16384 above
+(docs/sglang/options.md#prefill-step)."""
 BODY_BYTES_PER_TOKEN = 16
 MIN_BODY_BYTES = 4 << 20
 
@@ -50,7 +59,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True, frozen=True)
 class ResolvedConfig:
-    """What both planes are built from. The properties are options whose type leaves them open and which are settled here."""
+    """What both planes are built from. The properties are options whose type leaves them open and
+    which are settled here."""
 
     options: Options
     """None and "auto" remain only where they mean something ("no limit", "as the files say")."""
@@ -103,7 +113,8 @@ class ResolvedConfig:
 
     @property
     def step_tokens(self) -> int:
-        """Most prompt tokens of one step: the chunk; without chunking a batch, or one prompt that fills the context."""
+        """Most prompt tokens of one step: the chunk; without chunking a batch, or one prompt that
+        fills the context."""
         if self.chunked_prefill_size > 0:
             return self.chunked_prefill_size
         return max(self.options.max_prefill_tokens, self.context_len)
@@ -121,13 +132,19 @@ def resolve(
 ) -> ResolvedConfig:
     """Settle every option.
 
-    given: names of the options the user wrote (``commandline.parse``). found: option -> what the caller found for it where the user
-    left it open, and the reason. drawn_seed: the seed if none is given, drawn by the caller so
-    that this stays a pure function. Raises ConfigError for what cannot be honoured.
+    given: names of the options the user wrote (``commandline.parse``). found: option -> what the
+    caller found for it where the user left it open, and the reason. drawn_seed: the seed if none is
+    given, drawn by the caller so that this stays a pure function. Raises ConfigError for what
+    cannot be honoured.
     """
     check_options(options)
     env = env or EnvSettings()
-    profile = apply_profile(options, hardware, hardware.device if options.device == "auto" else options.device, given=given)
+    profile = apply_profile(
+        options,
+        hardware,
+        hardware.device if options.device == "auto" else options.device,
+        given=given,
+    )
     options = profile.options
     book = Book(options, given, profile.reasons)
     for name, (value, why) in (found or {}).items():
@@ -140,7 +157,9 @@ def resolve(
     _context_length(book, model, env)
     _max_body_bytes(book)
     chunk = _chunked_prefill_size(book, hardware, device)
-    _mem_fraction(book, hardware, device, step_tokens=chunk if chunk > 0 else options.max_prefill_tokens)
+    _mem_fraction(
+        book, hardware, device, step_tokens=chunk if chunk > 0 else options.max_prefill_tokens
+    )
     _attention_backend(book, device)
     _num_threads(book, hardware)
     piece, why_piece = _decode_after_piece(book, device, chunk)
@@ -151,9 +170,16 @@ def resolve(
     book.fill("served_model_name", book.get("model_path"), "the model path")
     book.fill("log_level_http", options.log_level, "as --log-level")
     depth, why = _overlap_depth(options, device)
-    notes = [Decision("overlap_depth", depth, why), Decision("decode_after_piece", piece, why_piece)]
+    notes = [
+        Decision("overlap_depth", depth, why),
+        Decision("decode_after_piece", piece, why_piece),
+    ]
     notes += [*_about_the_model(book, model), *_about_sglang_alone(given)]
-    notes += [Decision(name, None, words, told=True) for name, (words, _) in profile.reasons.items() if not hasattr(options, name)]
+    notes += [
+        Decision(name, None, words, told=True)
+        for name, (words, _) in profile.reasons.items()
+        if not hasattr(options, name)
+    ]
     return ResolvedConfig(
         options=msgspec.structs.replace(options, **book.values),
         env=env,
@@ -168,7 +194,8 @@ def _about_the_model(book: Book, model: ModelSpec) -> Iterator[Decision]:
     """What a model brings along that no option says."""
     if model.rope_by_context:
         why = (
-            "keys in the cache are shared, so positions are rotated for this length in every sequence; a lower one suits short ones better"
+            "keys in the cache are shared, so positions are rotated for this length in every"
+            " sequence; a lower one suits short ones better"
         )
         yield Decision("rope_context_length", book.get("context_length"), why, told=True)
     if model.wrapper:
@@ -184,7 +211,12 @@ def _about_sglang_alone(given: Set[str]) -> Iterator[Decision]:
     for name in sorted(given):
         default = sglang_names.default(name)
         if default is not None and not hasattr(Options, name):
-            yield Decision(name, default, "given; SGLang's default, and this version does nothing else", told=True)
+            yield Decision(
+                name,
+                default,
+                "given; SGLang's default, and this version does nothing else",
+                told=True,
+            )
 
 
 def _device(book: Book, hardware: Hardware) -> str:
@@ -200,12 +232,19 @@ def _model_impl(book: Book) -> None:
     if asked == "sglang":
         book.put("model_impl", "setpoint", "given as sglang")
     elif asked == "auto":
-        book.put("model_impl", asked, "the engine takes its own model where it has one, else that of transformers, and says which")
+        book.put(
+            "model_impl",
+            asked,
+            "the engine takes its own model where it has one, else that of transformers, and says"
+            " which",
+        )
 
 
 def keeps_blocks(options: Options) -> bool:
     """Whether these settled options let a GGUF's blocks stay as they are."""
-    return options.quantization is None and _blocks_run(options.device, options.dtype, options.model_impl)
+    return options.quantization is None and _blocks_run(
+        options.device, options.dtype, options.model_impl
+    )
 
 
 def _blocks_run(device: str, dtype: str, model_impl: str) -> bool:
@@ -216,16 +255,25 @@ def _blocks_run(device: str, dtype: str, model_impl: str) -> bool:
 def _quantization(book: Book, model: ModelSpec, device: str, dtype: str) -> None:
     asked = book.options.quantization
     if asked == "w8a8_int8" and device != "cpu":
-        raise ConfigError(f"--quantization w8a8_int8 does not run on --device {device}; drop it, or use --device cpu.")
+        raise ConfigError(
+            f"--quantization w8a8_int8 does not run on --device {device}; drop it, or use --device"
+            " cpu."
+        )
     if asked is not None:
         return
     if model.blocks is None:
         why = "weights as the checkpoint has them"
     elif _blocks_run(device, dtype, book.get("model_impl")):
         kinds = " and ".join(model.blocks.kinds)
-        why = f"the GGUF's {kinds} blocks multiplied as they are, with the results of bfloat16; unquant dequantises them at load"
+        why = (
+            f"the GGUF's {kinds} blocks multiplied as they are, with the results of bfloat16;"
+            " unquant dequantises them at load"
+        )
     else:
-        why = "the GGUF's blocks dequantised at load; they are multiplied as they are in bfloat16 on a CPU, by models of this engine"
+        why = (
+            "the GGUF's blocks dequantised at load; they are multiplied as they are in bfloat16 on"
+            " a CPU, by models of this engine"
+        )
     book.put("quantization", None, why)
 
 
@@ -236,11 +284,17 @@ def _dtype(book: Book, model: ModelSpec, device: str) -> str:
     if asked != "auto":
         return asked
     if model.dtype == "float32":
-        return book.put("dtype", "bfloat16", "the checkpoint's float32 in half the memory traffic; --dtype float32 keeps it")
+        return book.put(
+            "dtype",
+            "bfloat16",
+            "the checkpoint's float32 in half the memory traffic; --dtype float32 keeps it",
+        )
     if model.dtype == "float16" and device == "cpu":
         return book.put("dtype", "bfloat16", "the checkpoint is float16, which CPUs compute slowly")
     if model.dtype not in DTYPE_BYTES:
-        return book.put("dtype", "bfloat16", f"the checkpoint's {model.dtype} is no type to compute in")
+        return book.put(
+            "dtype", "bfloat16", f"the checkpoint's {model.dtype} is no type to compute in"
+        )
     return book.put("dtype", model.dtype, "the checkpoint's own")
 
 
@@ -259,31 +313,52 @@ def _context_length(book: Book, model: ModelSpec, env: EnvSettings) -> None:
     elif asked > model.context_len:
         if not env.allow_longer_context:
             raise ConfigError(
-                f"--context-length {asked} is more than the {model.context_len} tokens this model was made for; lower it, or set "
-                "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 if you know that the model stays sensible beyond."
+                f"--context-length {asked} is more than the {model.context_len} tokens this model"
+                " was made for; lower it, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 if"
+                " you know that the model stays sensible beyond."
             )
-        book.put("context_length", asked, f"given, beyond the model's own {model.context_len}", warn=True)
+        book.put(
+            "context_length", asked, f"given, beyond the model's own {model.context_len}", warn=True
+        )
 
 
 def _max_body_bytes(book: Book) -> None:
-    """A token of prose is 4 to 5 bytes as text, up to 8 as an id, and 6 to 12 as a character that the client's JSON library escapes."""
+    """A token of prose is 4 to 5 bytes as text, up to 8 as an id, and 6 to 12 as a character that
+    the client's JSON library escapes."""
     of_a_prompt = BODY_BYTES_PER_TOKEN * book.get("context_length")
     if of_a_prompt > MIN_BODY_BYTES:
-        book.fill("max_body_bytes", of_a_prompt, f"{BODY_BYTES_PER_TOKEN} bytes for each token of the context")
+        book.fill(
+            "max_body_bytes",
+            of_a_prompt,
+            f"{BODY_BYTES_PER_TOKEN} bytes for each token of the context",
+        )
     else:
-        book.fill("max_body_bytes", MIN_BODY_BYTES, "holds a prompt of the whole context, and long lists of prompts")
+        book.fill(
+            "max_body_bytes",
+            MIN_BODY_BYTES,
+            "holds a prompt of the whole context, and long lists of prompts",
+        )
 
 
 def _chunked_prefill_size(book: Book, hardware: Hardware, device: str) -> int:
     asked, page = book.options.chunked_prefill_size, book.options.page_size
     if asked is not None:
-        return asked if asked > 0 else book.put("chunked_prefill_size", -1, "given: prompts are not split")
+        return (
+            asked
+            if asked > 0
+            else book.put("chunked_prefill_size", -1, "given: prompts are not split")
+        )
     if device == "cpu":
-        size, why = CPU_CHUNK, "the fastest measured on a CPU, whose matrix products are busy from 256 tokens on"
+        size, why = (
+            CPU_CHUNK,
+            "the fastest measured on a CPU, whose matrix products are busy from 256 tokens on",
+        )
     elif hardware.gpu_bytes is None:
         size, why = 4096, "the size of the GPU's memory is not known"
     else:
-        size = next((tokens for below, tokens in GPU_CHUNKS if hardware.gpu_bytes < below * GIB), 16384)
+        size = next(
+            (tokens for below, tokens in GPU_CHUNKS if hardware.gpu_bytes < below * GIB), 16384
+        )
         why = f"by the GPU's {format_bytes(hardware.gpu_bytes)}"
     if size % page:
         size, why = max(size // page, 1) * page, f"{why}, in whole pages"
@@ -297,80 +372,146 @@ def _decode_after_piece(book: Book, device: str, chunk: int) -> tuple[int, str]:
     if device != "cpu":
         return 0, "a GPU reads a long prompt before anybody misses a token"
     if book.options.enable_mixed_chunk and chunk > 0:
-        return 0, "every chunk of a prompt computes a token for each running request anyway (--enable-mixed-chunk)"
-    return 1, "a chunk takes long on a CPU: a decode step between those of a long prompt, or no stream would have a token until its end"
+        return (
+            0,
+            (
+                "every chunk of a prompt computes a token for each running request anyway"
+                " (--enable-mixed-chunk)"
+            ),
+        )
+    return (
+        1,
+        (
+            "a chunk takes long on a CPU: a decode step between those of a long prompt, or no"
+            " stream would have a token until its end"
+        ),
+    )
 
 
 def _mem_fraction(book: Book, hardware: Hardware, device: str, *, step_tokens: int) -> None:
     if device == "cpu":
-        book.fill("mem_fraction_static", CPU_MEM_FRACTION, "weights and KV pool; the rest is for a step's workspace and the machine")
+        book.fill(
+            "mem_fraction_static",
+            CPU_MEM_FRACTION,
+            "weights and KV pool; the rest is for a step's workspace and the machine",
+        )
     elif hardware.gpu_bytes is None:
         book.fill("mem_fraction_static", 0.95, "the size of the GPU's memory is not known")
     else:
         value = auto_mem_fraction(hardware.gpu_bytes, step_tokens=step_tokens)
         if value <= 0:
             raise ConfigError(
-                f"a GPU of {format_bytes(hardware.gpu_bytes)} has no room for steps of {step_tokens} tokens; lower --chunked-prefill-size "
-                "(without chunking --max-prefill-tokens), or give --mem-fraction-static."
+                f"a GPU of {format_bytes(hardware.gpu_bytes)} has no room for steps of"
+                f" {step_tokens} tokens; lower --chunked-prefill-size (without chunking"
+                " --max-prefill-tokens), or give --mem-fraction-static."
             )
-        book.fill("mem_fraction_static", value, f"what steps of {step_tokens} tokens leave of {format_bytes(hardware.gpu_bytes)}")
+        book.fill(
+            "mem_fraction_static",
+            value,
+            f"what steps of {step_tokens} tokens leave of {format_bytes(hardware.gpu_bytes)}",
+        )
 
 
 def _attention_backend(book: Book, device: str) -> None:
     asked = book.options.attention_backend
     if asked == "cpu" and device != "cpu":
-        raise ConfigError(f"--attention-backend cpu does not run on --device {device}; use torch_ref, or leave it open.")
+        raise ConfigError(
+            f"--attention-backend cpu does not run on --device {device}; use torch_ref, or leave it"
+            " open."
+        )
     if asked == "auto":
-        book.put("attention_backend", asked, "the engine takes the best one that runs here, and says which")
+        book.put(
+            "attention_backend",
+            asked,
+            "the engine takes the best one that runs here, and says which",
+        )
 
 
 def _num_threads(book: Book, hardware: Hardware) -> None:
     asked, cores = book.options.num_threads, hardware.num_cores
     book.fill("num_threads", cores, "the cores this process may use, by affinity and cgroup quota")
     if asked is not None and asked > cores:
-        book.put("num_threads", asked, f"given, but only {cores} cores may be used: threads will wait for each other", warn=True)
+        book.put(
+            "num_threads",
+            asked,
+            f"given, but only {cores} cores may be used: threads will wait for each other",
+            warn=True,
+        )
 
 
 def _scheduling(book: Book, chunk: int) -> None:
     options = book.options
     policy = options.schedule_policy
     if options.disable_radix_cache and policy in ("lpm", "dfs-weight", "hrrn"):
-        book.put("schedule_policy", "fcfs", f"{policy} sorts by cached prefixes, and --disable-radix-cache keeps none", warn=True)
+        book.put(
+            "schedule_policy",
+            "fcfs",
+            f"{policy} sorts by cached prefixes, and --disable-radix-cache keeps none",
+            warn=True,
+        )
     if policy == "priority":
         book.put("schedule_policy", "fcfs", "priority is fcfs with priority scheduling")
         book.put("enable_priority_scheduling", True, "--schedule-policy priority")
     for name, owners in _NEEDS.items():
         if book.changed(name) and not any(map(book.get, owners)):
             flags = " or ".join("--" + owner.replace("_", "-") for owner in owners)
-            book.put(name, getattr(options, name), f"given, without effect: needs {flags}", warn=True)
+            book.put(
+                name, getattr(options, name), f"given, without effect: needs {flags}", warn=True
+            )
     if book.get("enable_priority_scheduling") and options.abort_on_priority_when_disabled:
-        book.put("abort_on_priority_when_disabled", True, "given, without effect: priority scheduling is on", warn=True)
+        book.put(
+            "abort_on_priority_when_disabled",
+            True,
+            "given, without effect: priority scheduling is on",
+            warn=True,
+        )
     if options.enable_mixed_chunk and chunk <= 0:
-        book.put("enable_mixed_chunk", False, "there are no chunks to mix with: --chunked-prefill-size turns them off", warn=True)
+        book.put(
+            "enable_mixed_chunk",
+            False,
+            "there are no chunks to mix with: --chunked-prefill-size turns them off",
+            warn=True,
+        )
     _eviction(book)
 
 
 def _eviction(book: Book) -> None:
     policy, parameters = book.options.radix_eviction_policy, eviction_parameters(book.options)
     if policy != "lru" and book.options.disable_radix_cache:
-        book.put("radix_eviction_policy", policy, "given, without effect: --disable-radix-cache keeps nothing to evict", warn=True)
+        book.put(
+            "radix_eviction_policy",
+            policy,
+            "given, without effect: --disable-radix-cache keeps nothing to evict",
+            warn=True,
+        )
     elif policy == "priority" and not book.get("enable_priority_scheduling"):
-        why = "given, but all requests are equal without --enable-priority-scheduling: lru, and output before prompts"
+        why = (
+            "given, but all requests are equal without --enable-priority-scheduling: lru, and"
+            " output before prompts"
+        )
         book.put("radix_eviction_policy", policy, why, warn=True)
     elif policy == "tlru" and parameters["threshold"] <= parameters["next_prompt_estimate"]:
-        why = "given, but acts as lru: the next prompt alone is expected to use up the threshold, so no cached token is spare"
+        why = (
+            "given, but acts as lru: the next prompt alone is expected to use up the threshold, so"
+            " no cached token is spare"
+        )
         book.put("radix_eviction_policy", policy, why, warn=True)
 
 
 def _without_effect(book: Book, device: str) -> None:
     if book.options.enable_hierarchical_cache and device != "cpu":
         raise ConfigError(
-            "--enable-hierarchical-cache is not supported on a GPU by this version of Setpoint yet; leave it out: what does not fit the "
-            "KV pool is computed again."
+            "--enable-hierarchical-cache is not supported on a GPU by this version of Setpoint yet;"
+            " leave it out: what does not fit the KV pool is computed again."
         )
     for field in OPTION_FIELDS:
         if field.about.no_effect and book.changed(field.name):
-            book.put(field.name, book.get(field.name), f"given, without effect: {field.about.no_effect}", warn=True)
+            book.put(
+                field.name,
+                book.get(field.name),
+                f"given, without effect: {field.about.no_effect}",
+                warn=True,
+            )
 
 
 def _overlap_depth(options: Options, device: str) -> tuple[int, str]:

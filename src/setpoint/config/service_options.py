@@ -1,4 +1,5 @@
-"""Half of the options (see ``options``): what is served, on which address, and what answers look like.
+"""Half of the options (see ``options``): what is served, on which address, and what answers look
+like.
 
 Names, meanings and defaults are SGLang 0.5.23's.
 """
@@ -22,13 +23,28 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     # -- Model and numerics
     model_path: Annotated[
         str | None,
-        Option(MODEL, "Folder, GGUF file or Hugging Face id. Not given: the default model, SmolLM2-135M-Instruct.", metavar="MODEL"),
+        Option(
+            MODEL,
+            "Folder, GGUF file or Hugging Face id. Not given: the default model,"
+            " SmolLM2-135M-Instruct.",
+            metavar="MODEL",
+        ),
     ] = None
-    tokenizer_path: Annotated[str | None, Option(MODEL, "Folder or id of the tokenizer, if it is not the model's.", metavar="PATH")] = None
+    tokenizer_path: Annotated[
+        str | None,
+        Option(MODEL, "Folder or id of the tokenizer, if it is not the model's.", metavar="PATH"),
+    ] = None
     served_model_name: Annotated[
-        str | None, Option(MODEL, "Name of the model in the API; the model path if not given. No colon.", metavar="NAME")
+        str | None,
+        Option(
+            MODEL,
+            "Name of the model in the API; the model path if not given. No colon.",
+            metavar="NAME",
+        ),
     ] = None
-    revision: Annotated[str | None, Option(MODEL, "Branch, tag or commit of a Hugging Face id.")] = None
+    revision: Annotated[
+        str | None, Option(MODEL, "Branch, tag or commit of a Hugging Face id.")
+    ] = None
     load_format: Annotated[
         str,
         Option(
@@ -41,8 +57,9 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             MODEL,
-            "Whose model code runs: setpoint (SGLang's word sglang means the same), or that of the transformers library on this engine's "
-            "attention and cache; auto takes the first where it knows the architecture.",
+            "Whose model code runs: setpoint (SGLang's word sglang means the same), or that of the"
+            " transformers library on this engine's attention and cache; auto takes the first where"
+            " it knows the architecture.",
             choices=("auto", "setpoint", "sglang", "transformers"),
         ),
     ] = "auto"
@@ -50,8 +67,8 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             MODEL,
-            "Type of weights and activations; auto follows the checkpoint (float32, and on a CPU float16, become bfloat16). "
-            "half is float16, float is float32.",
+            "Type of weights and activations; auto follows the checkpoint (float32, and on a CPU"
+            " float16, become bfloat16). half is float16, float is float32.",
             choices=("auto", "half", "float16", "bfloat16", "float", "float32", "float64"),
         ),
     ] = "auto"
@@ -59,31 +76,60 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             MODEL,
-            "w8a8_int8 rounds weights to 8 bits when they are loaded, with a scale per output channel, and activations with a scale per "
-            "token (CPU only); unquant keeps weights in --dtype. If not given, they are kept as the checkpoint has them, a GGUF's blocks "
-            "included.",
+            "w8a8_int8 rounds weights to 8 bits when they are loaded, with a scale per output"
+            " channel, and activations with a scale per token (CPU only); unquant keeps weights in"
+            " --dtype. If not given, they are kept as the checkpoint has them, a GGUF's blocks"
+            " included.",
             choices=("w8a8_int8", "unquant"),
         ),
     ] = None
     kv_cache_dtype: Annotated[
         str,
-        Option(MODEL, "Type of the KV cache; auto is the dtype of the model.", choices=("auto", "bf16", "bfloat16", "fp32", "float32")),
+        Option(
+            MODEL,
+            "Type of the KV cache; auto is the dtype of the model.",
+            choices=("auto", "bf16", "bfloat16", "fp32", "float32"),
+        ),
     ] = "auto"
     context_length: Annotated[
         int | None,
-        Option(MODEL, "Maximum length of a sequence, prompt and output together; the model's own limit if not given.", low=8, human=True),
+        Option(
+            MODEL,
+            "Maximum length of a sequence, prompt and output together; the model's own limit if not"
+            " given.",
+            low=8,
+            human=True,
+        ),
     ] = None
     json_model_override_args: Annotated[
-        str, Option(MODEL, "JSON object whose keys replace those of the model's config.json.", metavar="JSON")
+        str,
+        Option(
+            MODEL,
+            "JSON object whose keys replace those of the model's config.json.",
+            metavar="JSON",
+        ),
     ] = "{}"
-    is_embedding: Annotated[bool, Option(MODEL, "Serve embeddings of a decoder model instead of text: /v1/embeddings and /encode.")] = False
+    is_embedding: Annotated[
+        bool,
+        Option(
+            MODEL,
+            "Serve embeddings of a decoder model instead of text: /v1/embeddings and /encode.",
+        ),
+    ] = False
     chat_template: Annotated[
-        str | None, Option(MODEL, "A .jinja or .json file with the chat template; the model's own if not given.", metavar="FILE")
+        str | None,
+        Option(
+            MODEL,
+            "A .jinja or .json file with the chat template; the model's own if not given.",
+            metavar="FILE",
+        ),
     ] = None
 
     # -- Server
     host: Annotated[str, Option(SERVER, "Address to listen on.", server_only=True)] = "127.0.0.1"
-    port: Annotated[int, Option(SERVER, "Port to listen on.", low=1, high=65535, server_only=True)] = 30000
+    port: Annotated[
+        int, Option(SERVER, "Port to listen on.", low=1, high=65535, server_only=True)
+    ] = 30000
     api_key: Annotated[
         str | None,
         Option(
@@ -98,8 +144,9 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(
             SERVER,
-            "Largest request body; larger ones are answered 413. If not given: 16 bytes for each token of the context length, and at least "
-            "4Mi, which holds long lists of prompts. A larger body makes the other clients wait longer while it is read.",
+            "Largest request body; larger ones are answered 413. If not given: 16 bytes for each"
+            " token of the context length, and at least 4Mi, which holds long lists of prompts. A"
+            " larger body makes the other clients wait longer while it is read.",
             metavar="BYTES",
             low=1024,
             human=True,
@@ -107,44 +154,83 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     skip_server_warmup: Annotated[
-        bool, Option(SERVER, "Do not send a warm-up request before the server reports ready.", server_only=True)
+        bool,
+        Option(
+            SERVER,
+            "Do not send a warm-up request before the server reports ready.",
+            server_only=True,
+        ),
     ] = False
     watchdog_timeout: Annotated[
         float,
         Option(
-            SERVER, "Seconds a forward pass may take before the server is considered stuck and ends.", metavar="SECONDS", low=1, high=1e9
+            SERVER,
+            "Seconds a forward pass may take before the server is considered stuck and ends.",
+            metavar="SECONDS",
+            low=1,
+            high=1e9,
         ),
     ] = 300.0
     config: Annotated[
-        str | None, Option(SERVER, "YAML file with options (keys as here, without the dashes); the command line wins.", metavar="FILE")
+        str | None,
+        Option(
+            SERVER,
+            "YAML file with options (keys as here, without the dashes); the command line wins.",
+            metavar="FILE",
+        ),
     ] = None
 
     # -- Answers
     stream_interval: Annotated[
-        int, Option(SERVING, "Tokens between two pieces of a streamed answer.", low=1, tunable=Range(1, 64, log=True), live=True)
+        int,
+        Option(
+            SERVING,
+            "Tokens between two pieces of a streamed answer.",
+            low=1,
+            tunable=Range(1, 64, log=True),
+            live=True,
+        ),
     ] = 1
     incremental_streaming_output: Annotated[
         bool,
         Option(
-            SERVING, "Pieces of a native stream hold only the new text; otherwise each piece repeats the text so far.", server_only=True
+            SERVING,
+            "Pieces of a native stream hold only the new text; otherwise each piece repeats the"
+            " text so far.",
+            server_only=True,
         ),
     ] = False
     stream_response_default_include_usage: Annotated[
-        bool, Option(SERVING, "OpenAI streams end with a usage chunk unless the request says otherwise.", server_only=True)
+        bool,
+        Option(
+            SERVING,
+            "OpenAI streams end with a usage chunk unless the request says otherwise.",
+            server_only=True,
+        ),
     ] = False
     enable_cache_report: Annotated[
-        bool, Option(SERVING, "Report cached prompt tokens in usage.prompt_tokens_details of OpenAI answers.")
+        bool,
+        Option(
+            SERVING, "Report cached prompt tokens in usage.prompt_tokens_details of OpenAI answers."
+        ),
     ] = False
-    allow_auto_truncate: Annotated[bool, Option(SERVING, "Cut a prompt that is too long instead of refusing it.")] = False
+    allow_auto_truncate: Annotated[
+        bool, Option(SERVING, "Cut a prompt that is too long instead of refusing it.")
+    ] = False
     refuse_unknown_keys: Annotated[
         bool,
-        Option(SERVING, "Answer 400 to a body with an unknown key, instead of ignoring the key and saying so.", server_only=True),
+        Option(
+            SERVING,
+            "Answer 400 to a body with an unknown key, instead of ignoring the key and saying so.",
+            server_only=True,
+        ),
     ] = False
     sampling_defaults: Annotated[
         str,
         Option(
             SERVING,
-            "Where OpenAI endpoints take unset sampling values from: the model's generation_config.json, or OpenAI's defaults.",
+            "Where OpenAI endpoints take unset sampling values from: the model's"
+            " generation_config.json, or OpenAI's defaults.",
             choices=("model", "openai"),
         ),
     ] = "model"

@@ -1,129 +1,185 @@
-"""Every long option of SGLang 0.5.23's ``serve``, aliases included, with its default value where it has one.
+"""Every long option of SGLang 0.5.23's ``serve``, aliases included, with its default value where it
+has one.
 
-So that "not yet" can be told from "no such option", and an option that asks for what is the case anyway from one that asks for more.
+So that "not yet" can be told from "no such option", and an option that asks for what is the case
+anyway from one that asks for more.
 """
 
 from __future__ import annotations
 
 _OPTIONS = """
-abort-on-priority-when-disabled admin-api-key allow-auto-truncate allowed-media-domains api-key asr-max-buffer-seconds=60
-asr-max-concurrent-sessions=32 attention-backend attention-context-parallel-size=1 attention-data-parallel-size=1 attn-cp-size=1
-attn-dp-size=1 base-gpu-id=0 batch-notify-size=16 bf16-gemm-backend=auto boundary-reduction=auto bucket-e2e-request-latency
-bucket-inter-token-latency bucket-time-to-first-token c128-page-size=16 chat-template checkpoint-engine-wait-weights-before-ready
-chunked-prefill-size completion-template config constrained-json-disable-any-whitespace constrained-json-max-whitespace-cnt
-constrained-json-whitespace-pattern context-bucket context-length cp-strategy cpu-offload-gb=0 crash-dump-folder cuda-graph-backend-decode
-cuda-graph-backend-prefill cuda-graph-bs-decode cuda-graph-bs-prefill cuda-graph-config cuda-graph-max-bs-decode cuda-graph-max-bs-prefill
-cuda-graph-max-seq-len-prefill cuda-graph-prefill-max-context custom-weight-loader data-parallel-size=1 dcp-comm-backend
-dcp-replicate-q-proj dcp-size=1 debug-cuda-graph debug-tensor-dump-input-file debug-tensor-dump-layers debug-tensor-dump-output-folder
-decode-attention-backend decode-context-parallel-size=1 decode-log-interval=40 decoupled-spec-bind-endpoint
-decoupled-spec-connect-endpoints decoupled-spec-rank decoupled-spec-role=null decrypted-config-file decrypted-draft-config-file
-deepep-config deepep-dispatcher-output-dtype=auto deepep-mode=auto deepep-v2-mode=direct default-chat-template-kwargs
-default-priority-value delete-ckpt-after-loading detokenizer-worker-num=1 device disable-aiter-allreduce-fusion-in-decode
-disable-aiter-allreduce-fusion-in-prefill disable-attn-tp-gather disable-chunked-prefix-cache disable-cuda-graph
-disable-cuda-graph-padding disable-custom-all-reduce disable-decode-cuda-graph disable-fast-image-processor disable-flashinfer-autotune
-disable-flashinfer-cutlass-moe-fp4-allgather disable-hybrid-swa-memory disable-outlines-disk-cache disable-overlap-schedule
-disable-prefill-cuda-graph disable-priority-preemption disable-radix-cache disable-shared-experts-fusion disable-tokenizer-batch-decode
-disaggregation-bootstrap-port=8998 disaggregation-decode-allocation-policy=early disaggregation-decode-enable-offload-kvcache
-disaggregation-decode-enable-radix-cache disaggregation-decode-extra-slots disaggregation-decode-host-receive-threshold=1.0
-disaggregation-decode-polling-interval=1 disaggregation-decode-retraction-backup disaggregation-enable-kv-checksum
-disaggregation-ib-device disaggregation-mode=null disaggregation-transfer-backend=mooncake dist-init-addr dist-timeout dllm-algorithm
-dllm-algorithm-config dllm-fdfo! download-dir dp-size=1 dsa-decode-backend dsa-paged-mqa-logits-backend=auto dsa-prefill-backend
-dsa-topk-backend=sgl-kernel dsa-triton-union=0 dsv4-attn-backend=auto dsv4-prefill-backend=auto dtype=auto dwdp-size=1
-dynamic-batch-tokenizer-batch-size=32 dynamic-batch-tokenizer-batch-timeout=0.002 elastic-ep-backend elastic-ep-initial-size
-elastic-ep-join-mode elastic-ep-join-rank-offset=0 elastic-ep-scale-timeout=600 enable-adaptive-dispatch-to-encoder
-enable-aiter-allreduce-fusion enable-amd-monokernel enable-attn-tp-input-scattered enable-broadcast-mm-inputs-process enable-cache-report
-enable-cp-decode-attn-tp enable-cudagraph-gc enable-custom-logit-processor enable-decoder-swa-bounded-replay
-enable-deepseek-v4-fp4-indexer enable-dense-mlp-attn-tp enable-deterministic-inference enable-dp-attention
-enable-dp-attention-local-control-broadcast enable-dp-lm-head enable-draft-weights-cpu-backup enable-dsa-cache-layer-split
-enable-dsa-fused-indexer enable-dynamic-batch-tokenizer enable-dynamic-chunking enable-elastic-expert-backup
-enable-encoder-swa-bounded-replay enable-eplb enable-flashinfer-allreduce-fusion enable-flexkv enable-forward-pass-metrics
-enable-fp32-lm-head enable-fused-moe-sum-all-reduce enable-fused-qk-norm-rope enable-hicache enable-hierarchical-cache enable-hisparse
-enable-http-worker-reuseport enable-http2 enable-int8-mamba-checkpoint enable-kv-cache-sharding enable-layernorm-sp
-enable-layerwise-nvtx-marker enable-lean-attention enable-linear-replayssm enable-linear-replayssm-spec enable-linker-mla-dedup
-enable-lmcache enable-lora enable-lora-overlap-loading enable-mamba-cache-stochastic-rounding enable-megamoe-for-layernorm-sp
-enable-memory-saver enable-metrics enable-metrics-for-all-schedulers enable-mfu-metrics enable-mis enable-mixed-chunk
-enable-mm-global-cache enable-mscclpp enable-multi-layer-eagle enable-multimodal enable-nccl-nvls enable-nvidia-megakernel
+abort-on-priority-when-disabled admin-api-key allow-auto-truncate allowed-media-domains api-key
+asr-max-buffer-seconds=60 asr-max-concurrent-sessions=32 attention-backend
+attention-context-parallel-size=1 attention-data-parallel-size=1 attn-cp-size=1 attn-dp-size=1
+base-gpu-id=0 batch-notify-size=16 bf16-gemm-backend=auto boundary-reduction=auto
+bucket-e2e-request-latency bucket-inter-token-latency bucket-time-to-first-token c128-page-size=16
+chat-template checkpoint-engine-wait-weights-before-ready chunked-prefill-size completion-template
+config constrained-json-disable-any-whitespace constrained-json-max-whitespace-cnt
+constrained-json-whitespace-pattern context-bucket context-length cp-strategy cpu-offload-gb=0
+crash-dump-folder cuda-graph-backend-decode cuda-graph-backend-prefill cuda-graph-bs-decode
+cuda-graph-bs-prefill cuda-graph-config cuda-graph-max-bs-decode cuda-graph-max-bs-prefill
+cuda-graph-max-seq-len-prefill cuda-graph-prefill-max-context custom-weight-loader
+data-parallel-size=1 dcp-comm-backend dcp-replicate-q-proj dcp-size=1 debug-cuda-graph
+debug-tensor-dump-input-file debug-tensor-dump-layers debug-tensor-dump-output-folder
+decode-attention-backend decode-context-parallel-size=1 decode-log-interval=40
+decoupled-spec-bind-endpoint decoupled-spec-connect-endpoints decoupled-spec-rank
+decoupled-spec-role=null decrypted-config-file decrypted-draft-config-file deepep-config
+deepep-dispatcher-output-dtype=auto deepep-mode=auto deepep-v2-mode=direct
+default-chat-template-kwargs default-priority-value delete-ckpt-after-loading
+detokenizer-worker-num=1 device disable-aiter-allreduce-fusion-in-decode
+disable-aiter-allreduce-fusion-in-prefill disable-attn-tp-gather disable-chunked-prefix-cache
+disable-cuda-graph disable-cuda-graph-padding disable-custom-all-reduce disable-decode-cuda-graph
+disable-fast-image-processor disable-flashinfer-autotune
+disable-flashinfer-cutlass-moe-fp4-allgather disable-hybrid-swa-memory disable-outlines-disk-cache
+disable-overlap-schedule disable-prefill-cuda-graph disable-priority-preemption disable-radix-cache
+disable-shared-experts-fusion disable-tokenizer-batch-decode disaggregation-bootstrap-port=8998
+disaggregation-decode-allocation-policy=early disaggregation-decode-enable-offload-kvcache
+disaggregation-decode-enable-radix-cache disaggregation-decode-extra-slots
+disaggregation-decode-host-receive-threshold=1.0 disaggregation-decode-polling-interval=1
+disaggregation-decode-retraction-backup disaggregation-enable-kv-checksum disaggregation-ib-device
+disaggregation-mode=null disaggregation-transfer-backend=mooncake dist-init-addr dist-timeout
+dllm-algorithm dllm-algorithm-config dllm-fdfo! download-dir dp-size=1 dsa-decode-backend
+dsa-paged-mqa-logits-backend=auto dsa-prefill-backend dsa-topk-backend=sgl-kernel dsa-triton-union=0
+dsv4-attn-backend=auto dsv4-prefill-backend=auto dtype=auto dwdp-size=1
+dynamic-batch-tokenizer-batch-size=32 dynamic-batch-tokenizer-batch-timeout=0.002 elastic-ep-backend
+elastic-ep-initial-size elastic-ep-join-mode elastic-ep-join-rank-offset=0
+elastic-ep-scale-timeout=600 enable-adaptive-dispatch-to-encoder enable-aiter-allreduce-fusion
+enable-amd-monokernel enable-attn-tp-input-scattered enable-broadcast-mm-inputs-process
+enable-cache-report enable-cp-decode-attn-tp enable-cudagraph-gc enable-custom-logit-processor
+enable-decoder-swa-bounded-replay enable-deepseek-v4-fp4-indexer enable-dense-mlp-attn-tp
+enable-deterministic-inference enable-dp-attention enable-dp-attention-local-control-broadcast
+enable-dp-lm-head enable-draft-weights-cpu-backup enable-dsa-cache-layer-split
+enable-dsa-fused-indexer enable-dynamic-batch-tokenizer enable-dynamic-chunking
+enable-elastic-expert-backup enable-encoder-swa-bounded-replay enable-eplb
+enable-flashinfer-allreduce-fusion enable-flexkv enable-forward-pass-metrics enable-fp32-lm-head
+enable-fused-moe-sum-all-reduce enable-fused-qk-norm-rope enable-hicache enable-hierarchical-cache
+enable-hisparse enable-http-worker-reuseport enable-http2 enable-int8-mamba-checkpoint
+enable-kv-cache-sharding enable-layernorm-sp enable-layerwise-nvtx-marker enable-lean-attention
+enable-linear-replayssm enable-linear-replayssm-spec enable-linker-mla-dedup enable-lmcache
+enable-lora enable-lora-overlap-loading enable-mamba-cache-stochastic-rounding
+enable-megamoe-for-layernorm-sp enable-memory-saver enable-metrics enable-metrics-for-all-schedulers
+enable-mfu-metrics enable-mis enable-mixed-chunk enable-mm-global-cache enable-mscclpp
+enable-multi-layer-eagle enable-multimodal enable-nccl-nvls enable-nvidia-megakernel
 enable-p2p-check enable-page-major-kv-layout enable-paged-experts enable-pd-role-switch enable-pdmux
-enable-precise-embedding-interpolation enable-prefill-cp enable-prefill-delayer enable-prefix-mm-cache enable-priority-scheduling
-enable-profile-cuda-graph enable-quant-communications enable-request-time-stats-logging enable-response-store
-enable-return-aux-hidden-states enable-return-hidden-states enable-return-indexer-topk enable-return-routed-experts enable-scattered-sconv
-enable-session-radix-cache enable-shared-experts-attn-tp enable-single-batch-overlap enable-ssl-refresh enable-streaming-session
-enable-strict-thinking enable-symm-mem enable-tf32-matmul enable-tokenizer-batch-encode enable-torch-compile
-enable-torch-compile-debug-mode enable-torch-symm-mem enable-tp-lm-head-all-to-all enable-trace enable-two-batch-overlap
-enable-unified-cache-external-linker enable-unified-memory enable-w4a4-mxfp4-megamoe enable-waterfill enable-watermark
-enable-weights-cpu-backup encoder-bootstrap-port=8997 encoder-only encoder-register-urls encoder-transfer-backend=auto encoder-urls
-enforce-disable-flashinfer-allreduce-fusion enforce-shared-experts-fusion engine-info-bootstrap-port=6789 ep=1 ep-dispatch-algorithm
-ep-num-redundant-experts=0 ep-size=1 eplb-algorithm=auto eplb-min-rebalancing-utilization-threshold=1.0 eplb-rebalance-layers-per-chunk
-eplb-rebalance-num-iterations=1000 expert-balancedness-report-mode=off expert-distribution-recorder-buffer-size
-expert-distribution-recorder-mode expert-parallel-size=1 experts-shared-outer-loras export-metrics-to-file export-metrics-to-file-dir
-extra-metric-labels fastapi-root-path= file-storage-path flashinfer-a2a-dispatch-type flashinfer-allreduce-fusion-backend
-flashinfer-autotune-skip-ops flashinfer-mla-disable-ragged flashinfer-mxfp4-moe-precision=default flexkv-config-file forward-hooks
-forward-pass-metrics-ipc-name forward-pass-metrics-worker-id= fp4-gemm-backend=auto fp8-gemm-backend=auto fuseep-mode=2 gated-launch-port
-gc-threshold gc-warning-threshold-secs=0.0 generation-tokens-buckets gpu-id-step=1 grammar-backend grpc-http-sidecar-port grpc-mode
-grpc-port grpc-response-timeout-secs=300 hf-chat-template-name hicache-host-memory-fraction=0.8 hicache-host-memory-mode=cache
-hicache-io-backend=kernel hicache-mem-layout=page_first hicache-ratio hicache-size=0 hicache-storage-backend
-hicache-storage-backend-extra-config hicache-storage-prefetch-policy=timeout hicache-storage-prefetch-retry-max-attempts=8
-hicache-storage-prefetch-retry-poll-interval=8 hicache-write-policy=write_through hierarchical-sparse-attention-extra-config
-hisparse-config host=127.0.0.1 http2-initial-connection-window-size=1048576 http2-max-concurrent-streams=200 image-processor-backend=auto
-incremental-streaming-output init-expert-location=trivial int8-mamba-ckpt-size is-embedding json-model-override-args={} kt-cpuinfer
-kt-max-deferred-experts-per-token kt-method=AMXINT4 kt-num-gpu-experts kt-threadpool-count=2 kt-weight-path kv-cache-dtype=auto
-kv-canary=none kv-canary-real-data=none kv-canary-sweep-interval=0 kv-events-config language-model-only language-only
-limit-mm-data-per-request linear-attn-backend=triton linear-attn-decode-backend linear-attn-prefill-backend linear-attn-verify-backend
-linear-replayssm-cache-len=16 lmcache-config-file load-balance-method=auto load-format=auto load-publish-endpoint
-load-snapshot-publish-interval=15 log-level=info log-level-http log-requests log-requests-format=text log-requests-level=2
-log-requests-target lora-backend=csgmv lora-drain-wait-threshold=0.0 lora-eviction-policy=lru lora-paths lora-strict-loading
-lora-target-modules lora-use-virtual-experts mamba-backend=triton mamba-cache-philox-rounds=0 mamba-full-memory-ratio
-mamba-max-states-per-path=-1 mamba-radix-cache-strategy=auto mamba-ssm-dtype mamba-track-interval=256 max-ep-size max-loaded-loras
-max-lora-chunk-size=16 max-lora-rank max-loras-per-batch=8 max-mamba-cache-size max-prefill-tokens=16384 max-queued-requests
-max-running-requests max-total-tokens media-url-max-file-size-mb=64 mem-fraction-static min-free-slots-delay mlx-enable-sampling
-mm-attention-backend mm-enable-dp-encoder mm-feature-transport mm-global-cache-backend=mooncake mm-io-worker-num=0
-mm-preprocess-cache-size-mb mm-process-config mm-processor-worker-num=0 model model-checksum model-config-parser=auto model-impl=auto
-model-loader-extra-config={} model-path model-type modelexpress-config modelopt-checkpoint-restore-path modelopt-checkpoint-save-path
-modelopt-export-path modelopt-quant moe-a2a-backend=none moe-data-parallel-size=1 moe-dense-tp-size moe-dp-size=1 moe-runner-backend=auto
-monokernel-backend mooncake-ib-device msprobe-dump-config nccl-init-addr nccl-port nnodes=1 no-dcp-replicate-q-proj no-dllm-fdfo
-no-enable-decoder-swa-bounded-replay no-enable-dsa-fused-indexer no-enable-fused-qk-norm-rope no-enable-tf32-matmul
-no-enable-tp-lm-head-all-to-all no-experts-shared-outer-loras no-lora-strict-loading! no-mm-enable-dp-encoder no-ple-offload-embedding
-no-speculative-enable-w4a4-mxfp4-megamoe node-rank=0 num-continuous-decode-steps=1 num-reserved-decode-tokens=512 numa-node
-offload-group-size=-1 offload-mode=cpu offload-num-in-group=1 offload-prefetch-step=1 optimistic-prefill-attempts=0 otlp-service-name
-otlp-traces-endpoint=localhost:4317 page-size paged-experts-num-resident pdmux-config-path pipeline-parallel-size=1
-ple-offload-backend=pinned ple-offload-dir ple-offload-embedding port=30000 pp-async-batch-depth=0 pp-max-micro-batch-size pp-size=1
-pre-warm-nccl preferred-sampling-params prefill-attention-backend prefill-decode-interval prefill-decode-interval-min-bs=0
-prefill-delayer-forward-passes-buckets prefill-delayer-max-delay-ms prefill-delayer-max-delay-passes=30 prefill-delayer-queue-min-ratio
-prefill-delayer-token-usage-low-watermark prefill-delayer-wait-seconds-buckets prefill-kv-cache-dequant-dtype=auto prefill-max-requests
-prefill-only-disable-kv-cache priority-scheduling-preemption-threshold=10 prompt-tokens-buckets qsa-indexer-dtype=auto quantization
-quantization-param-path quantize-and-serve radix-cache-backend radix-eviction-policy=lru radix-eviction-policy-config random-seed
-reasoning-parser remote-instance-weight-loader-backend=nccl remote-instance-weight-loader-seed-instance-ip
-remote-instance-weight-loader-seed-instance-service-port remote-instance-weight-loader-send-weights-group-ports
-remote-instance-weight-loader-start-seed-via-transfer-engine retraction-policy=length return-aux-hidden-state-layer-ids
-return-hidden-states-mode return-input-ids return-output-ids revision rl-on-policy-target rl-quant-profile sampling-backend
-sampling-defaults=model sampling-mask-max-tokens=4096 schedule-conservativeness=1.0 schedule-low-priority-values-first
-schedule-policy=fcfs scheduler-recv-interval=1 served-model-name shared-experts-tp-size show-time-cost sidecar sidecar-args
-skip-server-warmup skip-tokenizer-init sleep-on-idle sm-group-num=8 smg-grpc-mode smg-http-sidecar-port soft-watchdog-timeout
-spec-trace-dir speculative-accept-threshold-acc=1.0 speculative-accept-threshold-single=1.0 speculative-adaptive
-speculative-adaptive-config speculative-algorithm speculative-attention-mode=prefill speculative-dflash-block-size
-speculative-domino-candidate-pool-size=2048 speculative-draft-attention-backend speculative-draft-kv-cache-dtype
-speculative-draft-load-format speculative-draft-model speculative-draft-model-path speculative-draft-model-quantization
-speculative-draft-model-revision speculative-draft-sink-size speculative-draft-window-size speculative-dsa-topk-backend=sgl-kernel
-speculative-dspark-align-verify-tokens-to-graph-tier speculative-dspark-block-size speculative-dspark-confidence-sts-path
-speculative-dspark-sps-table-path speculative-eagle-topk speculative-enable-w4a4-mxfp4-megamoe speculative-moe-a2a-backend
-speculative-moe-runner-backend speculative-ngram-capacity=10000000 speculative-ngram-external-corpus-max-tokens=10000000
-speculative-ngram-external-corpus-path speculative-ngram-external-sam-budget=0 speculative-ngram-match-type=BFS
-speculative-ngram-max-bfs-breadth=10 speculative-ngram-max-trie-depth=18 speculative-ngram-min-bfs-breadth=1 speculative-num-draft-tokens
-speculative-num-steps speculative-token-map speculative-use-block-verification speculative-use-rejection-sampling ssl-ca-certs
-ssl-certfile ssl-keyfile ssl-keyfile-password startup-weight-load-mode=serial stream-interval=1 stream-response-default-include-usage
-strip-thinking-cache swa-full-tokens-ratio swa-prefix-tails tbo-token-distribution-threshold=0.48 tensor-parallel-size=1
-tokenizer-backend=huggingface tokenizer-metrics-allowed-custom-labels tokenizer-metrics-custom-labels-header=x-custom-labels
-tokenizer-mode=auto tokenizer-path tokenizer-worker-num=1 tool-call-parser tool-server torch-compile-max-bs=32 tp-size=1
-trace-modules=request triton-attention-num-kv-splits=8 triton-attention-reduce-in-fp32 triton-attention-split-tile-size
-trust-mm-content-hashes trust-remote-code trust-request-chat-template unified-cache-external-linker-backend=mooncake
-unified-cache-external-linker-config uno-lora-path use-ray uvicorn-access-log-exclude-prefixes warmups watchdog-timeout=300
-watermark-config weight-cache-mode=off weight-cache-socket weight-cache-timeout=1800 weight-loader-disable-mmap
-weight-loader-drop-cache-after-load weight-loader-prefetch-checkpoints weight-loader-prefetch-num-threads=4 weight-version=default
+enable-precise-embedding-interpolation enable-prefill-cp enable-prefill-delayer
+enable-prefix-mm-cache enable-priority-scheduling enable-profile-cuda-graph
+enable-quant-communications enable-request-time-stats-logging enable-response-store
+enable-return-aux-hidden-states enable-return-hidden-states enable-return-indexer-topk
+enable-return-routed-experts enable-scattered-sconv enable-session-radix-cache
+enable-shared-experts-attn-tp enable-single-batch-overlap enable-ssl-refresh
+enable-streaming-session enable-strict-thinking enable-symm-mem enable-tf32-matmul
+enable-tokenizer-batch-encode enable-torch-compile enable-torch-compile-debug-mode
+enable-torch-symm-mem enable-tp-lm-head-all-to-all enable-trace enable-two-batch-overlap
+enable-unified-cache-external-linker enable-unified-memory enable-w4a4-mxfp4-megamoe
+enable-waterfill enable-watermark enable-weights-cpu-backup encoder-bootstrap-port=8997 encoder-only
+encoder-register-urls encoder-transfer-backend=auto encoder-urls
+enforce-disable-flashinfer-allreduce-fusion enforce-shared-experts-fusion
+engine-info-bootstrap-port=6789 ep=1 ep-dispatch-algorithm ep-num-redundant-experts=0 ep-size=1
+eplb-algorithm=auto eplb-min-rebalancing-utilization-threshold=1.0 eplb-rebalance-layers-per-chunk
+eplb-rebalance-num-iterations=1000 expert-balancedness-report-mode=off
+expert-distribution-recorder-buffer-size expert-distribution-recorder-mode expert-parallel-size=1
+experts-shared-outer-loras export-metrics-to-file export-metrics-to-file-dir extra-metric-labels
+fastapi-root-path= file-storage-path flashinfer-a2a-dispatch-type
+flashinfer-allreduce-fusion-backend flashinfer-autotune-skip-ops flashinfer-mla-disable-ragged
+flashinfer-mxfp4-moe-precision=default flexkv-config-file forward-hooks
+forward-pass-metrics-ipc-name forward-pass-metrics-worker-id= fp4-gemm-backend=auto
+fp8-gemm-backend=auto fuseep-mode=2 gated-launch-port gc-threshold gc-warning-threshold-secs=0.0
+generation-tokens-buckets gpu-id-step=1 grammar-backend grpc-http-sidecar-port grpc-mode grpc-port
+grpc-response-timeout-secs=300 hf-chat-template-name hicache-host-memory-fraction=0.8
+hicache-host-memory-mode=cache hicache-io-backend=kernel hicache-mem-layout=page_first hicache-ratio
+hicache-size=0 hicache-storage-backend hicache-storage-backend-extra-config
+hicache-storage-prefetch-policy=timeout hicache-storage-prefetch-retry-max-attempts=8
+hicache-storage-prefetch-retry-poll-interval=8 hicache-write-policy=write_through
+hierarchical-sparse-attention-extra-config hisparse-config host=127.0.0.1
+http2-initial-connection-window-size=1048576 http2-max-concurrent-streams=200
+image-processor-backend=auto incremental-streaming-output init-expert-location=trivial
+int8-mamba-ckpt-size is-embedding json-model-override-args={} kt-cpuinfer
+kt-max-deferred-experts-per-token kt-method=AMXINT4 kt-num-gpu-experts kt-threadpool-count=2
+kt-weight-path kv-cache-dtype=auto kv-canary=none kv-canary-real-data=none
+kv-canary-sweep-interval=0 kv-events-config language-model-only language-only
+limit-mm-data-per-request linear-attn-backend=triton linear-attn-decode-backend
+linear-attn-prefill-backend linear-attn-verify-backend linear-replayssm-cache-len=16
+lmcache-config-file load-balance-method=auto load-format=auto load-publish-endpoint
+load-snapshot-publish-interval=15 log-level=info log-level-http log-requests
+log-requests-format=text log-requests-level=2 log-requests-target lora-backend=csgmv
+lora-drain-wait-threshold=0.0 lora-eviction-policy=lru lora-paths lora-strict-loading
+lora-target-modules lora-use-virtual-experts mamba-backend=triton mamba-cache-philox-rounds=0
+mamba-full-memory-ratio mamba-max-states-per-path=-1 mamba-radix-cache-strategy=auto mamba-ssm-dtype
+mamba-track-interval=256 max-ep-size max-loaded-loras max-lora-chunk-size=16 max-lora-rank
+max-loras-per-batch=8 max-mamba-cache-size max-prefill-tokens=16384 max-queued-requests
+max-running-requests max-total-tokens media-url-max-file-size-mb=64 mem-fraction-static
+min-free-slots-delay mlx-enable-sampling mm-attention-backend mm-enable-dp-encoder
+mm-feature-transport mm-global-cache-backend=mooncake mm-io-worker-num=0 mm-preprocess-cache-size-mb
+mm-process-config mm-processor-worker-num=0 model model-checksum model-config-parser=auto
+model-impl=auto model-loader-extra-config={} model-path model-type modelexpress-config
+modelopt-checkpoint-restore-path modelopt-checkpoint-save-path modelopt-export-path modelopt-quant
+moe-a2a-backend=none moe-data-parallel-size=1 moe-dense-tp-size moe-dp-size=1
+moe-runner-backend=auto monokernel-backend mooncake-ib-device msprobe-dump-config nccl-init-addr
+nccl-port nnodes=1 no-dcp-replicate-q-proj no-dllm-fdfo no-enable-decoder-swa-bounded-replay
+no-enable-dsa-fused-indexer no-enable-fused-qk-norm-rope no-enable-tf32-matmul
+no-enable-tp-lm-head-all-to-all no-experts-shared-outer-loras no-lora-strict-loading!
+no-mm-enable-dp-encoder no-ple-offload-embedding no-speculative-enable-w4a4-mxfp4-megamoe
+node-rank=0 num-continuous-decode-steps=1 num-reserved-decode-tokens=512 numa-node
+offload-group-size=-1 offload-mode=cpu offload-num-in-group=1 offload-prefetch-step=1
+optimistic-prefill-attempts=0 otlp-service-name otlp-traces-endpoint=localhost:4317 page-size
+paged-experts-num-resident pdmux-config-path pipeline-parallel-size=1 ple-offload-backend=pinned
+ple-offload-dir ple-offload-embedding port=30000 pp-async-batch-depth=0 pp-max-micro-batch-size
+pp-size=1 pre-warm-nccl preferred-sampling-params prefill-attention-backend prefill-decode-interval
+prefill-decode-interval-min-bs=0 prefill-delayer-forward-passes-buckets prefill-delayer-max-delay-ms
+prefill-delayer-max-delay-passes=30 prefill-delayer-queue-min-ratio
+prefill-delayer-token-usage-low-watermark prefill-delayer-wait-seconds-buckets
+prefill-kv-cache-dequant-dtype=auto prefill-max-requests prefill-only-disable-kv-cache
+priority-scheduling-preemption-threshold=10 prompt-tokens-buckets qsa-indexer-dtype=auto
+quantization quantization-param-path quantize-and-serve radix-cache-backend
+radix-eviction-policy=lru radix-eviction-policy-config random-seed reasoning-parser
+remote-instance-weight-loader-backend=nccl remote-instance-weight-loader-seed-instance-ip
+remote-instance-weight-loader-seed-instance-service-port
+remote-instance-weight-loader-send-weights-group-ports
+remote-instance-weight-loader-start-seed-via-transfer-engine retraction-policy=length
+return-aux-hidden-state-layer-ids return-hidden-states-mode return-input-ids return-output-ids
+revision rl-on-policy-target rl-quant-profile sampling-backend sampling-defaults=model
+sampling-mask-max-tokens=4096 schedule-conservativeness=1.0 schedule-low-priority-values-first
+schedule-policy=fcfs scheduler-recv-interval=1 served-model-name shared-experts-tp-size
+show-time-cost sidecar sidecar-args skip-server-warmup skip-tokenizer-init sleep-on-idle
+sm-group-num=8 smg-grpc-mode smg-http-sidecar-port soft-watchdog-timeout spec-trace-dir
+speculative-accept-threshold-acc=1.0 speculative-accept-threshold-single=1.0 speculative-adaptive
+speculative-adaptive-config speculative-algorithm speculative-attention-mode=prefill
+speculative-dflash-block-size speculative-domino-candidate-pool-size=2048
+speculative-draft-attention-backend speculative-draft-kv-cache-dtype speculative-draft-load-format
+speculative-draft-model speculative-draft-model-path speculative-draft-model-quantization
+speculative-draft-model-revision speculative-draft-sink-size speculative-draft-window-size
+speculative-dsa-topk-backend=sgl-kernel speculative-dspark-align-verify-tokens-to-graph-tier
+speculative-dspark-block-size speculative-dspark-confidence-sts-path
+speculative-dspark-sps-table-path speculative-eagle-topk speculative-enable-w4a4-mxfp4-megamoe
+speculative-moe-a2a-backend speculative-moe-runner-backend speculative-ngram-capacity=10000000
+speculative-ngram-external-corpus-max-tokens=10000000 speculative-ngram-external-corpus-path
+speculative-ngram-external-sam-budget=0 speculative-ngram-match-type=BFS
+speculative-ngram-max-bfs-breadth=10 speculative-ngram-max-trie-depth=18
+speculative-ngram-min-bfs-breadth=1 speculative-num-draft-tokens speculative-num-steps
+speculative-token-map speculative-use-block-verification speculative-use-rejection-sampling
+ssl-ca-certs ssl-certfile ssl-keyfile ssl-keyfile-password startup-weight-load-mode=serial
+stream-interval=1 stream-response-default-include-usage strip-thinking-cache swa-full-tokens-ratio
+swa-prefix-tails tbo-token-distribution-threshold=0.48 tensor-parallel-size=1
+tokenizer-backend=huggingface tokenizer-metrics-allowed-custom-labels
+tokenizer-metrics-custom-labels-header=x-custom-labels tokenizer-mode=auto tokenizer-path
+tokenizer-worker-num=1 tool-call-parser tool-server torch-compile-max-bs=32 tp-size=1
+trace-modules=request triton-attention-num-kv-splits=8 triton-attention-reduce-in-fp32
+triton-attention-split-tile-size trust-mm-content-hashes trust-remote-code
+trust-request-chat-template unified-cache-external-linker-backend=mooncake
+unified-cache-external-linker-config uno-lora-path use-ray uvicorn-access-log-exclude-prefixes
+warmups watchdog-timeout=300 watermark-config weight-cache-mode=off weight-cache-socket
+weight-cache-timeout=1800 weight-loader-disable-mmap weight-loader-drop-cache-after-load
+weight-loader-prefetch-checkpoints weight-loader-prefetch-num-threads=4 weight-version=default
 """
-"""``name=value``: takes a value, by default this one. ``name!``: takes none, and says what is the default. ``name``: all others."""
+"""``name=value``: takes a value, by default this one. ``name!``: takes none, and says what is the
+default. ``name``: all others."""
 
 KNOWN = frozenset("--" + word.rstrip("!").partition("=")[0] for word in _OPTIONS.split())
-DEFAULTS = {f"--{name}": value for name, equals, value in (word.partition("=") for word in _OPTIONS.split()) if equals}
+DEFAULTS = {
+    f"--{name}": value
+    for name, equals, value in (word.partition("=") for word in _OPTIONS.split())
+    if equals
+}
 """Option -> the value that it has in SGLang if nobody gives it, as written on a command line."""
 IMPLIED = frozenset("--" + word.rstrip("!") for word in _OPTIONS.split() if word.endswith("!"))
 """Options without a value that say what SGLang does anyway."""

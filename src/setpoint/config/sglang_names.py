@@ -1,6 +1,8 @@
-"""The one table of spellings: what a user may write for an option, and what SGLang knows that is not here yet.
+"""The one table of spellings: what a user may write for an option, and what SGLang knows that is
+not here yet.
 
-Works on option names and values as text. It does not parse command lines: ``commandline`` does, and asks here.
+Works on option names and values as text. It does not parse command lines: ``commandline`` does, and
+asks here.
 """
 
 from __future__ import annotations
@@ -26,24 +28,96 @@ ALIASES = {
 """Other spellings of an option, supported or not."""
 
 SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
-"""Options of a server and its engine, by canonical spelling. A command may have more of its own (see ``commands``)."""
+"""Options of a server and its engine, by canonical spelling. A command may have more of its own
+(see ``commands``)."""
 
 KNOWN_VALUES = {
     "model_impl": ("mindspore",),
     "quantization": (
-        *("awq", "awq_marlin", "fp8", "mxfp8", "gptq", "gptq_marlin", "bitsandbytes", "gguf", "modelopt", "modelopt_fp8", "modelopt_fp4"),
-        *("modelopt_mixed", "nvfp4_online", "petit_nvfp4", "w8a8_fp8", "moe_wna16", "w4afp8", "mxfp4", "auto-round", "auto-round-int8"),
-        *("compressed-tensors", "modelslim", "mxfp_w4a8", "quark", "quark_int4fp8_moe", "quark_mxfp4", "mlx_q4", "mlx_q8", "humming"),
+        *(
+            "awq",
+            "awq_marlin",
+            "fp8",
+            "mxfp8",
+            "gptq",
+            "gptq_marlin",
+            "bitsandbytes",
+            "gguf",
+            "modelopt",
+            "modelopt_fp8",
+            "modelopt_fp4",
+        ),
+        *(
+            "modelopt_mixed",
+            "nvfp4_online",
+            "petit_nvfp4",
+            "w8a8_fp8",
+            "moe_wna16",
+            "w4afp8",
+            "mxfp4",
+            "auto-round",
+            "auto-round-int8",
+        ),
+        *(
+            "compressed-tensors",
+            "modelslim",
+            "mxfp_w4a8",
+            "quark",
+            "quark_int4fp8_moe",
+            "quark_mxfp4",
+            "mlx_q4",
+            "mlx_q8",
+            "humming",
+        ),
     ),
     "kv_cache_dtype": ("fp8_e5m2", "fp8_e4m3", "mxfp8", "nvfp4", "fp4_mx_block16"),
     "device": ("xpu", "npu", "hpu", "mps", "musa"),
     "load_format": (
-        *("pt", "npcache", "sharded_state", "presharded", "bitsandbytes", "layered", "flash_rl", "remote", "remote_instance"),
-        *("fastsafetensors", "runai_streamer", "mistral", "instanttensor", "expert_pack", "private"),
+        *(
+            "pt",
+            "npcache",
+            "sharded_state",
+            "presharded",
+            "bitsandbytes",
+            "layered",
+            "flash_rl",
+            "remote",
+            "remote_instance",
+        ),
+        *(
+            "fastsafetensors",
+            "runai_streamer",
+            "mistral",
+            "instanttensor",
+            "expert_pack",
+            "private",
+        ),
     ),
     "attention_backend": (
-        *("triton", "torch_native", "flex_attention", "dsa", "nsa", "qsa", "dsv4", "compressed", "fa3", "fa4", "flashinfer", "flashmla"),
-        *("cutlass_mla", "trtllm_mla", "trtllm_mha", "cutedsl_mla", "tokenspeed_mla", "hpc_ops", "aiter", "wave"),
+        *(
+            "triton",
+            "torch_native",
+            "flex_attention",
+            "dsa",
+            "nsa",
+            "qsa",
+            "dsv4",
+            "compressed",
+            "fa3",
+            "fa4",
+            "flashinfer",
+            "flashmla",
+        ),
+        *(
+            "cutlass_mla",
+            "trtllm_mla",
+            "trtllm_mha",
+            "cutedsl_mla",
+            "tokenspeed_mla",
+            "hpc_ops",
+            "aiter",
+            "wave",
+        ),
         *("intel_amx", "ascend", "intel_xpu"),
     ),
 }
@@ -70,18 +144,29 @@ def canonical(
     command: str = "'setpoint serve'",
     manual: str = "'setpoint serve --help'",
 ) -> str:
-    """The option meant by ``spelling``: a flag in ``supported`` (those of ``command``), ``--help``, or one that only SGLang has.
+    """The option meant by ``spelling``: a flag in ``supported`` (those of ``command``), ``--help``,
+    or one that only SGLang has.
 
-    Accepts aliases and unambiguous prefixes. A prefix that SGLang's parser understands means what it means there; any other is looked
-    for among the options that work here. Raises ConfigError for an option that belongs to another command, for an ambiguous prefix, and
-    for an unknown option (naming the nearest ones).
+    Accepts aliases and unambiguous prefixes. A prefix that SGLang's parser understands means what
+    it means there; any other is looked for among the options that work here. Raises ConfigError for
+    an option that belongs to another command, for an ambiguous prefix, and for an unknown option
+    (naming the nearest ones).
     """
     spellings = {*_SGLANG, *supported}
-    meant = {_target(spelling)} if spelling in spellings else _completions(spelling, spellings, supported)
+    meant = (
+        {_target(spelling)}
+        if spelling in spellings
+        else _completions(spelling, spellings, supported)
+    )
     if not meant:
-        raise ConfigError(f"unknown option {spelling}.{_suggestion(spelling, spellings, supported, manual)}")
+        raise ConfigError(
+            f"unknown option {spelling}.{_suggestion(spelling, spellings, supported, manual)}"
+        )
     if len(meant) > 1 and not meant & {*supported, "--help"}:
-        raise ConfigError(f"{_listed(sorted(meant))} are options of SGLang; this version of Setpoint supports none of them yet.")
+        raise ConfigError(
+            f"{_listed(sorted(meant))} are options of SGLang; this version of Setpoint supports"
+            " none of them yet."
+        )
     if len(meant) > 1:
         raise ConfigError(f"{spelling} is ambiguous: it could mean {_listed(sorted(meant))}.")
     (flag,) = meant
@@ -95,11 +180,14 @@ def is_default(flag: str, value: str | None) -> bool:
     if value is None:
         return flag in IMPLIED
     default = DEFAULTS.get(flag)
-    return default is not None and (value == default or _as_number(value) == _as_number(default) is not None)
+    return default is not None and (
+        value == default or _as_number(value) == _as_number(default) is not None
+    )
 
 
 def default(field: str) -> str | None:
-    """What SGLang does without the option behind a field name, as its command line would say it; None if nobody could tell."""
+    """What SGLang does without the option behind a field name, as its command line would say it;
+    None if nobody could tell."""
     flag = "--" + field.replace("_", "-")
     return "" if flag in IMPLIED else DEFAULTS.get(flag)
 
@@ -107,7 +195,10 @@ def default(field: str) -> str | None:
 def refusal(flag: str, spelling: str) -> ConfigError:
     """For an option that only SGLang has."""
     written = "" if flag == spelling else f" (written {spelling})"
-    return ConfigError(f"{flag}{written} is an option of SGLang that is not supported by this version of Setpoint yet.{instead(flag)}")
+    return ConfigError(
+        f"{flag}{written} is an option of SGLang that is not supported by this version of Setpoint"
+        f" yet.{instead(flag)}"
+    )
 
 
 def instead(flag: str) -> str:
@@ -122,13 +213,17 @@ def own_flag(spelling: str, flags: Set[str], *, manual: str) -> str:
     if len(meant) > 1:
         raise ConfigError(f"{spelling} is ambiguous: it could mean {_listed(sorted(meant))}.")
     if not meant:
-        raise ConfigError(f"unknown option {spelling}.{_suggestion(spelling, spellings, spellings, manual)}")
+        raise ConfigError(
+            f"unknown option {spelling}.{_suggestion(spelling, spellings, spellings, manual)}"
+        )
     return meant.pop()
 
 
 def is_known_value(field: str, value: object) -> bool:
     """True if SGLang accepts ``value`` for an option whose choices here are fewer."""
-    return value in KNOWN_VALUES.get(field, ()) or (field in _PARALLEL_SIZES and isinstance(value, int) and value > 1)
+    return value in KNOWN_VALUES.get(field, ()) or (
+        field in _PARALLEL_SIZES and isinstance(value, int) and value > 1
+    )
 
 
 def field_name(flag: str) -> str:
@@ -157,7 +252,9 @@ def _target(spelling: str) -> str:
 
 def _suggestion(spelling: str, spellings: Set[str], supported: Set[str], manual: str) -> str:
     close = difflib.get_close_matches(spelling, sorted(spellings), n=3, cutoff=0.75)
-    if close and close[0] in supported:  # a slip in one of ours is the likely case; a refused option would be no help
+    if (
+        close and close[0] in supported
+    ):  # a slip in one of ours is the likely case; a refused option would be no help
         close = [name for name in close if name in supported]
     return f" Did you mean {_listed(close, 'or')}?" if close else f" See {manual}."
 

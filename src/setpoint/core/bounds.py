@@ -1,7 +1,9 @@
-"""What a number of a request may be: declared with its field, as a type, and checked wherever a value enters or is decoded.
+"""What a number of a request may be: declared with its field, as a type, and checked wherever a
+value enters or is decoded.
 
-The engine keeps these numbers in columns of 32 and 64 bits. Floats are bounded so that float32 holds them and what is computed with
-them; a number that would become infinite or zero on the way is refused here, by name, and not found later as a NaN.
+The engine keeps these numbers in columns of 32 and 64 bits. Floats are bounded so that float32
+holds them and what is computed with them; a number that would become infinite or zero on the way is
+refused here, by name, and not found later as a NaN.
 """
 
 from __future__ import annotations
@@ -28,13 +30,21 @@ Int64 = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 
 
 def converted(value: Any, kind: Any, name: str) -> Any:
-    """``value`` as ``kind``, the type of a field. Raises RequestError (400) in words about the field ``name``."""
+    """``value`` as ``kind``, the type of a field. Raises RequestError (400) in words about the
+    field ``name``."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         bounds = bounds_of(kind)
-        if bounds is not None and isinstance(value, int | float) and not isinstance(value, bool) and not bounds[0] <= value <= bounds[1]:
-            raise RequestError(f"{name} must be {_range(*bounds)}, got {shown_number(value)}.") from None
+        if (
+            bounds is not None
+            and isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and not bounds[0] <= value <= bounds[1]
+        ):
+            raise RequestError(
+                f"{name} must be {_range(*bounds)}, got {shown_number(value)}."
+            ) from None
         raise RequestError(plain(error, name=name)) from None
 
 
@@ -42,15 +52,25 @@ def bounds_of(kind: Any) -> tuple[float, float] | None:
     """The range that ``kind`` declares, if it is a bounded number (or None)."""
     info = inspect.type_info(kind)
     for option in info.types if isinstance(info, inspect.UnionType) else (info,):
-        if isinstance(option, inspect.IntType | inspect.FloatType) and option.ge is not None and option.le is not None:
+        if (
+            isinstance(option, inspect.IntType | inspect.FloatType)
+            and option.ge is not None
+            and option.le is not None
+        ):
             return option.ge, option.le
     return None
 
 
 def _range(low: float, high: float) -> str:
-    least, most = (f"{bound:.2g}" if isinstance(bound, float) else str(bound) for bound in (low, high))
+    least, most = (
+        f"{bound:.2g}" if isinstance(bound, float) else str(bound) for bound in (low, high)
+    )
     # A share or a factor that must not be 0: its exact limit is of interest to hardly anybody.
-    return f"above 0 (at least {least}) and at most {most}" if 0 < low < 1 else f"between {least} and {most}"
+    return (
+        f"above 0 (at least {least}) and at most {most}"
+        if 0 < low < 1
+        else f"between {least} and {most}"
+    )
 
 
 def shown_number(value: float) -> str:

@@ -1,4 +1,5 @@
-"""The seam between the planes: the scheduler's loop drives an Executor and knows nothing of tensors."""
+"""The seam between the planes: the scheduler's loop drives an Executor and knows nothing of
+tensors."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from setpoint.core.result import StepResult
 
 
 class PendingStep(Protocol):
-    """A submitted step. Contract: ``finish`` exactly once, then ``result`` once; results are taken in submission order.
+    """A submitted step. Contract: ``finish`` exactly once, then ``result`` once; results are taken
+    in submission order.
 
-    What goes wrong for one sequence (its parameters, its sampling) is in ``StepResult.failures`` and raises nothing; until the scheduler
-    has seen that, its slot holds a sequence that can be computed. What raises concerns the step as a whole, and ends the engine.
+    What goes wrong for one sequence (its parameters, its sampling) is in ``StepResult.failures``
+    and raises nothing; until the scheduler has seen that, its slot holds a sequence that can be
+    computed. What raises concerns the step as a whole, and ends the engine.
     """
 
     def finish(self, masks: TokenMasks | None) -> None:
@@ -29,8 +32,9 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan) -> PendingStep: ...
 
     def prepare_pages(self, begin: int) -> bool:
-        """Called in idle moments, between looks for messages: for about a millisecond, make the pages from ``begin`` on, which were
-        never handed out, quick to write. False if nothing is left to do for now."""
+        """Called in idle moments, between looks for messages: for about a millisecond, make the
+        pages from ``begin`` on, which were never handed out, quick to write. False if nothing is
+        left to do for now."""
         ...
 
     def shutdown(self) -> None: ...

@@ -1,4 +1,5 @@
-"""JSON and text files of a model folder, which may hold anything: every failure is a CheckpointError of one line that names the file.
+"""JSON and text files of a model folder, which may hold anything: every failure is a
+CheckpointError of one line that names the file.
 
 Works on paths. What the keys mean is the caller's.
 """
@@ -36,14 +37,16 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
+        raise CheckpointError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}."
+        ) from None
 
 
 def parse_json(text: str) -> Any:
     """Raises ValueError, for nesting too deep to follow as well.
 
-    NaN and Infinity, which are not JSON, and numbers too large for a float stay text: they do no harm where nobody reads them, and whoever
-    wants a number refuses them by name.
+    NaN and Infinity, which are not JSON, and numbers too large for a float stay text: they do no
+    harm where nobody reads them, and whoever wants a number refuses them by name.
     """
     try:
         return json.loads(text, parse_constant=str, parse_float=_number)

@@ -1,10 +1,11 @@
-"""What crosses the process border between frontend and engine: msgspec structs, tagged, never pickle.
+"""What crosses the process border between frontend and engine: msgspec structs, tagged, never
+pickle.
 
-Frontend -> engine: ToEngine. Engine -> frontend: ToFrontend. Encode and decode with :data:`encode`, :func:`decode_to_engine`
-and :func:`decode_to_frontend`.
+Frontend -> engine: ToEngine. Engine -> frontend: ToFrontend. Encode and decode with :data:`encode`,
+:func:`decode_to_engine` and :func:`decode_to_frontend`.
 
-A sequence goes by the number that the frontend gave it when it submitted it. A rid will not do: clients choose it, and may use it
-again while events of its last use are still on the way.
+A sequence goes by the number that the frontend gave it when it submitted it. A rid will not do:
+clients choose it, and may use it again while events of its last use are still on the way.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class LogprobBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
-    """New outputs of one sequence, or its end. The counts are cumulative and final when ``finish`` is set."""
+    """New outputs of one sequence, or its end. The counts are cumulative and final when ``finish``
+    is set."""
 
     seq_id: int
     ids: list[int]
@@ -69,13 +71,15 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """The frontend is done with this sequence (stop string found, or the client went away); no event is wanted back."""
+    """The frontend is done with this sequence (stop string found, or the client went away); no
+    event is wanted back."""
 
     seq_id: int
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):
-    """A control call that is answered by one Reply with the same id. names: "flush_cache", "state"."""
+    """A control call that is answered by one Reply with the same id. names: "flush_cache",
+    "state"."""
 
     id: int
     name: str
@@ -115,7 +119,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):
-    """Request ids of a plan, sent before it executes, so that after a crash the suspects are known."""
+    """Request ids of a plan, sent before it executes, so that after a crash the suspects are
+    known."""
 
     step_id: int
     rids: list[str]

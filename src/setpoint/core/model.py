@@ -24,14 +24,16 @@ class Pooling:
 
 
 BLOCKS_FILE = "model.blocks"
-"""Beside a converted GGUF's weights in bfloat16: those matrices whose blocks can be multiplied as they are. "NAME.KIND" is the tensor NAME
-as uint8 [rows, bytes of a row]. In the safetensors format but without its ending: other engines load every file that has it."""
+"""Beside a converted GGUF's weights in bfloat16: those matrices whose blocks can be multiplied as
+they are. "NAME.KIND" is the tensor NAME as uint8 [rows, bytes of a row]. In the safetensors format
+but without its ending: other engines load every file that has it."""
 
 BLOCK = 32
 """Values of a block, neighbours in a row."""
 
 BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
-"""Kinds of blocks that are kept, by ggml's name -> bytes of a block (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h)."""
+"""Kinds of blocks that are kept, by ggml's name -> bytes of a block
+(https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,18 +47,32 @@ class KeptBlocks:
     """Of the embedding if it is among them, else 0; tied to the head it is held once."""
 
 
-LANGUAGE_MODEL = (("language_model.", ""), ("model.language_model.", "model."), ("lm_head.", "lm_head."))
-"""How the names of a language model's tensors begin in a model of more than text (before transformers 4.52, and since), and alone."""
+LANGUAGE_MODEL = (
+    ("language_model.", ""),
+    ("model.language_model.", "model."),
+    ("lm_head.", "lm_head."),
+)
+"""How the names of a language model's tensors begin in a model of more than text (before
+transformers 4.52, and since), and alone."""
 
 
 def language_tensor(stored: str) -> str | None:
-    """The name in the language model of a tensor of a model of more than text; None for a tensor of its other parts."""
-    return next((alone + stored.removeprefix(begin) for begin, alone in LANGUAGE_MODEL if stored.startswith(begin)), None)
+    """The name in the language model of a tensor of a model of more than text; None for a tensor of
+    its other parts."""
+    return next(
+        (
+            alone + stored.removeprefix(begin)
+            for begin, alone in LANGUAGE_MODEL
+            if stored.startswith(begin)
+        ),
+        None,
+    )
 
 
 @dataclass(slots=True, frozen=True)
 class ModelSpec:
-    """The numbers of a decoder that planning and the frontend need; written once by ``checkpoint``."""
+    """The numbers of a decoder that planning and the frontend need; written once by
+    ``checkpoint``."""
 
     architecture: str
     """E.g. "LlamaForCausalLM"; the key into the engine's model table."""
@@ -78,17 +94,21 @@ class ModelSpec:
     num_rotaries: int = 1
     """Rotation tables the engine keeps, each a row of head_dim numbers per position."""
     eos_token_ids: tuple[int, ...] = ()
-    """What ends a turn: of the model's configs, and once an engine is started those of the tokenizer, too."""
+    """What ends a turn: of the model's configs, and once an engine is started those of the
+    tokenizer, too."""
     head_norms: bool = False
     """A norm over each head of q and of k."""
     num_norms: int = 2
     """Norms over the hidden size in a layer: before its two branches, or before and behind them."""
     rope_by_context: bool = False
-    """Positions are rotated otherwise for a longer context; the engine decides once, by the configured length."""
+    """Positions are rotated otherwise for a longer context; the engine decides once, by the
+    configured length."""
     blocks: KeptBlocks | None = None
-    """Quantised matrices that a converted GGUF holds as they were, beside all of them in ``dtype``."""
+    """Quantised matrices that a converted GGUF holds as they were, beside all of them in
+    ``dtype``."""
     wrapper: str = ""
-    """The architecture that takes more than text and whose language model this is; empty for a model of its own."""
+    """The architecture that takes more than text and whose language model this is; empty for a
+    model of its own."""
     pooling: Pooling | None = None
     """Set when the model is served for embeddings."""
     config: dict[str, Any] = field(default_factory=dict)

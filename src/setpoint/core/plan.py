@@ -1,15 +1,18 @@
-"""One step, as the scheduler hands it to the engine: which rows, how many tokens, which pages. No tensors, no phases.
+"""One step, as the scheduler hands it to the engine: which rows, how many tokens, which pages. No
+tensors, no phases.
 
 Contract between the planes:
 
-* A *slot* is a permanent row of the runner. ``Admit`` fills it; from then on the runner knows the slot's tokens, its
-  length and its sampling state, and appends what it samples. A later ``Admit`` of the same slot overwrites everything.
-* The *length* of a slot is the number of its known tokens: ``len(Admit.ids)`` at admission, one more per sampled token,
-  whether or not anybody has seen that token yet. A row computes the known positions start .. start + count - 1. It may sample
-  only if start + count is the length, and the sampled token then takes position start + count. OWN_LENGTH stands for
-  start = length - 1 with count 1: the last known token is computed, the next one sampled.
-* Steps execute in the order of submission. Within a step every layer writes the KV of all rows before attention reads any,
-  so a row may read pages that another row of the same step fills.
+* A *slot* is a permanent row of the runner. ``Admit`` fills it; from then on the runner knows the
+  slot's tokens, its length and its sampling state, and appends what it samples. A later ``Admit``
+  of the same slot overwrites everything.
+* The *length* of a slot is the number of its known tokens: ``len(Admit.ids)`` at admission, one
+  more per sampled token, whether or not anybody has seen that token yet. A row computes the known
+  positions start .. start + count - 1. It may sample only if start + count is the length, and the
+  sampled token then takes position start + count. OWN_LENGTH stands for start = length - 1 with
+  count 1: the last known token is computed, the next one sampled.
+* Steps execute in the order of submission. Within a step every layer writes the KV of all rows
+  before attention reads any, so a row may read pages that another row of the same step fills.
 * Page 0 is the dummy page: never allocated, never read; padding may write to it.
 """
 
@@ -24,37 +27,44 @@ from setpoint.core.request import Ids, PoolingKind
 from setpoint.core.sampling import SamplingParams
 
 OWN_LENGTH = -1
-"""``Rows.starts`` value for "the slot's length - 1": compute the last known token, whose id and position the runner knows."""
+"""``Rows.starts`` value for "the slot's length - 1": compute the last known token, whose id and
+position the runner knows."""
 
 
 @dataclass(slots=True, frozen=True)
 class Admit:
-    """A sequence takes a slot. Sent once per admission (again after a retraction, then with more prior outputs)."""
+    """A sequence takes a slot. Sent once per admission (again after a retraction, then with more
+    prior outputs)."""
 
     slot: int
     seq_id: int
     ids: Ids
     """Prompt followed by the outputs that already exist."""
     num_prompt: int
-    """How many of ``ids`` are prompt; the rest are outputs (they count for penalties and the RNG position)."""
+    """How many of ``ids`` are prompt; the rest are outputs (they count for penalties and the RNG
+    position)."""
     sampling: SamplingParams
     seed: int
-    """Non-negative 63-bit seed of the counter-based generator; token at position p uses (seed, p)."""
+    """Non-negative 63-bit seed of the counter-based generator; token at position p uses (seed,
+    p)."""
     stop_ids: tuple[int, ...] = ()
-    """Ids masked until ``min_new_tokens`` outputs exist (EOS and stop_token_ids); empty when that is 0."""
+    """Ids masked until ``min_new_tokens`` outputs exist (EOS and stop_token_ids); empty when that
+    is 0."""
     return_logprob: bool = False
     logprob_start: int = -1
-    """First prompt position whose logprob is wanted (>= 1 in effect: position 0 has none); -1 = none."""
+    """First prompt position whose logprob is wanted (>= 1 in effect: position 0 has none); -1 =
+    none."""
     top_logprobs_num: int = 0
     token_ids_logprob: tuple[int, ...] = ()
     pooling: PoolingKind | None = None
-    """Set: the step that computes the last of ``ids`` brings back the sequence's embedding. For "mean" every one of ``ids`` must be
-    computed by rows of this admission."""
+    """Set: the step that computes the last of ``ids`` brings back the sequence's embedding. For
+    "mean" every one of ``ids`` must be computed by rows of this admission."""
 
 
 @dataclass(slots=True, frozen=True)
 class Rows:
-    """The rows of a step as parallel arrays (struct of arrays: 256 rows must cost microseconds, not objects)."""
+    """The rows of a step as parallel arrays (struct of arrays: 256 rows must cost microseconds, not
+    objects)."""
 
     slots: Ids
     seq_ids: npt.NDArray[np.int64]
@@ -71,7 +81,8 @@ class Rows:
 
 @dataclass(slots=True, frozen=True)
 class PageDeltas:
-    """Writes to the runner's page table: ``table[slots[i], indices[i]] = pages[i]``, applied before the forward pass."""
+    """Writes to the runner's page table: ``table[slots[i], indices[i]] = pages[i]``, applied before
+    the forward pass."""
 
     slots: Ids
     indices: Ids
@@ -80,28 +91,33 @@ class PageDeltas:
 
 @dataclass(slots=True, frozen=True)
 class StepPlan:
-    """One forward pass (SGLang: ScheduleBatch). Plans without rows are legal: they deliver admits and releases only."""
+    """One forward pass (SGLang: ScheduleBatch). Plans without rows are legal: they deliver admits
+    and releases only."""
 
     step_id: int
     admits: tuple[Admit, ...]
     rows: Rows
     pages: PageDeltas
     releases: tuple[int, ...] = ()
-    """Slots whose sequence is over; the runner may drop their state. They apply before ``admits``, which may name the same slots."""
+    """Slots whose sequence is over; the runner may drop their state. They apply before ``admits``,
+    which may name the same slots."""
 
 
 @dataclass(slots=True, frozen=True)
 class TokenMasks:
-    """Grammar masks for the sampling rows of a step: ``words[i]`` allows token t for ``slots[i]`` iff bit t is set."""
+    """Grammar masks for the sampling rows of a step: ``words[i]`` allows token t for ``slots[i]``
+    iff bit t is set."""
 
     slots: Ids
     words: npt.NDArray[np.int32]
-    """[num_masked_rows, ceil(vocab / 32)] packed little-endian bits, the layout of llguidance and xgrammar."""
+    """[num_masked_rows, ceil(vocab / 32)] packed little-endian bits, the layout of llguidance and
+    xgrammar."""
 
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """Collects a plan row by row and freezes it; owned by the scheduler for the length of one ``schedule()``."""
+    """Collects a plan row by row and freezes it; owned by the scheduler for the length of one
+    ``schedule()``."""
 
     step_id: int
     admits: list[Admit] = field(default_factory=list)
@@ -125,7 +141,9 @@ class PlanBuilder:
         """``table[slot, first_index : first_index + len(pages)] = pages``."""
         if len(pages):
             self.page_slots.append(np.full(len(pages), slot, np.int32))
-            self.page_indices.append(np.arange(first_index, first_index + len(pages), dtype=np.int32))
+            self.page_indices.append(
+                np.arange(first_index, first_index + len(pages), dtype=np.int32)
+            )
             self.page_numbers.append(pages)
 
     def map_one_page_each(self, slots: list[int], indices: list[int], pages: Ids) -> None:
@@ -143,7 +161,9 @@ class PlanBuilder:
             counts=np.array(self.counts, np.int32),
             samples=np.array(self.samples, np.bool_),
         )
-        deltas = PageDeltas(_join(self.page_slots), _join(self.page_indices), _join(self.page_numbers))
+        deltas = PageDeltas(
+            _join(self.page_slots), _join(self.page_indices), _join(self.page_numbers)
+        )
         return StepPlan(self.step_id, tuple(self.admits), rows, deltas, releases)
 
 

@@ -1,4 +1,5 @@
-"""Where slow work says what it is doing, for whoever waits for it. Costs next to nothing where nobody does."""
+"""Where slow work says what it is doing, for whoever waits for it. Costs next to nothing where
+nobody does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a client asked, in the form that crosses from the frontend to the scheduler: ids, no text."""
+"""What a client asked, in the form that crosses from the frontend to the scheduler: ids, no
+text."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from setpoint.core.bounds import INT32_MAX, Int64, TokenId
 from setpoint.core.sampling import SamplingParams
 
 MAX_LOGPROBS = 1000
-"""Tokens of a position whose logprobs a request may ask for: so many of the likeliest, and so many by id."""
+"""Tokens of a position whose logprobs a request may ask for: so many of the likeliest, and so many
+by id."""
 
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
@@ -22,11 +24,13 @@ Ids = npt.NDArray[np.int32]
 """Token ids or page numbers, little-endian int32, one dimension."""
 
 PoolingKind = Literal["last", "mean"]
-"""Which hidden states of a prompt become its embedding: the last token's, or the mean over all tokens."""
+"""Which hidden states of a prompt become its embedding: the last token's, or the mean over all
+tokens."""
 
 
 def pack_ids(ids: Iterable[int] | Ids) -> bytes:
-    """Token ids as little-endian int32 bytes: at 32k tokens a list costs milliseconds on the wire, bytes do not."""
+    """Token ids as little-endian int32 bytes: at 32k tokens a list costs milliseconds on the wire,
+    bytes do not."""
     array = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, np.int32)
     return array.astype("<i4", copy=False).tobytes()
 
@@ -37,30 +41,34 @@ def unpack_ids(data: bytes) -> Ids:
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sequence to generate or embed (``n > 1`` becomes n requests in the frontend). SGLang: TokenizedGenerateReqInput."""
+    """One sequence to generate or embed (``n > 1`` becomes n requests in the frontend). SGLang:
+    TokenizedGenerateReqInput."""
 
     rid: str
     prompt_ids: bytes
     """Packed by :func:`pack_ids`; never empty."""
     sampling: SamplingParams
     prior_output_ids: bytes = b""
-    """Outputs that already exist (a resumed request): they count as outputs for penalties, limits, usage and seeds."""
+    """Outputs that already exist (a resumed request): they count as outputs for penalties, limits,
+    usage and seeds."""
     stream: bool = False
     """False lets the scheduler hold tokens back and emit them in larger pieces."""
     return_logprob: bool = False
     logprob_start_len: Annotated[int, Meta(ge=-1, le=INT32_MAX)] = -1
-    """First prompt position whose logprob is wanted; -1 = outputs only. Prefix matching stops here."""
+    """First prompt position whose logprob is wanted; -1 = outputs only. Prefix matching stops
+    here."""
     top_logprobs_num: LogprobCount = 0
     token_ids_logprob: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LOGPROBS)] = ()
     """Token ids whose logprob is wanted at every reported position."""
     namespace: str = ""
-    """Cache namespace (from SGLang's extra_key and cache_salt); different namespaces never share a prefix."""
+    """Cache namespace (from SGLang's extra_key and cache_salt); different namespaces never share a
+    prefix."""
     priority: Int64 | None = None
     routing_key: str = ""
     """The routing-key policy runs requests of one key together."""
     pooling: PoolingKind | None = None
-    """Set: an embedding is wanted and no text. ``sampling.max_new_tokens`` is 0 then, and the step that computes the last
-    prompt token ends the request."""
+    """Set: an embedding is wanted and no text. ``sampling.max_new_tokens`` is 0 then, and the step
+    that computes the last prompt token ends the request."""
 
     def prompt(self) -> Ids:
         return unpack_ids(self.prompt_ids)

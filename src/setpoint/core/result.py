@@ -17,8 +17,9 @@ Floats = npt.NDArray[np.float32]
 class PositionLogprobs:
     """Logprobs of consecutive positions of one sequence.
 
-    For k positions: ``values`` [k]; ``ids`` [k], the tokens they belong to; ``top_values``/``top_ids``
-    [k, top_logprobs_num]; ``picked`` [k, len(token_ids_logprob)] (columns 0 wide where not asked for).
+    For k positions: ``values`` [k]; ``ids`` [k], the tokens they belong to;
+    ``top_values``/``top_ids`` [k, top_logprobs_num]; ``picked`` [k, len(token_ids_logprob)]
+    (columns 0 wide where not asked for).
     """
 
     values: Floats
@@ -35,17 +36,22 @@ class StepResult:
     step_id: int
     seq_ids: npt.NDArray[np.int64]
     token_ids: Ids
-    """A negative id means the logits of that row were not finite (NaN): the scheduler aborts the sequence."""
+    """A negative id means the logits of that row were not finite (NaN): the scheduler aborts the
+    sequence."""
     output_logprobs: Mapping[int, PositionLogprobs] = field(default_factory=dict)
     """seq_id -> one position (the sampled token), for sequences admitted with return_logprob."""
     prompt_logprobs: Mapping[int, PositionLogprobs] = field(default_factory=dict)
-    """seq_id -> the prompt positions that this step's chunk made known (position p needs the logits of p - 1)."""
+    """seq_id -> the prompt positions that this step's chunk made known (position p needs the logits
+    of p - 1)."""
     embeddings: Mapping[int, Floats] = field(default_factory=dict)
-    """seq_id -> [hidden size], not normalised, for pooled sequences whose last prompt token this step computed."""
+    """seq_id -> [hidden size], not normalised, for pooled sequences whose last prompt token this
+    step computed."""
     failures: Mapping[int, str] = field(default_factory=dict)
-    """seq_id -> why, for sequences of the plan that failed alone: their ids and logprobs mean nothing."""
+    """seq_id -> why, for sequences of the plan that failed alone: their ids and logprobs mean
+    nothing."""
     forward_s: float = 0.0
     """Seconds the device was busy with the forward pass."""
     sample_s: float = 0.0
     graph: bool = False
-    """The forward pass was replayed from a recording, or ran as compiled code, instead of operation by operation."""
+    """The forward pass was replayed from a recording, or ran as compiled code, instead of operation
+    by operation."""

@@ -1,7 +1,7 @@
 """How a request wants its tokens chosen: the validated form of SGLang's ``sampling_params``.
 
-Works on numbers and strings. It does not know the vocabulary (the frontend checks token ids against it) nor how sampling
-is computed (``engine/sampling``).
+Works on numbers and strings. It does not know the vocabulary (the frontend checks token ids against
+it) nor how sampling is computed (``engine/sampling``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from setpoint.core.bounds import FLOAT32_MAX, FLOAT32_MIN, INT32_MAX, INT64_MAX, Count, Int64, TokenId, converted
+from setpoint.core.bounds import (
+    FLOAT32_MAX,
+    FLOAT32_MIN,
+    INT32_MAX,
+    INT64_MAX,
+    Count,
+    Int64,
+    TokenId,
+    converted,
+)
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
 from setpoint.core.wording import kind_of
@@ -26,7 +35,16 @@ GREEDY_TEMPERATURE = 1e-6
 MAX_STOPS = 32
 """Stop strings, and stop token ids, a request may carry (SGLang 0.5.23)."""
 
-NOT_YET = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "custom_params", "beam_width", "watermark")
+NOT_YET = (
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+    "stop_regex",
+    "custom_params",
+    "beam_width",
+    "watermark",
+)
 """Keys SGLang knows and this engine does not implement yet: refused by name, never ignored."""
 
 MAX_N = 4096
@@ -36,7 +54,8 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Scale = Annotated[float, Meta(ge=1e-20, le=2)]
 Bias = Annotated[float, Meta(ge=-1e30, le=1e30)]
-"""A logit divided by a Scale, plus a Bias, divided by the smallest temperature that is not greedy, stays within float32."""
+"""A logit divided by a Scale, plus a Bias, divided by the smallest temperature that is not greedy,
+stays within float32."""
 
 
 class _Meta(msgspec.StructMeta):
@@ -49,11 +68,13 @@ class _Meta(msgspec.StructMeta):
         return super().__call__(*args, **given)
 
 
-class SamplingParams(msgspec.Struct, metaclass=_Meta, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(
+    msgspec.Struct, metaclass=_Meta, frozen=True, kw_only=True, omit_defaults=True
+):
     """One request's sampling choices; immutable, and checked in whatever way it is made.
 
-    ``stop`` and ``stop_token_ids`` may be given as one value or a list, ``logit_bias`` as a dict. Raises RequestError (400)
-    for a wrong type or a value out of range.
+    ``stop`` and ``stop_token_ids`` may be given as one value or a list, ``logit_bias`` as a dict.
+    Raises RequestError (400) for a wrong type or a value out of range.
     """
 
     max_new_tokens: Count | None = 128
@@ -69,7 +90,8 @@ class SamplingParams(msgspec.Struct, metaclass=_Meta, frozen=True, kw_only=True,
     presence_penalty: Penalty = 0.0
     repetition_penalty: Scale = 1.0
     stop: tuple[str, ...] = ()
-    """Stop strings, which may hold special tokens; found by the frontend, the engine never sees text."""
+    """Stop strings, which may hold special tokens; found by the frontend, the engine never sees
+    text."""
     stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False
     """Goes on after EOS and stop_token_ids; stop strings still end the sequence, as in SGLang."""
@@ -97,19 +119,26 @@ class SamplingParams(msgspec.Struct, metaclass=_Meta, frozen=True, kw_only=True,
 
     @property
     def has_penalties(self) -> bool:
-        return self.frequency_penalty != 0 or self.presence_penalty != 0 or self.repetition_penalty != 1
+        return (
+            self.frequency_penalty != 0
+            or self.presence_penalty != 0
+            or self.repetition_penalty != 1
+        )
 
     @classmethod
     def parse(cls, raw: dict[str, Any] | None) -> SamplingParams:
         """Build from a client's ``sampling_params`` object.
 
-        Raises RequestError (400) for an unknown key, a key not supported yet, a wrong type or a value out of range.
+        Raises RequestError (400) for an unknown key, a key not supported yet, a wrong type or a
+        value out of range.
         """
         if raw is None:
             return cls()
         if not isinstance(raw, dict):
             raise RequestError(f"sampling_params must be an object, got {kind_of(raw)}.")
-        given = {key: value for key, value in raw.items() if value is not None or key == "max_new_tokens"}
+        given = {
+            key: value for key, value in raw.items() if value is not None or key == "max_new_tokens"
+        }
         for key in given:
             if key in NOT_YET:
                 raise RequestError(f"sampling_params.{key} is not supported by this server yet.")
@@ -118,13 +147,23 @@ class SamplingParams(msgspec.Struct, metaclass=_Meta, frozen=True, kw_only=True,
         return cls(**given)
 
     def _check_ranges(self) -> None:
-        """What a field's own type cannot say: SGLang's valid ranges (docs/sglang/sampling.md#parameters)."""
+        """What a field's own type cannot say: SGLang's valid ranges
+        (docs/sglang/sampling.md#parameters)."""
         limit = INT32_MAX if self.max_new_tokens is None else self.max_new_tokens
         for holds, message in (
             (self.top_k != 0, "top_k must be -1 (disable), or at least 1, got 0."),
-            (self.min_new_tokens <= limit, f"min_new_tokens must be in [0, max_new_tokens], got {self.min_new_tokens}."),
-            (len(self.stop) <= MAX_STOPS, f"At most {MAX_STOPS} stop strings are allowed, got {len(self.stop)}."),
-            (len(self.stop_token_ids) <= MAX_STOPS, f"At most {MAX_STOPS} stop token ids are allowed, got {len(self.stop_token_ids)}."),
+            (
+                self.min_new_tokens <= limit,
+                f"min_new_tokens must be in [0, max_new_tokens], got {self.min_new_tokens}.",
+            ),
+            (
+                len(self.stop) <= MAX_STOPS,
+                f"At most {MAX_STOPS} stop strings are allowed, got {len(self.stop)}.",
+            ),
+            (
+                len(self.stop_token_ids) <= MAX_STOPS,
+                f"At most {MAX_STOPS} stop token ids are allowed, got {len(self.stop_token_ids)}.",
+            ),
             ("" not in self.stop, "A stop string must not be empty."),
         ):
             if not holds:
@@ -132,31 +171,48 @@ class SamplingParams(msgspec.Struct, metaclass=_Meta, frozen=True, kw_only=True,
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise RequestError (400) if a token id named here is outside ``[0, vocab_size)``."""
-        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", [token for token, _ in self.logit_bias])):
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", [token for token, _ in self.logit_bias]),
+        ):
             for token in ids:
                 if not 0 <= token < vocab_size:
-                    raise RequestError(f"{name} has token id {token}, outside the vocabulary of {vocab_size}.")
+                    raise RequestError(
+                        f"{name} has token id {token}, outside the vocabulary of {vocab_size}."
+                    )
 
 
 def unknown_parameter(key: str) -> str:
-    """The words for a key that is none, with what was probably meant: a near spelling, or a name that holds this one."""
+    """The words for a key that is none, with what was probably meant: a near spelling, or a name
+    that holds this one."""
     names = SamplingParams.__struct_fields__
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.7) or [name for name in names if key in name]
-    return f"Unknown sampling parameter {key!r}." + (f" Did you mean {' or '.join(close)}?" if close else "")
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.7) or [
+        name for name in names if key in name
+    ]
+    return f"Unknown sampling parameter {key!r}." + (
+        f" Did you mean {' or '.join(close)}?" if close else ""
+    )
 
 
 _FIELDS = msgspec.structs.fields(SamplingParams)
 
 
 def _in_own_type(field: msgspec.structs.FieldInfo, value: Any) -> Any:
-    """``value`` in the field's own type, from the looser forms that people and clients write; None mostly means not given."""
+    """``value`` in the field's own type, from the looser forms that people and clients write; None
+    mostly means not given."""
     if value is None and field.name != "max_new_tokens":
         return field.default
-    if field.name in ("stop", "stop_token_ids") and isinstance(value, str | int) and not isinstance(value, bool):
+    if (
+        field.name in ("stop", "stop_token_ids")
+        and isinstance(value, str | int)
+        and not isinstance(value, bool)
+    ):
         value = (value,)
     if field.name == "logit_bias" and not isinstance(value, tuple):
         if not isinstance(value, dict):
-            raise RequestError(f"logit_bias must be an object that gives token ids a bias, got {kind_of(value)}.")
+            raise RequestError(
+                f"logit_bias must be an object that gives token ids a bias, got {kind_of(value)}."
+            )
         value = tuple(dict(_bias_pair(*pair) for pair in value.items()).items())
     return converted(value, field.type, field.name)
 
@@ -165,5 +221,9 @@ def _bias_pair(key: Any, value: Any) -> tuple[int, float]:
     try:
         token = int(key)
     except (TypeError, ValueError, OverflowError):
-        raise RequestError(f"logit_bias maps token ids to numbers; {shown(repr(key), 40)} is not a token id.") from None
-    return converted(token, TokenId, "A token id of logit_bias"), converted(value, Bias, f"logit_bias of token {token}")
+        raise RequestError(
+            f"logit_bias maps token ids to numbers; {shown(repr(key), 40)} is not a token id."
+        ) from None
+    return converted(token, TokenId, "A token id of logit_bias"), converted(
+        value, Bias, f"logit_bias of token {token}"
+    )

@@ -1,7 +1,8 @@
 """Text that somebody else wrote, as it may stand in a log line: one line, printable, bounded.
 
-A client chooses request ids, keys and model names. Written as they are, a line break in one would begin a log line that looks like the
-server's own, and a control sequence would reach the terminal of whoever reads the log.
+A client chooses request ids, keys and model names. Written as they are, a line break in one would
+begin a log line that looks like the server's own, and a control sequence would reach the terminal
+of whoever reads the log.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ _MAX_CHARS = 300
 
 
 def printable(text: str) -> str:
-    """``text`` with every character that is not printable (line breaks, control and formatting characters) as a Python escape."""
+    """``text`` with every character that is not printable (line breaks, control and formatting
+    characters) as a Python escape."""
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def shown(text: str, max_chars: int = _MAX_CHARS) -> str:

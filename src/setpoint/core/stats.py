@@ -1,6 +1,7 @@
 """Records of what happened: one per step, one per finished request, one reason per refusal.
 
-Together they are the only source of log lines, metrics, the console, the doctor and the controllers.
+Together they are the only source of log lines, metrics, the console, the doctor and the
+controllers.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ class Refusal(enum.StrEnum):
     NO_SLOT = "no_slot"  # max_running_requests reached
     NO_MEMORY = "no_memory"  # pages + reserve for running outputs would not fit
     TOKEN_BUDGET = "token_budget"  # max_prefill_tokens of this step spent
-    CHUNK_BUDGET = "chunk_budget"  # chunked_prefill_size of this step spent, or a chunk already in progress
+    CHUNK_BUDGET = (  # chunked_prefill_size of this step spent, or a chunk already in progress
+        "chunk_budget"
+    )
     PREFILL_LIMIT = "prefill_limit"  # prefill_max_requests reached
-    DELAYED = "delayed"  # admission waits for a larger batch (--enable-prefill-delayer, --min-free-slots-delay)
+    # admission waits for a larger batch (--enable-prefill-delayer, --min-free-slots-delay)
+    DELAYED = "delayed"
     DECODE_TURN = "decode_turn"  # --prefill-decode-interval, --num-continuous-decode-steps
     BLOCKED = "blocked"  # behind a request that was refused: no skipping ahead
 

@@ -1,4 +1,5 @@
-"""Which files of a model folder hold its weights. Opens none of them; what is in them is the reader's."""
+"""Which files of a model folder hold its weights. Opens none of them; what is in them is the
+reader's."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ SINGLE_NAME = "model.safetensors"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the model: model.safetensors, else those the index names; empty if there is neither.
+    """The safetensors files that hold the model: model.safetensors, else those the index names;
+    empty if there is neither.
 
-    Raises CheckpointError if the index is unreadable, or names a file that is not there or outside of the folder.
+    Raises CheckpointError if the index is unreadable, or names a file that is not there or outside
+    of the folder.
     """
     single, index = folder / SINGLE_NAME, folder / INDEX_NAME
     if single.is_file():
@@ -22,16 +25,25 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         return []
     tensors = read_object(index).get("weight_map")
-    if not isinstance(tensors, dict) or not all(isinstance(name, str) and _is_inside(name) for name in tensors.values()):
-        raise CheckpointError(f"{index} is not a safetensors index: 'weight_map' must name a file of this folder for each tensor.")
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and _is_inside(name) for name in tensors.values()
+    ):
+        raise CheckpointError(
+            f"{index} is not a safetensors index: 'weight_map' must name a file of this folder for"
+            " each tensor."
+        )
     names = sorted(set(tensors.values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise CheckpointError(f"{folder} lacks {', '.join(missing)}, which {INDEX_NAME} names. Download the model again.")
+        raise CheckpointError(
+            f"{folder} lacks {', '.join(missing)}, which {INDEX_NAME} names. Download the model"
+            " again."
+        )
     return [folder / name for name in names]
 
 
 def _is_inside(name: str) -> bool:
-    """A printable relative path that does not climb: an index is the model's author's, and must not read this machine's files."""
+    """A printable relative path that does not climb: an index is the model's author's, and must not
+    read this machine's files."""
     path = PurePath(name)
     return name.isprintable() and not path.is_absolute() and ".." not in path.parts

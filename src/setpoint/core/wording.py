@@ -1,7 +1,8 @@
-"""What is wrong with the types of a client's values, in plain words: msgspec's messages translated, for whoever has never heard of it.
+"""What is wrong with the types of a client's values, in plain words: msgspec's messages translated,
+for whoever has never heard of it.
 
-``Expected `float | null`, got `str` - at `$.temperature` `` becomes "temperature must be a number, got a string". That null is allowed too
-is left out: leaving the key out says the same.
+``Expected `float | null`, got `str` - at `$.temperature` `` becomes "temperature must be a number,
+got a string". That null is allowed too is left out: leaving the key out says the same.
 """
 
 from __future__ import annotations
@@ -21,10 +22,21 @@ _WORDS = {
     "bytes": "bytes",
 }
 _GOT = _WORDS | {"bool": "a truth value"}
-_TYPES = {type(None): "null", bool: "bool", int: "int", float: "float", str: "str", list: "array", tuple: "array", dict: "object"}
+_TYPES = {
+    type(None): "null",
+    bool: "bool",
+    int: "int",
+    float: "float",
+    str: "str",
+    list: "array",
+    tuple: "array",
+    dict: "object",
+}
 
 _PLACE = re.compile(r" - at (?P<key>`key` in )?`(?P<path>\$.*)`$", re.DOTALL)
-_EXPECTED = re.compile(r"Expected `(?P<types>[^`]*)`(?P<limits>[^,]*)(?:, got (?P<got>.*))?$", re.DOTALL)
+_EXPECTED = re.compile(
+    r"Expected `(?P<types>[^`]*)`(?P<limits>[^,]*)(?:, got (?P<got>.*))?$", re.DOTALL
+)
 
 
 def kind_of(value: object) -> str:
@@ -34,7 +46,8 @@ def kind_of(value: object) -> str:
 
 
 def plain(error: msgspec.ValidationError, *, name: str = "", whole: str = "The body") -> str:
-    """One sentence. ``name``: of the value that was looked at, if it is a part of something; ``whole``: what it is called if it is not."""
+    """One sentence. ``name``: of the value that was looked at, if it is a part of something;
+    ``whole``: what it is called if it is not."""
     message = str(error)
     place = _PLACE.search(message)
     subject = _subject(place["path"] if place else "$", name) or whole
@@ -59,7 +72,8 @@ def plain(error: msgspec.ValidationError, *, name: str = "", whole: str = "The b
 
 
 def _subject(path: str, name: str) -> str:
-    """``$.messages[0].content`` as a reader would write it, "" for the whole; ``[...]`` stands where msgspec does not know the key."""
+    """``$.messages[0].content`` as a reader would write it, "" for the whole; ``[...]`` stands
+    where msgspec does not know the key."""
     inside = path.removeprefix("$")
     if not name:
         inside = inside.removeprefix(".")

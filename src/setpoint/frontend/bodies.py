@@ -1,7 +1,8 @@
-"""Request bodies: JSON to checked msgspec structs, with 400 (not 422) for anything else, and the JSON shapes of refusals.
+"""Request bodies: JSON to checked msgspec structs, with 400 (not 422) for anything else, and the
+JSON shapes of refusals.
 
-Keys that a route knows and cannot honour are refused by name unless they ask for nothing; of those it does not know, ``unknown_keys``
-tells. It knows nothing of HTTP frameworks.
+Keys that a route knows and cannot honour are refused by name unless they ask for nothing; of those
+it does not know, ``unknown_keys`` tells. It knows nothing of HTTP frameworks.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class InvalidBodyError(RequestError):
-    """A body that is not JSON, or not of the route's type. SGLang calls its type by the name of the status."""
+    """A body that is not JSON, or not of the route's type. SGLang calls its type by the name of the
+    status."""
 
     def __init__(self, message: str, *, status_code: int = 400) -> None:
         super().__init__(message, status_code=status_code, err_type=HTTPStatus(status_code).phrase)
 
 
 def decode_object(data: bytes) -> dict[str, Any]:
-    """A JSON object. Raises InvalidBodyError for anything else, and for one that would take long to decode."""
+    """A JSON object. Raises InvalidBodyError for anything else, and for one that would take long to
+    decode."""
     too_much = excess(data)
     if too_much is not None:
         raise InvalidBodyError(f"The body {too_much}.")
@@ -42,7 +45,8 @@ def decode_object(data: bytes) -> dict[str, Any]:
 
 
 def parse(body: dict[str, Any], kind: type[T], *, unsupported: Iterable[str] = ()) -> T:
-    """The body as ``kind``. Raises RequestError (400) for an unsupported key with a meaning, InvalidBodyError for wrong types."""
+    """The body as ``kind``. Raises RequestError (400) for an unsupported key with a meaning,
+    InvalidBodyError for wrong types."""
     for key in unsupported:
         if asks_for_something(body.get(key)):
             raise RequestError(f"{key} is not supported by this server yet.")
@@ -54,26 +58,41 @@ def parse(body: dict[str, Any], kind: type[T], *, unsupported: Iterable[str] = (
 
 
 def asks_for_something(value: Any) -> bool:
-    """False for null, false, "" and empty containers, and for lists of only such values (one per prompt of a batch)."""
+    """False for null, false, "" and empty containers, and for lists of only such values (one per
+    prompt of a batch)."""
     nothing: tuple[Any, ...] = (None, False, "", {}, [])
-    return any(item not in nothing for item in value) if isinstance(value, list) else value not in nothing
+    return (
+        any(item not in nothing for item in value)
+        if isinstance(value, list)
+        else value not in nothing
+    )
 
 
-def as_id_lists(value: list[Any], name: str, *, max_lists: int | None = MAX_SEQUENCES) -> tuple[list[list[int]], bool]:
-    """Token ids as a client may send them: one list, or a list of lists (then True). Raises on anything else."""
+def as_id_lists(
+    value: list[Any], name: str, *, max_lists: int | None = MAX_SEQUENCES
+) -> tuple[list[list[int]], bool]:
+    """Token ids as a client may send them: one list, or a list of lists (then True). Raises on
+    anything else."""
     if not value:
         raise RequestError(f"{name} must not be empty.")
     is_batch = isinstance(value[0], list)
     if is_batch and max_lists is not None and len(value) > max_lists:
         raise RequestError(f"One request may ask for at most {max_lists} sequences.")
     try:
-        return (msgspec.convert(value, list[list[int]]), True) if is_batch else ([msgspec.convert(value, list[int])], False)
+        return (
+            (msgspec.convert(value, list[list[int]]), True)
+            if is_batch
+            else ([msgspec.convert(value, list[int])], False)
+        )
     except msgspec.ValidationError as error:
         raise InvalidBodyError(plain(error, name=name)) from None
 
 
-def error_body(message: str, *, code: int | str, err_type: str, param: str | None = None) -> dict[str, Any]:
-    """SGLang's flat keys, and the same again under ``error``, where OpenAI's clients look. ``code``: the status, or OpenAI's own word."""
+def error_body(
+    message: str, *, code: int | str, err_type: str, param: str | None = None
+) -> dict[str, Any]:
+    """SGLang's flat keys, and the same again under ``error``, where OpenAI's clients look.
+    ``code``: the status, or OpenAI's own word."""
     error = {"message": message, "type": err_type, "param": param, "code": code}
     return {"object": "error", **error, "error": error}
 

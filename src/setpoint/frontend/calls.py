@@ -1,6 +1,8 @@
-"""What a program asks of a service, as coroutines of its event loop: lists of any length, conversations, streams.
+"""What a program asks of a service, as coroutines of its event loop: lists of any length,
+conversations, streams.
 
-Works on Python values that nobody has checked yet. Which thread or loop the caller lives in is not known here.
+Works on Python values that nobody has checked yet. Which thread or loop the caller lives in is not
+known here.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from setpoint.core.sampling import NOT_YET, SamplingParams, unknown_parameter
 from setpoint.frontend.bodies import asks_for_something, parse
 from setpoint.frontend.feed import QUEUE_TARGET, EngineView, Gate
 from setpoint.frontend.jobs import SequenceOutput
-from setpoint.frontend.native import UNSUPPORTED, EncodeBody, GenerateBody, NativeApi, Prepared, naming_prompt
+from setpoint.frontend.native import (
+    UNSUPPORTED,
+    EncodeBody,
+    GenerateBody,
+    NativeApi,
+    Prepared,
+    naming_prompt,
+)
 from setpoint.frontend.openai.chat import chat_prompt
 from setpoint.frontend.service import Service
 
@@ -47,13 +56,29 @@ class Calls:
         body = self._generate_body(_prompt(prompt, request), sampling, request)
         return [] if body.text == [] else await self._generate(body)
 
-    async def chat(self, messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]) -> Any:
-        return await self._generate(await self._chat_body({}, messages, sampling, variables, request))
+    async def chat(
+        self,
+        messages: Any,
+        sampling: Any,
+        variables: Mapping[str, Any] | None,
+        request: Mapping[str, Any],
+    ) -> Any:
+        return await self._generate(
+            await self._chat_body({}, messages, sampling, variables, request)
+        )
 
     def stream(self, prompt: Any, sampling: Any, request: Mapping[str, Any]) -> Pieces:
-        return self._stream(self._generate_body({**_prompt(prompt, request), "stream": True}, sampling, request))
+        return self._stream(
+            self._generate_body({**_prompt(prompt, request), "stream": True}, sampling, request)
+        )
 
-    async def stream_chat(self, messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]) -> Pieces:
+    async def stream_chat(
+        self,
+        messages: Any,
+        sampling: Any,
+        variables: Mapping[str, Any] | None,
+        request: Mapping[str, Any],
+    ) -> Pieces:
         body = await self._chat_body({"stream": True}, messages, sampling, variables, request)
         async with aclosing(self._stream(body)) as groups:
             async for pieces in groups:
@@ -61,12 +86,16 @@ class Calls:
 
     async def encode(self, prompt: Any, request: Mapping[str, Any]) -> Any:
         if self.service.config.pooling is None:
-            raise RequestError("This Engine generates text. To get embeddings, build one with is_embedding=True.")
+            raise RequestError(
+                "This Engine generates text. To get embeddings, build one with is_embedding=True."
+            )
         body = _body(EncodeBody, _prompt(prompt, request), request)
         if body.text == []:
             return []
         prepared = await self._native.prepare_encode(body, max_sequences=None)
-        return await self._run(prepared, lambda output: self._native.embedding(output, prepared, body.dimensions))
+        return await self._run(
+            prepared, lambda output: self._native.embedding(output, prepared, body.dimensions)
+        )
 
     async def abort(self, rid: str, *, abort_all: bool) -> None:
         if not rid and not abort_all:
@@ -86,26 +115,38 @@ class Calls:
         prepared = await self._native.prepare(body)
         with self.service.job(prepared.flat(), received={}) as job:
             async for pieces in job.pieces():
-                results = [self._native.result(piece.output, prepared, piece=piece) for piece in pieces]
+                results = [
+                    self._native.result(piece.output, prepared, piece=piece) for piece in pieces
+                ]
                 if prepared.is_list:
                     for piece, result in zip(pieces, results, strict=True):
                         result["index"] = piece.output.index
                 yield results
 
-    async def _run(self, prepared: Prepared, make: Callable[[SequenceOutput], dict[str, Any]]) -> Any:
-        """What ``make`` makes of every sequence, in order; the queue of the engine stays short. The first failure ends the others."""
+    async def _run(
+        self, prepared: Prepared, make: Callable[[SequenceOutput], dict[str, Any]]
+    ) -> Any:
+        """What ``make`` makes of every sequence, in order; the queue of the engine stays short. The
+        first failure ends the others."""
         results: list[list[dict[str, Any]]] = [[] for _ in prepared.requests]
         view = EngineView(self.service.engine)
         gate = Gate(view)
 
         async def run(index: int, requests: list[Request]) -> None:
             try:
-                with naming_prompt(index, len(results), is_list=len(results) > 1), self.service.job(requests, received={}) as job:
+                with (
+                    naming_prompt(index, len(results), is_list=len(results) > 1),
+                    self.service.job(requests, received={}) as job,
+                ):
                     results[index] = [make(output) for output in await job.wait()]
             finally:
                 gate.closed(len(requests), 0)
 
-        watcher = asyncio.create_task(view.watch(gate.changed, timeout_s=LOOK_TIMEOUT_S)) if len(results) > QUEUE_TARGET else None
+        watcher = (
+            asyncio.create_task(view.watch(gate.changed, timeout_s=LOOK_TIMEOUT_S))
+            if len(results) > QUEUE_TARGET
+            else None
+        )
         try:
             async with asyncio.TaskGroup() as group:
                 for index, requests in enumerate(prepared.requests):
@@ -123,24 +164,43 @@ class Calls:
         return flat if prepared.is_list else flat[0]
 
     async def _chat_body(
-        self, fixed: dict[str, Any], messages: Any, sampling: Any, variables: Mapping[str, Any] | None, request: Mapping[str, Any]
+        self,
+        fixed: dict[str, Any],
+        messages: Any,
+        sampling: Any,
+        variables: Mapping[str, Any] | None,
+        request: Mapping[str, Any],
     ) -> GenerateBody:
         ids = await self._chat_ids(messages, variables or {})
-        return self._generate_body({**fixed, "input_ids": ids}, self.chat_defaults if sampling is None else sampling, request)
+        return self._generate_body(
+            {**fixed, "input_ids": ids},
+            self.chat_defaults if sampling is None else sampling,
+            request,
+        )
 
-    def _generate_body(self, fixed: dict[str, Any], sampling: Any, request: Mapping[str, Any]) -> GenerateBody:
+    def _generate_body(
+        self, fixed: dict[str, Any], sampling: Any, request: Mapping[str, Any]
+    ) -> GenerateBody:
         if self.service.config.pooling is not None:
-            raise RequestError("This Engine makes embeddings (is_embedding=True) and does not generate text; call encode().")
+            raise RequestError(
+                "This Engine makes embeddings (is_embedding=True) and does not generate text; call"
+                " encode()."
+            )
         body = _body(GenerateBody, fixed, request)
         if isinstance(sampling, Sequence) and not isinstance(sampling, str):
-            return msgspec.structs.replace(body, sampling_params=[_sampling(each) for each in sampling])
+            return msgspec.structs.replace(
+                body, sampling_params=[_sampling(each) for each in sampling]
+            )
         return msgspec.structs.replace(body, sampling_params=_sampling(sampling))
 
-    async def _chat_ids(self, messages: Any, variables: Mapping[str, Any]) -> list[int] | list[list[int]]:
+    async def _chat_ids(
+        self, messages: Any, variables: Mapping[str, Any]
+    ) -> list[int] | list[list[int]]:
         """Ids of a conversation, or of each in a list of them."""
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise RequestError(
-                'messages must be a list like [{"role": "user", "content": "Hello"}], or a list of such lists, '
+                'messages must be a list like [{"role": "user", "content": "Hello"}], or a list of'
+                " such lists, "
                 f"{'not an empty one' if messages == [] else f'not {type(messages).__name__}'}."
             )
         if isinstance(messages[0], Mapping):
@@ -158,10 +218,18 @@ class Calls:
             raise RequestError("messages must not be empty.")
         for index, message in enumerate(messages):
             if not isinstance(message, Mapping):
-                raise RequestError(f"messages[{index}] must be a dict with role and content, not {type(message).__name__}.")
+                raise RequestError(
+                    f"messages[{index}] must be a dict with role and content, not"
+                    f" {type(message).__name__}."
+                )
         if not self.service.text.has_chat_template:
-            raise RequestError('This model has no chat template. Build the Engine with chat_template="FILE", or call generate().')
-        text = await chat_prompt(self.service.text, [dict(message) for message in messages], variables=variables)
+            raise RequestError(
+                'This model has no chat template. Build the Engine with chat_template="FILE", or'
+                " call generate()."
+            )
+        text = await chat_prompt(
+            self.service.text, [dict(message) for message in messages], variables=variables
+        )
         # The template writes the special tokens itself.
         return (await self.service.intake.encode(text, add_special_tokens=False)).tolist()  # type: ignore[no-any-return]
 
@@ -170,7 +238,9 @@ def _prompt(prompt: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     """What a body calls "text". Raises RequestError in the words of a call."""
     has_ids = request.get("input_ids") is not None
     if prompt is None and not has_ids:
-        raise RequestError("prompt is missing: give a string or a list of strings, or token ids as input_ids.")
+        raise RequestError(
+            "prompt is missing: give a string or a list of strings, or token ids as input_ids."
+        )
     if prompt is not None and has_ids:
         raise RequestError("Give prompt or input_ids, not both.")
     return {"text": _text(prompt)}
@@ -186,13 +256,20 @@ def _text(prompt: Any) -> Any:
     if texts is not None and all(isinstance(token, int) for token in texts):
         raise RequestError("prompt must be text; pass token ids as input_ids.")
     if texts is None:
-        raise RequestError(f"prompt must be a string or a list of strings, not {type(prompt).__name__}.")
-    index, wrong = next((index, text) for index, text in enumerate(texts) if not isinstance(text, str))
-    raise RequestError(f"prompt {index + 1} of {len(texts)} must be a string, not {type(wrong).__name__}.")
+        raise RequestError(
+            f"prompt must be a string or a list of strings, not {type(prompt).__name__}."
+        )
+    index, wrong = next(
+        (index, text) for index, text in enumerate(texts) if not isinstance(text, str)
+    )
+    raise RequestError(
+        f"prompt {index + 1} of {len(texts)} must be a string, not {type(wrong).__name__}."
+    )
 
 
 def _body(kind: type[T], fixed: dict[str, Any], request: Mapping[str, Any]) -> T:
-    """Raises TypeError for a keyword that the call does not have, RequestError for values that are not what they must be."""
+    """Raises TypeError for a keyword that the call does not have, RequestError for values that are
+    not what they must be."""
     supported = {*kind.__struct_fields__} - fixed.keys() - _NO_KEYWORDS
     for key, value in request.items():
         if key in UNSUPPORTED and asks_for_something(value):
@@ -208,7 +285,9 @@ def _advice(key: str, supported: Set[str]) -> str:
         return " Call stream() instead."
     if key in SamplingParams.__struct_fields__:
         return f' Put it into sampling_params: {{"{key}": …}}.'
-    close = get_close_matches(key, sorted({*supported, "prompt", "messages", "sampling_params"}), n=1)
+    close = get_close_matches(
+        key, sorted({*supported, "prompt", "messages", "sampling_params"}), n=1
+    )
     return f" Did you mean {close[0]}?" if close else ""
 
 
@@ -222,4 +301,6 @@ def _sampling(value: Any) -> Any:
             if key in NOT_YET and asks_for_something(value[key]):
                 raise RequestError(f"{key} is not supported yet.")
         return dict(value)
-    raise RequestError(f"sampling_params must be SamplingParams or a dict, not {type(value).__name__}.")
+    raise RequestError(
+        f"sampling_params must be SamplingParams or a dict, not {type(value).__name__}."
+    )

@@ -1,4 +1,5 @@
-"""What the frontend needs to know of the server's configuration; the launcher builds it from the resolved options."""
+"""What the frontend needs to know of the server's configuration; the launcher builds it from the
+resolved options."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class FrontendConfig:
     tokenizer_path: str
     context_len: int
     max_req_input_len: int
-    """``Ready.info["max_req_input_len"]``: prompts of this many tokens or more do not fit the pool."""
+    """``Ready.info["max_req_input_len"]``: prompts of this many tokens or more do not fit the
+    pool."""
     vocab_size: int
     """Of the model (which may pad the tokenizer's): prompt ids must be below it."""
     pooling: Pooling | None = None
@@ -32,7 +34,8 @@ class FrontendConfig:
     stream_include_usage: bool = False
     """OpenAI streams without ``stream_options`` end with a usage chunk."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
-    """temperature, top_p, top_k, min_p, repetition_penalty of generation_config.json, for the OpenAI routes."""
+    """temperature, top_p, top_k, min_p, repetition_penalty of generation_config.json, for the
+    OpenAI routes."""
     log_requests: bool = False
     log_requests_level: int = 2
     """0 metadata, 1 + sampling parameters, 2 + text and ids cut short, 3 everything."""
@@ -42,6 +45,7 @@ class FrontendConfig:
     """Resolved options, version and start-up times, flattened, for ``/server_info``."""
     weight_version: str = "default"
     health_generates: bool = True
-    """``/health`` asks the engine for a token; otherwise it answers for the frontend alone. ``/health_generate`` always asks."""
+    """``/health`` asks the engine for a token; otherwise it answers for the frontend alone.
+    ``/health_generate`` always asks."""
     health_timeout_s: float = 20.0
     """How long ``/health`` waits for a sign of life of the engine."""

@@ -1,4 +1,5 @@
-"""From the engine's pooled hidden state to the vector a client gets: cut, scaled to length 1. Knows nothing of routes."""
+"""From the engine's pooled hidden state to the vector a client gets: cut, scaled to length 1. Knows
+nothing of routes."""
 
 from __future__ import annotations
 
@@ -11,20 +12,28 @@ from setpoint.frontend.jobs import SequenceOutput
 
 
 def check_dimensions(dimensions: int | None, pooling: Pooling | None) -> None:
-    """Raise RequestError (400) for a length to which this model's vectors cannot be cut sensibly."""
+    """Raise RequestError (400) for a length to which this model's vectors cannot be cut
+    sensibly."""
     if dimensions is None or pooling is None or dimensions == pooling.size:
         return
     if pooling.lengths is None:
         raise RequestError(
-            f"dimensions: this model was not trained for shorter vectors than its {pooling.size}. If it was, say so at start: "
-            "--json-model-override-args '{\"is_matryoshka\": true}'."
+            f"dimensions: this model was not trained for shorter vectors than its {pooling.size}."
+            ' If it was, say so at start: --json-model-override-args \'{"is_matryoshka":'
+            " true}'."
         )
-    if not 1 <= dimensions <= pooling.size or (pooling.lengths and dimensions not in pooling.lengths):
-        allowed = ", ".join(map(str, pooling.lengths)) if pooling.lengths else f"1 to {pooling.size}"
+    if not 1 <= dimensions <= pooling.size or (
+        pooling.lengths and dimensions not in pooling.lengths
+    ):
+        allowed = (
+            ", ".join(map(str, pooling.lengths)) if pooling.lengths else f"1 to {pooling.size}"
+        )
         raise RequestError(f"dimensions must be one of {allowed}; got {dimensions}.")
 
 
-def vector_of(output: SequenceOutput, pooling: Pooling | None, dimensions: int | None = None) -> Floats:
+def vector_of(
+    output: SequenceOutput, pooling: Pooling | None, dimensions: int | None = None
+) -> Floats:
     """A finished pooled request's vector. Raises RequestError (400) if the request was aborted."""
     assert pooling is not None, "Intake.embedding_request() refuses it"
     if not output.embedding:
@@ -34,7 +43,12 @@ def vector_of(output: SequenceOutput, pooling: Pooling | None, dimensions: int |
 
 
 def finished_vector(embedding: bytes, pooling: Pooling, dimensions: int | None = None) -> Floats:
-    """``TokenEvent.embedding`` as float32 [dimensions or the model's size]: the first numbers, normalised if the model's are."""
+    """``TokenEvent.embedding`` as float32 [dimensions or the model's size]: the first numbers,
+    normalised if the model's are."""
     vector = np.frombuffer(embedding, "<f4")[:dimensions]
     length = float(np.linalg.norm(vector.astype(np.float64)))
-    return (vector / np.float32(length)).astype(np.float32) if pooling.normalize and length > 0 else vector
+    return (
+        (vector / np.float32(length)).astype(np.float32)
+        if pooling.normalize and length > 0
+        else vector
+    )

@@ -1,8 +1,9 @@
-"""How many requests may be open: enough for a queue that never runs dry, few enough for constant memory and cheap scheduling.
+"""How many requests may be open: enough for a queue that never runs dry, few enough for constant
+memory and cheap scheduling.
 
-The guides call a ``#queue-req`` of 100 to 2,000 healthy. The engine is asked a few times per second how many sequences run; that many
-and QUEUE_TARGET more may be open. Between two looks the queue drains only by what the engine newly admits, as every answer is
-replaced at once.
+The guides call a ``#queue-req`` of 100 to 2,000 healthy. The engine is asked a few times per second
+how many sequences run; that many and QUEUE_TARGET more may be open. Between two looks the queue
+drains only by what the engine newly admits, as every answer is replaced at once.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class EngineView:
         """Share of the KV pool that cannot be had by eviction."""
 
     async def watch(self, changed: asyncio.Event, *, timeout_s: float) -> None:
-        """Look until cancelled, or until the engine is dead or silent for ``timeout_s``: its requests tell of that."""
+        """Look until cancelled, or until the engine is dead or silent for ``timeout_s``: its
+        requests tell of that."""
         while True:
             try:
                 reply = await self._client.call("state", timeout_s=timeout_s)
@@ -49,7 +51,8 @@ class EngineView:
 
 
 class Gate:
-    """Counts what is open. ``changed`` is set whenever a request that had to wait may look again."""
+    """Counts what is open. ``changed`` is set whenever a request that had to wait may look
+    again."""
 
     def __init__(self, view: EngineView) -> None:
         self._view = view
@@ -61,7 +64,10 @@ class Gate:
         """For one more request; the first always finds some."""
         if not self.num_seqs:
             return True
-        fits = self.num_seqs < self._view.num_running + QUEUE_TARGET and self.num_bytes + num_bytes <= MAX_OPEN_BYTES
+        fits = (
+            self.num_seqs < self._view.num_running + QUEUE_TARGET
+            and self.num_bytes + num_bytes <= MAX_OPEN_BYTES
+        )
         return fits and held_bytes <= MAX_HELD_BYTES
 
     def opened(self, num_seqs: int, num_bytes: int) -> None:

@@ -1,6 +1,8 @@
-"""From a client's prompt and options to core Requests: tokenization, length and vocabulary checks, clipping.
+"""From a client's prompt and options to core Requests: tokenization, length and vocabulary checks,
+clipping.
 
-The checks of docs/sglang/scheduling.md#length-limits. It knows nothing of HTTP; every refusal is a RequestError.
+The checks of docs/sglang/scheduling.md#length-limits. It knows nothing of HTTP; every refusal is a
+RequestError.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ MAX_SEQUENCES = MAX_N
 """Sequences (prompts x n) one HTTP request may ask for."""
 
 MAX_LOGPROBS_IN_ALL = 1 << 19
-"""Logprobs that the answers to one client request may hold together: some 15 MB of JSON. Eight times as many held the event loop for
-0.6 s while they were encoded and sent."""
+"""Logprobs that the answers to one client request may hold together: some 15 MB of JSON. Eight
+times as many held the event loop for 0.6 s while they were encoded and sent."""
 
 MAX_RID_CHARS = 256
 MAX_KEY_CHARS = 1024
-"""Longest extra_key, cache_salt, routing_key or model name: the engine keeps the first three, answers repeat the last."""
+"""Longest extra_key, cache_salt, routing_key or model name: the engine keeps the first three,
+answers repeat the last."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -53,23 +56,30 @@ def new_rid() -> str:
 
 
 def check_rid(rid: str) -> None:
-    """Raise RequestError (400) for a request id that could not stand in a log line or an answer as it is."""
+    """Raise RequestError (400) for a request id that could not stand in a log line or an answer as
+    it is."""
     if not rid:
         raise RequestError("A rid must not be empty.")
     if len(rid) > MAX_RID_CHARS or not rid.isprintable():
-        raise RequestError(f"A rid must have at most {MAX_RID_CHARS} characters, all of them printable.")
+        raise RequestError(
+            f"A rid must have at most {MAX_RID_CHARS} characters, all of them printable."
+        )
 
 
 def check_key(value: str | None, name: str) -> None:
     """Raise RequestError (400) for a name that is too long to be kept or repeated."""
     if value is not None and len(value) > MAX_KEY_CHARS:
-        raise RequestError(f"{name} must have at most {MAX_KEY_CHARS} characters, got {len(value)}.")
+        raise RequestError(
+            f"{name} must have at most {MAX_KEY_CHARS} characters, got {len(value)}."
+        )
 
 
 def namespace(extra_key: str | None, cache_salt: str | None) -> str:
-    """The cache namespace of a request, "" without either; two different pairs never make the same one. Raises RequestError (400).
+    """The cache namespace of a request, "" without either; two different pairs never make the same
+    one. Raises RequestError (400).
 
-    Only joined ("ab" + "c", "a" + "bc") one client could pose as another, and learn from timings what that one's prompts are.
+    Only joined ("ab" + "c", "a" + "bc") one client could pose as another, and learn from timings
+    what that one's prompts are.
     """
     check_key(extra_key, "extra_key")
     check_key(cache_salt, "cache_salt")
@@ -78,12 +88,17 @@ def namespace(extra_key: str | None, cache_salt: str | None) -> str:
     return f"{len(extra_key or '')}:{extra_key or ''}{cache_salt or ''}"
 
 
-_NUMBERS = {field.name: field.type for field in msgspec.structs.fields(Request) if bounds_of(field.type) is not None}
+_NUMBERS = {
+    field.name: field.type
+    for field in msgspec.structs.fields(Request)
+    if bounds_of(field.type) is not None
+}
 """Of a Request: field -> its bounded type."""
 
 
 def _check_numbers(options: Options) -> None:
-    """Raise RequestError (400) for a number outside the range that the Request's field of its name declares."""
+    """Raise RequestError (400) for a number outside the range that the Request's field of its name
+    declares."""
     for name, kind in _NUMBERS.items():
         converted(getattr(options, name), kind, name)
 
@@ -94,7 +109,8 @@ class Intake:
         self._text = text
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> Ids:
-        """Ids of a prompt. A text that cannot fit the context is refused before it is tokenized, unless truncation is allowed."""
+        """Ids of a prompt. A text that cannot fit the context is refused before it is tokenized,
+        unless truncation is allowed."""
         at_least = self._text.min_tokens(text)
         if at_least >= self._config.context_len:
             if not self._config.allow_auto_truncate:
@@ -111,37 +127,56 @@ class Intake:
         return self.check_ids(ids, name=name)
 
     def check_ids(self, ids: Sequence[int], *, name: str) -> Ids:
-        """Client's token ids as an array. Raises RequestError (400) for one outside the vocabulary."""
+        """Client's token ids as an array. Raises RequestError (400) for one outside the
+        vocabulary."""
         limit = self._config.vocab_size
         if len(ids) and not 0 <= min(ids) <= max(ids) < limit:
             wrong = next(token for token in ids if not 0 <= token < limit)
             raise RequestError(f"{name} has token id {wrong}, outside the vocabulary of {limit}.")
         return np.array(ids, np.int32)
 
-    def requests(self, prompt: Ids, sampling: SamplingParams, options: Options, *, rid: str | None = None) -> list[Request]:
+    def requests(
+        self, prompt: Ids, sampling: SamplingParams, options: Options, *, rid: str | None = None
+    ) -> list[Request]:
         """The ``sampling.n`` requests of one prompt. Raises RequestError (400).
 
-        With n > 1 the rids are the given one with a suffix, so that aborting the given rid reaches them all, and a given
-        seed is counted up, so that the samples differ.
+        With n > 1 the rids are the given one with a suffix, so that aborting the given rid reaches
+        them all, and a given seed is counted up, so that the samples differ.
         """
         if self._config.pooling is not None:
-            raise RequestError("This server embeds (--is-embedding) and does not generate; use /v1/embeddings or /encode.")
+            raise RequestError(
+                "This server embeds (--is-embedding) and does not generate; use /v1/embeddings or"
+                " /encode."
+            )
         self._check_options(options, sampling)
         prompt, sampling = self._fit(prompt, sampling)
         if options.logprob_start_len > len(prompt):
-            raise RequestError(f"logprob_start_len is {options.logprob_start_len}, but the prompt has {len(prompt)} tokens.")
+            raise RequestError(
+                f"logprob_start_len is {options.logprob_start_len}, but the prompt has"
+                f" {len(prompt)} tokens."
+            )
         # From the end of the prompt on there is nothing to report of it.
-        logprob_start_len = -1 if options.logprob_start_len == len(prompt) else options.logprob_start_len
+        logprob_start_len = (
+            -1 if options.logprob_start_len == len(prompt) else options.logprob_start_len
+        )
         base = rid or new_rid()
         one = msgspec.structs.replace(sampling, n=1)
         requests = []
         for index in range(sampling.n):
-            seed = None if sampling.sampling_seed is None else (sampling.sampling_seed + index) & INT64_MAX
+            seed = (
+                None
+                if sampling.sampling_seed is None
+                else (sampling.sampling_seed + index) & INT64_MAX
+            )
             requests.append(
                 Request(
                     rid=base if sampling.n == 1 else f"{base}_{index}",
                     prompt_ids=pack_ids(prompt),
-                    sampling=msgspec.structs.replace(one, sampling_seed=seed) if index and seed is not None else one,
+                    sampling=(
+                        msgspec.structs.replace(one, sampling_seed=seed)
+                        if index and seed is not None
+                        else one
+                    ),
                     stream=options.stream,
                     return_logprob=options.return_logprob,
                     logprob_start_len=logprob_start_len,
@@ -155,25 +190,33 @@ class Intake:
         return requests
 
     def check_logprobs(self, requests: Sequence[Request]) -> None:
-        """Raise RequestError (400) if the answers to these requests together could hold too many logprobs."""
+        """Raise RequestError (400) if the answers to these requests together could hold too many
+        logprobs."""
         total = sum(self._most_logprobs(request) for request in requests if request.return_logprob)
         if total > MAX_LOGPROBS_IN_ALL:
             raise RequestError(
-                f"The answer could hold {total} logprobs; at most {MAX_LOGPROBS_IN_ALL} are allowed. "
-                "Ask for fewer per token, for fewer tokens, or for fewer answers."
+                f"The answer could hold {total} logprobs; at most {MAX_LOGPROBS_IN_ALL} are"
+                " allowed. Ask for fewer per token, for fewer tokens, or for fewer answers."
             )
 
     def _most_logprobs(self, request: Request) -> int:
         num_prompt, wanted = len(request.prompt_ids) // 4, request.sampling.max_new_tokens
         room = self._config.context_len - num_prompt
-        positions = (room if wanted is None else min(wanted, room)) + (num_prompt if request.logprob_start_len >= 0 else 0)
+        positions = (room if wanted is None else min(wanted, room)) + (
+            num_prompt if request.logprob_start_len >= 0 else 0
+        )
         return positions * (1 + request.top_logprobs_num + len(request.token_ids_logprob))
 
-    def embedding_request(self, prompt: Ids, options: Options | None = None, *, rid: str | None = None) -> Request:
-        """The request for one prompt's embedding. Raises RequestError (400), also where the server generates."""
+    def embedding_request(
+        self, prompt: Ids, options: Options | None = None, *, rid: str | None = None
+    ) -> Request:
+        """The request for one prompt's embedding. Raises RequestError (400), also where the server
+        generates."""
         pooling, options = self._config.pooling, options or Options()
         if pooling is None:
-            raise RequestError("This server generates text; start it with --is-embedding to get embeddings.")
+            raise RequestError(
+                "This server generates text; start it with --is-embedding to get embeddings."
+            )
         _check_numbers(options)
         prompt, sampling = self._fit(prompt, SamplingParams(max_new_tokens=0))
         return Request(
@@ -190,7 +233,10 @@ class Intake:
         sampling.check_vocabulary(self._config.vocab_size)
         _check_numbers(options)
         if len(options.token_ids_logprob) > MAX_LOGPROBS:
-            raise RequestError(f"token_ids_logprob may name at most {MAX_LOGPROBS} tokens, got {len(options.token_ids_logprob)}.")
+            raise RequestError(
+                f"token_ids_logprob may name at most {MAX_LOGPROBS} tokens, got"
+                f" {len(options.token_ids_logprob)}."
+            )
         self.check_ids(options.token_ids_logprob, name="token_ids_logprob")
 
     def _fit(self, prompt: Ids, sampling: SamplingParams) -> tuple[Ids, SamplingParams]:
@@ -202,28 +248,46 @@ class Intake:
         if self._config.allow_auto_truncate:
             fitting = min(context_len, max_input) - 1
             if num_prompt > fitting:
-                logger.warning("Truncated a prompt of %d tokens or more to its first %d (--allow-auto-truncate).", num_prompt, fitting)
+                logger.warning(
+                    "Truncated a prompt of %d tokens or more to its first %d"
+                    " (--allow-auto-truncate).",
+                    num_prompt,
+                    fitting,
+                )
                 prompt, num_prompt = prompt[:fitting], fitting
-            if sampling.max_new_tokens is not None and num_prompt + sampling.max_new_tokens > context_len:
+            if (
+                sampling.max_new_tokens is not None
+                and num_prompt + sampling.max_new_tokens > context_len
+            ):
                 limit = context_len - num_prompt
-                logger.warning("Lowered max_new_tokens from %d to %d (--allow-auto-truncate).", sampling.max_new_tokens, limit)
-                sampling = msgspec.structs.replace(sampling, max_new_tokens=limit, min_new_tokens=min(sampling.min_new_tokens, limit))
+                logger.warning(
+                    "Lowered max_new_tokens from %d to %d (--allow-auto-truncate).",
+                    sampling.max_new_tokens,
+                    limit,
+                )
+                sampling = msgspec.structs.replace(
+                    sampling,
+                    max_new_tokens=limit,
+                    min_new_tokens=min(sampling.min_new_tokens, limit),
+                )
         if num_prompt >= context_len:
             raise self._too_long(str(num_prompt))
         if num_prompt >= max_input:
             raise ContextLengthError(
-                f"Input length ({num_prompt} tokens) exceeds the maximum allowed length ({max_input} tokens). "
-                "Use a shorter input or enable --allow-auto-truncate."
+                f"Input length ({num_prompt} tokens) exceeds the maximum allowed length"
+                f" ({max_input} tokens). Use a shorter input or enable --allow-auto-truncate."
             )
         wanted = max(sampling.max_new_tokens or 0, sampling.min_new_tokens)
         if num_prompt + wanted > context_len:
             raise ContextLengthError(
-                f"Requested token count exceeds the model's maximum context length of {context_len} tokens: "
-                f"{num_prompt} of the input plus {wanted} for the completion are {num_prompt + wanted}."
+                f"Requested token count exceeds the model's maximum context length of {context_len}"
+                f" tokens: {num_prompt} of the input plus {wanted} for the completion are"
+                f" {num_prompt + wanted}."
             )
         return prompt, sampling
 
     def _too_long(self, num_tokens: str) -> ContextLengthError:
         return ContextLengthError(
-            f"The input ({num_tokens} tokens) is longer than the model's context length ({self._config.context_len} tokens)."
+            f"The input ({num_tokens} tokens) is longer than the model's context length"
+            f" ({self._config.context_len} tokens)."
         )

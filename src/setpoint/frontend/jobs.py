@@ -1,7 +1,7 @@
 """A client's request while it runs: token events in, text and token counts out.
 
-A Job is one HTTP request, a SequenceOutput one of its sequences. They join the engine's events with the text work: stop
-strings, trimming, counts, timings. They know nothing of JSON or routes.
+A Job is one HTTP request, a SequenceOutput one of its sequences. They join the engine's events with
+the text work: stop strings, trimming, counts, timings. They know nothing of JSON or routes.
 """
 
 from __future__ import annotations
@@ -50,9 +50,13 @@ class SequenceOutput:
         self.first_token_at: float | None = None
         self.finished_at: float | None = None
         self._tokenizer = tokenizer
-        self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+        self._detokenizer = make_detokenizer(
+            tokenizer, skip_special_tokens=sampling.skip_special_tokens
+        )
         self._skipped = tokenizer.special_ids if sampling.skip_special_tokens else frozenset()
-        self._finder = StopFinder(sampling.stop, keep=sampling.no_stop_trim) if sampling.stop else None
+        self._finder = (
+            StopFinder(sampling.stop, keep=sampling.no_stop_trim) if sampling.stop else None
+        )
 
     @property
     def rid(self) -> str:
@@ -61,14 +65,17 @@ class SequenceOutput:
     @property
     def num_logprobs(self) -> int:
         """Logprobs that are here, of prompt and outputs."""
-        return sum(map(_size, self.logprobs)) + (0 if self.prompt_logprobs is None else _size(self.prompt_logprobs))
+        return sum(map(_size, self.logprobs)) + (
+            0 if self.prompt_logprobs is None else _size(self.prompt_logprobs)
+        )
 
     @property
     def e2e_s(self) -> float:
         return (self.finished_at or time.perf_counter()) - self.created_at
 
     def feed(self, event: TokenEvent) -> Piece:
-        """Take in an event; a stop string in it ends the sequence at the token that completed it."""
+        """Take in an event; a stop string in it ends the sequence at the token that completed
+        it."""
         if event.ids and self.first_token_at is None:
             self.first_token_at = time.perf_counter()
         num_kept, text = self._decode(event)
@@ -88,7 +95,11 @@ class SequenceOutput:
         if block is not None:
             self.logprobs.append(block)
         self.text += text
-        self.finish = Finish("stop", matched=self._finder.matched) if self._finder is not None and self._stopped else event.finish
+        self.finish = (
+            Finish("stop", matched=self._finder.matched)
+            if self._finder is not None and self._stopped
+            else event.finish
+        )
         if self.finish is not None:
             self.finished_at = time.perf_counter()
         return Piece(self, text, num_kept, block)
@@ -112,7 +123,12 @@ class SequenceOutput:
     def _decode(self, event: TokenEvent) -> tuple[int, str]:
         """How many ids of the event belong to the sequence, and what is shown of their text."""
         finish, num_shown = event.finish, len(event.ids)
-        if finish is not None and isinstance(finish.matched, int) and event.ids and not self.request.sampling.no_stop_trim:
+        if (
+            finish is not None
+            and isinstance(finish.matched, int)
+            and event.ids
+            and not self.request.sampling.no_stop_trim
+        ):
             num_shown -= 1  # the stop token itself is counted but not shown
         if self._finder is None:
             return len(event.ids), self._detokenizer.feed(event.ids[:num_shown])
@@ -124,15 +140,20 @@ class SequenceOutput:
         return len(event.ids), text
 
     def _search(self, finder: StopFinder, token_id: int, *, shown: bool) -> str:
-        """Look for stop strings in the text with one more token, special or not; returns what becomes certain of the shown text."""
+        """Look for stop strings in the text with one more token, special or not; returns what
+        becomes certain of the shown text."""
         if token_id in self._skipped:
             return finder.feed(self._tokenizer.token_text(token_id), hidden=True)
         if shown:
             return finder.feed(self._detokenizer.feed((token_id,)))
-        before = finder.feed(self._detokenizer.flush())  # half a character is the shown text's, not the stop token's
+        before = finder.feed(
+            self._detokenizer.flush()
+        )  # half a character is the shown text's, not the stop token's
         if finder.matched is not None:
             return before
-        return before + finder.feed(self._detokenizer.feed((token_id,)) + self._detokenizer.flush(), hidden=True)
+        return before + finder.feed(
+            self._detokenizer.feed((token_id,)) + self._detokenizer.flush(), hidden=True
+        )
 
     def _flush(self) -> str:
         tail = self._detokenizer.flush()
@@ -157,10 +178,16 @@ class Piece:
 
 
 class Job:
-    """The sequences of one client request, submitted together. A context manager: leaving it frees what still runs."""
+    """The sequences of one client request, submitted together. A context manager: leaving it frees
+    what still runs."""
 
     def __init__(
-        self, client: EngineClient, tokenizer: Tokenizer, requests: Sequence[Request], *, on_finish: Callable[[SequenceOutput], None]
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        requests: Sequence[Request],
+        *,
+        on_finish: Callable[[SequenceOutput], None],
     ) -> None:
         self._client = client
         self._mailbox = Mailbox()
@@ -168,34 +195,46 @@ class Job:
         self._open: dict[int, int] = {}
         """Index -> number of submission, of the sequences that have not ended."""
         self._is_cancelled = False
-        self.outputs = [SequenceOutput(request, index, tokenizer) for index, request in enumerate(requests)]
+        self.outputs = [
+            SequenceOutput(request, index, tokenizer) for index, request in enumerate(requests)
+        ]
 
     def __enter__(self) -> Job:
         """Submit. Raises RequestError or EngineDeadError, then nothing of the job runs."""
         try:
             for output in self.outputs:
-                self._open[output.index] = self._client.submit(output.request, self._mailbox, output.index)
+                self._open[output.index] = self._client.submit(
+                    output.request, self._mailbox, output.index
+                )
         except SetpointError:
             self._stop()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stop()
 
     def cancel(self) -> None:
-        """The client went away: free everything, and wake up whoever waits for more with ClientGoneError."""
+        """The client went away: free everything, and wake up whoever waits for more with
+        ClientGoneError."""
         self._stop()
         self._is_cancelled = True
         self._mailbox.fail(ClientGoneError())
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
-        """What each wake-up brought, until all sequences are finished; at most one piece of a sequence at a time.
+        """What each wake-up brought, until all sequences are finished; at most one piece of a
+        sequence at a time.
 
-        An output shows its present state (counts, end, latest ids): where several events of a sequence came together, the reader
-        must be done with the first before the next is fed.
+        An output shows its present state (counts, end, latest ids): where several events of a
+        sequence came together, the reader must be done with the first before the next is fed.
 
-        Raises RequestError when a sequence was aborted with an HTTP status, EngineDeadError, ClientGoneError.
+        Raises RequestError when a sequence was aborted with an HTTP status, EngineDeadError,
+        ClientGoneError.
         """
         while self._open:
             pieces: dict[int, Piece] = {}
@@ -231,11 +270,14 @@ class Job:
 
 
 def _fed(output: SequenceOutput, event: TokenEvent) -> Piece:
-    """Raises RequestError (500) if the text work does: that ends this client's request and no other."""
+    """Raises RequestError (500) if the text work does: that ends this client's request and no
+    other."""
     try:
         return output.feed(event)
     except Exception as error:
-        raise RequestError(failure("making its text", error), status_code=500, err_type="InternalServerError") from error
+        raise RequestError(
+            failure("making its text", error), status_code=500, err_type="InternalServerError"
+        ) from error
 
 
 def _raise_abort(finish: Finish) -> None:
@@ -248,8 +290,16 @@ def _raise_abort(finish: Finish) -> None:
 
 
 def _size(block: LogprobBlock) -> int:
-    return len(block.values) * (1 + sum(len(rows[0]) for rows in (block.top_values, block.picked) if rows))
+    return len(block.values) * (
+        1 + sum(len(rows[0]) for rows in (block.top_values, block.picked) if rows)
+    )
 
 
 def _head(block: LogprobBlock, length: int) -> LogprobBlock:
-    return LogprobBlock(block.values[:length], block.ids[:length], block.top_values[:length], block.top_ids[:length], block.picked[:length])
+    return LogprobBlock(
+        block.values[:length],
+        block.ids[:length],
+        block.top_values[:length],
+        block.top_ids[:length],
+        block.picked[:length],
+    )

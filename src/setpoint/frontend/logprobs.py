@@ -12,24 +12,36 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 
 
 class NativeLogprobs:
-    """``[logprob, token_id, text | null]`` per position; lists of those for top and picked tokens (docs/sglang/api.md#generate-answer)."""
+    """``[logprob, token_id, text | null]`` per position; lists of those for top and picked tokens
+    (docs/sglang/api.md#generate-answer)."""
 
     def __init__(self, tokenizer: Tokenizer, *, with_text: bool) -> None:
         self._tokenizer = tokenizer
         self._with_text = with_text
 
     def of_outputs(self, request: Request, blocks: Sequence[LogprobBlock]) -> dict[str, Any]:
-        values = [self._entry(value, token_id) for block in blocks for value, token_id in zip(block.values, block.ids, strict=True)]
-        fields: dict[str, Any] = {"output_token_logprobs": values, "output_token_logprobs_length": len(values)}
+        values = [
+            self._entry(value, token_id)
+            for block in blocks
+            for value, token_id in zip(block.values, block.ids, strict=True)
+        ]
+        fields: dict[str, Any] = {
+            "output_token_logprobs": values,
+            "output_token_logprobs_length": len(values),
+        }
         if request.top_logprobs_num:
-            fields["output_top_logprobs"] = [position for block in blocks for position in self._top(block)]
+            fields["output_top_logprobs"] = [
+                position for block in blocks for position in self._top(block)
+            ]
         if request.token_ids_logprob:
-            fields["output_token_ids_logprobs"] = [position for block in blocks for position in self._picked(request, block)]
+            fields["output_token_ids_logprobs"] = [
+                position for block in blocks for position in self._picked(request, block)
+            ]
         return fields
 
     def of_prompt(self, request: Request, block: LogprobBlock | None) -> dict[str, Any]:
-        """Positions from ``logprob_start_len`` to the end, none if it is -1; the first entry has no logprob, as nothing reported
-        precedes it."""
+        """Positions from ``logprob_start_len`` to the end, none if it is -1; the first entry has no
+        logprob, as nothing reported precedes it."""
         start = request.logprob_start_len
         ids = request.prompt()[start:].tolist() if start >= 0 else []
         num_known = min(len(block.values) if block is not None else 0, max(len(ids) - 1, 0))
@@ -41,7 +53,9 @@ class NativeLogprobs:
             values += block.values[-num_known:]
             top += self._top(block)[-num_known:]
             picked += self._picked(request, block)[-num_known:]
-        entries = [self._entry(value, token_id) for value, token_id in zip(values, ids, strict=True)]
+        entries = [
+            self._entry(value, token_id) for value, token_id in zip(values, ids, strict=True)
+        ]
         fields: dict[str, Any] = {"input_token_logprobs": entries}
         if request.top_logprobs_num:
             fields["input_top_logprobs"] = top
@@ -60,7 +74,10 @@ class NativeLogprobs:
 
     def _picked(self, request: Request, block: LogprobBlock) -> list[list[list[Any]]]:
         ids = request.token_ids_logprob
-        return [[self._entry(value, token_id) for value, token_id in zip(values, ids, strict=True)] for values in block.picked]
+        return [
+            [self._entry(value, token_id) for value, token_id in zip(values, ids, strict=True)]
+            for values in block.picked
+        ]
 
 
 def chat_logprobs(tokenizer: Tokenizer, blocks: Sequence[LogprobBlock]) -> dict[str, Any]:
@@ -68,9 +85,15 @@ def chat_logprobs(tokenizer: Tokenizer, blocks: Sequence[LogprobBlock]) -> dict[
     content = []
     for block in blocks:
         for position, (value, token_id) in enumerate(zip(block.values, block.ids, strict=True)):
-            tops = zip(block.top_values[position], block.top_ids[position], strict=True) if block.top_values else ()
+            tops = (
+                zip(block.top_values[position], block.top_ids[position], strict=True)
+                if block.top_values
+                else ()
+            )
             entry = _chat_entry(tokenizer, value, token_id)
-            entry["top_logprobs"] = [_chat_entry(tokenizer, top_value, top_id) for top_value, top_id in tops]
+            entry["top_logprobs"] = [
+                _chat_entry(tokenizer, top_value, top_id) for top_value, top_id in tops
+            ]
             content.append(entry)
     return {"content": content, "refusal": None}
 
@@ -81,11 +104,13 @@ def _chat_entry(tokenizer: Tokenizer, value: float, token_id: int) -> dict[str, 
 
 
 class CompletionLogprobs:
-    """``choices[].logprobs`` of /v1/completions. ``text_offset`` says where in the shown text a token begins; it is counted on through
-    the chunks of a stream, and tokens that are skipped or only part of a character take no place in it."""
+    """``choices[].logprobs`` of /v1/completions. ``text_offset`` says where in the shown text a
+    token begins; it is counted on through the chunks of a stream, and tokens that are skipped or
+    only part of a character take no place in it."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
-        """``skip_special_tokens``: of the outputs; an echoed prompt is always shown without them."""
+        """``skip_special_tokens``: of the outputs; an echoed prompt is always shown without
+        them."""
         self._tokenizer = tokenizer
         self._offset = 0
         """Of the next token in the text, in characters."""
@@ -113,16 +138,31 @@ class CompletionLogprobs:
     def _empty(self) -> dict[str, Any]:
         return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
-    def _add_block(self, fields: dict[str, Any], shown: Detokenizer, block: LogprobBlock, count: int) -> None:
+    def _add_block(
+        self, fields: dict[str, Any], shown: Detokenizer, block: LogprobBlock, count: int
+    ) -> None:
         """The last ``count`` positions of a block."""
         for position in range(len(block.values) - count, len(block.values)):
-            tops = zip(block.top_ids[position], block.top_values[position], strict=True) if block.top_values else ()
+            tops = (
+                zip(block.top_ids[position], block.top_values[position], strict=True)
+                if block.top_values
+                else ()
+            )
             by_text: dict[str, float] = {}
             for top_id, top_value in tops:
-                by_text.setdefault(self._tokenizer.token_text(top_id), top_value)  # two ids may look the same: keep the likelier
+                by_text.setdefault(
+                    self._tokenizer.token_text(top_id), top_value
+                )  # two ids may look the same: keep the likelier
             self._add(fields, shown, block.ids[position], block.values[position], by_text)
 
-    def _add(self, fields: dict[str, Any], shown: Detokenizer, token_id: int, value: float | None, top: dict[str, float] | None) -> None:
+    def _add(
+        self,
+        fields: dict[str, Any],
+        shown: Detokenizer,
+        token_id: int,
+        value: float | None,
+        top: dict[str, float] | None,
+    ) -> None:
         fields["tokens"].append(self._tokenizer.token_text(token_id))
         fields["token_logprobs"].append(value)
         fields["top_logprobs"].append(top)

@@ -1,4 +1,5 @@
-"""SGLang's ``/generate`` and ``/encode`` from body to result, without HTTP (docs/sglang/api.md): for the routes and the offline Engine."""
+"""SGLang's ``/generate`` and ``/encode`` from body to result, without HTTP (docs/sglang/api.md):
+for the routes and the offline Engine."""
 
 from __future__ import annotations
 
@@ -14,15 +15,44 @@ from setpoint.core.errors import RequestError
 from setpoint.core.sampling import NOT_YET, SamplingParams, unknown_parameter
 from setpoint.frontend.bodies import as_id_lists
 from setpoint.frontend.embedding import check_dimensions, vector_of
-from setpoint.frontend.intake import MAX_SEQUENCES, Options, check_key, check_rid, namespace, new_rid
+from setpoint.frontend.intake import (
+    MAX_SEQUENCES,
+    Options,
+    check_key,
+    check_rid,
+    namespace,
+    new_rid,
+)
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.logprobs import NativeLogprobs
 from setpoint.frontend.service import Service
 
 UNSUPPORTED = (
-    *("input_embeds", "image_data", "video_data", "audio_data", "lora_path", "session_params", "session_id"),
-    *("custom_logit_processor", "return_hidden_states", "return_routed_experts", "return_prompt_token_ids", "bootstrap_host"),
-    *("bootstrap_port", "bootstrap_room", "routed_dp_rank", "data_parallel_rank", "max_thinking_tokens", "require_reasoning", "background"),
+    *(
+        "input_embeds",
+        "image_data",
+        "video_data",
+        "audio_data",
+        "lora_path",
+        "session_params",
+        "session_id",
+    ),
+    *(
+        "custom_logit_processor",
+        "return_hidden_states",
+        "return_routed_experts",
+        "return_prompt_token_ids",
+        "bootstrap_host",
+    ),
+    *(
+        "bootstrap_port",
+        "bootstrap_room",
+        "routed_dp_rank",
+        "data_parallel_rank",
+        "max_thinking_tokens",
+        "require_reasoning",
+        "background",
+    ),
 )
 
 
@@ -78,8 +108,15 @@ class NativeApi:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def prepare(self, body: GenerateBody, *, max_sequences: int | None = MAX_SEQUENCES, warnings: Sequence[str] = ()) -> Prepared:
-        """Check and tokenize everything. Raises RequestError; of a list of prompts it names the index. Nothing runs yet."""
+    async def prepare(
+        self,
+        body: GenerateBody,
+        *,
+        max_sequences: int | None = MAX_SEQUENCES,
+        warnings: Sequence[str] = (),
+    ) -> Prepared:
+        """Check and tokenize everything. Raises RequestError; of a list of prompts it names the
+        index. Nothing runs yet."""
         prompts, is_batch = _prompts(body, max_sequences)
         count = len(prompts)
         samplings = _samplings(body.sampling_params, count)
@@ -93,11 +130,21 @@ class NativeApi:
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts), is_list=is_batch):
                 ids = await self._ids(prompt)
-                requests.append(self._service.intake.requests(ids, samplings[index], options[index], rid=rids[index]))
-        return Prepared(requests, is_batch or num_sequences > 1, body.return_text_in_logprobs, warnings)
+                requests.append(
+                    self._service.intake.requests(
+                        ids, samplings[index], options[index], rid=rids[index]
+                    )
+                )
+        return Prepared(
+            requests, is_batch or num_sequences > 1, body.return_text_in_logprobs, warnings
+        )
 
     async def prepare_encode(
-        self, body: EncodeBody, *, max_sequences: int | None = MAX_SEQUENCES, warnings: Sequence[str] = ()
+        self,
+        body: EncodeBody,
+        *,
+        max_sequences: int | None = MAX_SEQUENCES,
+        warnings: Sequence[str] = (),
     ) -> Prepared:
         """As ``prepare``."""
         check_dimensions(body.dimensions, self._service.config.pooling)
@@ -105,34 +152,54 @@ class NativeApi:
         rids = _rids(body.rid, len(prompts), is_batch)
         check_key(body.routing_key, "routing_key")
         shared = namespace(body.extra_key, body.cache_salt)
-        options = Options(namespace=shared, priority=body.priority, routing_key=body.routing_key or "")
+        options = Options(
+            namespace=shared, priority=body.priority, routing_key=body.routing_key or ""
+        )
         requests = []
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts), is_list=is_batch):
                 ids = await self._ids(prompt)
-                requests.append([self._service.intake.embedding_request(ids, options, rid=rids[index])])
+                requests.append(
+                    [self._service.intake.embedding_request(ids, options, rid=rids[index])]
+                )
         return Prepared(requests, is_batch, warnings=warnings)
 
-    def result(self, output: SequenceOutput, prepared: Prepared, *, piece: Piece | None = None) -> dict[str, Any]:
+    def result(
+        self, output: SequenceOutput, prepared: Prepared, *, piece: Piece | None = None
+    ) -> dict[str, Any]:
         """One sequence's answer so far; with ``piece`` only what that adds."""
         meta = self._meta(output, prepared)
         if output.request.return_logprob:
-            logprobs = NativeLogprobs(self._service.text.tokenizer, with_text=prepared.text_in_logprobs)
-            blocks = output.logprobs if piece is None else [piece.logprobs] if piece.logprobs is not None else []
+            logprobs = NativeLogprobs(
+                self._service.text.tokenizer, with_text=prepared.text_in_logprobs
+            )
+            blocks = (
+                output.logprobs
+                if piece is None
+                else [piece.logprobs]
+                if piece.logprobs is not None
+                else []
+            )
             meta.update(logprobs.of_outputs(output.request, blocks))
             meta.update(logprobs.of_prompt(output.request, output.prompt_logprobs))
         if piece is not None:
             return {"text": piece.text, "output_ids": piece.ids, "meta_info": meta}
         return {"text": output.text, "output_ids": output.output_ids, "meta_info": meta}
 
-    def embedding(self, output: SequenceOutput, prepared: Prepared, dimensions: int | None) -> dict[str, Any]:
+    def embedding(
+        self, output: SequenceOutput, prepared: Prepared, dimensions: int | None
+    ) -> dict[str, Any]:
         """Raises RequestError if the request was aborted."""
         vector = vector_of(output, self._service.config.pooling, dimensions)
         return {"embedding": vector.tolist(), "meta_info": self._meta(output, prepared)}
 
     async def _ids(self, prompt: str | list[int]) -> core.Ids:
         intake = self._service.intake
-        return await intake.encode(prompt) if isinstance(prompt, str) else intake.prompt_ids(prompt, name="input_ids")
+        return (
+            await intake.encode(prompt)
+            if isinstance(prompt, str)
+            else intake.prompt_ids(prompt, name="input_ids")
+        )
 
     def _meta(self, output: SequenceOutput, prepared: Prepared) -> dict[str, Any]:
         meta: dict[str, Any] = {
@@ -154,7 +221,9 @@ class NativeApi:
         return meta
 
 
-def _prompts(body: GenerateBody | EncodeBody, max_sequences: int | None) -> tuple[Sequence[str | list[int]], bool]:
+def _prompts(
+    body: GenerateBody | EncodeBody, max_sequences: int | None
+) -> tuple[Sequence[str | list[int]], bool]:
     """Texts, or lists of ids; and whether there may be several."""
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.")
@@ -192,7 +261,8 @@ def _options(body: GenerateBody, count: int, is_batch: bool) -> list[Options]:
 
 @contextmanager
 def naming_prompt(index: int, count: int, *, is_list: bool = True) -> Iterator[None]:
-    """A RequestError from the block says which prompt of a list it is about; people count from 1."""
+    """A RequestError from the block says which prompt of a list it is about; people count from
+    1."""
     try:
         yield
     except RequestError as error:
@@ -224,9 +294,17 @@ def _finish_reason(output: SequenceOutput) -> dict[str, Any]:
         case "stop":
             return {"type": "stop", "matched": finish.matched}
         case "length":
-            return {"type": "length", "length": finish.length if finish.length is not None else output.num_outputs}
+            return {
+                "type": "length",
+                "length": finish.length if finish.length is not None else output.num_outputs,
+            }
         case "abort":
-            return {"type": "abort", "message": finish.message, "status_code": finish.status_code, "err_type": finish.err_type}
+            return {
+                "type": "abort",
+                "message": finish.message,
+                "status_code": finish.status_code,
+                "err_type": finish.err_type,
+            }
 
 
 def _samplings(raw: Any, count: int) -> list[SamplingParams]:
@@ -245,8 +323,15 @@ def _sampling(raw: SamplingParams | dict[str, Any] | None) -> SamplingParams:
     for key in raw or {}:
         if key not in SamplingParams.__struct_fields__ and key not in NOT_YET:
             raise RequestError(unknown_parameter(key))
-    # SGLang sends and accepts null and empty values of keys that are not supported here; they ask for nothing.
-    return SamplingParams.parse({key: value for key, value in (raw or {}).items() if key not in NOT_YET or value not in (None, "", [], {})})
+    # SGLang sends and accepts null and empty values of keys that are not supported here; they ask
+    # for nothing.
+    return SamplingParams.parse(
+        {
+            key: value
+            for key, value in (raw or {}).items()
+            if key not in NOT_YET or value not in (None, "", [], {})
+        }
+    )
 
 
 def _spread(value: Any, count: int, name: str) -> list[Any]:
@@ -262,4 +347,6 @@ def _picked_ids(value: list[Any] | None, count: int, is_batch: bool) -> list[lis
     if not value:
         return [[] for _ in range(count)]
     lists, one_each = as_id_lists(value, "token_ids_logprob", max_lists=None)
-    return _spread(lists, count, "token_ids_logprob") if is_batch and one_each else [lists[0]] * count
+    return (
+        _spread(lists, count, "token_ids_logprob") if is_batch and one_each else [lists[0]] * count
+    )

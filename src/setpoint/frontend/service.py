@@ -1,4 +1,5 @@
-"""The frontend's one shared object: configuration, engine, text work and request bookkeeping, as the routes use them."""
+"""The frontend's one shared object: configuration, engine, text work and request bookkeeping, as
+the routes use them."""
 
 from __future__ import annotations
 
@@ -63,8 +64,16 @@ class Service:
         self.intake = Intake(config, text)
         self.book = RequestBook()
 
-    def job(self, requests: Sequence[Request], *, received: dict[str, Any], openai: bool = False, no_logs: bool = False) -> Job:
-        """The requests of one client body, ``received``; ``no_logs`` keeps them out of the request log.
+    def job(
+        self,
+        requests: Sequence[Request],
+        *,
+        received: dict[str, Any],
+        openai: bool = False,
+        no_logs: bool = False,
+    ) -> Job:
+        """The requests of one client body, ``received``; ``no_logs`` keeps them out of the request
+        log.
 
         Raises RequestError (400) if they ask for too much together.
         """
@@ -75,14 +84,20 @@ class Service:
         logger.info("Receive%s: obj=%s", " OpenAI" if openai else "", shown)
         return Job(self.engine, self.text.tokenizer, requests, on_finish=self._record_and_log)
 
-    def read(self, body: dict[str, Any], kind: type[T], *, route: str, unsupported: Iterable[str] = ()) -> tuple[T, list[str]]:
-        """A client's body as ``kind``, and what to tell the client about it. Raises RequestError for one that cannot be honoured."""
+    def read(
+        self, body: dict[str, Any], kind: type[T], *, route: str, unsupported: Iterable[str] = ()
+    ) -> tuple[T, list[str]]:
+        """A client's body as ``kind``, and what to tell the client about it. Raises RequestError
+        for one that cannot be honoured."""
         parsed = parse(body, kind, unsupported=unsupported)
         refuse = self.config.refuse_unknown_keys
-        return parsed, unknown_keys(body, parsed, route=route, unsupported=unsupported, refuse=refuse)
+        return parsed, unknown_keys(
+            body, parsed, route=route, unsupported=unsupported, refuse=refuse
+        )
 
     async def is_healthy(self) -> bool:
-        """Whether the engine works. Recent tokens say so, and so does the answer of a busy one; only an idle one is given a request."""
+        """Whether the engine works. Recent tokens say so, and so does the answer of a busy one;
+        only an idle one is given a request."""
         if not self.engine.is_ready:
             return False
         if self.engine.result_age_s < RECENT_S:
@@ -96,11 +111,17 @@ class Service:
             return False
 
     async def _answers_a_probe(self) -> bool:
-        """Submit a one-token request; any message of the engine after that is a sign of life. Raises EngineDeadError."""
+        """Submit a one-token request; any message of the engine after that is a sign of life.
+        Raises EngineDeadError."""
         pooling = self.config.pooling
         sampling = SamplingParams(max_new_tokens=1 if pooling is None else 0, temperature=0.0)
         kind = None if pooling is None else pooling.kind
-        probe = Request(rid=f"HEALTH_CHECK_{new_rid()}", prompt_ids=pack_ids([0]), sampling=sampling, pooling=kind)
+        probe = Request(
+            rid=f"HEALTH_CHECK_{new_rid()}",
+            prompt_ids=pack_ids([0]),
+            sampling=sampling,
+            pooling=kind,
+        )
         seq_id = self.engine.submit(probe, Mailbox())
         try:
             heard = await self.engine.wait_message(timeout_s=self.config.health_timeout_s)
@@ -109,13 +130,17 @@ class Service:
         return heard and self.engine.is_ready
 
     async def server_info(self) -> dict[str, Any]:
-        """Resolved options, figures of start-up, and what the engine holds now. Raises EngineDeadError."""
+        """Resolved options, figures of start-up, and what the engine holds now. Raises
+        EngineDeadError."""
         state = await self.engine.call("state")
         return {**self.engine.info, **self.config.server_info, "internal_states": [state.value]}
 
     async def warm_up(self, *, timeout_s: float = 600.0) -> None:
-        """One real request before the world is told that the server is ready. Raises EngineDeadError or RequestError."""
-        prompt = (await self.intake.encode("The capital city of France is"))[: self.config.max_req_input_len - 1]
+        """One real request before the world is told that the server is ready. Raises
+        EngineDeadError or RequestError."""
+        prompt = (await self.intake.encode("The capital city of France is"))[
+            : self.config.max_req_input_len - 1
+        ]
         rid, sampling = f"WARM_UP_{new_rid()}", SamplingParams(max_new_tokens=8, temperature=0.0)
         if self.config.pooling is None:
             requests = self.intake.requests(prompt, sampling, Options(), rid=rid)
@@ -126,14 +151,19 @@ class Service:
                 async with asyncio.timeout(timeout_s):
                     await job.wait()
             except TimeoutError:
-                raise EngineDeadError(f"The warm-up request was not answered within {timeout_s:g} s.") from None
+                raise EngineDeadError(
+                    f"The warm-up request was not answered within {timeout_s:g} s."
+                ) from None
 
     def _record(self, output: SequenceOutput) -> None:
         self.book.record(output.stats())
 
     def _record_and_log(self, output: SequenceOutput) -> None:
         self._record(output)
-        request = {"rid": output.rid, "sampling_params": msgspec.to_builtins(output.request.sampling)}
+        request = {
+            "rid": output.rid,
+            "sampling_params": msgspec.to_builtins(output.request.sampling),
+        }
         meta = {
             "id": output.rid,
             "finish_reason": None if output.finish is None else msgspec.to_builtins(output.finish),
@@ -146,12 +176,17 @@ class Service:
         logger.info("Finish: obj=%s, out=%s", self._loggable(request), self._loggable(result))
 
     def _loggable(self, value: dict[str, Any]) -> str:
-        """By ``--log-requests-level``: 0 metadata, 1 + parameters, 2 + contents cut short, 3 everything."""
+        """By ``--log-requests-level``: 0 metadata, 1 + parameters, 2 + contents cut short, 3
+        everything."""
         level = self.config.log_requests_level
         shown = {}
         for key, item in value.items():
             if level < (0 if key in _METADATA else 2 if key in _CONTENTS else 1):
                 continue
             text = repr(item)
-            shown[key] = item if level >= 3 or len(text) <= _LOGGED_CHARS else f"{text[:_LOGGED_CHARS]}… ({len(text)} characters)"
+            shown[key] = (
+                item
+                if level >= 3 or len(text) <= _LOGGED_CHARS
+                else f"{text[:_LOGGED_CHARS]}… ({len(text)} characters)"
+            )
         return repr(shown)

@@ -1,4 +1,5 @@
-"""Keys of a body that its route does not know: SGLang ignores them in silence; here the client is told, or refused.
+"""Keys of a body that its route does not know: SGLang ignores them in silence; here the client is
+told, or refused.
 
 Works on a body as it came and the struct it became. Each key is logged once, too.
 """
@@ -27,9 +28,15 @@ _logged: set[tuple[str, str]] = set()
 
 
 def unknown_keys(
-    body: dict[str, Any], parsed: msgspec.Struct, *, route: str, unsupported: Iterable[str] = (), refuse: bool = False
+    body: dict[str, Any],
+    parsed: msgspec.Struct,
+    *,
+    route: str,
+    unsupported: Iterable[str] = (),
+    refuse: bool = False,
 ) -> list[str]:
-    """A sentence for each key that is unknown and asks for something; ``parsed`` is what became of ``body``.
+    """A sentence for each key that is unknown and asks for something; ``parsed`` is what became of
+    ``body``.
 
     ``refuse``: raise RequestError (400) with these sentences instead.
     """
@@ -37,7 +44,10 @@ def unknown_keys(
     if not unknown:
         return []
     meant, fate = _names(type(parsed)), "" if refuse else " and was ignored"
-    sentences = [f"The key '{shown(path, _SHOWN_CHARS)}' is unknown{fate}{_hint(path, meant)}" for path in unknown[:MAX_TOLD]]
+    sentences = [
+        f"The key '{shown(path, _SHOWN_CHARS)}' is unknown{fate}{_hint(path, meant)}"
+        for path in unknown[:MAX_TOLD]
+    ]
     if len(unknown) > MAX_TOLD:
         sentences.append(f"{len(unknown) - MAX_TOLD} more keys are unknown.")
     if refuse:
@@ -47,7 +57,9 @@ def unknown_keys(
     return sentences
 
 
-def _unknown(body: dict[str, Any], parsed: msgspec.Struct, unsupported: set[str], inside: str = "") -> Iterator[str]:
+def _unknown(
+    body: dict[str, Any], parsed: msgspec.Struct, unsupported: set[str], inside: str = ""
+) -> Iterator[str]:
     """Paths of unknown keys, those of nested structs included."""
     known = parsed.__struct_fields__
     silent = unsupported.union(known)
@@ -61,7 +73,8 @@ def _unknown(body: dict[str, Any], parsed: msgspec.Struct, unsupported: set[str]
 
 
 def _names(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """What a key may have been meant to be: its own name -> how it is written from the top of the body."""
+    """What a key may have been meant to be: its own name -> how it is written from the top of the
+    body."""
     names: dict[str, str] = {}
     if "sampling_params" in kind.__struct_fields__:
         names |= {name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__}
@@ -81,4 +94,8 @@ def _hint(path: str, meant: dict[str, str]) -> str:
 def _log_once(route: str, path: str) -> None:
     if (route, path) not in _logged and len(_logged) < _MAX_LOGGED:
         _logged.add((route, path))
-        logger.warning("Ignored the unknown key '%s' of %s (logged once per key).", shown(path, _SHOWN_CHARS), route)
+        logger.warning(
+            "Ignored the unknown key '%s' of %s (logged once per key).",
+            shown(path, _SHOWN_CHARS),
+            route,
+        )

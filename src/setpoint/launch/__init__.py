@@ -1,1 +1,2 @@
-"""The composition root: resolves the configuration, builds both planes, starts, supervises and ends the processes."""
+"""The composition root: resolves the configuration, builds both planes, starts, supervises and ends
+the processes."""

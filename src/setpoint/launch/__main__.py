@@ -1,7 +1,8 @@
 """``python -m setpoint.launch``: the engine process.
 
-Importing torch makes hundreds of thousands of objects that all stay; the garbage collector, which would look at them again and again on
-the way, takes a fifth of the time. So it rests meanwhile, and never looks at them later.
+Importing torch makes hundreds of thousands of objects that all stay; the garbage collector, which
+would look at them again and again on the way, takes a fifth of the time. So it rests meanwhile, and
+never looks at them later.
 """
 
 from __future__ import annotations

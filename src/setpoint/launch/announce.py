@@ -1,7 +1,9 @@
-"""What a start says in the log: a dozen lines for a person at "info", every decision with its reason at "debug".
+"""What a start says in the log: a dozen lines for a person at "info", every decision with its
+reason at "debug".
 
-SGLang writes ``server_args=ServerArgs(…)`` with all options, some 2,000 characters. No program is known to read that line (they ask
-``/server_info``, which has all), so that at "info" it holds what differs from the declared defaults.
+SGLang writes ``server_args=ServerArgs(…)`` with all options, some 2,000 characters. No program is
+known to read that line (they ask ``/server_info``, which has all), so that at "info" it holds what
+differs from the declared defaults.
 """
 
 from __future__ import annotations
@@ -27,13 +29,20 @@ def announce(config: ResolvedConfig, source: ModelSource, environ: Mapping[str, 
         for name, value in server_args(config.options).items()
         if logger.isEnabledFor(logging.DEBUG) or value != defaults[name] or name == "model_path"
     }
-    logger.info("server_args=ServerArgs(%s)", ", ".join(f"{name}={value!r}" for name, value in shown.items()))
+    logger.info(
+        "server_args=ServerArgs(%s)",
+        ", ".join(f"{name}={value!r}" for name, value in shown.items()),
+    )
     log_decisions(config.decisions)
     for name in unread_variables(environ):
-        logger.warning("The environment variable %s is set but not used by this version of Setpoint.", name)
+        logger.warning(
+            "The environment variable %s is set but not used by this version of Setpoint.", name
+        )
 
 
 def log_decisions(decisions: Iterable[Decision]) -> None:
     for decision in decisions:
-        level = logging.WARNING if decision.warn else logging.INFO if decision.told else logging.DEBUG
+        level = (
+            logging.WARNING if decision.warn else logging.INFO if decision.told else logging.DEBUG
+        )
         logger.log(level, "Decision: %s", decision)

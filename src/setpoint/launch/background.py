@@ -1,7 +1,8 @@
-"""An engine and its service on an event loop in a thread of its own, and the way in for every other thread.
+"""An engine and its service on an event loop in a thread of its own, and the way in for every other
+thread.
 
-Works on coroutines: whoever calls, from whatever thread or event loop, hands one over and waits for it. It does not know what
-they do.
+Works on coroutines: whoever calls, from whatever thread or event loop, hands one over and waits for
+it. It does not know what they do.
 """
 
 from __future__ import annotations
@@ -30,22 +31,29 @@ _CLOSED = "This Engine has been shut down."
 
 
 class BackgroundService:
-    """A service that is ready when this is built, and gone after ``close``. Safe to use from any thread."""
+    """A service that is ready when this is built, and gone after ``close``. Safe to use from any
+    thread."""
 
     def __init__(self, options: Options, env: EnvSettings, *, given: Set[str]) -> None:
-        """Raises SetpointError for an engine that cannot start. Interrupted, it leaves nothing behind."""
+        """Raises SetpointError for an engine that cannot start. Interrupted, it leaves nothing
+        behind."""
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        """Held to hand a coroutine over, or to end: what was handed over is known to the loop before it learns of the end."""
+        """Held to hand a coroutine over, or to end: what was handed over is known to the loop
+        before it learns of the end."""
         self._stop: Future[None] = Future()
         """Done when the end is wanted."""
         ready: Future[Service] = Future()
         phases = Phases(started_at=time.time())
         display = None if options.log_level in ("error", "critical") else on_stderr()
         with ExitStack() as stack:
-            engine = stack.enter_context(launched(options, env, given=given, phases=phases, display=display))
+            engine = stack.enter_context(
+                launched(options, env, given=given, phases=phases, display=display)
+            )
             self.pid = engine.process.pid
-            self._thread = threading.Thread(target=self._run, args=(engine, phases, ready), name="setpoint-engine", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(engine, phases, ready), name="setpoint-engine", daemon=True
+            )
             self._thread.start()
             stack.callback(self._end_thread)
             self.service = ready.result()
@@ -56,7 +64,8 @@ class BackgroundService:
         return self._stop.done()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it on the service's loop and wait; an exception here (Ctrl-C) cancels it there. Raises what it raises, or EngineDeadError."""
+        """Run it on the service's loop and wait; an exception here (Ctrl-C) cancels it there.
+        Raises what it raises, or EngineDeadError."""
         future = self._submit(coroutine)
         try:
             return future.result()
@@ -69,7 +78,8 @@ class BackgroundService:
         return await asyncio.wrap_future(self._submit(coroutine))
 
     def close(self) -> None:
-        """End the engine in order, once. In a forked child nothing happens: the engine is its parent's."""
+        """End the engine in order, once. In a forked child nothing happens: the engine is its
+        parent's."""
         if os.getpid() == self._owner:
             self._stack.close()
 
@@ -78,9 +88,15 @@ class BackgroundService:
         if is_ours:
             with self._lock:
                 if not self.is_closed:
-                    return asyncio.run_coroutine_threadsafe(self._told_of_the_end(coroutine), self._loop)
+                    return asyncio.run_coroutine_threadsafe(
+                        self._told_of_the_end(coroutine), self._loop
+                    )
         coroutine.close()
-        raise EngineDeadError(_CLOSED if is_ours else "This Engine belongs to another process; build one after the fork.")
+        raise EngineDeadError(
+            _CLOSED
+            if is_ours
+            else "This Engine belongs to another process; build one after the fork."
+        )
 
     async def _told_of_the_end(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:

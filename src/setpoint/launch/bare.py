@@ -1,6 +1,7 @@
 """A model on an executor in this process, and nothing else: for measurements of single steps.
 
-Everything that decides the speed of a step (kernels, threads, data types) is resolved as for a server.
+Everything that decides the speed of a step (kernels, threads, data types) is resolved as for a
+server.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from setpoint.observe.waiting import Waiting, on_stderr
 
 
 def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -> Subject:
-    """With room for ``num_slots`` sequences of ``length`` tokens. Raises SetpointError, ConfigError for what is longer than the context."""
+    """With room for ``num_slots`` sequences of ``length`` tokens. Raises SetpointError, ConfigError
+    for what is longer than the context."""
     options = line.options
     setup_logging(options.log_level, milliseconds=env.log_ms)
     if options.is_embedding:
         raise ConfigError("With --is-embedding there are no decode steps to measure.")
     if options.enable_torch_compile and line.own.breakdown:
-        raise ConfigError("--breakdown cannot time the parts of a compiled step; leave --enable-torch-compile out.")
+        raise ConfigError(
+            "--breakdown cannot time the parts of a compiled step; leave --enable-torch-compile"
+            " out."
+        )
     preflight(options)
     waiting = Waiting(f"Loading {options.model_path or DEFAULT_MODEL}", on_stderr())
     try:
@@ -43,7 +48,10 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
     source, spec, config = configured(options, env, line.given)
     announce(config, source, os.environ)
     if length > config.context_len:
-        raise ConfigError(f"--input-len and --output-len add up to {length}, more than the context of {config.context_len} tokens.")
+        raise ConfigError(
+            f"--input-len and --output-len add up to {length}, more than the context of"
+            f" {config.context_len} tokens."
+        )
     os.environ.update(engine_environment())  # OpenMP reads it when torch is loaded
     from setpoint.engine.executor.build import build_runner
     from setpoint.engine.executor.inproc import InprocExecutor
@@ -55,20 +63,24 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
     runner = build_runner(engine_config(config, spec, str(source.folder)))
     if runner.report.level and is_emulated(runner.report.level):
         raise ConfigError(
-            f"SETPOINT_CPU_ISA asks for {runner.report.level}, which exists for tests: its times say nothing about any machine."
+            f"SETPOINT_CPU_ISA asks for {runner.report.level}, which exists for tests: its times"
+            " say nothing about any machine."
         )
     pages = -(-length // config.options.page_size)
     runner.allocate(num_pages=num_slots * pages, max_slots=num_slots, context_len=length)
     if config.options.enable_torch_compile:
         compile_small_steps(runner, config.options)
     gc.collect()
-    gc.freeze()  # as the engine process does: no collection walks over the model in the middle of a step
+    # as the engine process does: no collection walks over the model in the middle of a step
+    gc.freeze()
     report = runner.report
     return Subject(
         executor=InprocExecutor(runner),
         page_size=config.options.page_size,
         vocab_size=spec.vocab_size,
-        chunk_tokens=config.chunked_prefill_size if config.chunked_prefill_size > 0 else num_slots * length,
+        chunk_tokens=(
+            config.chunked_prefill_size if config.chunked_prefill_size > 0 else num_slots * length
+        ),
         about={
             "model": source.name,
             "dtype": config.options.dtype,

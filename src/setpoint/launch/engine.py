@@ -1,7 +1,9 @@
-"""An engine process and the service that talks to it: what ``serve``, the offline Engine and the batch runner all start from.
+"""An engine process and the service that talks to it: what ``serve``, the offline Engine and the
+batch runner all start from.
 
-Order of start: engine process (imports torch), model on disk, configuration, engine told, tokenizer, engine ready. Order of end:
-engine asked, engine ended, sockets. It knows nothing of HTTP, batches or terminals.
+Order of start: engine process (imports torch), model on disk, configuration, engine told,
+tokenizer, engine ready. Order of end: engine asked, engine ended, sockets. It knows nothing of
+HTTP, batches or terminals.
 """
 
 from __future__ import annotations
@@ -27,7 +29,13 @@ from typing import TYPE_CHECKING, Any
 from setpoint import __version__
 from setpoint.checkpoint.end_tokens import tokenizer_end_ids
 from setpoint.checkpoint.pooling import read_pooling
-from setpoint.checkpoint.source import DEFAULT_MODEL, DEFAULT_SAMPLING, ModelSource, locate, tokenizer_folder
+from setpoint.checkpoint.source import (
+    DEFAULT_MODEL,
+    DEFAULT_SAMPLING,
+    ModelSource,
+    locate,
+    tokenizer_folder,
+)
 from setpoint.checkpoint.spec import GENERATION_NAME, read_spec
 from setpoint.config.check import model_overrides
 from setpoint.config.environment import EnvSettings
@@ -55,10 +63,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 READY_TIMEOUT_S = 600.0
 ENGINE_EXIT_S = 10.0
 OPENMP_SPINS = "1000"
-"""Rounds, some hundredths of a millisecond, that an OpenMP thread of the engine spins for its next piece of work before it sleeps.
+"""Rounds, some hundredths of a millisecond, that an OpenMP thread of the engine spins for its next
+piece of work before it sleeps.
 
-The default of 300,000 keeps a core busy while the thread that has the work waits for one: with other busy processes on two cores a stream
-decoded many times slower. On an idle machine 1,000 rounds cost nothing that could be measured (docs/notebook.md).
+The default of 300,000 keeps a core busy while the thread that has the work waits for one: with
+other busy processes on two cores a stream decoded many times slower. On an idle machine 1,000
+rounds cost nothing that could be measured (docs/notebook.md).
 """
 LAST_WORDS_S = 0.2
 """How long messages of an engine process that has ended may still be on their way."""
@@ -74,7 +84,9 @@ class Phases:
     def __init__(self, started_at: float | None = None) -> None:
         """``started_at``: seconds since the epoch; the start of this process if not given."""
         self._last = time.time()
-        self.seconds: dict[str, float] = {"interpreter": max(self._last - (started_at or _process_started_at()), 0.0)}
+        self.seconds: dict[str, float] = {
+            "interpreter": max(self._last - (started_at or _process_started_at()), 0.0)
+        }
 
     def mark(self, name: str) -> None:
         now = time.time()
@@ -105,12 +117,18 @@ class Launched:
 
 @contextmanager
 def launched(
-    options: Options, env: EnvSettings, *, given: Set[str], phases: Phases, display: Display | None, stderr: int | None = None
+    options: Options,
+    env: EnvSettings,
+    *,
+    given: Set[str],
+    phases: Phases,
+    display: Display | None,
+    stderr: int | None = None,
 ) -> Iterator[Launched]:
     """Start an engine process for these options; when the block ends, so has the process.
 
-    display: how a person is told what takes long. stderr: the descriptor that the engine's log goes to, if not ours. Raises SetpointError
-    for a model or configuration that cannot be served.
+    display: how a person is told what takes long. stderr: the descriptor that the engine's log goes
+    to, if not ours. Raises SetpointError for a model or configuration that cannot be served.
     """
     preflight(options)
     owner = os.getpid()
@@ -141,14 +159,17 @@ def launched(
 
 
 class EngineSession:
-    """The link to a launched engine, inside a running event loop: an async context manager whose exit ends the engine in order."""
+    """The link to a launched engine, inside a running event loop: an async context manager whose
+    exit ends the engine in order."""
 
     def __init__(self, engine: Launched, phases: Phases) -> None:
         from setpoint.frontend.ipc.client import EngineClient
         from setpoint.frontend.ipc.link import SocketLink
 
         self.engine = engine
-        self.client: EngineClient = EngineClient(SocketLink(engine.link), on_progress=engine.waiting.doing)
+        self.client: EngineClient = EngineClient(
+            SocketLink(engine.link), on_progress=engine.waiting.doing
+        )
         self._phases = phases
 
     async def __aenter__(self) -> EngineSession:
@@ -157,7 +178,12 @@ class EngineSession:
         """Done when the process has ended; the client knows by then."""
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.client.shutdown()
         await asyncio.wait([self.watcher], timeout=ENGINE_EXIT_S)
         self.kill()
@@ -183,17 +209,24 @@ class EngineSession:
         """Wait until the engine can take requests. Raises StartupError if it cannot start."""
         self._phases.mark("HTTP")
         if not await self.client.wait_ready(timeout_s=READY_TIMEOUT_S):
-            raise StartupError(self.client.death or f"The engine was not ready after {READY_TIMEOUT_S:g} s.")
+            raise StartupError(
+                self.client.death or f"The engine was not ready after {READY_TIMEOUT_S:g} s."
+            )
         self.engine.waiting.end()
         self._phases.mark("waiting for the engine")
         return _service(self.engine, self.client, self._phases)
 
 
 def _text(options: Options, source: ModelSource) -> TextProcessor:
-    """Read now, while the engine process imports torch, so that what is wrong with it is said before weights are loaded."""
+    """Read now, while the engine process imports torch, so that what is wrong with it is said
+    before weights are loaded."""
     from setpoint.frontend.text.processor import TextProcessor
 
-    folder = source.folder if options.tokenizer_path is None else tokenizer_folder(options.tokenizer_path, log=logger.info)
+    folder = (
+        source.folder
+        if options.tokenizer_path is None
+        else tokenizer_folder(options.tokenizer_path, log=logger.info)
+    )
     return TextProcessor.from_folder(folder, chat_template=options.chat_template)
 
 
@@ -214,9 +247,11 @@ def kill_with_children(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def signals_held() -> Iterator[Callable[[], None]]:
-    """Around the making of an event loop that handles SIGNALS, which calls what this yields once it does.
+    """Around the making of an event loop that handles SIGNALS, which calls what this yields once it
+    does.
 
-    Until then they wait: asyncio's own start would answer Ctrl-C by cancelling whatever has just begun, with nobody to clean up after it.
+    Until then they wait: asyncio's own start would answer Ctrl-C by cancelling whatever has just
+    begun, with nobody to clean up after it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
@@ -236,12 +271,14 @@ def _process_started_at() -> float:
 
 
 def _spawn_engine(stderr: int | None, link: int) -> subprocess.Popen[bytes]:
-    """The engine, which inherits the descriptor ``link``, with SIGINT and SIGTERM blocked from its first instruction: it ends when this
-    process says so, or ends itself."""
+    """The engine, which inherits the descriptor ``link``, with SIGINT and SIGTERM blocked from its
+    first instruction: it ends when this process says so, or ends itself."""
     command = [sys.executable, "-m", "setpoint.launch"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, env=engine_environment(), pass_fds=[link])
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=stderr, env=engine_environment(), pass_fds=[link]
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -261,7 +298,8 @@ def engine_environment() -> dict[str, str]:
 
 
 def _hand_over(process: subprocess.Popen[bytes], job: EngineJob) -> None:
-    """Tell the engine its job. The pipe stays open: its end tells the engine that this process is gone."""
+    """Tell the engine its job. The pipe stays open: its end tells the engine that this process is
+    gone."""
     assert process.stdin is not None
     try:
         process.stdin.write(encode_job(job))
@@ -275,24 +313,48 @@ def _ending(code: int) -> str:
         return f"ended with exit code {code}; its output above says why"
     name = signal.Signals(-code).name
     advice = (
-        "; if nobody sent that signal, the machine probably ran out of memory: lower --max-total-tokens or --mem-fraction-static"
+        "; if nobody sent that signal, the machine probably ran out of memory: lower"
+        " --max-total-tokens or --mem-fraction-static"
         if name == "SIGKILL"
         else ""
     )
     return f"was ended by {name}{advice}"
 
 
-def configured(options: Options, env: EnvSettings, given: Set[str]) -> tuple[ModelSource, ModelSpec, ResolvedConfig]:
-    """The model on disk and the configuration for it. Raises SetpointError for one that cannot be served."""
-    source = locate(options.model_path, revision=options.revision, load_format=options.load_format, log=logger.info)
+def configured(
+    options: Options, env: EnvSettings, given: Set[str]
+) -> tuple[ModelSource, ModelSpec, ResolvedConfig]:
+    """The model on disk and the configuration for it. Raises SetpointError for one that cannot be
+    served."""
+    source = locate(
+        options.model_path,
+        revision=options.revision,
+        load_format=options.load_format,
+        log=logger.info,
+    )
     spec = read_spec(source.folder, overrides=model_overrides(options))
-    ends = dict.fromkeys((*spec.eos_token_ids, *tokenizer_end_ids(Path(options.tokenizer_path or source.folder))))
+    ends = dict.fromkeys(
+        (*spec.eos_token_ids, *tokenizer_end_ids(Path(options.tokenizer_path or source.folder)))
+    )
     # A tokenizer may know more ids than the model, which never chooses those.
-    spec = replace(spec, eos_token_ids=tuple(token_id for token_id in ends if token_id < spec.vocab_size))
+    spec = replace(
+        spec, eos_token_ids=tuple(token_id for token_id in ends if token_id < spec.vocab_size)
+    )
     if options.is_embedding:
         spec = replace(spec, pooling=read_pooling(source.folder, spec))
-    found = {"model_path": (source.name, "the default model"), "tokenizer_path": (str(source.folder), "the model's own")}
-    config = resolve(options, probe_hardware(), spec, given=given, found=found, env=env, drawn_seed=secrets.randbelow(1 << 30))
+    found = {
+        "model_path": (source.name, "the default model"),
+        "tokenizer_path": (str(source.folder), "the model's own"),
+    }
+    config = resolve(
+        options,
+        probe_hardware(),
+        spec,
+        given=given,
+        found=found,
+        env=env,
+        drawn_seed=secrets.randbelow(1 << 30),
+    )
     return source, spec, config
 
 
@@ -308,7 +370,8 @@ async def _watch(process: subprocess.Popen[bytes], client: EngineClient) -> None
                 loop.call_soon_threadsafe(client.suspended, change == os.CLD_STOPPED)
         code.set_result(process.wait())
 
-    # Not an executor's thread: an interpreter that exits without ending the engine would wait for that one first.
+    # Not an executor's thread: an interpreter that exits without ending the engine would wait for
+    # that one first.
     threading.Thread(target=follow, daemon=True).start()
     await asyncio.wrap_future(code)
     await asyncio.sleep(LAST_WORDS_S)
@@ -317,7 +380,8 @@ async def _watch(process: subprocess.Popen[bytes], client: EngineClient) -> None
 
 
 def _next_change(pid: int) -> int | None:
-    """Wait until the child stops (os.CLD_STOPPED), goes on (os.CLD_CONTINUED) or ends (anything else; it is left to be reaped)."""
+    """Wait until the child stops (os.CLD_STOPPED), goes on (os.CLD_CONTINUED) or ends (anything
+    else; it is left to be reaped)."""
     try:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOWAIT)
         if found is not None and found.si_code in (os.CLD_STOPPED, os.CLD_CONTINUED):
@@ -351,7 +415,11 @@ def _service(engine: Launched, client: EngineClient, phases: Phases) -> Service:
         sampling_defaults=engine.sampling,
         log_requests=options.log_requests,
         log_requests_level=options.log_requests_level,
-        model_info={"model_type": spec.model_type, "architectures": [spec.architecture], "load_format": options.load_format},
+        model_info={
+            "model_type": spec.model_type,
+            "architectures": [spec.architecture],
+            "load_format": options.load_format,
+        },
         server_info=server_info(config, client.info, startup_s=sum(phases.seconds.values())),
         health_generates=config.env.health_endpoint_generation,
         health_timeout_s=config.env.health_check_timeout_s,
@@ -359,19 +427,26 @@ def _service(engine: Launched, client: EngineClient, phases: Phases) -> Service:
     return Service(frontend, client, engine.text)
 
 
-def server_info(config: ResolvedConfig, engine: Mapping[str, Any], *, startup_s: float) -> dict[str, Any]:
-    """What ``/server_info`` says for as long as the engine lives; ``engine``: what that said of itself when it was ready."""
+def server_info(
+    config: ResolvedConfig, engine: Mapping[str, Any], *, startup_s: float
+) -> dict[str, Any]:
+    """What ``/server_info`` says for as long as the engine lives; ``engine``: what that said of
+    itself when it was ready."""
     return {
         **server_args(config.options),
         **{name: value for name, value in engine.items() if name != "phases"},
         "version": __version__,
         "startup_time": startup_s,
-        "decisions": [*(asdict(decision) for decision in config.decisions), *engine.get("decisions", ())],
+        "decisions": [
+            *(asdict(decision) for decision in config.decisions),
+            *engine.get("decisions", ()),
+        ],
     }
 
 
 def sampling_defaults(wanted: str, source: ModelSource) -> dict[str, float]:
-    """With ``--sampling-defaults model``: what the model's authors recommend, for requests to OpenAI's routes and for chats."""
+    """With ``--sampling-defaults model``: what the model's authors recommend, for requests to
+    OpenAI's routes and for chats."""
     if wanted != "model":
         return {}
     recommended = dict(DEFAULT_SAMPLING) if source.is_default else {}
@@ -385,7 +460,9 @@ def sampling_defaults(wanted: str, source: ModelSource) -> dict[str, float]:
         try:
             SamplingParams.parse(recommended)
         except RequestError as error:
-            raise CheckpointError(f"{path}: {error} Correct it, or start with --sampling-defaults openai.") from None
+            raise CheckpointError(
+                f"{path}: {error} Correct it, or start with --sampling-defaults openai."
+            ) from None
     if recommended:
         logger.debug(
             "Default sampling of chats and of OpenAI's routes: %s",

@@ -1,7 +1,8 @@
 """The engine process: ``python -m setpoint.launch`` with an EngineJob on its standard input.
 
-Loads the model, sizes the memory, says Ready, and runs the scheduler's loop until Shutdown. It is started before the parent
-knows the configuration, so that importing torch overlaps with finding the model.
+Loads the model, sizes the memory, says Ready, and runs the scheduler's loop until Shutdown. It is
+started before the parent knows the configuration, so that importing torch overlaps with finding the
+model.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ from setpoint.launch.turn_times import TimedExecutor, TimedLink, TurnTimes
 from setpoint.observe.logline import LogLines, gib, ready_line, setup_logging
 from setpoint.planning.memory import CAPTURED_TOKENS
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, RatioConfig, SchedulerConfig
+from setpoint.scheduler.config import (
+    CadenceConfig,
+    DelayConfig,
+    PriorityConfig,
+    RatioConfig,
+    SchedulerConfig,
+)
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 
@@ -60,9 +67,11 @@ class WallClock:
 
 
 def main() -> int:
-    """Exit code 0 after Shutdown; the parent learns of a failed start from a Failed message before the exit.
+    """Exit code 0 after Shutdown; the parent learns of a failed start from a Failed message before
+    the exit.
 
-    The parent blocks SIGINT and SIGTERM for this process: they may reach the whole group, and the parent ends it in order.
+    The parent blocks SIGINT and SIGTERM for this process: they may reach the whole group, and the
+    parent ends it in order.
     """
     imported = time.perf_counter()
     line = sys.stdin.buffer.readline()
@@ -89,7 +98,11 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
     waited = time.perf_counter()
     runner, pool = _load(config, spec, job.folder)
     times = TurnTimes()
-    lines = LogLines(decode_log_interval=config.options.decode_log_interval, device=config.options.device, started_at=time.monotonic())
+    lines = LogLines(
+        decode_log_interval=config.options.decode_log_interval,
+        device=config.options.device,
+        started_at=time.monotonic(),
+    )
     cache = KVCache(
         num_pages=pool.max_total_num_tokens // config.options.page_size,
         page_size=config.options.page_size,
@@ -99,7 +112,11 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
     )
     rng = random.Random(config.random_seed)
     scheduler = Scheduler(
-        scheduler_config(config, pool, spec), cache, clock=WallClock(), draw_seed=lambda: rng.getrandbits(63), observer=lines
+        scheduler_config(config, pool, spec),
+        cache,
+        clock=WallClock(),
+        draw_seed=lambda: rng.getrandbits(63),
+        observer=lines,
     )
     watchdog = _watchdog(config.options.watchdog_timeout)
 
@@ -118,7 +135,9 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
     gc.collect()
     gc.freeze()
     now = time.perf_counter()
-    info = _ready_info(runner, pool) | {"phases": {"engine wait": waited - started, "weights and pool": now - waited}}
+    info = _ready_info(runner, pool) | {
+        "phases": {"engine wait": waited - started, "weights and pool": now - waited}
+    }
     socket.send(Ready(info))
     return loop
 
@@ -150,20 +169,34 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
     logger.debug("Weights: %s", loaded.weights)
     for fallback in loaded.fallbacks:
         logger.warning("Fallback: %s", fallback)
-    plan = memory_model(config, spec, attention=loaded.attention, model_impl=loaded.model_impl).plan(
-        before, available_after_load=min(after, before - loaded.weight_bytes)
-    )
+    plan = memory_model(
+        config, spec, attention=loaded.attention, model_impl=loaded.model_impl
+    ).plan(before, available_after_load=min(after, before - loaded.weight_bytes))
     pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
     log_decisions(pool.decisions)
     report("making room for the KV cache")
-    runner.allocate(num_pages=plan.pool_tokens // options.page_size, max_slots=pool.max_running_requests, context_len=config.context_len)
+    runner.allocate(
+        num_pages=plan.pool_tokens // options.page_size,
+        max_slots=pool.max_running_requests,
+        context_len=config.context_len,
+    )
     if runner.why_eager:
-        logger.info("Steps run %s: %s", "partly eagerly" if runner.captured else "eagerly", runner.why_eager)
+        logger.info(
+            "Steps run %s: %s", "partly eagerly" if runner.captured else "eagerly", runner.why_eager
+        )
     if runner.captured is not None:
-        logger.debug("Steps of up to %d tokens are captured. mem usage=%s GB", CAPTURED_TOKENS, gib(runner.captured.program.num_bytes))
+        logger.debug(
+            "Steps of up to %d tokens are captured. mem usage=%s GB",
+            CAPTURED_TOKENS,
+            gib(runner.captured.program.num_bytes),
+        )
     half = gib(plan.kv_bytes / 2)
     logger.info(
-        "KV Cache is allocated. dtype: %s, #tokens: %d, K size: %s GB, V size: %s GB", options.kv_cache_dtype, plan.pool_tokens, half, half
+        "KV Cache is allocated. dtype: %s, #tokens: %d, K size: %s GB, V size: %s GB",
+        options.kv_cache_dtype,
+        plan.pool_tokens,
+        half,
+        half,
     )
     left = _available_bytes(options.device)
     logger.debug("Memory pool end. avail mem=%s GB", gib(left))
@@ -184,7 +217,8 @@ def _load(config: ResolvedConfig, spec: ModelSpec, folder: str) -> tuple[ModelRu
 
 
 def compile_small_steps(runner: ModelRunner, options: Options) -> None:
-    """``--enable-torch-compile``: what was compiled, what was reused, what it gains, or why it does not."""
+    """``--enable-torch-compile``: what was compiled, what was reused, what it gains, or why it does
+    not."""
     wanted = options.torch_compile_max_bs
     logger.info("torch.compile: steps of up to %d tokens; a first start may take a minute", wanted)
     report(f"compiling steps of up to {wanted} tokens with torch.compile")
@@ -197,9 +231,16 @@ def compile_small_steps(runner: ModelRunner, options: Options) -> None:
             compiled.num_reused,
             compiled.folder,
         )
-        logger.info("torch.compile: steps by number of tokens, without sampling: %s", "; ".join(map(str, compiled.durations)))
+        logger.info(
+            "torch.compile: steps by number of tokens, without sampling: %s",
+            "; ".join(map(str, compiled.durations)),
+        )
     if compiled.why_not_more:
-        which = f"steps of more than {compiled.max_tokens} tokens run" if compiled.max_tokens else "every step runs"
+        which = (
+            f"steps of more than {compiled.max_tokens} tokens run"
+            if compiled.max_tokens
+            else "every step runs"
+        )
         logger.warning("torch.compile: %s without it: %s.", which, compiled.why_not_more)
 
 
@@ -243,7 +284,9 @@ def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) 
         delay=_delay(options, pool),
         waiting_timeout_s=env.req_waiting_timeout_s if env.req_waiting_timeout_s > 0 else None,
         running_timeout_s=env.req_running_timeout_s if env.req_running_timeout_s > 0 else None,
-        chunked_prefill_size=config.chunked_prefill_size if config.chunked_prefill_size > 0 else None,
+        chunked_prefill_size=(
+            config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
+        ),
         max_prefill_tokens=options.max_prefill_tokens,
         prefill_max_requests=options.prefill_max_requests,
         max_queued_requests=options.max_queued_requests,
@@ -329,7 +372,8 @@ def _available_bytes(device: str) -> int:
 
 
 def _end_with_parent() -> None:
-    """Runs in a thread: the parent holds the other end of standard input open for as long as it lives."""
+    """Runs in a thread: the parent holds the other end of standard input open for as long as it
+    lives."""
     os.read(sys.stdin.fileno(), 1)
     logger.error("The parent process is gone; the engine ends.")
     for compiler in psutil.Process().children(recursive=True):
@@ -339,7 +383,8 @@ def _end_with_parent() -> None:
 
 
 def _watchdog(timeout_s: float) -> Callable[[], None]:
-    """Called every turn of the loop: re-arms the dump-and-exit of a turn that hangs for ``timeout_s``."""
+    """Called every turn of the loop: re-arms the dump-and-exit of a turn that hangs for
+    ``timeout_s``."""
     next_at = 0.0
 
     def beat() -> None:

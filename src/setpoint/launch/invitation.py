@@ -1,4 +1,5 @@
-"""What a server prints when it is ready: its address, and two things to paste, one for a shell and one for Python. Pure text."""
+"""What a server prints when it is ready: its address, and two things to paste, one for a shell and
+one for Python. Pure text."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ TEXTS = ["The capital of France is Paris.", "Paris lies on the Seine."]
 
 
 def address(host: str, port: int) -> str:
-    """A URL that works on this machine; a server that listens on every address of it answers on the local one too."""
+    """A URL that works on this machine; a server that listens on every address of it answers on the
+    local one too."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -17,11 +19,16 @@ def invitation(url: str, *, has_key: bool, is_embedding: bool) -> str:
     key = ' -H "Authorization: Bearer $API_KEY"' if has_key else ""
     if is_embedding:
         path, body = "embeddings", f'{{"input": {_json(TEXTS)}}}'
-        call, result = f'client.embeddings.create(model="default", input={_json(TEXTS)})', "answer.data[0].embedding[:8]"
+        call, result = (
+            f'client.embeddings.create(model="default", input={_json(TEXTS)})',
+            "answer.data[0].embedding[:8]",
+        )
     else:
         messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
         path, body = "chat/completions", f'{{"messages": {messages}, "max_tokens": 64}}'
-        call = f'client.chat.completions.create(model="default", messages={messages}, max_tokens=64)'
+        call = (
+            f'client.chat.completions.create(model="default", messages={messages}, max_tokens=64)'
+        )
         result = "answer.choices[0].message.content"
     imported, api_key = ("import os\n\n", 'os.environ["API_KEY"]') if has_key else ("", '"none"')
     return f"""

@@ -1,4 +1,5 @@
-"""What can be found wrong before anything is started or loaded: files that options name, devices they ask for. It takes milliseconds."""
+"""What can be found wrong before anything is started or loaded: files that options name, devices
+they ask for. It takes milliseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from setpoint.planning.memory import format_bytes, kv_bytes
 def preflight(options: Options) -> None:
     """Raises ConfigError, or CheckpointError for a chat template that cannot be compiled."""
     if options.device == "cuda" and (why := why_no_cuda()):
-        raise ConfigError(f"--device cuda was asked for, but {why}; use --device cpu, or leave it out.")
+        raise ConfigError(
+            f"--device cuda was asked for, but {why}; use --device cpu, or leave it out."
+        )
     if options.chat_template is not None:
         from setpoint.frontend.text.template import ChatTemplate
         from setpoint.frontend.text.template_source import find_chat_template
@@ -22,11 +25,15 @@ def preflight(options: Options) -> None:
 
 
 def check_room(config: ResolvedConfig, model: ModelSpec) -> None:
-    """Raises OutOfMemoryError if not even one page of KV cache fits into what is free before the weights are loaded."""
+    """Raises OutOfMemoryError if not even one page of KV cache fits into what is free before the
+    weights are loaded."""
     if config.options.device == "cpu":
-        page, free = kv_bytes(model, config.options.page_size, config.kv_element_bytes), available_bytes()
+        page, free = (
+            kv_bytes(model, config.options.page_size, config.kv_element_bytes),
+            available_bytes(),
+        )
         if page > free:
             raise OutOfMemoryError(
-                f"--page-size {config.options.page_size} is too large: one page of KV cache would take {format_bytes(page)}, and "
-                f"{format_bytes(free)} are free."
+                f"--page-size {config.options.page_size} is too large: one page of KV cache would"
+                f" take {format_bytes(page)}, and {format_bytes(free)} are free."
             )

@@ -1,7 +1,8 @@
-"""``setpoint serve``: the parent process. It owns the port and the HTTP side, and supervises the engine process.
+"""``setpoint serve``: the parent process. It owns the port and the HTTP side, and supervises the
+engine process.
 
-Order of start: port, engine (see ``launch.engine``), HTTP parts while it loads, listening, warm-up. Order of end: no new requests,
-open ones, engine.
+Order of start: port, engine (see ``launch.engine``), HTTP parts while it loads, listening, warm-up.
+Order of end: no new requests, open ones, engine.
 """
 
 from __future__ import annotations
@@ -55,10 +56,14 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
         return code
 
 
-async def _serve(engine: Launched, sock: socket.socket, phases: Phases, release_signals: Callable[[], object]) -> int:
+async def _serve(
+    engine: Launched, sock: socket.socket, phases: Phases, release_signals: Callable[[], object]
+) -> int:
     stop, urged = asyncio.Event(), asyncio.Event()
     for number in SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, lambda: urged.set() if stop.is_set() else stop.set())
+        asyncio.get_running_loop().add_signal_handler(
+            number, lambda: urged.set() if stop.is_set() else stop.set()
+        )
     release_signals()
     # After the handlers: these take long enough for somebody to change their mind.
     from setpoint.frontend.http.app import create_app
@@ -74,7 +79,14 @@ async def _serve(engine: Launched, sock: socket.socket, phases: Phases, release_
         log_level = options.log_level_http or options.log_level
         app = create_app(service, local_only=is_loopback(sock))
         server = make_server(app, log_level=log_level, drain_s=DRAIN_S + CLOSE_S)
-        await _answer(service, server, sock, _open(engine.config, service, phases), [stopped, session.watcher], urged)
+        await _answer(
+            service,
+            server,
+            sock,
+            _open(engine.config, service, phases),
+            [stopped, session.watcher],
+            urged,
+        )
         if not stop.is_set():
             raise EngineDeadError(session.client.death)
         return 0
@@ -88,8 +100,8 @@ async def _answer(
     over: Sequence[Task[Any]],
     urged: asyncio.Event,
 ) -> None:
-    """Listen, do what ``opening`` does, and serve until one of ``over`` is done; then open requests have DRAIN_S to end, or until
-    somebody who will not wait has set ``urged``."""
+    """Listen, do what ``opening`` does, and serve until one of ``over`` is done; then open requests
+    have DRAIN_S to end, or until somebody who will not wait has set ``urged``."""
     from setpoint.frontend.http.serve import listen
 
     serving, opened = asyncio.create_task(listen(server, sock)), asyncio.create_task(opening)
@@ -123,10 +135,16 @@ async def _open(config: ResolvedConfig, service: Service, phases: Phases) -> Non
     gc.collect()
     gc.freeze()  # what is here stays: a full collection would look at all of it while streams wait
     logger.info("The server is fired up and ready to roll!")
-    logger.debug("Start-up took %s; engine: %s", phases, _seconds(service.engine.info.get("phases", {})))
+    logger.debug(
+        "Start-up took %s; engine: %s", phases, _seconds(service.engine.info.get("phases", {}))
+    )
     options = config.options
     url = address(options.host, options.port)
-    print(invitation(url, has_key=options.api_key is not None, is_embedding=options.is_embedding), end="", flush=True)
+    print(
+        invitation(url, has_key=options.api_key is not None, is_embedding=options.is_embedding),
+        end="",
+        flush=True,
+    )
 
 
 async def _first(*tasks: asyncio.Future[Any]) -> None:

@@ -1,7 +1,9 @@
-"""Where the turns of an engine's loop spend their time: in the model, in messages, in everything else.
+"""Where the turns of an engine's loop spend their time: in the model, in messages, in everything
+else.
 
-Stands between the loop and its executor and link, and knows nothing of either. A turn without a step is not counted, nor is waiting
-for a message or what is done meanwhile; a turn is "prefill" if its step computed any prompt tokens, else "decode".
+Stands between the loop and its executor and link, and knows nothing of either. A turn without a
+step is not counted, nor is waiting for a message or what is done meanwhile; a turn is "prefill" if
+its step computed any prompt tokens, else "decode".
 """
 
 from __future__ import annotations

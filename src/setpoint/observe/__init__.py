@@ -1,1 +1,2 @@
-"""What the engine says about itself, made from the records of ``core.stats`` alone: log lines now."""
+"""What the engine says about itself, made from the records of ``core.stats`` alone: log lines
+now."""

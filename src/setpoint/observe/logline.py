@@ -1,6 +1,8 @@
-"""The log lines of a serving engine, in SGLang's words and layout (docs/sglang/logs.md), so that existing dashboards and habits work.
+"""The log lines of a serving engine, in SGLang's words and layout (docs/sglang/logs.md), so that
+existing dashboards and habits work.
 
-Formats records; it measures nothing itself. Whatever a message holds, it stays one printable line: nobody can write another's.
+Formats records; it measures nothing itself. Whatever a message holds, it stays one printable line:
+nobody can write another's.
 """
 
 from __future__ import annotations
@@ -15,14 +17,18 @@ logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 
-_ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+_ExceptionInfo = (
+    tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+)
 
 
 def setup_logging(level: str, *, rank: str = "", milliseconds: bool = False) -> None:
     """Log to stderr as ``[2026-01-31 12:00:00 TP0] message``; rank is "" or e.g. " TP0"."""
     stamp = "%(asctime)s.%(msecs)03d" if milliseconds else "%(asctime)s"
     handler = logging.StreamHandler()
-    handler.setFormatter(LineFormatter(f"[{stamp}{rank}] %(levelprefix)s%(message)s", datefmt="%Y-%m-%d %H:%M:%S"))
+    handler.setFormatter(
+        LineFormatter(f"[{stamp}{rank}] %(levelprefix)s%(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+    )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     access = logging.getLogger("uvicorn.access")
     access.removeFilter(_bound_arguments)
@@ -30,7 +36,8 @@ def setup_logging(level: str, *, rank: str = "", milliseconds: bool = False) -> 
 
 
 class LineFormatter(logging.Formatter):
-    """A record as one printable line; the lines of a traceback behind it are indented, so that none looks like a record."""
+    """A record as one printable line; the lines of a traceback behind it are indented, so that none
+    looks like a record."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         # Information carries no level word, as in SGLang; everything louder does.
@@ -64,17 +71,19 @@ def ready_line(
     device: str,
     available_bytes: int,
 ) -> str:
-    """The one line that sums up memory planning; ``available_bytes`` is what is left after weights, pool and graphs."""
+    """The one line that sums up memory planning; ``available_bytes`` is what is left after weights,
+    pool and graphs."""
     label = "available_cpu_mem" if device == "cpu" else "available_gpu_mem"
     return (
-        f"max_total_num_tokens={max_total_num_tokens}, chunked_prefill_size={chunked_prefill_size}, "
-        f"max_prefill_tokens={max_prefill_tokens}, max_running_requests={max_running_requests}, "
-        f"context_len={context_len}, {label}={gib(available_bytes)} GB"
+        f"max_total_num_tokens={max_total_num_tokens}, chunked_prefill_size={chunked_prefill_size},"
+        f" max_prefill_tokens={max_prefill_tokens}, max_running_requests={max_running_requests},"
+        f" context_len={context_len}, {label}={gib(available_bytes)} GB"
     )
 
 
 class LogLines:
-    """An observer that writes a line per prefill step, one per ``decode_log_interval`` decode steps, and the warnings."""
+    """An observer that writes a line per prefill step, one per ``decode_log_interval`` decode
+    steps, and the warnings."""
 
     def __init__(self, *, decode_log_interval: int, device: str, started_at: float) -> None:
         self._interval = decode_log_interval
@@ -98,8 +107,9 @@ class LogLines:
         elapsed = stats.finished_at - self._last_prefill
         self._last_prefill = stats.finished_at
         logger.info(
-            "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, #running-req: %d, #queue-req: %d, "
-            "#pending-token: %d, %s: %s, input throughput (token/s): %.2f",
+            "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f,"
+            " #running-req: %d, #queue-req: %d, #pending-token: %d, %s: %s, input throughput"
+            " (token/s): %.2f",
             stats.num_prefill_rows,
             stats.num_new_tokens,
             stats.num_cached_tokens,
@@ -118,7 +128,8 @@ class LogLines:
         self.last_gen_throughput = self._num_generated / elapsed if elapsed > 0 else 0.0
         self._num_generated = 0
         logger.info(
-            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %s: %s, gen throughput (token/s): %.2f, #queue-req: %d",
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %s: %s, gen throughput"
+            " (token/s): %.2f, #queue-req: %d",
             stats.num_running,
             stats.pool.used,
             stats.pool.usage,
@@ -129,7 +140,10 @@ class LogLines:
         )
 
     def on_retraction(self, retraction: Retraction) -> None:
-        counts = f"#retracted_reqs: {retraction.num_seqs}, #new_tokens_gained: {retraction.num_tokens_gained}"
+        counts = (
+            f"#retracted_reqs: {retraction.num_seqs}, #new_tokens_gained:"
+            f" {retraction.num_tokens_gained}"
+        )
         if retraction.testing:
             logger.warning("Testing retraction. %s", counts)
             return
@@ -142,7 +156,8 @@ class LogLines:
 
     def on_preemption(self, preemption: Preemption) -> None:
         logger.info(
-            "Priority preemption. #preempted_reqs: %d, #new_tokens_gained: %d, for request %s; back in the queue: %s",
+            "Priority preemption. #preempted_reqs: %d, #new_tokens_gained: %d, for request %s; back"
+            " in the queue: %s",
             len(preemption.preempted),
             preemption.num_tokens_gained,
             shown(preemption.rid),
@@ -160,11 +175,17 @@ class LogLines:
 
     def on_clip(self, rid: str, wanted: int, granted: int) -> None:
         logger.warning(
-            "Request %s: max_new_tokens lowered from %d to %d, the most that the context length and the KV pool can hold.",
+            "Request %s: max_new_tokens lowered from %d to %d, the most that the context length and"
+            " the KV pool can hold.",
             shown(rid),
             wanted,
             granted,
         )
 
     def on_unservable(self, rid: str, why: str, pool: PoolStats) -> None:
-        logger.error("Request %s was aborted: nothing else runs and it cannot be admitted (%s); pool: %s", shown(rid), why, pool)
+        logger.error(
+            "Request %s was aborted: nothing else runs and it cannot be admitted (%s); pool: %s",
+            shown(rid),
+            why,
+            pool,
+        )

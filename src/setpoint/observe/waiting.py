@@ -33,7 +33,9 @@ class Display:
 def on_stderr() -> Display:
     """On a terminal one line that changes and goes away; elsewhere a line from time to time."""
     if sys.stderr.isatty():
-        return Display(lambda text: _write(f"\r\x1b[K{_fitting(text)}"), REDRAW_S, lambda: _write("\r\x1b[K"))
+        return Display(
+            lambda text: _write(f"\r\x1b[K{_fitting(text)}"), REDRAW_S, lambda: _write("\r\x1b[K")
+        )
     return stderr_lines()
 
 
@@ -46,9 +48,14 @@ def in_the_log() -> Display:
 
 
 def _fitting(text: str) -> str:
-    """What goes beyond a terminal's line would stay there for good; the end says how long it has taken."""
+    """What goes beyond a terminal's line would stay there for good; the end says how long it has
+    taken."""
     room = shutil.get_terminal_size().columns - 1
-    return text if len(text) <= room else f"{text[: room // 2]}…{text[len(text) - (room - room // 2 - 1) :]}"
+    return (
+        text
+        if len(text) <= room
+        else f"{text[: room // 2]}…{text[len(text) - (room - room // 2 - 1) :]}"
+    )
 
 
 def _write(text: str) -> None:

@@ -1,1 +1,2 @@
-"""Pure arithmetic about memory and time, shared by start-up, advice and simulation. No I/O, no clock, no torch."""
+"""Pure arithmetic about memory and time, shared by start-up, advice and simulation. No I/O, no
+clock, no torch."""

@@ -1,7 +1,9 @@
-"""The memory model: weights + KV pool + workspace + graphs. The one that sizes the pool is the one that gives advice.
+"""The memory model: weights + KV pool + workspace + graphs. The one that sizes the pool is the one
+that gives advice.
 
-Pure arithmetic on a :class:`ModelSpec` and byte counts that others measured. It serves before the weights are loaded (they are
-then estimated) and after (what they took is then measured). It knows nothing of devices beyond their kind.
+Pure arithmetic on a :class:`ModelSpec` and byte counts that others measured. It serves before the
+weights are loaded (they are then estimated) and after (what they took is then measured). It knows
+nothing of devices beyond their kind.
 """
 
 from __future__ import annotations
@@ -17,22 +19,28 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 CPU_MEM_FRACTION = 0.8
-"""``mem_fraction_static`` on a CPU if not given: the rest is for a step's workspace, the frontend and the machine."""
+"""``mem_fraction_static`` on a CPU if not given: the rest is for a step's workspace, the frontend
+and the machine."""
 
 CPU_POOL_BYTES, CPU_POOL_CONTEXTS = 4 * GIB, 4
-"""A CPU pool is not made larger than the larger of these unless it is asked for: compute runs out long before."""
+"""A CPU pool is not made larger than the larger of these unless it is asked for: compute runs out
+long before."""
 
 CPU_RESERVE_SHARE, CPU_RESERVE_BYTES = 0.1, GIB
-"""What a CPU pool always leaves to the machine: this share of the available memory, at most these bytes."""
+"""What a CPU pool always leaves to the machine: this share of the available memory, at most these
+bytes."""
 
 INT8_CHANNEL_BYTES = 8
-"""Of an output channel of 8-bit weights, beside the weights: its scale and the sum of its weights."""
+"""Of an output channel of 8-bit weights, beside the weights: its scale and the sum of its
+weights."""
 
 LOGITS_ROWS = 256
-"""Logits are budgeted for at most this many sampling rows of a step; a runner that samples more at once needs more memory."""
+"""Logits are budgeted for at most this many sampling rows of a step; a runner that samples more at
+once needs more memory."""
 
 CAPTURED_TOKENS = 512
-"""Of a step that is replayed. In larger ones the work outweighs the calls by far, and they would keep larger buffers."""
+"""Of a step that is replayed. In larger ones the work outweighs the calls by far, and they would
+keep larger buffers."""
 
 REFERENCE_SCORES = 1 << 24
 """Scores (heads x queries x keys) that ``torch_ref`` attention holds at once."""
@@ -55,21 +63,36 @@ class MemoryPlan:
     """What kept the pool from being larger, in words with numbers."""
 
 
-def weight_bytes(spec: ModelSpec, dtype_bytes: int, *, head_copied: bool = False, int8: bool = False, blocks: bool = False) -> int:
+def weight_bytes(
+    spec: ModelSpec,
+    dtype_bytes: int,
+    *,
+    head_copied: bool = False,
+    int8: bool = False,
+    blocks: bool = False,
+) -> int:
     """The weights as loaded.
 
-    ``head_copied``: a tied embedding is kept twice, packed as output head and plain for look-up. ``int8``: the matrices of layers and
-    head take one byte per weight, the embedding stays as it is. ``blocks``: those of a GGUF are kept, an embedding among them once.
+    ``head_copied``: a tied embedding is kept twice, packed as output head and plain for look-up.
+    ``int8``: the matrices of layers and head take one byte per weight, the embedding stays as it
+    is. ``blocks``: those of a GGUF are kept, an embedding among them once.
     """
     kept, embedding = spec.blocks if blocks else None, spec.vocab_size * spec.hidden_size
-    copy = embedding if head_copied and spec.tie_embeddings and not (kept and kept.embedding_bytes) else 0
+    copy = (
+        embedding
+        if head_copied and spec.tie_embeddings and not (kept and kept.embedding_bytes)
+        else 0
+    )
     wide = (spec.num_parameters + copy) * dtype_bytes
     if kept:
         wide += kept.num_bytes - kept.num_parameters * dtype_bytes
     if not int8:
         return wide
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    q_size, qkv_size = spec.num_heads * spec.head_dim, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    q_size, qkv_size = (
+        spec.num_heads * spec.head_dim,
+        (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim,
+    )
     weights = spec.num_layers * hidden * (qkv_size + q_size + 3 * inner)
     channels = spec.num_layers * (qkv_size + 2 * inner + 2 * hidden)
     if spec.pooling is None:
@@ -84,26 +107,37 @@ def kv_bytes(spec: ModelSpec, num_tokens: int, element_bytes: int) -> int:
 
 
 def step_bytes(spec: ModelSpec, *, num_tokens: int, num_sampling: int, dtype_bytes: int) -> int:
-    """Peak of a step's temporaries: activations of ``num_tokens`` rows and logits of ``num_sampling`` rows.
+    """Peak of a step's temporaries: activations of ``num_tokens`` rows and logits of
+    ``num_sampling`` rows.
 
-    Per row the residual, a layer's input and its normed form, and on top either attention's (q, k, v and its output) or the
-    MLP's (gate, up, their product, and that once more in the layout of the matrix product), whichever is larger. Logits exist in
-    the model's dtype, and while a token is drawn from all of the sorted vocabulary six times more in float32 or wider.
+    Per row the residual, a layer's input and its normed form, and on top either attention's (q, k,
+    v and its output) or the MLP's (gate, up, their product, and that once more in the layout of the
+    matrix product), whichever is larger. Logits exist in the model's dtype, and while a token is
+    drawn from all of the sorted vocabulary six times more in float32 or wider.
     """
     qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    activations = num_tokens * dtype_bytes * (3 * spec.hidden_size + max(qkv, 4 * spec.intermediate_size))
+    activations = (
+        num_tokens * dtype_bytes * (3 * spec.hidden_size + max(qkv, 4 * spec.intermediate_size))
+    )
     return activations + num_sampling * spec.vocab_size * (dtype_bytes + 6 * max(dtype_bytes, 4))
 
 
 def captured_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
-    """The tensors of a captured step (``engine.runner.captured``) of CAPTURED_TOKENS tokens, LOGITS_ROWS of which sample.
+    """The tensors of a captured step (``engine.runner.captured``) of CAPTURED_TOKENS tokens,
+    LOGITS_ROWS of which sample.
 
-    The memory of one goes to a later one of just its size (``kernels.cpu.capture.Arena``), so of each size there are as many as
-    live at the same moment; the moments at which most do are listed. From the second layer on the residual stream, a layer's input and
-    what it became after attention live while the MLP runs; its output is one more, and a norm behind it another.
+    The memory of one goes to a later one of just its size (``kernels.cpu.capture.Arena``), so of
+    each size there are as many as live at the same moment; the moments at which most do are listed.
+    From the second layer on the residual stream, a layer's input and what it became after attention
+    live while the MLP runs; its output is one more, and a norm behind it another.
     """
     token = CAPTURED_TOKENS * dtype_bytes
-    ids, index, hidden, inner = 4 * CAPTURED_TOKENS, 8 * CAPTURED_TOKENS, token * spec.hidden_size, token * spec.intermediate_size
+    ids, index, hidden, inner = (
+        4 * CAPTURED_TOKENS,
+        8 * CAPTURED_TOKENS,
+        token * spec.hidden_size,
+        token * spec.intermediate_size,
+    )
     q, kv = token * spec.num_heads * spec.head_dim, token * spec.num_kv_heads * spec.head_dim
     moments = [
         [ids, hidden],
@@ -112,7 +146,15 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
         [hidden] * (3 + spec.num_norms // 2),
     ]
     if spec.pooling is None:
-        moments.append([hidden, *(LOGITS_ROWS * each for each in (spec.hidden_size * dtype_bytes, spec.vocab_size * dtype_bytes, 8))])
+        moments.append(
+            [
+                hidden,
+                *(
+                    LOGITS_ROWS * each
+                    for each in (spec.hidden_size * dtype_bytes, spec.vocab_size * dtype_bytes, 8)
+                ),
+            ]
+        )
     most: Counter[int] = Counter()
     for live in moments:
         most |= Counter(live)
@@ -120,26 +162,36 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
     return sum(size * count for size, count in most.items()) + positions_and_places
 
 
-def reference_attention_bytes(spec: ModelSpec, *, num_tokens: int, context_len: int, dtype_bytes: int) -> int:
-    """What ``torch_ref`` needs for one row: four score-sized temporaries of a block, and the row's gathered K and V."""
+def reference_attention_bytes(
+    spec: ModelSpec, *, num_tokens: int, context_len: int, dtype_bytes: int
+) -> int:
+    """What ``torch_ref`` needs for one row: four score-sized temporaries of a block, and the row's
+    gathered K and V."""
     wide = max(dtype_bytes, 4)
     scores = min(REFERENCE_SCORES, spec.num_heads * num_tokens * context_len)
     return wide * (4 * scores + 2 * context_len * spec.num_kv_heads * spec.head_dim)
 
 
 def table_bytes(num_slots: int, *, context_len: int, page_size: int) -> int:
-    """The runner's int32 tables: token ids [slots, context] and pages [slots, ceil(context / page)]."""
+    """The runner's int32 tables: token ids [slots, context] and pages [slots, ceil(context /
+    page)]."""
     return 4 * num_slots * (context_len + -(-context_len // page_size))
 
 
 def max_running_requests(pool_tokens: int, context_len: int, requested: int | None = None) -> int:
-    """How many requests may run at once in a pool of this size (docs/sglang/options.md#pool-limits); each needs at least two tokens."""
-    wanted = requested if requested is not None else min(max(int(pool_tokens / context_len * 512), 2048), 4096)
+    """How many requests may run at once in a pool of this size
+    (docs/sglang/options.md#pool-limits); each needs at least two tokens."""
+    wanted = (
+        requested
+        if requested is not None
+        else min(max(int(pool_tokens / context_len * 512), 2048), 4096)
+    )
     return min(wanted, pool_tokens // 2)
 
 
 def auto_mem_fraction(gpu_bytes: int, *, step_tokens: int) -> float:
-    """Default ``mem_fraction_static`` of a GPU with ``gpu_bytes`` in all: SGLang's formula (docs/sglang/options.md#memory-share)."""
+    """Default ``mem_fraction_static`` of a GPU with ``gpu_bytes`` in all: SGLang's formula
+    (docs/sglang/options.md#memory-share)."""
     reserved = 512 * MIB + 1.5 * MIB * max(step_tokens, 2048) + 128 * MIB
     if gpu_bytes > 60 * GIB:
         reserved = max(reserved, 10 * GIB)
@@ -179,35 +231,54 @@ class MemoryModel:
     def weights(self) -> int:
         """Estimated: what they will take once loaded."""
         int8 = self.quantization == "w8a8_int8"
-        return weight_bytes(self.spec, self.dtype_bytes, head_copied=self.head_copied, int8=int8, blocks=self.blocks_kept)
+        return weight_bytes(
+            self.spec,
+            self.dtype_bytes,
+            head_copied=self.head_copied,
+            int8=int8,
+            blocks=self.blocks_kept,
+        )
 
     def workspace(self, pool_tokens: int) -> int:
         """Temporaries of the largest step, and the tables, with a pool of ``pool_tokens``.
 
-        On a CPU the tables are mapped but touched only where sequences stand: counted are the tokens of a full pool and the
-        border memory page (4 KiB) of each slot's row in either table.
+        On a CPU the tables are mapped but touched only where sequences stand: counted are the
+        tokens of a full pool and the border memory page (4 KiB) of each slot's row in either table.
         """
         num_slots = max_running_requests(pool_tokens, self.context_len, self.requested_slots)
         tables = table_bytes(num_slots, context_len=self.context_len, page_size=self.page_size)
         if self.device == "cpu":
             touched = 4 * (pool_tokens + pool_tokens // self.page_size) + 2 * 4 * KIB * num_slots
             tables = min(tables, touched)
-        total = tables + 4 * self.spec.num_rotaries * self.context_len * self.spec.head_dim  # and the rotation tables
+        total = (
+            tables + 4 * self.spec.num_rotaries * self.context_len * self.spec.head_dim
+        )  # and the rotation tables
         if self.reference_attention:
             total += reference_attention_bytes(
-                self.spec, num_tokens=self.step_tokens, context_len=self.context_len, dtype_bytes=self.dtype_bytes
+                self.spec,
+                num_tokens=self.step_tokens,
+                context_len=self.context_len,
+                dtype_bytes=self.dtype_bytes,
             )
         rows, sampling = max(self.step_tokens, num_slots), min(num_slots, LOGITS_ROWS)
-        return total + step_bytes(self.spec, num_tokens=rows, num_sampling=sampling, dtype_bytes=self.dtype_bytes)
+        return total + step_bytes(
+            self.spec, num_tokens=rows, num_sampling=sampling, dtype_bytes=self.dtype_bytes
+        )
 
     def plan(self, available_bytes: int, *, available_after_load: int | None = None) -> MemoryPlan:
-        """Size the pool as in docs/sglang/options.md#pool-limits: what is free after the weights, less the share kept for neither of them.
+        """Size the pool as in docs/sglang/options.md#pool-limits: what is free after the weights,
+        less the share kept for neither of them.
 
-        available_bytes: free before the weights are loaded; available_after_load: measured after, None = not loaded yet.
-        On a CPU the pool also leaves room for the workspace and a reserve, and without a wish of the user it stays under a
-        ceiling. Raises OutOfMemoryError if there is no room for one page (and the dummy page).
+        available_bytes: free before the weights are loaded; available_after_load: measured after,
+        None = not loaded yet. On a CPU the pool also leaves room for the workspace and a reserve,
+        and without a wish of the user it stays under a ceiling. Raises OutOfMemoryError if there is
+        no room for one page (and the dummy page).
         """
-        rest = available_after_load if available_after_load is not None else available_bytes - self.weights()
+        rest = (
+            available_after_load
+            if available_after_load is not None
+            else available_bytes - self.weights()
+        )
         weights = max(available_bytes - rest, 0)
         limits = self._wishes(available_bytes, rest)
         token = self.spec.kv_bytes_per_token(self.kv_element_bytes)
@@ -216,7 +287,9 @@ class MemoryModel:
         if self.device == "cpu":
             reserve = min(round(available_bytes * CPU_RESERVE_SHARE), CPU_RESERVE_BYTES)
             parts = {"workspace": workspace, "captured steps": graphs, "reserve": reserve}
-            words = "memory available, less " + ", ".join(f"{format_bytes(size)} of {what}" for what, size in parts.items() if size)
+            words = "memory available, less " + ", ".join(
+                f"{format_bytes(size)} of {what}" for what, size in parts.items() if size
+            )
             limits.append((rest - sum(parts.values()), words))
 
         pool_bytes, limited_by = min(limits)
@@ -238,12 +311,27 @@ class MemoryModel:
         token = self.spec.kv_bytes_per_token(self.kv_element_bytes)
         page = token * self.page_size
         static = rest - round(available_bytes * (1 - self.mem_fraction_static))
-        limits = [(static, f"--mem-fraction-static {self.mem_fraction_static:g} of {format_bytes(available_bytes)}")]
+        limits = [
+            (
+                static,
+                (
+                    f"--mem-fraction-static {self.mem_fraction_static:g} of"
+                    f" {format_bytes(available_bytes)}"
+                ),
+            )
+        ]
         if self.max_total_tokens is not None:
-            limits.append((self.max_total_tokens * token + page, f"--max-total-tokens {self.max_total_tokens}"))
+            limits.append(
+                (
+                    self.max_total_tokens * token + page,
+                    f"--max-total-tokens {self.max_total_tokens}",
+                )
+            )
         elif self.device == "cpu" and not self.fraction_given:
             ceiling = max(CPU_POOL_BYTES, CPU_POOL_CONTEXTS * self.context_len * token)
-            limits.append((ceiling + page, f"the default ceiling of a CPU pool, {format_bytes(ceiling)}"))
+            limits.append(
+                (ceiling + page, f"the default ceiling of a CPU pool, {format_bytes(ceiling)}")
+            )
         return limits
 
     def _no_room(self, available: int, rest: int, left: int, limited_by: str) -> str:
@@ -255,9 +343,10 @@ class MemoryModel:
         else:
             advice = "Free memory, or lower --chunked-prefill-size or --max-running-requests"
         return (
-            f"no room for one page of KV cache: of {format_bytes(available)} available the weights take {format_bytes(available - rest)}, "
-            f"and {format_bytes(max(left, 0))} remain for the pool ({limited_by}), but one page of {self.page_size} tokens and the dummy "
-            f"page need {format_bytes(needed)}. {advice}."
+            f"no room for one page of KV cache: of {format_bytes(available)} available the weights"
+            f" take {format_bytes(available - rest)}, and {format_bytes(max(left, 0))} remain for"
+            f" the pool ({limited_by}), but one page of {self.page_size} tokens and the dummy page"
+            f" need {format_bytes(needed)}. {advice}."
         )
 
 

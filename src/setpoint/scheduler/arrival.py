@@ -13,14 +13,24 @@ from setpoint.scheduler.sequence import Sequence
 
 UNLIMITED = 1 << 30
 SEED_MASK = (1 << 63) - 1
-PRIORITY_DISABLED = "Using priority is disabled for this server. Please send a new request without a priority."
+PRIORITY_DISABLED = (
+    "Using priority is disabled for this server. Please send a new request without a priority."
+)
 
 
-def new_sequence(request: Request, config: SchedulerConfig, *, seq_id: int, seed: int, pool_tokens: int, page_size: int) -> Sequence:
+def new_sequence(
+    request: Request,
+    config: SchedulerConfig,
+    *,
+    seq_id: int,
+    seed: int,
+    pool_tokens: int,
+    page_size: int,
+) -> Sequence:
     """Build the sequence of a request; raises RequestError for one that can never be served.
 
-    ``max_new_tokens`` is clipped so that prompt, outputs and one spare page fit an otherwise empty pool: a sequence that is
-    admitted can always finish, whatever the others do.
+    ``max_new_tokens`` is clipped so that prompt, outputs and one spare page fit an otherwise empty
+    pool: a sequence that is admitted can always finish, whatever the others do.
     """
     if request.priority is not None and config.priority is None and config.refuse_priority:
         raise RequestError(PRIORITY_DISABLED, status_code=503, err_type="ServiceUnavailableError")
@@ -35,14 +45,20 @@ def new_sequence(request: Request, config: SchedulerConfig, *, seq_id: int, seed
             raise RequestError(f"A token id is outside the vocabulary of {config.vocab_size}.")
     if num_input + len(outputs) >= config.max_req_input_len:
         raise RequestError(
-            f"Input length ({num_input + len(outputs)} tokens) exceeds the maximum allowed length ({config.max_req_input_len} tokens). "
-            "Use a shorter input or enable --allow-auto-truncate."
+            f"Input length ({num_input + len(outputs)} tokens) exceeds the maximum allowed length"
+            f" ({config.max_req_input_len} tokens). Use a shorter input or enable"
+            " --allow-auto-truncate."
         )
-    wanted = UNLIMITED if request.sampling.max_new_tokens is None else request.sampling.max_new_tokens
+    wanted = (
+        UNLIMITED if request.sampling.max_new_tokens is None else request.sampling.max_new_tokens
+    )
     padded = -(-num_input // page_size) * page_size
     limit = min(config.max_req_len - num_input - 1, pool_tokens - padded - page_size - 1)
     if limit < min(wanted, 1):
-        raise RequestError(f"A prompt of {num_input} tokens leaves no room for output in a KV cache of {pool_tokens} tokens.")
+        raise RequestError(
+            f"A prompt of {num_input} tokens leaves no room for output in a KV cache of"
+            f" {pool_tokens} tokens."
+        )
     stop_ids = config.eos_token_ids | frozenset(request.sampling.stop_token_ids)
     return Sequence(
         seq_id=seq_id,

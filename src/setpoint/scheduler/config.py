@@ -1,4 +1,5 @@
-"""The numbers a scheduler works with, all resolved: it never sees the user's options, only these."""
+"""The numbers a scheduler works with, all resolved: it never sees the user's options, only
+these."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ LAST_RANK = 1 << 64
 
 @dataclass(slots=True, frozen=True)
 class RatioConfig:
-    """Conservativeness of admission (docs/sglang/scheduling.md#new-token-ratio); defaults are SGLang 0.5.23's."""
+    """Conservativeness of admission (docs/sglang/scheduling.md#new-token-ratio); defaults are
+    SGLang 0.5.23's."""
 
     conservativeness: float = 1.0
     init: float = 0.7
@@ -32,7 +34,8 @@ class PriorityConfig:
     threshold: int = 10
     """A running request makes room for one whose priority is better by more than this."""
     retract_first: bool = False
-    """A dry pool takes its memory back from the least urgent; otherwise from those with the fewest outputs."""
+    """A dry pool takes its memory back from the least urgent; otherwise from those with the fewest
+    outputs."""
 
     def rank(self, priority: int | None) -> int:
         """The number the scheduler's rules compare: lower is more urgent."""
@@ -49,7 +52,8 @@ class CadenceConfig:
     min_decoding: int = 0
     """... if at least this many do after the first of the two."""
     decode_after_piece: int = 0
-    """Decode steps, while anyone decodes, after a step that read nothing but a piece of one prompt that goes on."""
+    """Decode steps, while anyone decodes, after a step that read nothing but a piece of one prompt
+    that goes on."""
     continuous_decode_steps: int = 1
     """Decode steps from one look at the queue to the next."""
 
@@ -59,11 +63,13 @@ class DelayConfig:
     """When admission waits for a larger batch."""
 
     enabled: bool = False
-    """Wait for as many free slots as the largest prefill batch took so far, and for the queue if there is a ``queue_ratio``."""
+    """Wait for as many free slots as the largest prefill batch took so far, and for the queue if
+    there is a ``queue_ratio``."""
     low_usage: float | None = None
     """Below this share of the KV pool in use ``enabled`` waits for nothing."""
     queue_ratio: float | None = None
-    """Wait until so many requests per running one are queued, or as many as the largest batch had."""
+    """Wait until so many requests per running one are queued, or as many as the largest batch
+    had."""
     min_free_slots: int | None = None
     """Wait for so many free slots, whatever ``enabled`` says."""
     max_passes: int = 30
@@ -104,14 +110,18 @@ class SchedulerConfig:
     depth: int = 0
     """Steps in flight: 0 synchronous, 1 overlapped, more = pipelined."""
     replan_inflight: bool = True
-    """Whether a sequence may be planned again before its last result is known (overlap yes, pipeline stages no)."""
+    """Whether a sequence may be planned again before its last result is known (overlap yes,
+    pipeline stages no)."""
     ratio: RatioConfig = field(default_factory=RatioConfig)
     clip_max_new_tokens: int = 4096
-    """An output longer than this is counted as this long when admission reserves memory (docs/sglang/scheduling.md#admission)."""
+    """An output longer than this is counted as this long when admission reserves memory
+    (docs/sglang/scheduling.md#admission)."""
     in_batch_check: int = 32
-    """Policies that match prefixes: requests with at most this many cached tokens are compared with each other; -1 = never."""
+    """Policies that match prefixes: requests with at most this many cached tokens are compared with
+    each other; -1 = never."""
     in_batch_deprioritize: int = 32
-    """... and one goes last in this pass if it shares at least this many tokens with an earlier one."""
+    """... and one goes last in this pass if it shares at least this many tokens with an earlier
+    one."""
     test_retract_interval: int = 0
     """Retract on every k-th decode step (tests); 0 = never."""
     strict_accounting: bool = False

@@ -1,6 +1,8 @@
-"""The new-token ratio: which share of the outputs still allowed admission counts on (docs/sglang/scheduling.md#new-token-ratio).
+"""The new-token ratio: which share of the outputs still allowed admission counts on
+(docs/sglang/scheduling.md#new-token-ratio).
 
-Optimistic while all goes well (it decays step by step), corrected by every retraction, reset when the engine is idle.
+Optimistic while all goes well (it decays step by step), corrected by every retraction, reset when
+the engine is idle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Holding admission back until it is worth a prefill step, which makes every running request wait (SGLang: prefill delayer)."""
+"""Holding admission back until it is worth a prefill step, which makes every running request wait
+(SGLang: prefill delayer)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from setpoint.scheduler.config import DelayConfig
 
 @dataclass(slots=True, frozen=True)
 class DelayView:
-    """What the rules look at, at the start of a pass in which somebody waits and nobody is in mid-prefill."""
+    """What the rules look at, at the start of a pass in which somebody waits and nobody is in
+    mid-prefill."""
 
     num_running: int
     num_free_slots: int
@@ -30,7 +32,8 @@ class AdmissionDelay:
         self._since = 0.0
 
     def holds(self, view: DelayView) -> bool:
-        """Whether this pass admits no one. Never without running requests, never longer than the configured passes and time."""
+        """Whether this pass admits no one. Never without running requests, never longer than the
+        configured passes and time."""
         if not (self._wanted(view) and self._may_go_on(view)):
             self._num_passes = 0
             return False
@@ -53,9 +56,14 @@ class AdmissionDelay:
             return False
         if view.num_free_slots < self._largest_batch:
             return True
-        return config.queue_ratio is not None and view.num_queued < min(int(view.num_running * config.queue_ratio), self._largest_batch)
+        return config.queue_ratio is not None and view.num_queued < min(
+            int(view.num_running * config.queue_ratio), self._largest_batch
+        )
 
     def _may_go_on(self, view: DelayView) -> bool:
         if self._num_passes == 0:
             return True
-        return self._num_passes < self._config.max_passes and view.now - self._since < self._config.max_delay_s
+        return (
+            self._num_passes < self._config.max_passes
+            and view.now - self._since < self._config.max_delay_s
+        )

@@ -1,4 +1,5 @@
-"""From committed tokens to the events that leave the scheduler: when a sequence ends, and when its tokens are sent."""
+"""From committed tokens to the events that leave the scheduler: when a sequence ends, and when its
+tokens are sent."""
 
 from __future__ import annotations
 
@@ -7,14 +8,18 @@ from setpoint.core.result import PositionLogprobs
 from setpoint.scheduler.sequence import Sequence
 
 NON_STREAM_INTERVAL = 50
-"""Tokens between emissions of a request that does not stream (SGLANG_FORCE_STREAM_INTERVAL's default)."""
+"""Tokens between emissions of a request that does not stream (SGLANG_FORCE_STREAM_INTERVAL's
+default)."""
 
-NOT_FINITE = Finish("abort", message="NaN happened", status_code=500, err_type="InternalServerError")
+NOT_FINITE = Finish(
+    "abort", message="NaN happened", status_code=500, err_type="InternalServerError"
+)
 """The model computed numbers that mean nothing."""
 
 
 def finish_after(seq: Sequence, token: int) -> Finish | None:
-    """Whether the token just committed ends the sequence, and why; in SGLang's order (docs/sglang/scheduling.md#finish-tests).
+    """Whether the token just committed ends the sequence, and why; in SGLang's order
+    (docs/sglang/scheduling.md#finish-tests).
 
     Stop strings are the frontend's. A negative token reports logits that were not finite.
     """
@@ -30,12 +35,16 @@ def finish_after(seq: Sequence, token: int) -> Finish | None:
 
 
 def is_due(seq: Sequence, stream_interval: int) -> bool:
-    """Whether unsent outputs should leave now: the first at once, then every interval, and all at the end.
+    """Whether unsent outputs should leave now: the first at once, then every interval, and all at
+    the end.
 
-    Requests with stop strings are sent as if they streamed, because only the frontend can find the string.
+    Requests with stop strings are sent as if they streamed, because only the frontend can find the
+    string.
     """
     unsent = len(seq.outputs) - seq.num_sent
-    if seq.finish is not None or (unsent > 0 and seq.num_sent == len(seq.request.prior_output_ids) // 4):
+    if seq.finish is not None or (
+        unsent > 0 and seq.num_sent == len(seq.request.prior_output_ids) // 4
+    ):
         return True
     if not seq.request.stream and not seq.request.sampling.stop:
         return unsent >= NON_STREAM_INTERVAL

@@ -1,4 +1,5 @@
-"""What the scheduler needs of a constrained-decoding engine; implementations live behind adapters."""
+"""What the scheduler needs of a constrained-decoding engine; implementations live behind
+adapters."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""What a sequence holds of the pool: its locked prefix, its private pages, its page table. The only code that moves pages
-between the two.
+"""What a sequence holds of the pool: its locked prefix, its private pages, its page table. The only
+code that moves pages between the two.
 
 Ownership, page by page of ``seq.pages``:
 
-    [ 0 .. handle.num_tokens )                the tree's, locked by ``seq.handle`` — except stretches in ``seq.duplicates``,
-                                              which the tree holds under other pages and which stay private
+    [ 0 .. handle.num_tokens )                the tree's, locked by ``seq.handle``, except what is
+                                              in ``seq.duplicates``: the tree holds it under other
+                                              pages, and it stays private
     [ handle.num_tokens .. len(pages) )       private
 """
 
@@ -39,7 +40,8 @@ class Holdings:
         builder.map_pages(seq.slot, 0, pages)
 
     def grow(self, seq: Sequence, num_tokens: int, builder: PlanBuilder) -> bool:
-        """Make the page table cover ``num_tokens``; False, with nothing changed, if the pool has not enough pages."""
+        """Make the page table cover ``num_tokens``; False, with nothing changed, if the pool has
+        not enough pages."""
         have = len(seq.pages)
         pages = self._cache.alloc(-(-num_tokens // self._page) - have)
         if pages is None:
@@ -49,9 +51,11 @@ class Holdings:
         return True
 
     def publish(self, seq: Sequence, ids: Ids) -> None:
-        """Make the whole pages of ``ids`` (a prefix of the sequence, KV planned or computed) matchable by others.
+        """Make the whole pages of ``ids`` (a prefix of the sequence, KV planned or computed)
+        matchable by others.
 
-        The prompt ranks one above the output: other requests are likelier to begin with it (docs/sglang/scheduling.md#prefix-cache).
+        The prompt ranks one above the output: other requests are likelier to begin with it
+        (docs/sglang/scheduling.md#prefix-cache).
         """
         self._extend(seq, ids[: len(seq.prompt)], priority=1 - seq.rank)
         self._extend(seq, ids, priority=-seq.rank)
@@ -62,12 +66,15 @@ class Holdings:
         if num_pages * self._page <= seq.handle.num_tokens:
             return
         pages = np.frombuffer(seq.pages, dtype=np.int32)[:num_pages].copy()
-        duplicates = self._cache.extend(seq.handle, ids[: num_pages * self._page], pages, priority=priority)
+        duplicates = self._cache.extend(
+            seq.handle, ids[: num_pages * self._page], pages, priority=priority
+        )
         if len(duplicates):
             seq.duplicates.append(duplicates)
 
     def release(self, seq: Sequence, *, publish: bool) -> None:
-        """Give everything back; ``publish`` first leaves the computed tokens in the tree for others.
+        """Give everything back; ``publish`` first leaves the computed tokens in the tree for
+        others.
 
         Contract: no step in flight names this sequence.
         """
@@ -89,10 +96,16 @@ class Holdings:
         """Tokens that could be had anew if exactly these sequences gave up their memory."""
         held = list(seqs)
         handles = [seq.handle for seq in held if seq.handle is not None]
-        return self._cache.num_unlocked_by(handles) + self._page * sum(map(self.private_pages, held))
+        return self._cache.num_unlocked_by(handles) + self._page * sum(
+            map(self.private_pages, held)
+        )
 
     def private_pages(self, seq: Sequence) -> int:
         """Pages outside the tree that the sequence owns."""
         if seq.handle is None:
             return 0
-        return len(seq.pages) - seq.handle.num_tokens // self._page + sum(len(pages) for pages in seq.duplicates)
+        return (
+            len(seq.pages)
+            - seq.handle.num_tokens // self._page
+            + sum(len(pages) for pages in seq.duplicates)
+        )

@@ -1,4 +1,5 @@
-"""What must hold between two steps, as sentences when it does not. Run by tests at every step, by a server when idle or strict."""
+"""What must hold between two steps, as sentences when it does not. Run by tests at every step, by a
+server when idle or strict."""
 
 from __future__ import annotations
 
@@ -26,22 +27,41 @@ def violations(state: State) -> list[str]:
         ("running", list(state.running.values()), Status.RUNNING),
         ("draining", list(state.draining.values()), Status.FINISHED),
     ):
-        found += [f"sequence {seq.seq_id} in {name} has status {seq.status.value}" for seq in seqs if seq.status is not status]
+        found += [
+            f"sequence {seq.seq_id} in {name} has status {seq.status.value}"
+            for seq in seqs
+            if seq.status is not status
+        ]
     inflight = Counter(seq.seq_id for step in state.inflight for seq in step.seqs)
     for seq in living:
         if inflight[seq.seq_id] != seq.inflight_steps:
-            found.append(f"sequence {seq.seq_id} counts {seq.inflight_steps} steps in flight, {inflight[seq.seq_id]} name it")
+            found.append(
+                f"sequence {seq.seq_id} counts {seq.inflight_steps} steps in flight,"
+                f" {inflight[seq.seq_id]} name it"
+            )
         if seq.num_scheduled > len(seq.pages) * state.cache.page_size:
-            found.append(f"sequence {seq.seq_id} has {seq.num_scheduled} tokens planned on {len(seq.pages)} pages")
-    found += [f"sequence {seq.seq_id} drains without a step in flight" for seq in state.draining.values() if not seq.inflight_steps]
-    found += [f"waiting sequence {seq.seq_id} holds memory" for seq in state.queue if seq.handle is not None or len(seq.pages)]
+            found.append(
+                f"sequence {seq.seq_id} has {seq.num_scheduled} tokens planned on {len(seq.pages)}"
+                " pages"
+            )
+    found += [
+        f"sequence {seq.seq_id} drains without a step in flight"
+        for seq in state.draining.values()
+        if not seq.inflight_steps
+    ]
+    found += [
+        f"waiting sequence {seq.seq_id} holds memory"
+        for seq in state.queue
+        if seq.handle is not None or len(seq.pages)
+    ]
     if sum(seq.num_known for seq in state.queue) != state.queue.num_tokens:
         found.append("the queue's token count is wrong")
     return found
 
 
 def leaks(pool: PoolStats, *, idle: bool) -> list[str]:
-    """The accounting invariant in O(1): free + evictable + locked + held = total, and an idle engine holds nothing."""
+    """The accounting invariant in O(1): free + evictable + locked + held = total, and an idle
+    engine holds nothing."""
     found = []
     if min(pool.free, pool.evictable, pool.locked, pool.held) < 0:
         found.append(f"a negative count in {pool}")

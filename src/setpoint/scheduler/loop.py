@@ -1,7 +1,7 @@
 """The engine's one loop: messages in, plans to the executor, results back, events out.
 
-Overlap and pipelining are its queue depth, not other loops. It runs in the engine process's main thread and is
-the only caller of the scheduler and the executor.
+Overlap and pipelining are its queue depth, not other loops. It runs in the engine process's main
+thread and is the only caller of the scheduler and the executor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,19 @@ from typing import Any, Protocol
 
 from setpoint.core.executor import Executor, PendingStep
 from setpoint.core.failures import failure
-from setpoint.core.messages import Abort, Announce, Call, Reply, Shutdown, Stop, Submit, ToEngine, ToFrontend, TokenEvent, Tokens
+from setpoint.core.messages import (
+    Abort,
+    Announce,
+    Call,
+    Reply,
+    Shutdown,
+    Stop,
+    Submit,
+    ToEngine,
+    ToFrontend,
+    TokenEvent,
+    Tokens,
+)
 from setpoint.core.shown import shown
 from setpoint.scheduler import invariants
 from setpoint.scheduler.scheduler import Scheduler
@@ -24,14 +36,16 @@ logger = logging.getLogger(__name__)
 IDLE_WAIT_S = 1.0
 """An idle loop looks up this often, so that a dead frontend is noticed."""
 SETTLING_S = 0.05
-"""A loop that has just fallen idle leaves the cores to those who answer for that long, before it prepares for what may come."""
+"""A loop that has just fallen idle leaves the cores to those who answer for that long, before it
+prepares for what may come."""
 
 
 class Link(Protocol):
     """The engine's end of the wire to the frontend."""
 
     def receive(self, timeout_s: float) -> list[ToEngine]:
-        """Everything that has arrived; waits up to ``timeout_s`` for a first message (0 = do not wait)."""
+        """Everything that has arrived; waits up to ``timeout_s`` for a first message (0 = do not
+        wait)."""
         ...
 
     def send(self, message: ToFrontend) -> None: ...
@@ -54,7 +68,8 @@ class Loop:
         heartbeat: Callable[[], None] = lambda: None,
         state_info: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """``heartbeat`` is called every turn; ``state_info`` adds to the answer of a "state" call."""
+        """``heartbeat`` is called every turn; ``state_info`` adds to the answer of a "state"
+        call."""
         self._scheduler = scheduler
         self._executor = executor
         self._link = link
@@ -74,12 +89,16 @@ class Loop:
         self._executor.shutdown()
 
     def step(self) -> None:
-        """One turn of the loop. What it raises ends the engine, and the log then says who was computed."""
+        """One turn of the loop. What it raises ends the engine, and the log then says who was
+        computed."""
         try:
             self._turn()
         except Exception:
             rids = [shown(seq.rid) for step in self._scheduler.state.inflight for seq in step.seqs]
-            logger.error("The engine ends: a step failed as a whole. Requests of the steps in flight: %s", ", ".join(rids) or "none")
+            logger.error(
+                "The engine ends: a step failed as a whole. Requests of the steps in flight: %s",
+                ", ".join(rids) or "none",
+            )
             raise
 
     def _turn(self) -> None:
@@ -107,13 +126,19 @@ class Loop:
             self._emit(scheduler.update(inflight.popleft().result()))
 
     def _idle_wait_s(self) -> float:
-        """How long an idle turn waits for a message, after a little of what is better done before requests come."""
+        """How long an idle turn waits for a message, after a little of what is better done before
+        requests come."""
         if not self._was_idle:
             return SETTLING_S
-        return 0.0 if self._executor.prepare_pages(self._scheduler.state.cache.first_unused_page) else IDLE_WAIT_S
+        return (
+            0.0
+            if self._executor.prepare_pages(self._scheduler.state.cache.first_unused_page)
+            else IDLE_WAIT_S
+        )
 
     def _emit(self, events: list[TokenEvent]) -> None:
-        """Send them in one message; if that raises each alone, and instead of one that still does its sequence's failure."""
+        """Send them in one message; if that raises each alone, and instead of one that still does
+        its sequence's failure."""
         if not events:
             return
         try:
@@ -123,7 +148,15 @@ class Loop:
                 for event in events:
                     self._emit([event])
             else:
-                self._link.send(Tokens([self._scheduler.give_up(events[0].seq_id, failure("sending its tokens", error))]))
+                self._link.send(
+                    Tokens(
+                        [
+                            self._scheduler.give_up(
+                                events[0].seq_id, failure("sending its tokens", error)
+                            )
+                        ]
+                    )
+                )
 
     def _announce(self, step_id: int, seq_ids: set[int]) -> None:
         """Name the newcomers of a step before it runs: after a crash they are the suspects."""
@@ -152,11 +185,16 @@ class Loop:
         state = self._scheduler.state
         counts = {"num_queued": len(state.queue), "num_running": len(state.running)}
         if call.name == "state":
-            return Reply(call.id, True, self._state_info() | counts | {"pool": asdict(state.cache.pool_stats())})
+            return Reply(
+                call.id,
+                True,
+                self._state_info() | counts | {"pool": asdict(state.cache.pool_stats())},
+            )
         if call.name == "flush_cache":
             if not state.is_idle:
                 logger.warning(
-                    "Cache not flushed because there are pending requests. #queue-req: %d, #running-req: %d",
+                    "Cache not flushed because there are pending requests. #queue-req: %d,"
+                    " #running-req: %d",
                     counts["num_queued"],
                     counts["num_running"],
                 )
@@ -168,7 +206,8 @@ class Loop:
     def _check(self, idle: bool) -> None:
         """Accounting: every step when strict, else whenever the engine falls idle.
 
-        A leak found idle is logged and repaired (no sequence can lose anything then) instead of ending the server.
+        A leak found idle is logged and repaired (no sequence can lose anything then) instead of
+        ending the server.
         """
         state = self._scheduler.state
         if state.config.strict_accounting:
@@ -178,6 +217,8 @@ class Loop:
         elif idle and not self._was_idle:
             found = invariants.leaks(state.cache.pool_stats(), idle=True)
             if found:
-                logger.error("KV cache accounting is broken and was rebuilt empty: %s", "; ".join(found))
+                logger.error(
+                    "KV cache accounting is broken and was rebuilt empty: %s", "; ".join(found)
+                )
                 state.cache.reset()
         self._was_idle = idle

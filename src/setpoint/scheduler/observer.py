@@ -17,10 +17,12 @@ class Observer(Protocol):
     def on_preemption(self, preemption: Preemption) -> None: ...
 
     def on_dropped(self, rid: str, why: str) -> None:
-        """A request that had been accepted was answered 503: its time was up, or a more urgent one took its place in the queue."""
+        """A request that had been accepted was answered 503: its time was up, or a more urgent one
+        took its place in the queue."""
 
     def on_failed(self, rid: str, why: str) -> None:
-        """An exception ended this request alone; its traceback has been logged where it was caught."""
+        """An exception ended this request alone; its traceback has been logged where it was
+        caught."""
 
     def on_fallback(self, what: str, why: str) -> None:
         """Something that was asked for is not done; told the first time only."""
@@ -29,4 +31,5 @@ class Observer(Protocol):
         """A request's max_new_tokens was cut to what context and pool can ever hold."""
 
     def on_unservable(self, rid: str, why: str, pool: PoolStats) -> None:
-        """A request was aborted because an empty engine could not admit it: a bug or a misconfiguration."""
+        """A request was aborted because an empty engine could not admit it: a bug or a
+        misconfiguration."""

@@ -1,4 +1,5 @@
-"""The order in which waiting sequences are looked at: builds the policy's view, and falls back to arrival where it must."""
+"""The order in which waiting sequences are looked at: builds the policy's view, and falls back to
+arrival where it must."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from setpoint.scheduler.sequence import Sequence
 from setpoint.scheduler.state import State
 
 TOUCH_INTERVAL = 32
-"""Passes between refreshes of the recency of waiting prompts' prefixes, where the policy does not match them
-(docs/sglang/scheduling.md#queue-orders)."""
+"""Passes between refreshes of the recency of waiting prompts' prefixes, where the policy does not
+match them (docs/sglang/scheduling.md#queue-orders)."""
 TOUCH_REQUESTS = 128
 
 
@@ -38,7 +39,11 @@ class WaitingOrder:
             self._touch()
         if policy.reads_cache and not matches and not self._fell_back:
             self._fell_back = True
-            why = f"{len(state.queue)} requests wait, more than {policy.queue_limit}" if crowded else "there is no prefix cache"
+            why = (
+                f"{len(state.queue)} requests wait, more than {policy.queue_limit}"
+                if crowded
+                else "there is no prefix cache"
+            )
             self._observer.on_fallback(f"{config.policy} acts as fcfs", why)
         if policy.reads_cache != matches or (policy.order is fcfs and config.priority is None):
             return list(state.queue)
@@ -47,7 +52,9 @@ class WaitingOrder:
             in_batch_check=config.in_batch_check,
             in_batch_deprioritize=config.in_batch_deprioritize,
             num_processed=state.num_processed,
-            running_keys=Counter(key for seq in state.running.values() if (key := seq.request.routing_key)),
+            running_keys=Counter(
+                key for seq in state.running.values() if (key := seq.request.routing_key)
+            ),
             seed=(config.seed, self._num_passes),
         )
         return [state.queue[seq_id] for seq_id in policy.order(view)]
@@ -55,17 +62,25 @@ class WaitingOrder:
     def _candidate(self, seq: Sequence) -> Candidate:
         request, cache = seq.request, self._state.cache
         if not self._policy.reads_cache:
-            return Candidate(seq.seq_id, rank=seq.rank, max_new_tokens=seq.max_new_tokens, routing_key=request.routing_key)
+            return Candidate(
+                seq.seq_id,
+                rank=seq.rank,
+                max_new_tokens=seq.max_new_tokens,
+                routing_key=request.routing_key,
+            )
         ids = seq.known_ids()
         path: tuple[int, ...] = ()
         if self._policy.reads_paths:
             num_matched, path = cache.trace(ids, request.namespace)
         else:
             num_matched = cache.peek(ids, request.namespace)
-        return Candidate(seq.seq_id, ids, request.namespace, num_matched, path, arrived_at=seq.arrived_at)
+        return Candidate(
+            seq.seq_id, ids, request.namespace, num_matched, path, arrived_at=seq.arrived_at
+        )
 
     def _touch(self) -> None:
-        """Keep the prefixes of those who wait from being evicted, the head of the queue last: it is needed first."""
+        """Keep the prefixes of those who wait from being evicted, the head of the queue last: it is
+        needed first."""
         state = self._state
         if state.cache.enabled and self._num_passes % TOUCH_INTERVAL == 0:
             for seq in reversed(list(state.queue)[:TOUCH_REQUESTS]):

@@ -1,6 +1,8 @@
-"""Waiting-queue policies (docs/sglang/scheduling.md#queue-orders): pure functions from a frozen view of the queue to an order.
+"""Waiting-queue policies (docs/sglang/scheduling.md#queue-orders): pure functions from a frozen
+view of the queue to an order.
 
-A policy neither admits nor skips: the scan that follows stops at the first request that does not fit.
+A policy neither admits nor skips: the scan that follows stops at the first request that does not
+fit.
 """
 
 from __future__ import annotations
@@ -16,15 +18,18 @@ import numpy as np
 from setpoint.core.request import Ids
 
 QUEUE_LIMIT = 128
-"""Above this many waiting requests lpm and hrrn act as fcfs: matching each of them every step would cost more than it saves."""
+"""Above this many waiting requests lpm and hrrn act as fcfs: matching each of them every step would
+cost more than it saves."""
 
 NO_IDS = np.zeros(0, np.int32)
 
 
 class Candidate(NamedTuple):
-    """One waiting request as a policy sees it. The first block is filled for policies that look at the cache only.
+    """One waiting request as a policy sees it. The first block is filled for policies that look at
+    the cache only.
 
-    A tuple, because thousands are made in a pass: a frozen dataclass of this size takes more than twice as long.
+    A tuple, because thousands are made in a pass: a frozen dataclass of this size takes more than
+    twice as long.
     """
 
     seq_id: int
@@ -33,7 +38,8 @@ class Candidate(NamedTuple):
     num_matched: int = 0
     """Tokens of ``ids`` in the cache now."""
     path: tuple[int, ...] = ()
-    """The cached stretches that the match runs through, from the root down; equal numbers are the same stretch (dfs-weight)."""
+    """The cached stretches that the match runs through, from the root down; equal numbers are the
+    same stretch (dfs-weight)."""
 
     rank: int = 0
     """Lower is more urgent; all equal without priority scheduling."""
@@ -58,31 +64,38 @@ class QueueView:
 
 
 def fcfs(view: QueueView) -> list[int]:
-    """Most urgent first; queue order among equals, which is all there is without priority scheduling."""
+    """Most urgent first; queue order among equals, which is all there is without priority
+    scheduling."""
     return _sorted(view, lambda c: c.rank)
 
 
 def lpm(view: QueueView) -> list[int]:
-    """Longest matched prefix first; of requests that share a prefix not cached yet, one goes first and the rest last."""
+    """Longest matched prefix first; of requests that share a prefix not cached yet, one goes first
+    and the rest last."""
     last = _duplicates(view)
     return _sorted(view, lambda c: (c.seq_id in last, -c.num_matched))
 
 
 def dfs_weight(view: QueueView) -> list[int]:
-    """Depth first through the cached tree, the subtree that most waiting requests match first; requests below a node before its own.
+    """Depth first through the cached tree, the subtree that most waiting requests match first;
+    requests below a node before its own.
 
-    A path of (weight, first arrival) pairs, ended by a pair that is larger than any node's, sorts in just that order.
+    A path of (weight, first arrival) pairs, ended by a pair that is larger than any node's, sorts
+    in just that order.
     """
     weight: Counter[int] = Counter(node for candidate in view.candidates for node in candidate.path)
     first: dict[int, int] = {}
     for position, candidate in enumerate(view.candidates):
         for node in candidate.path:
             first.setdefault(node, position)
-    return _sorted(view, lambda c: [*((-weight[node], first[node]) for node in c.path), (1, -c.num_matched)])
+    return _sorted(
+        view, lambda c: [*((-weight[node], first[node]) for node in c.path), (1, -c.num_matched)]
+    )
 
 
 def hrrn(view: QueueView) -> list[int]:
-    """Highest response ratio next: tokens computed since arrival over tokens to compute; what is cached whole first. Starves no one."""
+    """Highest response ratio next: tokens computed since arrival over tokens to compute; what is
+    cached whole first. Starves no one."""
     last = _duplicates(view)
 
     def key(candidate: Candidate) -> tuple[bool, float]:
@@ -111,7 +124,8 @@ def random(view: QueueView) -> list[int]:
 
 
 def routing_key(view: QueueView) -> list[int]:
-    """The routing key that most running requests have first; those with no running companion after them, grouped by key."""
+    """The routing key that most running requests have first; those with no running companion after
+    them, grouped by key."""
     if not view.running_keys:
         return [candidate.seq_id for candidate in view.candidates]
     return _sorted(view, lambda c: (-view.running_keys.get(c.routing_key, 0), c.routing_key))
@@ -123,10 +137,11 @@ def _sorted(view: QueueView, key: Callable[[Candidate], object]) -> list[int]:
 
 
 def _duplicates(view: QueueView) -> set[int]:
-    """Requests that begin like an earlier waiting one with as little in the cache: they find the prefix there if they go later.
+    """Requests that begin like an earlier waiting one with as little in the cache: they find the
+    prefix there if they go later.
 
-    Pages are matchable as soon as they are scheduled. To share n tokens is to begin with the same n, so that a set of
-    beginnings answers it without a tree of prompts.
+    Pages are matchable as soon as they are scheduled. To share n tokens is to begin with the same
+    n, so that a set of beginnings answers it without a tree of prompts.
     """
     num_shared = max(view.in_batch_deprioritize, 0)
     seen: set[tuple[str, bytes]] = set()
@@ -150,7 +165,8 @@ class Policy:
     queue_limit: int | None = None
     """Queue length above which the policy acts as fcfs."""
     shares_chunks: bool = False
-    """Prompts shorter than what the one in mid-prefill has left may run beside its next chunk, whole."""
+    """Prompts shorter than what the one in mid-prefill has left may run beside its next chunk,
+    whole."""
 
 
 POLICIES: dict[str, Policy] = {

@@ -1,4 +1,5 @@
-"""Who makes room for a more urgent request (docs/sglang/scheduling.md#priorities). A pure function of a frozen view."""
+"""Who makes room for a more urgent request (docs/sglang/scheduling.md#priorities). A pure function
+of a frozen view."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ class RankedView:
 
 
 def preemption_order(rank: int, running: Iterable[RankedView], threshold: int) -> list[int]:
-    """seq_ids that a request of this rank may send back to the queue: worse by more than ``threshold``; the worst, then the newest, first.
+    """seq_ids that a request of this rank may send back to the queue: worse by more than
+    ``threshold``; the worst, then the newest, first.
 
     ``running`` is in admission order.
     """

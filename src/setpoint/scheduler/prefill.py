@@ -1,6 +1,8 @@
-"""Planning of prompt tokens: the sequence in mid-prefill first, then admissions in policy order (docs/sglang/scheduling.md#admission).
+"""Planning of prompt tokens: the sequence in mid-prefill first, then admissions in policy order
+(docs/sglang/scheduling.md#admission).
 
-The scan ends at the first request that does not fit: no skipping ahead, so that no policy has a second way to starve a request.
+The scan ends at the first request that does not fit: no skipping ahead, so that no policy has a
+second way to starve a request.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ class PrefillPlanner:
         )
         return Refusal.DELAYED if self._delay.holds(view) else None
 
-    def _scan(self, waiting: list[Sequence], budget: PrefillBudget, builder: PlanBuilder, step: StepDraft) -> None:
+    def _scan(
+        self, waiting: list[Sequence], budget: PrefillBudget, builder: PlanBuilder, step: StepDraft
+    ) -> None:
         """Admit in order until one does not fit, or one is left in mid-prefill."""
         state = self._state
         for seq in waiting:
@@ -78,8 +82,9 @@ class PrefillPlanner:
                 refusal = self._admit(seq, budget, builder, step)
                 assert refusal is None, "the preempted were counted to suffice"
             if refusal is not None:
-                # NOTE: not where nothing ran before this pass. Newcomers reserve all they may generate until they run; the next pass
-                # counts them by the ratio and may find room for more (SGLang's flag is lost there with the empty batch it was set on).
+                # NOTE: not where nothing ran before this pass. Newcomers reserve all they may
+                # generate until they run; the next pass counts them by the ratio and may find room
+                # for more (SGLang's flag is lost there with the empty batch it was set on).
                 if refusal in (Refusal.NO_MEMORY, Refusal.NO_SLOT) and step.num_running:
                     state.standing_refusal = refusal
                 self.refuse(refusal, step)
@@ -94,11 +99,14 @@ class PrefillPlanner:
         return PrefillBudget(
             page_size=page,
             clip_max_new_tokens=config.clip_max_new_tokens,
-            # NOTE: one page always remains, or a decode batch as large as the chunk would lock prefill out for good.
+            # NOTE: one page always remains, or a decode batch as large as the chunk would lock
+            # prefill out for good.
             input_left=max(config.max_prefill_tokens - mixed, page),
             chunk_left=None if chunk is None else max(chunk - mixed, page),
             requests_left=config.prefill_max_requests,
-            reserved=sum(self._reserve(seq) for seq in state.running.values() if seq is not state.chunking),
+            reserved=sum(
+                self._reserve(seq) for seq in state.running.values() if seq is not state.chunking
+            ),
         )
 
     def _reserve(self, seq: Sequence) -> float:
@@ -106,11 +114,21 @@ class PrefillPlanner:
         left = min(seq.remaining - seq.inflight_samples, self._state.config.clip_max_new_tokens)
         return left * (1.0 if seq.request.sampling.ignore_eos else self._state.ratio.current)
 
-    def _continue(self, seq: Sequence, budget: PrefillBudget, builder: PlanBuilder, step: StepDraft, beside: list[Sequence]) -> None:
+    def _continue(
+        self,
+        seq: Sequence,
+        budget: PrefillBudget,
+        builder: PlanBuilder,
+        step: StepDraft,
+        beside: list[Sequence],
+    ) -> None:
         state = self._state
         if seq.inflight_steps and not state.config.replan_inflight:
             return
-        spare, left = len(seq.pages) * state.cache.page_size - seq.num_scheduled, len(seq.ids) - seq.num_scheduled
+        spare, left = (
+            len(seq.pages) * state.cache.page_size - seq.num_scheduled,
+            len(seq.ids) - seq.num_scheduled,
+        )
         kept = budget.kept_for_shorter(left, map(self._num_uncached, beside))
         count = budget.chunk(left, state.available_tokens + spare, kept=kept)
         if count > 0:
@@ -118,10 +136,15 @@ class PrefillPlanner:
 
     def _num_uncached(self, seq: Sequence) -> int:
         ids = seq.known_ids()
-        return len(ids) - self._state.cache.peek(ids[: _match_limit(seq, len(ids))], seq.request.namespace)
+        return len(ids) - self._state.cache.peek(
+            ids[: _match_limit(seq, len(ids))], seq.request.namespace
+        )
 
-    def _admit(self, seq: Sequence, budget: PrefillBudget, builder: PlanBuilder, step: StepDraft) -> Refusal | None:
-        """Give a waiting sequence a slot, its cached prefix and its first row; or say why not, with nothing changed."""
+    def _admit(
+        self, seq: Sequence, budget: PrefillBudget, builder: PlanBuilder, step: StepDraft
+    ) -> Refusal | None:
+        """Give a waiting sequence a slot, its cached prefix and its first row; or say why not, with
+        nothing changed."""
         state = self._state
         if not state.slots:
             return Refusal.NO_SLOT
@@ -150,28 +173,44 @@ class PrefillPlanner:
         return None
 
     def _judge(
-        self, seq: Sequence, extend: int, budget: PrefillBudget, available: int, without: Collection[Sequence] = ()
+        self,
+        seq: Sequence,
+        extend: int,
+        budget: PrefillBudget,
+        available: int,
+        without: Collection[Sequence] = (),
     ) -> int | Refusal:
-        """The budget's verdict with ``available`` tokens to be had and the sequences in ``without`` gone."""
+        """The budget's verdict with ``available`` tokens to be had and the sequences in ``without``
+        gone."""
         state = self._state
         if seq.request.sampling.ignore_eos and not state.cache.enabled:
-            others = [other for other in state.running.values() if other is not state.chunking and other not in without]
+            others = [
+                other
+                for other in state.running.values()
+                if other is not state.chunking and other not in without
+            ]
             living = [(other.remaining, other.num_known) for other in others]
             if not fits_until_finish([*living, (seq.remaining, seq.num_known)], available - extend):
                 return Refusal.NO_MEMORY
         return budget.judge(extend, seq.remaining, available)
 
     def _preemption_is_possible(self) -> bool:
-        """Whether anyone who waits is more urgent than anyone who runs, by more than the threshold."""
+        """Whether anyone who waits is more urgent than anyone who runs, by more than the
+        threshold."""
         state, rule = self._state, self._state.config.priority
         if rule is None or not rule.preempt or not state.running:
             return False
-        return max(seq.rank for seq in state.running.values()) - min(seq.rank for seq in state.queue) > rule.threshold
+        return (
+            max(seq.rank for seq in state.running.values()) - min(seq.rank for seq in state.queue)
+            > rule.threshold
+        )
 
     def _preempt(self, seq: Sequence, budget: PrefillBudget, step: StepDraft) -> bool:
-        """Send less urgent running sequences back to the queue so that ``seq`` fits: as few as do, or none.
+        """Send less urgent running sequences back to the queue so that ``seq`` fits: as few as do,
+        or none.
 
-        If one of them is in flight no one goes yet: the step is held, so that the next turn finds results and decides anew.
+        If one of them is in flight no one goes yet: the step is held, so that the next turn finds
+        results and decides anew.
         """
         state, rule = self._state, self._state.config.priority
         if rule is None or not rule.preempt:
@@ -188,11 +227,14 @@ class PrefillPlanner:
             state.send_back(victim)
         if victims:
             gained = state.available_tokens - before
-            self._observer.on_preemption(Preemption(seq.rid, tuple(victim.rid for victim in victims), gained))
+            self._observer.on_preemption(
+                Preemption(seq.rid, tuple(victim.rid for victim in victims), gained)
+            )
         return bool(victims)
 
     def _victims(self, seq: Sequence, order: list[int], budget: PrefillBudget) -> list[Sequence]:
-        """The shortest beginning of ``order`` that makes enough room for ``seq``; empty if not even all of it does."""
+        """The shortest beginning of ``order`` that makes enough room for ``seq``; empty if not even
+        all of it does."""
         state, ids = self._state, seq.known_ids()
         candidates = [state.running[seq_id] for seq_id in order]
 
@@ -204,14 +246,24 @@ class PrefillPlanner:
                 trial = replace(budget, reserved=budget.reserved - sum(map(self._reserve, gone)))
                 if trial.exhausted(available) is not None:
                     return False
-                return isinstance(self._judge(seq, len(ids) - handle.num_tokens, trial, available, gone), int)
+                return isinstance(
+                    self._judge(seq, len(ids) - handle.num_tokens, trial, available, gone), int
+                )
 
             if not candidates or not suffice(len(candidates)):
                 return []
             return candidates[: bisect_left(range(1, len(candidates)), True, key=suffice) + 1]
 
-    def _add_row(self, seq: Sequence, count: int, budget: PrefillBudget, builder: PlanBuilder, step: StepDraft) -> None:
-        """Plan the next ``count`` tokens of a sequence's prompt, on fresh pages, matchable from now on."""
+    def _add_row(
+        self,
+        seq: Sequence,
+        count: int,
+        budget: PrefillBudget,
+        builder: PlanBuilder,
+        step: StepDraft,
+    ) -> None:
+        """Plan the next ``count`` tokens of a sequence's prompt, on fresh pages, matchable from now
+        on."""
         state, start = self._state, seq.num_scheduled
         grown = state.holdings.grow(seq, start + count, builder)
         assert grown, "the budget counted these pages as available"
@@ -232,8 +284,8 @@ class PrefillPlanner:
 
 
 def _match_limit(seq: Sequence, num_ids: int) -> int:
-    """The last token is always computed, for its logits or hidden state; so is every prompt position whose logprob is wanted, and the
-    whole prompt for a mean over it."""
+    """The last token is always computed, for its logits or hidden state; so is every prompt
+    position whose logprob is wanted, and the whole prompt for a mean over it."""
     if seq.request.pooling == "mean":
         return 0
     if _wants_prompt_logprobs(seq):

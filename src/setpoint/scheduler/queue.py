@@ -13,7 +13,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._by_id: dict[int, Sequence] = {}
         self.num_tokens = 0
-        """Known tokens of all waiting sequences (SGLang's #pending-token, without the chunk in progress)."""
+        """Known tokens of all waiting sequences (SGLang's #pending-token, without the chunk in
+        progress)."""
 
     def __len__(self) -> int:
         return len(self._by_id)

@@ -1,4 +1,5 @@
-"""Who gives up its memory when a decode step does not fit (docs/sglang/scheduling.md#retraction). A pure function of a frozen view."""
+"""Who gives up its memory when a decode step does not fit (docs/sglang/scheduling.md#retraction). A
+pure function of a frozen view."""
 
 from __future__ import annotations
 
@@ -16,9 +17,13 @@ class RunningView:
 
 
 def retraction_order(running: Iterable[RunningView]) -> list[int]:
-    """seq_ids in the order they are retracted: least urgent, then fewest outputs (least work lost), longest input, newest.
+    """seq_ids in the order they are retracted: least urgent, then fewest outputs (least work lost),
+    longest input, newest.
 
     ``running`` is in admission order.
     """
-    ranked = sorted(enumerate(running), key=lambda item: (-item[1].rank, item[1].num_outputs, -item[1].num_input, -item[0]))
+    ranked = sorted(
+        enumerate(running),
+        key=lambda item: (-item[1].rank, item[1].num_outputs, -item[1].num_input, -item[0]),
+    )
     return [view.seq_id for _, view in ranked]

@@ -1,12 +1,14 @@
-"""The scheduler: decides step by step which sequences run, how many tokens of each, and on which pages.
+"""The scheduler: decides step by step which sequences run, how many tokens of each, and on which
+pages.
 
-Works on ids, page numbers and counts, under an injected clock and seed source. Prefill has priority: a step that can admit
-or continue a prompt does so, and decode waits unless mixed chunks are on (docs/sglang/scheduling.md#one-step). It knows nothing of
-tensors, text or sockets; the loop moves plans and results between it and an executor.
+Works on ids, page numbers and counts, under an injected clock and seed source. Prefill has
+priority: a step that can admit or continue a prompt does so, and decode waits unless mixed chunks
+are on (docs/sglang/scheduling.md#one-step). It knows nothing of tensors, text or sockets; the loop
+moves plans and results between it and an executor.
 
-Contract with the loop: ``schedule`` and ``update`` alternate freely, but every plan is executed and its result given to
-``update`` exactly once, in order. ``masks`` of a plan is asked for after the results it depends on. Events that planning
-itself causes wait in ``take_events``.
+Contract with the loop: ``schedule`` and ``update`` alternate freely, but every plan is executed and
+its result given to ``update`` exactly once, in order. ``masks`` of a plan is asked for after the
+results it depends on. Events that planning itself causes wait in ``take_events``.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ UNAVAILABLE = "ServiceUnavailableError"
 
 
 class Scheduler:
-    """See the module docstring for the contract; ``state`` is open to invariant checks and tests."""
+    """See the module docstring for the contract; ``state`` is open to invariant checks and
+    tests."""
 
     def __init__(
         self,
@@ -78,7 +81,12 @@ class Scheduler:
                 seq.grammar = self._grammar_after(request, seq.outputs)
                 self._make_room(seq)
         except RequestError as error:
-            finish = Finish("abort", message=error.message, status_code=error.status_code, err_type=error.err_type)
+            finish = Finish(
+                "abort",
+                message=error.message,
+                status_code=error.status_code,
+                err_type=error.err_type,
+            )
             return TokenEvent(seq_id, [], finish, num_prompt=len(request.prompt_ids) // 4)
         except Exception as error:
             why = failure("taking it in", error)
@@ -112,13 +120,20 @@ class Scheduler:
             pool_tokens=state.cache.total_tokens,
             page_size=state.cache.page_size,
         )
-        if request.priority is not None and self.config.priority is None and not self._ignored_priority:
+        if (
+            request.priority is not None
+            and self.config.priority is None
+            and not self._ignored_priority
+        ):
             self._ignored_priority = True
-            self._observer.on_fallback("priorities do not order the queue", "--enable-priority-scheduling is off")
+            self._observer.on_fallback(
+                "priorities do not order the queue", "--enable-priority-scheduling is off"
+            )
         return seq
 
     def _make_room(self, seq: Sequence) -> None:
-        """Raise RequestError (503) if the queue is full, unless a less urgent request can leave it that has not run yet."""
+        """Raise RequestError (503) if the queue is full, unless a less urgent request can leave it
+        that has not run yet."""
         limit, queue = self.config.max_queued_requests, self.state.queue
         if limit is None or len(queue) < limit:
             return
@@ -131,7 +146,9 @@ class Scheduler:
     def _drop(self, seq: Sequence, why: str) -> None:
         """End a request that was accepted; its event is among the next ``take_events``."""
         self._observer.on_dropped(seq.rid, why)
-        self._events.append(self.state.end(seq, Finish("abort", message=why, status_code=503, err_type=UNAVAILABLE)))
+        self._events.append(
+            self.state.end(seq, Finish("abort", message=why, status_code=503, err_type=UNAVAILABLE))
+        )
 
     def _drop_late(self) -> None:
         """Both sets are in the order of ``since``: who is not late ends the search."""
@@ -157,7 +174,8 @@ class Scheduler:
             self.state.end(seq, Finish("stop"))
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None if nothing can run before a result comes back or a request arrives."""
+        """The next step, or None if nothing can run before a result comes back or a request
+        arrives."""
         state, started = self.state, self._clock.now()
         state.now = started
         self._drop_late()
@@ -177,14 +195,17 @@ class Scheduler:
         state.inflight.append(step)
         self._next_step_id += 1
         piece = step.num_prefill_rows == 1 and step.seqs[0] is state.chunking
-        self._cadence.planned(prefill=step.num_prefill_rows > 0, piece=piece, num_decoding=state.num_decoding)
+        self._cadence.planned(
+            prefill=step.num_prefill_rows > 0, piece=piece, num_decoding=state.num_decoding
+        )
         step.num_queued = len(state.queue)
         step.num_pending_tokens = state.num_pending_tokens
         step.schedule_s = self._clock.now() - started
         return plan
 
     def _when_nothing_runs(self, step: StepDraft) -> None:
-        """Reset what an idle engine resets; and never keep a request that nothing will ever make room for."""
+        """Reset what an idle engine resets; and never keep a request that nothing will ever make
+        room for."""
         state = self.state
         if state.is_idle:
             state.ratio.reset()
@@ -192,10 +213,18 @@ class Scheduler:
             head, why = next(iter(state.queue)), ", ".join(step.refusals)
             self._observer.on_unservable(head.rid, why, state.cache.pool_stats())
             message = f"Nothing else runs and this request still cannot be admitted ({why})."
-            self._events.append(state.end(head, Finish("abort", message=message, status_code=500, err_type="InternalServerError")))
+            self._events.append(
+                state.end(
+                    head,
+                    Finish(
+                        "abort", message=message, status_code=500, err_type="InternalServerError"
+                    ),
+                )
+            )
 
     def masks(self, plan: StepPlan) -> TokenMasks | None:
-        """Allowed tokens of the plan's constrained rows, from the tokens committed so far; None if no row is constrained."""
+        """Allowed tokens of the plan's constrained rows, from the tokens committed so far; None if
+        no row is constrained."""
         step = next(step for step in reversed(self.state.inflight) if step.plan is plan)
         wanted = [
             seq
@@ -220,7 +249,8 @@ class Scheduler:
         return events
 
     def update(self, result: StepResult) -> list[TokenEvent]:
-        """Commit the oldest step in flight; returns the events to send. Rows of sequences that ended meanwhile are discarded."""
+        """Commit the oldest step in flight; returns the events to send. Rows of sequences that
+        ended meanwhile are discarded."""
         step = self.state.inflight.popleft()
         assert step.plan is not None
         assert step.plan.step_id == result.step_id
@@ -244,8 +274,11 @@ class Scheduler:
         self._observer.on_step(self._stats(step, result, num_sampled))
         return events
 
-    def _event_after(self, seq: Sequence, token: int | None, result: StepResult, failures: Mapping[int, str]) -> TokenEvent | None:
-        """Take in what a step brought for one of its sequences; the event to send, if one is due."""
+    def _event_after(
+        self, seq: Sequence, token: int | None, result: StepResult, failures: Mapping[int, str]
+    ) -> TokenEvent | None:
+        """Take in what a step brought for one of its sequences; the event to send, if one is
+        due."""
         why = failures.get(seq.seq_id) or result.failures.get(seq.seq_id)
         if why is not None:
             return self._fail(seq, why)
@@ -260,7 +293,8 @@ class Scheduler:
         return TokenEvent(seq_id, [], failed(why)) if seq is None else self._fail(seq, why)
 
     def _fail(self, seq: Sequence, why: str) -> TokenEvent:
-        """End a sequence, if it has not ended yet, for which something raised. What it has computed is not sent any more."""
+        """End a sequence, if it has not ended yet, for which something raised. What it has computed
+        is not sent any more."""
         self._observer.on_failed(seq.rid, why)
         seq.num_sent = len(seq.outputs)
         seq.output_logprobs, seq.prompt_logprobs, seq.embedding = [], [], b""
@@ -270,7 +304,8 @@ class Scheduler:
         return token_event(seq)
 
     def _commit(self, seq: Sequence, token: int | None, result: StepResult) -> Finish | None:
-        """Append a sampled token (None: the row only computed prompt tokens); returns how the sequence ends, if it does."""
+        """Append a sampled token (None: the row only computed prompt tokens); returns how the
+        sequence ends, if it does."""
         if seq.request.return_logprob:
             if seq.seq_id in result.prompt_logprobs:
                 seq.prompt_logprobs.append(logprob_block(result.prompt_logprobs[seq.seq_id]))

@@ -1,7 +1,8 @@
-"""A request's mutable life in the scheduler: WAITING -> RUNNING -> (RETRACTED = WAITING again ->) FINISHED.
+"""A request's mutable life in the scheduler: WAITING -> RUNNING -> (RETRACTED = WAITING again ->)
+FINISHED.
 
-Counts three lengths that only coincide in a synchronous engine: *scheduled* (a KV write is planned), *committed* (the
-sampled token is known) and *in flight* (planned, result not back).
+Counts three lengths that only coincide in a synchronous engine: *scheduled* (a KV write is
+planned), *committed* (the sampled token is known) and *in flight* (planned, result not back).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Sequence:
     request: Request
     prompt: Ids
     max_new_tokens: int
-    """Clipped at arrival: the sequence always fits the pool alone (docs/sglang/scheduling.md#length-limits)."""
+    """Clipped at arrival: the sequence always fits the pool alone
+    (docs/sglang/scheduling.md#length-limits)."""
     stop_ids: frozenset[int]
     """Ids that end the sequence; empty with ignore_eos."""
     seed: int
@@ -48,11 +50,13 @@ class Sequence:
     """``State.num_processed`` when it joined the queue."""
     slot: int = -1
     handle: PrefixHandle | None = None
-    """The locked tree path: covers ``pages[: handle.num_tokens // page_size]``, duplicates aside."""
+    """The locked tree path: covers ``pages[: handle.num_tokens // page_size]``, duplicates
+    aside."""
     pages: array[int] = field(default_factory=lambda: array("i"))
     """The slot's page table, in order."""
     duplicates: list[Ids] = field(default_factory=list)
-    """Private pages for a stretch that the tree holds under other pages; in our page table until release."""
+    """Private pages for a stretch that the tree holds under other pages; in our page table until
+    release."""
     ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
     """Prompt + outputs as of the last admission: what prefill has to cover."""
     num_scheduled: int = 0
@@ -93,7 +97,11 @@ class Sequence:
     @property
     def wants_row(self) -> bool:
         """Prefilled, and not every allowed output is committed or in flight."""
-        return self.finish is None and self.num_scheduled >= len(self.ids) and self.remaining > self.inflight_samples
+        return (
+            self.finish is None
+            and self.num_scheduled >= len(self.ids)
+            and self.remaining > self.inflight_samples
+        )
 
     def known_ids(self) -> Ids:
         """Prompt + committed outputs, [num_known] int32."""

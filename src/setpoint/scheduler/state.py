@@ -1,6 +1,8 @@
-"""What the scheduler knows: queue, running set, slots, steps in flight; and the few moves that keep them consistent.
+"""What the scheduler knows: queue, running set, slots, steps in flight; and the few moves that keep
+them consistent.
 
-Planning (``prefill``, ``decode``) and the life of a request (``scheduler``) change it only through these moves.
+Planning (``prefill``, ``decode``) and the life of a request (``scheduler``) change it only through
+these moves.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from setpoint.scheduler.sequence import Sequence, Status
 
 @dataclass(slots=True)
 class StepDraft:
-    """A step while it is planned and until its result is back: who is in it, and what its StepStats will say."""
+    """A step while it is planned and until its result is back: who is in it, and what its StepStats
+    will say."""
 
     plan: StepPlan | None = None
     """Set when the plan is complete."""
@@ -77,7 +80,8 @@ class State:
         self.now = 0.0
         """Clock seconds; written by the scheduler before it plans or takes a request in."""
         self.standing_refusal: Refusal | None = None
-        """Why admission is pointless until a sequence ends, running or waiting, or is retracted (SGLang: batch_is_full)."""
+        """Why admission is pointless until a sequence ends, running or waiting, or is retracted
+        (SGLang: batch_is_full)."""
 
     @property
     def available_tokens(self) -> int:
@@ -87,7 +91,9 @@ class State:
     @property
     def num_pending_tokens(self) -> int:
         """Sequence lengths waiting, plus what the sequence in mid-prefill has left."""
-        left = len(self.chunking.ids) - self.chunking.num_scheduled if self.chunking is not None else 0
+        left = (
+            len(self.chunking.ids) - self.chunking.num_scheduled if self.chunking is not None else 0
+        )
         return self.queue.num_tokens + left
 
     @property
@@ -113,7 +119,8 @@ class State:
         self.running[seq.seq_id] = seq
 
     def end(self, seq: Sequence, finish: Finish) -> TokenEvent:
-        """Finish a queued or running sequence; its memory and slot follow when no step in flight names it."""
+        """Finish a queued or running sequence; its memory and slot follow when no step in flight
+        names it."""
         seq.finish = finish
         del self.by_id[seq.seq_id]
         if seq.status is Status.WAITING:

@@ -1,1 +1,2 @@
-"""Parts for tests that are useful to every room: scripted executor, harness, tiny models, fake engine, byte tokenizer."""
+"""Parts for tests that are useful to every room: scripted executor, harness, tiny models, fake
+engine, byte tokenizer."""

@@ -1,6 +1,8 @@
-"""Measures a model folder against transformers: logits and greedy ids through scheduler, cache and runner, parameters, chat template.
+"""Measures a model folder against transformers: logits and greedy ids through scheduler, cache and
+runner, parameters, chat template.
 
-transformers judges our outputs: one forward pass of it over prompt and outputs gives what it would have said at every position.
+transformers judges our outputs: one forward pass of it over prompt and outputs gives what it would
+have said at every position.
 """
 
 from __future__ import annotations
@@ -39,21 +41,27 @@ TOLERANCE = 4e-5
 SPECIALS = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
 REFUSED = "(refused)"
 TIED_SCALE = np.float32(0.2)
-"""Of embeddings that are the head, too: at full size a model would say its last token again and again."""
+"""Of embeddings that are the head, too: at full size a model would say its last token again and
+again."""
 
 
 def write_tiny(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
-    """A random model of any architecture transformers knows, with the tensors it would save. -> folder."""
+    """A random model of any architecture transformers knows, with the tensors it would save. ->
+    folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     rng = np.random.default_rng(seed)
-    tensors = {name: draw(rng, name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()}
+    tensors = {
+        name: draw(rng, name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()
+    }
     if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
         embedding = model.get_input_embeddings().weight
-        tensors[next(name for name, parameter in model.named_parameters() if parameter is embedding)] *= TIED_SCALE
+        tensors[
+            next(name for name, parameter in model.named_parameters() if parameter is embedding)
+        ] *= TIED_SCALE
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -73,7 +81,11 @@ class Recording:
             self.prompts[admit.seq_id] = admit.ids[: admit.num_prompt].tolist()
         if step.forward.logits is not None:
             # Sampling may work in place.
-            for seq_id, row in zip(plan.rows.seq_ids[plan.rows.samples].tolist(), step.forward.logits.clone().cpu(), strict=True):
+            for seq_id, row in zip(
+                plan.rows.seq_ids[plan.rows.samples].tolist(),
+                step.forward.logits.clone().cpu(),
+                strict=True,
+            ):
                 self.logits[seq_id].append(row)
         return step
 
@@ -158,8 +170,12 @@ def measure(
     )
     rng = np.random.default_rng(7)
     prompts = [rng.integers(0, spec.vocab_size, length).tolist() for length in prompt_lengths]
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    agreement = Agreement(implementation=runner.report.model_impl, parameters=_parameters(folder, reference))
+    reference = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    agreement = Agreement(
+        implementation=runner.report.model_impl, parameters=_parameters(folder, reference)
+    )
     for turn in ("cold", "warm"):
         for index, prompt in enumerate(prompts):
             harness.submit(f"{turn} {index}", prompt, max_new_tokens=num_new, temperature=0.0)
@@ -171,22 +187,32 @@ def measure(
             theirs = reference(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
         agreement.add(torch.stack(rows), theirs, ids)
     said = sorted(tuple(outcome.ids) for outcome in harness.outcomes.values())
-    assert said == sorted(tuple(int(row.argmax()) for row in rows) for rows in recording.logits.values())
+    assert said == sorted(
+        tuple(int(row.argmax()) for row in rows) for rows in recording.logits.values()
+    )
     return agreement
 
 
 def _parameters(folder: Path, reference: Any) -> tuple[int, int, int]:
     with tempfile.TemporaryDirectory() as bare:
         shutil.copy(folder / "config.json", bare)
-        return read_spec(folder).num_parameters, read_spec(Path(bare)).num_parameters, reference.num_parameters()
+        return (
+            read_spec(folder).num_parameters,
+            read_spec(Path(bare)).num_parameters,
+            reference.num_parameters(),
+        )
 
 
 def template_differences(template: str, *, tokenizer: Any = None) -> list[str]:
-    """Conversations that we render otherwise than transformers, as "ours is not theirs"; empty = none.
+    """Conversations that we render otherwise than transformers, as "ours is not theirs"; empty =
+    none.
 
-    ``tokenizer`` is transformers' own for the model; without one the special tokens are the byte tokenizer's.
+    ``tokenizer`` is transformers' own for the model; without one the special tokens are the byte
+    tokenizer's.
     """
-    tokenizer = tokenizer or PreTrainedTokenizerFast(tokenizer_object=make_byte_tokenizer(), **SPECIALS)
+    tokenizer = tokenizer or PreTrainedTokenizerFast(
+        tokenizer_object=make_byte_tokenizer(), **SPECIALS
+    )
     specials = {name: token for name in SPECIALS if (token := getattr(tokenizer, name)) is not None}
     ours, found = ChatTemplate(template, special_tokens=specials), []
     for messages, variables in CHATS:
@@ -197,7 +223,11 @@ def template_differences(template: str, *, tokenizer: Any = None) -> list[str]:
                 text = REFUSED
             try:
                 theirs = tokenizer.apply_chat_template(
-                    messages, chat_template=template, tokenize=False, add_generation_prompt=prompt, **variables
+                    messages,
+                    chat_template=template,
+                    tokenize=False,
+                    add_generation_prompt=prompt,
+                    **variables,
                 )
             except jinja2.TemplateError:
                 theirs = REFUSED

@@ -1,6 +1,8 @@
-"""A tokenizer whose ids are bytes: id b < 256 is byte b, then a few special tokens. For tests and tiny random models.
+"""A tokenizer whose ids are bytes: id b < 256 is byte b, then a few special tokens. For tests and
+tiny random models.
 
-A real tokenizer.json (byte-level BPE without merges), so the very code that serves a model reads it.
+A real tokenizer.json (byte-level BPE without merges), so the very code that serves a model reads
+it.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ IM_END_ID = 259
 VOCAB_SIZE = 260
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content"
+    " }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
@@ -28,7 +30,9 @@ def make_byte_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     specials = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in specials]
+    )
     return tokenizer
 
 

@@ -1,7 +1,8 @@
-"""Chat templates in the manner of the model families, in our own words, and conversations to render with them.
+"""Chat templates in the manner of the model families, in our own words, and conversations to render
+with them.
 
-They use what the families' real templates lean on: default system prompts, tools as JSON, tool calls and answers, loops with
-namespaces, slices and string methods, thinking blocks, errors.
+They use what the families' real templates lean on: default system prompts, tools as JSON, tool
+calls and answers, loops with namespaces, slices and string methods, thinking blocks, errors.
 """
 
 from __future__ import annotations
@@ -113,7 +114,14 @@ MISTRAL = """\
 {%- endfor %}
 """
 
-TEMPLATES = {"chatml": CHATML, "qwen2": QWEN2, "qwen3": QWEN3, "phi3": PHI3, "gemma": GEMMA, "mistral": MISTRAL}
+TEMPLATES = {
+    "chatml": CHATML,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "phi3": PHI3,
+    "gemma": GEMMA,
+    "mistral": MISTRAL,
+}
 
 TOOLS = [
     {
@@ -121,14 +129,24 @@ TOOLS = [
         "function": {
             "name": "weather",
             "description": "Today's weather at a place <b>&</b> its neighbours",
-            "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"place": {"type": "string"}},
+                "required": ["place"],
+            },
         },
     }
 ]
 
 CHATS: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
     ([{"role": "user", "content": "  What is 2 + 2?\n"}], {}),
-    ([{"role": "system", "content": "Sei knapp. 简短。"}, {"role": "user", "content": "Wer? 👩‍🚀 {{ not a template }}"}], {}),
+    (
+        [
+            {"role": "system", "content": "Sei knapp. 简短。"},
+            {"role": "user", "content": "Wer? 👩‍🚀 {{ not a template }}"},
+        ],
+        {},
+    ),
     (
         [
             {"role": "user", "content": "One?"},
@@ -141,7 +159,11 @@ CHATS: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
     (
         [
             {"role": "user", "content": "Weather in Zürich?"},
-            {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {"place": "Zürich"}}}]},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"function": {"name": "weather", "arguments": {"place": "Zürich"}}}],
+            },
             {"role": "tool", "content": "rain"},
             {"role": "tool", "content": "wind"},
         ],

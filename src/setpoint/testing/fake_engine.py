@@ -1,6 +1,8 @@
-"""An EngineLink that answers from a script, in the test's own event loop: the HTTP surface without a model or a process.
+"""An EngineLink that answers from a script, in the test's own event loop: the HTTP surface without
+a model or a process.
 
-Every message still crosses as encoded bytes. Generates one token per loop turn and sequence; knows nothing of text.
+Every message still crosses as encoded bytes. Generates one token per loop turn and sequence; knows
+nothing of text.
 """
 
 from __future__ import annotations
@@ -97,7 +99,15 @@ class FakeEngine:
                 ok = name != "flush_cache" or not self.running
                 num_running = min(len(self.running), self.max_running)
                 pool = {"total": 1000, "free": 1000 - num_running, "evictable": 0}
-                reply = Reply(call_id, ok, {"num_running": num_running, "num_queued": len(self.running) - num_running, "pool": pool})
+                reply = Reply(
+                    call_id,
+                    ok,
+                    {
+                        "num_running": num_running,
+                        "num_queued": len(self.running) - num_running,
+                        "pool": pool,
+                    },
+                )
                 asyncio.get_running_loop().call_soon(self.emit, reply)
             case Shutdown():
                 self.is_shut_down = True
@@ -111,7 +121,9 @@ class FakeEngine:
         self._ticking = False
         if self.silent:
             return
-        events = [self._step(running) for running in list(self.running.values())[: self.max_running]]
+        events = [
+            self._step(running) for running in list(self.running.values())[: self.max_running]
+        ]
         for event in events:
             if event.finish is not None:
                 del self.running[event.seq_id]
@@ -139,7 +151,9 @@ class FakeEngine:
             num_cached=self.num_cached,
             output_logprobs=_block(request, ids) if request.return_logprob else None,
             prompt_logprobs=_prompt_block(request) if first == 0 else None,
-            embedding=self._embedding(request) if finish is not None and finish.type == "length" else b"",
+            embedding=(
+                self._embedding(request) if finish is not None and finish.type == "length" else b""
+            ),
         )
 
     def _embedding(self, request: Request) -> bytes:
@@ -153,16 +167,24 @@ class FakeEngine:
         wanted = request.sampling.max_new_tokens
         return room if wanted is None else min(wanted, room)
 
-    def _finish(self, request: Request, ids: list[int], num_outputs: int, limit: int) -> Finish | None:
+    def _finish(
+        self, request: Request, ids: list[int], num_outputs: int, limit: int
+    ) -> Finish | None:
         sampling = request.sampling
         stops = self.eos_ids | set(sampling.stop_token_ids)
-        if ids and not sampling.ignore_eos and num_outputs > sampling.min_new_tokens and ids[-1] in stops:
+        if (
+            ids
+            and not sampling.ignore_eos
+            and num_outputs > sampling.min_new_tokens
+            and ids[-1] in stops
+        ):
             return Finish("stop", matched=ids[-1])
         return Finish("length", length=limit) if num_outputs >= limit else None
 
 
 def _block(request: Request, ids: Sequence[int]) -> LogprobBlock:
-    """Made-up but recognisable: the k-th best token is the sampled id + k with logprob -(k + 1) / 2."""
+    """Made-up but recognisable: the k-th best token is the sampled id + k with logprob -(k + 1) /
+    2."""
     tops = range(request.top_logprobs_num)
     return LogprobBlock(
         values=[-0.5] * len(ids),

@@ -1,6 +1,8 @@
-"""The table of golden models: every supported architecture and variant, as the config.json of a tiny random model.
+"""The table of golden models: every supported architecture and variant, as the config.json of a
+tiny random model.
 
-Data alone; ``testing.against_transformers`` measures an entry. Tests and ``benchmarks/goldens.py`` read this one table.
+Data alone; ``testing.against_transformers`` measures an entry. Tests and ``benchmarks/goldens.py``
+read this one table.
 """
 
 from __future__ import annotations
@@ -37,27 +39,66 @@ def _config(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
         "vocab_size": VOCAB_SIZE,
         "max_position_embeddings": CONTEXT,
     }
-    shared = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "float32"}
+    shared = {
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+    }
     no_ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    return {"architectures": [architecture], "model_type": model_type, **sizes, **shared, **no_ids, **keys}
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        **sizes,
+        **shared,
+        **no_ids,
+        **keys,
+    }
 
 
 def _llama(name: str, *, context_len: int = CONTEXT, **keys: Any) -> Golden:
-    return Golden(f"llama: {name}", _config("LlamaForCausalLM", "llama", **keys), "chatml", context_len=context_len)
+    return Golden(
+        f"llama: {name}",
+        _config("LlamaForCausalLM", "llama", **keys),
+        "chatml",
+        context_len=context_len,
+    )
 
 
 def _qwen2(name: str, **keys: Any) -> Golden:
     windows = {"use_sliding_window": False, "sliding_window": 20, "max_window_layers": 1}
-    return Golden(f"qwen2: {name}", _config("Qwen2ForCausalLM", "qwen2", **{**windows, **keys}), "qwen2")
+    return Golden(
+        f"qwen2: {name}", _config("Qwen2ForCausalLM", "qwen2", **{**windows, **keys}), "qwen2"
+    )
 
 
 def _qwen3(name: str, **keys: Any) -> Golden:
-    own = {"head_dim": 32, "attention_bias": False, "use_sliding_window": False, "sliding_window": None, "max_window_layers": 2}
-    return Golden(f"qwen3: {name}", _config("Qwen3ForCausalLM", "qwen3", **{**own, **keys}), "qwen3")
+    own = {
+        "head_dim": 32,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": 2,
+    }
+    return Golden(
+        f"qwen3: {name}", _config("Qwen3ForCausalLM", "qwen3", **{**own, **keys}), "qwen3"
+    )
 
 
-def _phi3(name: str, *, context_len: int = CONTEXT, lengths: tuple[int, ...] = (1, 23, 37, 90), **keys: Any) -> Golden:
-    own = {"attention_bias": False, "original_max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "sliding_window": None}
+def _phi3(
+    name: str,
+    *,
+    context_len: int = CONTEXT,
+    lengths: tuple[int, ...] = (1, 23, 37, 90),
+    **keys: Any,
+) -> Golden:
+    own = {
+        "attention_bias": False,
+        "original_max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+    }
     config = _config("Phi3ForCausalLM", "phi3", **{**own, **keys})
     return Golden(f"phi3: {name}", config, "phi3", context_len=context_len, prompt_lengths=lengths)
 
@@ -68,7 +109,12 @@ def _mistral(name: str, **keys: Any) -> Golden:
 
 def _gemma(name: str, architecture: str, model_type: str, **keys: Any) -> Golden:
     """Without what the released configs leave out: tie_word_embeddings, which is true."""
-    own = {"num_hidden_layers": 4, "head_dim": 32, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 16}
+    own = {
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 16,
+    }
     config = _config(architecture, model_type, **{**own, "query_pre_attn_scalar": 24, **keys})
     for key in ("tie_word_embeddings", "hidden_act"):
         if key not in keys:
@@ -88,7 +134,13 @@ def _gemma3(name: str, **keys: Any) -> Golden:
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 
 
 def _longrope(pairs: int) -> dict[str, Any]:
@@ -100,7 +152,8 @@ def _longrope(pairs: int) -> dict[str, Any]:
 
 
 BEYOND = (33, 40, 70, 90)
-"""Prompts past an original length of 32: transformers takes the long list for a sequence from there on."""
+"""Prompts past an original length of 32: transformers takes the long list for a sequence from there
+on."""
 
 GOLDENS = (
     _llama("two queries per key"),
@@ -109,22 +162,43 @@ GOLDENS = (
     _llama("biases", attention_bias=True, mlp_bias=True),
     _llama("linear rope", rope_scaling={"rope_type": "linear", "factor": 4.0}),
     _llama("linear rope, older key", rope_scaling={"type": "linear", "factor": 2.0}),
-    _llama("dynamic rope, within the trained length", rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+    _llama(
+        "dynamic rope, within the trained length",
+        rope_scaling={"rope_type": "dynamic", "factor": 2.0},
+    ),
     _llama("yarn rope", rope_scaling={**YARN, "beta_fast": 2.0}, max_position_embeddings=64),
     _llama("llama3 rope", rope_scaling=LLAMA3, rope_theta=500000.0),
-    _llama("rope_parameters as transformers 5 writes them", rope_parameters={**LLAMA3, "rope_theta": 1000.0}),
+    _llama(
+        "rope_parameters as transformers 5 writes them",
+        rope_parameters={**LLAMA3, "rope_theta": 1000.0},
+    ),
     _qwen2("2.5, untied", rope_theta=1e6),
     _qwen2("2.5, tied", rope_theta=1e6, tie_word_embeddings=True),
     _qwen2("2.5, windows on the later layers", use_sliding_window=True),
     _qwen2("2.5, yarn rope", rope_theta=1e6, rope_scaling=YARN, max_position_embeddings=64),
     _qwen3("tied", rope_theta=1e6, tie_word_embeddings=True),
     _qwen3("untied, biases", attention_bias=True),
-    _qwen3("windows by layer type", use_sliding_window=True, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
+    _qwen3(
+        "windows by layer type",
+        use_sliding_window=True,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
     _qwen3("yarn rope", rope_scaling={**YARN, "rope_type": "yarn"}, max_position_embeddings=64),
     _phi3("mini 4k, window", num_key_value_heads=4, sliding_window=16),
     _phi3("4, no window", num_key_value_heads=1),
-    _phi3("mini 128k, long list", original_max_position_embeddings=32, rope_scaling=_longrope(8), lengths=BEYOND),
-    _phi3("mini 128k, short list", original_max_position_embeddings=128, rope_scaling=_longrope(8), context_len=128),
+    _phi3(
+        "mini 128k, long list",
+        original_max_position_embeddings=32,
+        rope_scaling=_longrope(8),
+        lengths=BEYOND,
+    ),
+    _phi3(
+        "mini 128k, short list",
+        original_max_position_embeddings=128,
+        rope_scaling=_longrope(8),
+        context_len=128,
+    ),
     _phi3(
         "4 mini: tied, partial rotation, long list",
         original_max_position_embeddings=32,
@@ -138,10 +212,25 @@ GOLDENS = (
     _mistral("nemo: heads wider than the model", sliding_window=None, head_dim=32),
     _mistral("tied, a window of one token", sliding_window=1, tie_word_embeddings=True),
     _gemma2("caps, untied", tie_word_embeddings=False),
-    _gemma2("no caps, untied", attn_logit_softcapping=None, final_logit_softcapping=None, tie_word_embeddings=False, attention_bias=True),
-    _gemma2("layer_types, 256 wide heads", layer_types=[GLOBAL, LOCAL, LOCAL, GLOBAL], head_dim=256, num_attention_heads=8),
+    _gemma2(
+        "no caps, untied",
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        tie_word_embeddings=False,
+        attention_bias=True,
+    ),
+    _gemma2(
+        "layer_types, 256 wide heads",
+        layer_types=[GLOBAL, LOCAL, LOCAL, GLOBAL],
+        head_dim=256,
+        num_attention_heads=8,
+    ),
     _gemma3("two local to one global"),
-    _gemma3("linear rope on global layers", rope_scaling={"rope_type": "linear", "factor": 8.0}, num_key_value_heads=1),
+    _gemma3(
+        "linear rope on global layers",
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+        num_key_value_heads=1,
+    ),
     _gemma3(
         "rope_parameters and layer_types as transformers 5 writes them",
         layer_types=[LOCAL, GLOBAL, GLOBAL, LOCAL],
@@ -156,11 +245,22 @@ GOLDENS = (
 
 def _through(name: str, architecture: str, model_type: str, **keys: Any) -> Golden:
     """A size given as None is left out."""
-    config = {key: value for key, value in _config(architecture, model_type, **keys).items() if value is not None or key not in SIZES}
+    config = {
+        key: value
+        for key, value in _config(architecture, model_type, **keys).items()
+        if value is not None or key not in SIZES
+    }
     return Golden(f"through transformers: {name}", config, "chatml", model_impl="transformers")
 
 
-GPT2_NAMES = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "n_inner": None, "activation_function": "gelu_new"}
+GPT2_NAMES = {
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": CONTEXT,
+    "n_inner": None,
+    "activation_function": "gelu_new",
+}
 SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -171,9 +271,22 @@ SIZES = (
 )
 
 THROUGH_TRANSFORMERS = (
-    _through("gpt-neox, partial rotation", "GPTNeoXForCausalLM", "gpt_neox", num_key_value_heads=None, rotary_pct=0.5, hidden_act="gelu"),
+    _through(
+        "gpt-neox, partial rotation",
+        "GPTNeoXForCausalLM",
+        "gpt_neox",
+        num_key_value_heads=None,
+        rotary_pct=0.5,
+        hidden_act="gelu",
+    ),
     _through("olmo2", "Olmo2ForCausalLM", "olmo2"),
-    _through("stablelm, partial rotation", "StableLmForCausalLM", "stablelm", partial_rotary_factor=0.25, use_qkv_bias=True),
+    _through(
+        "stablelm, partial rotation",
+        "StableLmForCausalLM",
+        "stablelm",
+        partial_rotary_factor=0.25,
+        use_qkv_bias=True,
+    ),
     _through(
         *("granite, multipliers", "GraniteForCausalLM", "granite"),
         attention_multiplier=0.1,
@@ -181,11 +294,47 @@ THROUGH_TRANSFORMERS = (
         residual_multiplier=0.5,
         logits_scaling=2.0,
     ),
-    _through("cohere, parallel branches", "CohereForCausalLM", "cohere", logit_scale=0.5, tie_word_embeddings=True),
-    _through("starcoder2, window", "Starcoder2ForCausalLM", "starcoder2", sliding_window=16, use_bias=True, hidden_act="gelu_pytorch_tanh"),
-    _through("gpt2, positions learned", "GPT2LMHeadModel", "gpt2", **GPT2_NAMES, **dict.fromkeys(SIZES), tie_word_embeddings=True),
-    _through("qwen3-moe", "Qwen3MoeForCausalLM", "qwen3_moe", head_dim=16, moe_intermediate_size=48, num_experts=4, num_experts_per_tok=2),
-    _through("gemma2, soft caps and windows", "Gemma2ForCausalLM", "gemma2", head_dim=16, sliding_window=12, query_pre_attn_scalar=24),
+    _through(
+        "cohere, parallel branches",
+        "CohereForCausalLM",
+        "cohere",
+        logit_scale=0.5,
+        tie_word_embeddings=True,
+    ),
+    _through(
+        "starcoder2, window",
+        "Starcoder2ForCausalLM",
+        "starcoder2",
+        sliding_window=16,
+        use_bias=True,
+        hidden_act="gelu_pytorch_tanh",
+    ),
+    _through(
+        "gpt2, positions learned",
+        "GPT2LMHeadModel",
+        "gpt2",
+        **GPT2_NAMES,
+        **dict.fromkeys(SIZES),
+        tie_word_embeddings=True,
+    ),
+    _through(
+        "qwen3-moe",
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        head_dim=16,
+        moe_intermediate_size=48,
+        num_experts=4,
+        num_experts_per_tok=2,
+    ),
+    _through(
+        "gemma2, soft caps and windows",
+        "Gemma2ForCausalLM",
+        "gemma2",
+        head_dim=16,
+        sliding_window=12,
+        query_pre_attn_scalar=24,
+    ),
     _through("llama, as one that is declared here too", "LlamaForCausalLM", "llama"),
 )
-"""Architectures that run on the library's code; the last two have, or may get, declarations of their own."""
+"""Architectures that run on the library's code; the last two have, or may get, declarations of
+their own."""

@@ -1,7 +1,9 @@
-"""Every command line, and every option with a value, in five editions of SGLang's tuning guide: what people will paste.
+"""Every command line, and every option with a value, in five editions of SGLang's tuning guide:
+what people will paste.
 
-Facts of those pages (docs.sglang.ai, "Hyperparameter Tuning", 2024 to 2026, and a Chinese translation of 2025), for tests. Where a page
-names an option and its value in prose, they stand here as the options they make.
+Facts of those pages (docs.sglang.ai, "Hyperparameter Tuning", 2024 to 2026, and a Chinese
+translation of 2025), for tests. Where a page names an option and its value in prose, they stand
+here as the options they make.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ class GuideCommand:
     """Fields whose options are accepted and change nothing, which the start says."""
 
     def argv(self, model: str | None = None) -> list[str]:
-        """What stands behind ``setpoint serve``; ``model`` takes the place of the guide's, "" of none at all."""
+        """What stands behind ``setpoint serve``; ``model`` takes the place of the guide's, "" of
+        none at all."""
         words = shlex.split(self.text.replace("\\\n", " "))
         while words and re.fullmatch(r"\w+=\S*", words[0]):
             del words[0]
@@ -33,7 +36,13 @@ class GuideCommand:
 
 
 GRAPHS, HICACHE = ("cuda_graph_max_bs_decode",), ("enable_hierarchical_cache", "hicache_ratio")
-FIRST, EXCERPT, CACHE, CHINESE, WORKLOADS = "2024, first", "2025, excerpt", "2025, torch.compile cache", "2025, Chinese", "2026, workloads"
+FIRST, EXCERPT, CACHE, CHINESE, WORKLOADS = (
+    "2024, first",
+    "2025, excerpt",
+    "2025, torch.compile cache",
+    "2025, Chinese",
+    "2026, workloads",
+)
 
 GUIDE_COMMANDS = (
     *(
@@ -52,8 +61,8 @@ GUIDE_COMMANDS = (
     GuideCommand(FIRST, "--schedule-policy fcfs"),
     GuideCommand(
         CACHE,
-        "TORCHINDUCTOR_CACHE_DIR=/root/inductor_root_cache python3 -m sglang.launch_server --model meta-llama/Llama-3.1-8B-Instruct "
-        "--enable-torch-compile",
+        "TORCHINDUCTOR_CACHE_DIR=/root/inductor_root_cache python3 -m sglang.launch_server --model"
+        " meta-llama/Llama-3.1-8B-Instruct --enable-torch-compile",
     ),
     GuideCommand(CACHE, "--schedule-policy fcfs"),
     GuideCommand(CHINESE, "--schedule-conservativeness 0.3"),
@@ -62,11 +71,23 @@ GUIDE_COMMANDS = (
     GuideCommand(CHINESE, "--mem-fraction-static 0.7"),
     GuideCommand(CHINESE, "--chunked-prefill-size 4096"),
     GuideCommand(CHINESE, "--chunked-prefill-size 2048"),
-    GuideCommand(CHINESE, "--cuda-graph-max-bs 512 --mem-fraction-static 0.8", without_effect=GRAPHS),
-    GuideCommand(CHINESE, "--cuda-graph-max-bs 768 --mem-fraction-static 0.8", without_effect=GRAPHS),
+    GuideCommand(
+        CHINESE, "--cuda-graph-max-bs 512 --mem-fraction-static 0.8", without_effect=GRAPHS
+    ),
+    GuideCommand(
+        CHINESE, "--cuda-graph-max-bs 768 --mem-fraction-static 0.8", without_effect=GRAPHS
+    ),
     GuideCommand(CHINESE, "--enable-torch-compile"),
-    GuideCommand(CHINESE, "--quantization fp8", refused=r"--quantization fp8 is not supported .* w8a8_int8 stores weights in 8 bits"),
-    GuideCommand(CHINESE, "--enable-dp-attention --dp-size 8", refused=r"--dp-size 8 is not supported .* behind a router instead"),
+    GuideCommand(
+        CHINESE,
+        "--quantization fp8",
+        refused=r"--quantization fp8 is not supported .* w8a8_int8 stores weights in 8 bits",
+    ),
+    GuideCommand(
+        CHINESE,
+        "--enable-dp-attention --dp-size 8",
+        refused=r"--dp-size 8 is not supported .* behind a router instead",
+    ),
     GuideCommand(CHINESE, "--schedule-policy lpm"),
     GuideCommand(WORKLOADS, "--schedule-conservativeness 0.3"),
     GuideCommand(WORKLOADS, "--schedule-conservativeness 1.3"),
@@ -76,42 +97,72 @@ GUIDE_COMMANDS = (
     GuideCommand(WORKLOADS, "--mem-fraction-static 0.7"),
     GuideCommand(
         WORKLOADS,
-        "python3 -m sglang.launch_server \\\n  --model-path your-model \\\n  --cuda-graph-max-bs 512 \\\n  --mem-fraction-static 0.85",
+        "python3 -m sglang.launch_server \\\n  --model-path your-model \\\n  --cuda-graph-max-bs"
+        " 512 \\\n  --mem-fraction-static 0.85",
         without_effect=GRAPHS,
     ),
     GuideCommand(WORKLOADS, "--enable-torch-compile"),
-    GuideCommand(WORKLOADS, "--quantization fp8", refused=r"--quantization fp8 is not supported .* w8a8_int8 stores weights in 8 bits"),
-    GuideCommand(WORKLOADS, "--enable-dp-attention --dp-size 8", refused=r"--dp-size 8 is not supported .* behind a router instead"),
+    GuideCommand(
+        WORKLOADS,
+        "--quantization fp8",
+        refused=r"--quantization fp8 is not supported .* w8a8_int8 stores weights in 8 bits",
+    ),
+    GuideCommand(
+        WORKLOADS,
+        "--enable-dp-attention --dp-size 8",
+        refused=r"--dp-size 8 is not supported .* behind a router instead",
+    ),
     GuideCommand(WORKLOADS, "--schedule-policy lpm"),
     GuideCommand(WORKLOADS, "--max-running-requests 128"),
     GuideCommand(WORKLOADS, "--cuda-graph-max-bs 256", without_effect=GRAPHS),
     *(
-        GuideCommand(WORKLOADS, f"--attention-backend {name}", refused=rf"--attention-backend {name} is not supported .* Leave it out")
+        GuideCommand(
+            WORKLOADS,
+            f"--attention-backend {name}",
+            refused=rf"--attention-backend {name} is not supported .* Leave it out",
+        )
         for name in ("fa3", "trtllm_mha", "trtllm_mla", "flashinfer")
     ),
     GuideCommand(WORKLOADS, "--schedule-conservativeness 1.2"),
     GuideCommand(WORKLOADS, "--mem-fraction-static 0.90 \\\n--max-running-requests 4096"),
     GuideCommand(WORKLOADS, "--chunked-prefill-size 16384"),
-    GuideCommand(WORKLOADS, "--dp-size 8", refused=r"--dp-size 8 is not supported .* behind a router instead"),
+    GuideCommand(
+        WORKLOADS, "--dp-size 8", refused=r"--dp-size 8 is not supported .* behind a router instead"
+    ),
     GuideCommand(
         WORKLOADS,
         "--enable-hierarchical-cache \\\n--hicache-ratio 2 \\\n--hicache-storage-backend hf3fs",
-        refused=r"--hicache-storage-backend is an option of SGLang .* kept in memory only; leave it out",
+        refused=(
+            r"--hicache-storage-backend is an option of SGLang .* kept in memory only; leave it out"
+        ),
     ),
-    GuideCommand(WORKLOADS, "--enable-hierarchical-cache --hicache-ratio 2", without_effect=HICACHE),
+    GuideCommand(
+        WORKLOADS, "--enable-hierarchical-cache --hicache-ratio 2", without_effect=HICACHE
+    ),
     GuideCommand(WORKLOADS, "--page-size 64"),
     GuideCommand(WORKLOADS, "--page-size 1"),
     GuideCommand(
         WORKLOADS,
-        "--enable-hierarchical-cache \\\n--hicache-storage-backend hf3fs \\\n--disaggregation-mode decode \\\n"
-        "--disaggregation-decode-enable-offload-kvcache",
-        refused=r"--hicache-storage-backend is an option of SGLang .* kept in memory only; leave it out",
+        "--enable-hierarchical-cache \\\n--hicache-storage-backend hf3fs \\\n--disaggregation-mode"
+        " decode \\\n--disaggregation-decode-enable-offload-kvcache",
+        refused=(
+            r"--hicache-storage-backend is an option of SGLang .* kept in memory only; leave it out"
+        ),
     ),
-    GuideCommand(WORKLOADS, "--disaggregation-mode decode", refused=r"--disaggregation-mode is .* One engine does prefill and decode"),
     GuideCommand(
         WORKLOADS,
-        "python3 -m sglang.launch_server \\\n  --model-path your-model \\\n  --enable-metrics \\\n  --enable-cache-report",
+        "--disaggregation-mode decode",
+        refused=r"--disaggregation-mode is .* One engine does prefill and decode",
+    ),
+    GuideCommand(
+        WORKLOADS,
+        "python3 -m sglang.launch_server \\\n  --model-path your-model \\\n  --enable-metrics \\\n "
+        " --enable-cache-report",
         without_effect=("enable_metrics",),
     ),
-    GuideCommand(WORKLOADS, "--kv-cache-dtype fp8_e4m3", refused=r"--kv-cache-dtype fp8_e4m3 is not supported .* bf16 is the smallest"),
+    GuideCommand(
+        WORKLOADS,
+        "--kv-cache-dtype fp8_e4m3",
+        refused=r"--kv-cache-dtype fp8_e4m3 is not supported .* bf16 is the smallest",
+    ),
 )

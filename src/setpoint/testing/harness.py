@@ -1,4 +1,5 @@
-"""A scheduler with a scripted (or a real) executor and a hand-driven wire: scheduling is tested step by step, rules in milliseconds."""
+"""A scheduler with a scripted (or a real) executor and a hand-driven wire: scheduling is tested
+step by step, rules in milliseconds."""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ class Outcome:
 
 
 class Harness:
-    """Drive with :meth:`submit`, :meth:`turn`, :meth:`drain`; invariants are checked after every turn."""
+    """Drive with :meth:`submit`, :meth:`turn`, :meth:`drain`; invariants are checked after every
+    turn."""
 
     def __init__(
         self,
@@ -124,7 +126,8 @@ class Harness:
         executor: Executor | None = None,
         **config: Any,
     ) -> None:
-        """``executor`` takes the place of the scripted one; ``config`` are fields of SchedulerConfig."""
+        """``executor`` takes the place of the scripted one; ``config`` are fields of
+        SchedulerConfig."""
         tokens = num_pages * page_size
         settings: dict[str, Any] = {
             "max_running_requests": 8,
@@ -144,10 +147,17 @@ class Harness:
             eviction_policy=eviction_policy,
             eviction_parameters=eviction_parameters,
         )
-        self.executor = executor or ScriptedExecutor(num_pages=num_pages, page_size=page_size, next_token=next_token or hashed_token(VOCAB))
+        self.executor = executor or ScriptedExecutor(
+            num_pages=num_pages, page_size=page_size, next_token=next_token or hashed_token(VOCAB)
+        )
         seeds = itertools.count()
         self.scheduler = Scheduler(
-            self.config, self.cache, clock=self.clock, draw_seed=lambda: next(seeds), observer=self.recorder, grammar=grammar
+            self.config,
+            self.cache,
+            clock=self.clock,
+            draw_seed=lambda: next(seeds),
+            observer=self.recorder,
+            grammar=grammar,
         )
         self.loop = Loop(self.scheduler, self.executor, self.wire, depth=self.config.depth)
         self._rids: list[str] = []
@@ -155,12 +165,26 @@ class Harness:
         self.outcomes: dict[str, Outcome] = {}
         self.replies: list[Reply] = []
 
-    def submit(self, rid: str, prompt: Iterable[int], *, prior: Iterable[int] = (), stream: bool = True, **options: Any) -> None:
-        """Post a request; keyword options go to Request if it has such a field, else to SamplingParams."""
+    def submit(
+        self,
+        rid: str,
+        prompt: Iterable[int],
+        *,
+        prior: Iterable[int] = (),
+        stream: bool = True,
+        **options: Any,
+    ) -> None:
+        """Post a request; keyword options go to Request if it has such a field, else to
+        SamplingParams."""
         own = {key: options.pop(key) for key in list(options) if key in Request.__struct_fields__}
         sampling = SamplingParams(**{"max_new_tokens": 4, **options})
         request = Request(
-            rid=rid, prompt_ids=pack_ids(ids_of(prompt)), prior_output_ids=pack_ids(ids_of(prior)), sampling=sampling, stream=stream, **own
+            rid=rid,
+            prompt_ids=pack_ids(ids_of(prompt)),
+            prior_output_ids=pack_ids(ids_of(prior)),
+            sampling=sampling,
+            stream=stream,
+            **own,
         )
         self.outcomes[rid] = Outcome()
         seq_id = len(self._rids)
@@ -187,7 +211,8 @@ class Harness:
             self._collect()
 
     def drain(self, *, max_turns: int = 10_000) -> None:
-        """Turn until the engine is idle; fails if that takes too long (a request that never ends)."""
+        """Turn until the engine is idle; fails if that takes too long (a request that never
+        ends)."""
         for _ in range(max_turns):
             self.turn()
             if self.scheduler.state.is_idle and not self.wire.inbox:
@@ -230,7 +255,15 @@ class Harness:
     def rows(self, index: int = -1) -> list[tuple[int, int, int, bool]]:
         """A plan's rows as (seq_id, start, count, samples)."""
         rows = self.plans[index].rows
-        return list(zip(rows.seq_ids.tolist(), rows.starts.tolist(), rows.counts.tolist(), rows.samples.tolist(), strict=True))
+        return list(
+            zip(
+                rows.seq_ids.tolist(),
+                rows.starts.tolist(),
+                rows.counts.tolist(),
+                rows.samples.tolist(),
+                strict=True,
+            )
+        )
 
 
 def ids_of(tokens: Iterable[int]) -> Ids:

@@ -1,4 +1,5 @@
-"""An OpenAI-like HTTP server whose model is called after the wrong thing that it does. For tests of clients."""
+"""An OpenAI-like HTTP server whose model is called after the wrong thing that it does. For tests of
+clients."""
 
 from __future__ import annotations
 
@@ -29,9 +30,22 @@ class _Handler(BaseHTTPRequestHandler):
             case "refuses":
                 self.answer(400, {"error": {"message": "No."}})
             case "evil":
-                self.stream({"choices": [{"delta": {"content": "\x1b]0;title\x07\x9b31m ok\rA"}, "finish_reason": "stop"}]}, "[DONE]")
+                self.stream(
+                    {
+                        "choices": [
+                            {
+                                "delta": {"content": "\x1b]0;title\x07\x9b31m ok\rA"},
+                                "finish_reason": "stop",
+                            }
+                        ]
+                    },
+                    "[DONE]",
+                )
             case "breaks":
-                self.stream({"choices": [{"delta": {"content": "half"}}]}, {"error": {"message": "The engine died."}})
+                self.stream(
+                    {"choices": [{"delta": {"content": "half"}}]},
+                    {"error": {"message": "The engine died."}},
+                )
             case "garbage":
                 self.stream("<html>")
             case "stops":
@@ -58,7 +72,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Type", "text/event-stream")
             self.end_headers()
         for event in events:
-            self.wfile.write(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode())
+            self.wfile.write(
+                f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode()
+            )
 
     def log_message(self, *arguments: Any) -> None:
         pass
@@ -66,7 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def misbehaving() -> Iterator[tuple[str, threading.Event]]:
-    """Its base URL, and an event that is set when a client hangs up in the middle of an answer. Wants :data:`KEY`."""
+    """Its base URL, and an event that is set when a client hangs up in the middle of an answer.
+    Wants :data:`KEY`."""
     gone = threading.Event()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"gone": gone}))
     thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,5 @@
-"""The near-tie rule for greedy ids in fp32: two orders of summation may part ways only where the reference hardly preferred its token."""
+"""The near-tie rule for greedy ids in fp32: two orders of summation may part ways only where the
+reference hardly preferred its token."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 NEAR_TIE = 1e-3
-"""Between the best two logits of the reference; orders of summation differ by up to 6e-5 in a logit of the default model."""
+"""Between the best two logits of the reference; orders of summation differ by up to 6e-5 in a logit
+of the default model."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -18,7 +20,8 @@ class Greedy:
 
     @classmethod
     def of_top(cls, ids: Sequence[int], top_logprobs: Iterable[Sequence[float]]) -> Greedy:
-        """``top_logprobs``: per position the two best logprobs (their difference is that of the logits)."""
+        """``top_logprobs``: per position the two best logprobs (their difference is that of the
+        logits)."""
         return cls(list(ids), [float(top[0] - top[1]) for top in top_logprobs])
 
 
@@ -32,21 +35,37 @@ class Tally:
     """(which, position, the reference's gap) of each sequence that parted at a near tie."""
 
     def check(self, name: str, ids: Sequence[int], reference: Greedy) -> None:
-        """Raises AssertionError if ``ids`` leave the reference anywhere but at a near tie, or differ in length without leaving."""
+        """Raises AssertionError if ``ids`` leave the reference anywhere but at a near tie, or
+        differ in length without leaving."""
         assert len(reference.ids) == len(reference.gaps)
         self.num_sequences += 1
-        parted = next((at for at, (one, other) in enumerate(zip(ids, reference.ids, strict=False)) if one != other), None)
+        parted = next(
+            (
+                at
+                for at, (one, other) in enumerate(zip(ids, reference.ids, strict=False))
+                if one != other
+            ),
+            None,
+        )
         if parted is None:
-            assert len(ids) == len(reference.ids), f"{name}: {len(ids)} tokens, {len(reference.ids)} wanted"
+            assert len(ids) == len(reference.ids), (
+                f"{name}: {len(ids)} tokens, {len(reference.ids)} wanted"
+            )
             self.num_tokens += len(ids)
             return
         self.num_tokens += parted
         gap = reference.gaps[parted]
-        assert gap < NEAR_TIE, f"{name}: token {parted} is {ids[parted]}, not {reference.ids[parted]}, and the gap there is {gap:.2g}"
+        assert gap < NEAR_TIE, (
+            f"{name}: token {parted} is {ids[parted]}, not {reference.ids[parted]}, and the gap"
+            f" there is {gap:.2g}"
+        )
         self.divergences.append((name, parted, gap))
 
     def __str__(self) -> str:
-        where = ", ".join(f"{name} at {position} (gap {gap:.1e})" for name, position, gap in self.divergences)
+        where = ", ".join(
+            f"{name} at {position} (gap {gap:.1e})" for name, position, gap in self.divergences
+        )
         return (
-            f"{self.num_sequences} sequences, {self.num_tokens} equal tokens, {len(self.divergences)} near-tie divergences: {where or '-'}"
+            f"{self.num_sequences} sequences, {self.num_tokens} equal tokens,"
+            f" {len(self.divergences)} near-tie divergences: {where or '-'}"
         )

@@ -1,4 +1,5 @@
-"""Drives an executor by hand: a minimal sequencer for tests of the data plane, with one page range per slot and no policy."""
+"""Drives an executor by hand: a minimal sequencer for tests of the data plane, with one page range
+per slot and no policy."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass
 class Driver:
-    """Every slot owns pages [1 + slot · pages_per_slot, …); ``share`` lets slots begin with another slot's pages."""
+    """Every slot owns pages [1 + slot · pages_per_slot, …); ``share`` lets slots begin with another
+    slot's pages."""
 
     executor: Executor
     page_size: int
@@ -39,9 +41,20 @@ class Driver:
         share: tuple[int, int] = (0, 0),
         **more: object,
     ) -> None:
-        """``share`` = (other slot, number of its first pages to begin with). Sequence ids equal slots."""
+        """``share`` = (other slot, number of its first pages to begin with). Sequence ids equal
+        slots."""
         array = np.array(ids, np.int32)
-        plan.admits.append(Admit(slot, slot, array, len(array) if num_prompt is None else num_prompt, sampling, seed, **more))  # type: ignore[arg-type]
+        plan.admits.append(
+            Admit(
+                slot,
+                slot,
+                array,
+                len(array) if num_prompt is None else num_prompt,
+                sampling,
+                seed,
+                **more,
+            )
+        )  # type: ignore[arg-type]
         pages = self.pages(slot)
         other, count = share
         pages[:count] = self.pages(other)[:count]
@@ -73,9 +86,15 @@ class Driver:
         return results
 
     def generate(
-        self, prompts: Mapping[int, Sequence[int]], num_tokens: int, *, chunk: int = 1 << 30, sampling: SamplingParams = GREEDY
+        self,
+        prompts: Mapping[int, Sequence[int]],
+        num_tokens: int,
+        *,
+        chunk: int = 1 << 30,
+        sampling: SamplingParams = GREEDY,
     ) -> dict[int, list[int]]:
-        """Prefill slot -> prompt in chunks, all slots side by side, then decode together to ``num_tokens`` outputs each."""
+        """Prefill slot -> prompt in chunks, all slots side by side, then decode together to
+        ``num_tokens`` outputs each."""
         plan = self.plan()
         for slot, ids in prompts.items():
             self.admit(plan, slot, ids, sampling=sampling, seed=slot)

@@ -1,7 +1,9 @@
-"""An executor without a model: it runs plans against a fake KV store and answers with a function of what the store holds.
+"""An executor without a model: it runs plans against a fake KV store and answers with a function of
+what the store holds.
 
-Because the answer is computed from the *store*, read through the page table, a scheduling or caching fault (a page reused too
-early, a prefix matched wrongly, a row skipped) changes the tokens: comparing with :func:`reference` finds it.
+Because the answer is computed from the *store*, read through the page table, a scheduling or
+caching fault (a page reused too early, a prefix matched wrongly, a row skipped) changes the tokens:
+comparing with :func:`reference` finds it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def hashed_token(vocab_size: int) -> NextToken:
     return lambda history: zlib.crc32(history.astype("<i4").tobytes()) % vocab_size
 
 
-def reference(prompt: Ids, num_new: int, next_token: NextToken, stop_ids: frozenset[int] = frozenset()) -> list[int]:
+def reference(
+    prompt: Ids, num_new: int, next_token: NextToken, stop_ids: frozenset[int] = frozenset()
+) -> list[int]:
     """What a sequence must produce, whatever the scheduler does."""
     history = list(prompt)
     outputs: list[int] = []
@@ -39,7 +43,8 @@ def reference(prompt: Ids, num_new: int, next_token: NextToken, stop_ids: frozen
 
 
 class ScriptedStep:
-    """A submitted plan: the forward pass is done, sampling waits for ``finish``, the ids for ``result``."""
+    """A submitted plan: the forward pass is done, sampling waits for ``finish``, the ids for
+    ``result``."""
 
     def __init__(
         self,
@@ -92,7 +97,8 @@ class ScriptedStep:
 
 
 class ScriptedExecutor:
-    """Implements core.executor.Executor; keeps every plan in ``plans``. Slots and table grow as plans name them."""
+    """Implements core.executor.Executor; keeps every plan in ``plans``. Slots and table grow as
+    plans name them."""
 
     def __init__(self, *, num_pages: int, page_size: int, next_token: NextToken) -> None:
         self.next_token = next_token
@@ -119,11 +125,18 @@ class ScriptedExecutor:
             except Exception as error:
                 failures[admit.seq_id] = failure("admission", error)
         deltas = plan.pages
-        for slot, index, page in zip(deltas.slots.tolist(), deltas.indices.tolist(), deltas.pages.tolist(), strict=True):
+        for slot, index, page in zip(
+            deltas.slots.tolist(), deltas.indices.tolist(), deltas.pages.tolist(), strict=True
+        ):
             assert page > 0, "the dummy page was handed out"
             self._table[slot][index] = page
         rows = plan.rows
-        spans = [self._span(*row) for row in zip(rows.slots.tolist(), rows.starts.tolist(), rows.counts.tolist(), strict=True)]
+        spans = [
+            self._span(*row)
+            for row in zip(
+                rows.slots.tolist(), rows.starts.tolist(), rows.counts.tolist(), strict=True
+            )
+        ]
         assert len({slot for slot, _, _ in spans}) == len(spans), "a slot has two rows in one step"
         for slot, start, end in spans:  # every row writes before any row reads
             where = self._where(slot, start, end)
@@ -158,7 +171,8 @@ class ScriptedExecutor:
             self._pooled[admit.slot] = admit, []
 
     def _pool(self, slot: int, start: int, end: int, history: Ids) -> dict[int, Floats]:
-        """The "embedding": (length, next token) of the history, or for a mean of the tokens that were computed."""
+        """The "embedding": (length, next token) of the history, or for a mean of the tokens that
+        were computed."""
         admit, computed = self._pooled[slot]
         computed += history[start:].tolist()
         if end < len(admit.ids):

@@ -1,4 +1,5 @@
-"""Real ``setpoint serve`` processes for tests: started on a free port, watched through their log, always ended by pid."""
+"""Real ``setpoint serve`` processes for tests: started on a free port, watched through their log,
+always ended by pid."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ import psutil
 
 READY = "The server is fired up and ready to roll!"
 PATIENCE_S = 60.0
-"""For anything a healthy server does at once; generous, because other work may share the machine."""
+"""For anything a healthy server does at once; generous, because other work may share the
+machine."""
 
 
 def free_port() -> int:
@@ -28,8 +30,11 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def wait_until(holds: Callable[[], Any], *, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> float:
-    """Poll until ``holds()`` is true; returns the seconds it took. Raises AssertionError after ``timeout_s``."""
+def wait_until(
+    holds: Callable[[], Any], *, timeout_s: float = PATIENCE_S, every_s: float = 0.02
+) -> float:
+    """Poll until ``holds()`` is true; returns the seconds it took. Raises AssertionError after
+    ``timeout_s``."""
     started = time.monotonic()
     while not holds():
         assert time.monotonic() - started < timeout_s, f"not within {timeout_s:g} s"
@@ -38,21 +43,46 @@ def wait_until(holds: Callable[[], Any], *, timeout_s: float = PATIENCE_S, every
 
 
 def engine_of(pid: int) -> psutil.Process:
-    """The engine among the children of a process, of which it must have one; the other child renders the chat template."""
-    (engine,) = (child for child in psutil.Process(pid).children() if "setpoint.launch" in child.cmdline())
+    """The engine among the children of a process, of which it must have one; the other child
+    renders the chat template."""
+    (engine,) = (
+        child for child in psutil.Process(pid).children() if "setpoint.launch" in child.cmdline()
+    )
     return engine
 
 
 class ServerProcess:
-    """One server. ``errors`` is all it wrote to stderr so far (log lines and complaints), ``output`` its stdout."""
+    """One server. ``errors`` is all it wrote to stderr so far (log lines and complaints),
+    ``output`` its stdout."""
 
-    def __init__(self, folder: Path, arguments: list[str], *, port: int | None = None, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        arguments: list[str],
+        *,
+        port: int | None = None,
+        env: dict[str, str] | None = None,
+    ) -> None:
         self.port = free_port() if port is None else port
         self.url = f"http://127.0.0.1:{self.port}"
         self._paths = folder / "stdout.txt", folder / "stderr.txt"
-        command = [sys.executable, "-m", "setpoint.cli", "serve", "--port", str(self.port), *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "setpoint.cli",
+            "serve",
+            "--port",
+            str(self.port),
+            *arguments,
+        ]
         with self._paths[0].open("wb") as out, self._paths[1].open("wb") as err:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env={**os.environ, **(env or {})})
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **(env or {})},
+            )
         self.engine: psutil.Process | None = None
         """Known once the server is ready."""
 
@@ -70,7 +100,9 @@ class ServerProcess:
         return [re.sub(r"^\[[^]]*\] ", "", line) for line in self.errors.splitlines()]
 
     def wait_ready(self, *, timeout_s: float = 120.0) -> None:
-        wait_until(lambda: READY in self.errors or self.process.poll() is not None, timeout_s=timeout_s)
+        wait_until(
+            lambda: READY in self.errors or self.process.poll() is not None, timeout_s=timeout_s
+        )
         assert self.process.poll() is None, self.errors
         self.engine = engine_of(self.process.pid)
 
@@ -84,13 +116,18 @@ class ServerProcess:
 
     def state(self) -> dict[str, Any]:
         """The engine's ``internal_states`` entry: num_running, num_queued, pool, …"""
-        return dict(httpx.get(f"{self.url}/server_info", timeout=PATIENCE_S).json()["internal_states"][0])
+        return dict(
+            httpx.get(f"{self.url}/server_info", timeout=PATIENCE_S).json()["internal_states"][0]
+        )
 
     def is_idle(self) -> bool:
         """Nothing runs or waits, and the whole pool is free or evictable."""
         state = self.state()
         pool = state["pool"]
-        return state["num_running"] == state["num_queued"] == 0 and pool["free"] + pool["evictable"] == pool["total"]
+        return (
+            state["num_running"] == state["num_queued"] == 0
+            and pool["free"] + pool["evictable"] == pool["total"]
+        )
 
     def generate(self, **body: Any) -> Any:
         response = httpx.post(f"{self.url}/generate", json=body, timeout=PATIENCE_S)
@@ -111,7 +148,9 @@ class ServerProcess:
 
 
 @contextmanager
-def running_server(folder: Path, *arguments: str, ready: bool = True, **options: Any) -> Iterator[ServerProcess]:
+def running_server(
+    folder: Path, *arguments: str, ready: bool = True, **options: Any
+) -> Iterator[ServerProcess]:
     """A server in ``folder`` (for its output), ready to answer; ended on the way out."""
     folder.mkdir(parents=True, exist_ok=True)
     server = ServerProcess(folder, list(arguments), **options)

@@ -1,4 +1,5 @@
-"""A small decoder's ModelSpec for tests of arithmetic and configuration: no checkpoint is behind it."""
+"""A small decoder's ModelSpec for tests of arithmetic and configuration: no checkpoint is behind
+it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from setpoint.core.model import ModelSpec
 
 
 def tiny_spec(**fields: Any) -> ModelSpec:
-    """Two layers of 64 with 4 heads of 16 and 2 key/value heads, tied, in bf16; ``fields`` replace or add."""
+    """Two layers of 64 with 4 heads of 16 and 2 key/value heads, tied, in bf16; ``fields`` replace
+    or add."""
     values: dict[str, Any] = {
         "architecture": "LlamaForCausalLM",
         "model_type": "llama",

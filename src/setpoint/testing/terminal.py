@@ -1,4 +1,5 @@
-"""A program at a real terminal, for tests: what somebody types goes in, what the screen would get comes out."""
+"""A program at a real terminal, for tests: what somebody types goes in, what the screen would get
+comes out."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ CTRL_C, CTRL_D, CTRL_Z = "\x03", "\x04", "\x1a"
 
 _ATTACH = """
 import os, sys
-terminal = os.open(sys.argv[1], os.O_RDWR)  # of a session without one, this becomes the controlling terminal: Ctrl-C works
+terminal = os.open(sys.argv[1], os.O_RDWR)  # now the controlling terminal: Ctrl-C works
 for number in range(3):
     os.dup2(terminal, number)
 os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
@@ -36,7 +37,8 @@ class Terminal:
         environment = {**os.environ, "TERM": "xterm-256color", **(env or {})}
         self.process = subprocess.Popen(command, start_new_session=True, env=environment)
         self._slave = slave
-        """Kept open: a terminal that nobody holds gives errors instead of what was last written to it."""
+        """Kept open: a terminal that nobody holds gives errors instead of what was last written to
+        it."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.raw = ""
         """All that was written, escape sequences included."""

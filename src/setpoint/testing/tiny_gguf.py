@@ -1,7 +1,7 @@
 """Writes tiny random Llama models as GGUF files, the way llama.cpp's converter would: for tests.
 
-Works with numpy and the gguf package's writer. Weights go by their Hugging Face names and row order; this file permutes and
-quantises them, so that a test can ask for the originals back.
+Works with numpy and the gguf package's writer. Weights go by their Hugging Face names and row
+order; this file permutes and quantises them, so that a test can ask for the originals back.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ BLOCK_NAMES = {
 TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content']"
+    " }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
@@ -55,7 +55,10 @@ class TinyLlama:
         rng = np.random.default_rng(seed)
         kv = self.hidden_size // self.num_heads * self.num_kv_heads
         hidden, inner = self.hidden_size, self.intermediate_size
-        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden), "model.norm.weight": (hidden,)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocab_size, hidden),
+            "model.norm.weight": (hidden,),
+        }
         if not self.tie:
             shapes["lm_head.weight"] = (self.vocab_size, hidden)
         for layer in range(self.num_layers):
@@ -68,8 +71,12 @@ class TinyLlama:
                 "mlp.up_proj": (inner, hidden),
                 "mlp.down_proj": (hidden, inner),
             }
-            shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in block.items()}
-        return {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+            shapes |= {
+                f"model.layers.{layer}.{name}.weight": shape for name, shape in block.items()
+            }
+        return {
+            name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()
+        }
 
 
 def permuted(weight: Array, num_heads: int) -> Array:
@@ -87,19 +94,25 @@ def gguf_tensors(model: TinyLlama, weights: dict[str, Array]) -> dict[str, Array
             continue
         _, _, layer, part = stem.split(".", 3)
         if part.endswith(("q_proj", "k_proj")):
-            weight = permuted(weight, model.num_heads if part.endswith("q_proj") else model.num_kv_heads)
+            weight = permuted(
+                weight, model.num_heads if part.endswith("q_proj") else model.num_kv_heads
+            )
         result[f"blk.{layer}.{BLOCK_NAMES[part]}.weight"] = weight
     return result
 
 
 def random_blocks(shape: tuple[int, ...], kind: GGMLQuantizationType, seed: int = 0) -> Array:
-    """Raw bytes of a quantised matrix: small bytes only, so that every scale is a finite float16."""
+    """Raw bytes of a quantised matrix: small bytes only, so that every scale is a finite
+    float16."""
     block, block_bytes = GGML_QUANT_SIZES[kind]
-    return np.random.default_rng(seed).integers(0, 0x40, (*shape[:-1], shape[-1] // block * block_bytes), dtype=np.uint8)
+    return np.random.default_rng(seed).integers(
+        0, 0x40, (*shape[:-1], shape[-1] // block * block_bytes), dtype=np.uint8
+    )
 
 
 def metadata(model: TinyLlama) -> dict[str, Any]:
-    """Every metadata key of a llama file with a byte-level vocabulary; change or drop some to make a test's file."""
+    """Every metadata key of a llama file with a byte-level vocabulary; change or drop some to make
+    a test's file."""
     texts = byte_vocabulary(model.vocab_size)
     return {
         "general.name": "tiny",
@@ -115,7 +128,9 @@ def metadata(model: TinyLlama) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.tokens": texts,
-        "tokenizer.ggml.token_type": [int(TokenType.CONTROL if text in SPECIALS else TokenType.NORMAL) for text in texts],
+        "tokenizer.ggml.token_type": [
+            int(TokenType.CONTROL if text in SPECIALS else TokenType.NORMAL) for text in texts
+        ],
         "tokenizer.ggml.merges": ["h e", "l l", "he ll", "hell o", "Ġ w"],
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
@@ -125,7 +140,8 @@ def metadata(model: TinyLlama) -> dict[str, Any]:
 
 
 def byte_vocabulary(size: int) -> list[str]:
-    """Special tokens, the 256 byte letters, a few merged words, and unused fillers up to ``size``."""
+    """Special tokens, the 256 byte letters, a few merged words, and unused fillers up to
+    ``size``."""
     texts = [*SPECIALS, *sorted(ByteLevel.alphabet()), "he", "ll", "hell", "hello", "Ġw"]
     return texts + [f"[PAD{index}]" for index in range(len(texts), size)]
 
@@ -139,7 +155,8 @@ def write(
     arch: str = "llama",
     raw: dict[str, tuple[Array, GGMLQuantizationType]] | None = None,
 ) -> Path:
-    """Write a GGUF: matrices as ``kind``, vectors as F32; ``raw`` replaces tensors by bytes that already are of their type."""
+    """Write a GGUF: matrices as ``kind``, vectors as F32; ``raw`` replaces tensors by bytes that
+    already are of their type."""
     writer = gguf.GGUFWriter(path, arch)
     add: dict[type, Callable[[str, Any], None]] = {
         bool: writer.add_bool,

@@ -1,4 +1,5 @@
-"""Tiny random Llama models as folders that transformers and the engine both load: config.json and model.safetensors.
+"""Tiny random Llama models as folders that transformers and the engine both load: config.json and
+model.safetensors.
 
 Works with numpy alone. Writes no tokenizer.
 """
@@ -39,15 +40,21 @@ TINY: dict[str, Any] = {
 
 
 def write_tiny_llama(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
-    """Write the model to ``folder`` (made if missing); overrides are keys of config.json. -> folder.
+    """Write the model to ``folder`` (made if missing); overrides are keys of config.json. ->
+    folder.
 
-    Weights have a spread of 1.5 / sqrt(inputs), so that logits differ by several units and greedy ids wander.
+    Weights have a spread of 1.5 / sqrt(inputs), so that logits differ by several units and greedy
+    ids wander.
     """
     config = TINY | overrides
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     rng = np.random.default_rng(seed)
-    save_file({name: draw(rng, name, shape) for name, shape in _shapes(config).items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: draw(rng, name, shape) for name, shape in _shapes(config).items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
     return folder
 
 
@@ -55,7 +62,9 @@ def draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDA
     """Random content for the checkpoint tensor ``name``."""
     if len(shape) == 1:
         return rng.normal(1.0 if "norm" in name else 0.0, 0.1, shape).astype(np.float32)
-    return rng.normal(0.0, 1.0 if "embed" in name else 1.5 / math.sqrt(shape[1]), shape).astype(np.float32)
+    return rng.normal(0.0, 1.0 if "embed" in name else 1.5 / math.sqrt(shape[1]), shape).astype(
+        np.float32
+    )
 
 
 def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -1,1 +1,2 @@
-"""Attention over the paged KV pool for any mix of rows: one protocol, its definition (``torch_ref``), faster ones beside it."""
+"""Attention over the paged KV pool for any mix of rows: one protocol, its definition
+(``torch_ref``), faster ones beside it."""

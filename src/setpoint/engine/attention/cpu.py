@@ -1,7 +1,9 @@
-"""Attention over the paged pool by the C++ kernel (kernels/cpu/attention.cpp): any mix of prefill and decode rows in one call.
+"""Attention over the paged pool by the C++ kernel (kernels/cpu/attention.cpp): any mix of prefill
+and decode rows in one call.
 
-Works on bf16 and fp32, K and V read in place from their pages. A row's result is bit for bit the same whatever else is in the
-batch, however its prompt was cut into chunks, and on any number of threads.
+Works on bf16 and fp32, K and V read in place from their pages. A row's result is bit for bit the
+same whatever else is in the batch, however its prompt was cut into chunks, and on any number of
+threads.
 """
 
 from __future__ import annotations
@@ -44,7 +46,12 @@ class CpuAttention:
         """The batch that the plan is for; held, so that its tensors stay where the call points."""
 
     def forward(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, variant: AttentionVariant
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: AttentionBatch,
+        variant: AttentionVariant,
     ) -> torch.Tensor:
         q_stride = q.stride()
         assert q_stride[1:] == (self._shape.head_dim, 1)
@@ -80,11 +87,17 @@ class CpuAttention:
 
 
 def create(shape: AttentionShape, *, level: str | None = None) -> CpuAttention:
-    """The backend at the given level (None: the best). KernelsUnavailable with the reason if it cannot serve this shape here."""
+    """The backend at the given level (None: the best). KernelsUnavailable with the reason if it
+    cannot serve this shape here."""
     if shape.dtype not in DTYPES or shape.kv_dtype not in DTYPES:
-        raise KernelsUnavailable(f"the C++ kernels take bf16 and fp32, not {shape.dtype} with {shape.kv_dtype} in the cache")
+        raise KernelsUnavailable(
+            f"the C++ kernels take bf16 and fp32, not {shape.dtype} with {shape.kv_dtype} in the"
+            " cache"
+        )
     if shape.head_dim % HEAD_DIM_MULTIPLE:
-        raise KernelsUnavailable(f"the head dimension {shape.head_dim} is not a multiple of {HEAD_DIM_MULTIPLE}")
+        raise KernelsUnavailable(
+            f"the head dimension {shape.head_dim} is not a multiple of {HEAD_DIM_MULTIPLE}"
+        )
     if shape.num_heads > MAX_GROUP * shape.num_kv_heads:
         raise KernelsUnavailable(f"more than {MAX_GROUP} query heads share a key/value head")
     return CpuAttention(shape, load(level))

@@ -1,7 +1,8 @@
-"""Reference attention in plain torch: the definition that every other backend is tested against. Runs on every device.
+"""Reference attention in plain torch: the definition that every other backend is tested against.
+Runs on every device.
 
-A loop over rows, each gathered from its pages, so that a row cannot see what else is in the batch. Reads the row lengths from
-the host copies in the batch and never waits for the device.
+A loop over rows, each gathered from its pages, so that a row cannot see what else is in the batch.
+Reads the row lengths from the host copies in the batch and never waits for the device.
 """
 
 from __future__ import annotations
@@ -21,26 +22,43 @@ class TorchRefAttention:
         self.wide = torch.promote_types(shape.dtype, torch.float32)
 
     def forward(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, variant: AttentionVariant
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: AttentionBatch,
+        variant: AttentionVariant,
     ) -> torch.Tensor:
         page_size = k_cache.shape[1]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         bounds = batch.cu_q_host.tolist()
-        # NOTE: all rows' pages at once. ``page_table[slots[row]]`` would read the slot back: an index that is a 0-dimensional tensor
-        # makes the host wait for the device.
+        # NOTE: all rows' pages at once. ``page_table[slots[row]]`` would read the slot back: an
+        # index that is a 0-dimensional tensor makes the host wait for the device.
         tables = batch.page_table[batch.slots, : -(-int(batch.kv_lens_host.max()) // page_size)]
         for row, kv_len in enumerate(batch.kv_lens_host.tolist()):
             begin, end = bounds[row], bounds[row + 1]
             pages = tables[row, : -(-kv_len // page_size)]
-            keys, values = (cache[pages].flatten(0, 1)[:kv_len].to(self.wide) for cache in (k_cache, v_cache))
+            keys, values = (
+                cache[pages].flatten(0, 1)[:kv_len].to(self.wide) for cache in (k_cache, v_cache)
+            )
             block = max(1, MAX_SCORES // (q.shape[1] * kv_len))
             for first in range(begin, end, block):
                 last = min(first + block, end)
-                # Token t of the row stands at position kv_len - (end - t): the row's tokens are its last ones.
-                out[first:last] = self._row(q[first:last], keys, values, kv_len - (end - first), variant)
+                # Token t of the row stands at position kv_len - (end - t): the row's tokens are its
+                # last ones.
+                out[first:last] = self._row(
+                    q[first:last], keys, values, kv_len - (end - first), variant
+                )
         return out
 
-    def _row(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, variant: AttentionVariant) -> torch.Tensor:
+    def _row(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        start: int,
+        variant: AttentionVariant,
+    ) -> torch.Tensor:
         """q [c, H, D] at positions start..start+c-1 over keys, values [kv, Hkv, D] -> [c, H, D]."""
         num_queries, num_heads, head_dim = q.shape
         num_kv_heads = keys.shape[1]
@@ -48,20 +66,32 @@ class TorchRefAttention:
         begin = 0 if variant.window is None else max(0, start - variant.window + 1)
         keys, values = keys[begin:end], values[begin:end]
         # [Hkv, group · c, D]: the query heads of a group share one key head.
-        grouped = q.to(self.wide).view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)
+        grouped = (
+            q.to(self.wide)
+            .view(num_queries, num_kv_heads, -1, head_dim)
+            .permute(1, 2, 0, 3)
+            .reshape(num_kv_heads, -1, head_dim)
+        )
         scores = torch.matmul(grouped, keys.permute(1, 2, 0)) * variant.scale
         if variant.softcap is not None:
             scores = scores.div_(variant.softcap).tanh_().mul_(variant.softcap)
         scores = scores.view(num_kv_heads, -1, num_queries, end - begin)
         if num_queries > 1:
-            distance = torch.arange(start, end, device=q.device)[:, None] - torch.arange(begin, end, device=q.device)
+            distance = torch.arange(start, end, device=q.device)[:, None] - torch.arange(
+                begin, end, device=q.device
+            )
             hidden = distance < 0
             if variant.window is not None:
                 hidden |= distance >= variant.window
             scores.masked_fill_(hidden, -torch.inf)
         weights = torch.softmax(scores, dim=-1).view(num_kv_heads, -1, end - begin)
         out = torch.matmul(weights, values.permute(1, 0, 2))
-        return out.view(num_kv_heads, -1, num_queries, head_dim).permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim).to(q.dtype)
+        return (
+            out.view(num_kv_heads, -1, num_queries, head_dim)
+            .permute(2, 0, 1, 3)
+            .reshape(num_queries, num_heads, head_dim)
+            .to(q.dtype)
+        )
 
 
 def create(shape: AttentionShape) -> TorchRefAttention:

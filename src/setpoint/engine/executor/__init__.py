@@ -1,1 +1,2 @@
-"""The border of the data plane: executors that the scheduler drives, and how a runner is put together."""
+"""The border of the data plane: executors that the scheduler drives, and how a runner is put
+together."""

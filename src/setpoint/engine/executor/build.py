@@ -1,4 +1,5 @@
-"""Puts a runner together: picks implementations, builds the model, loads its weights. Logs nothing; the report tells."""
+"""Puts a runner together: picks implementations, builds the model, loads its weights. Logs nothing;
+the report tells."""
 
 from __future__ import annotations
 
@@ -26,12 +27,18 @@ from setpoint.engine.models.transformers_model import load_transformers_model
 from setpoint.engine.quant.base import choose_blocks, choose_linear
 from setpoint.engine.runner.model_runner import LoadReport, ModelRunner
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
 
 
 @dataclass(slots=True, frozen=True)
 class EngineConfig:
-    """Everything the data plane is told; values are resolved already, nothing is "auto" but what depends on the engine's tables."""
+    """Everything the data plane is told; values are resolved already, nothing is "auto" but what
+    depends on the engine's tables."""
 
     model_folder: str
     """Holds safetensors; not read for load_format "dummy"."""
@@ -46,7 +53,8 @@ class EngineConfig:
     page_size: int = 1
     attention_backend: str = "auto"
     model_impl: str = "auto"
-    """"setpoint", "transformers", or "auto": the second where the first does not know the architecture."""
+    """"setpoint", "transformers", or "auto": the second where the first does not know the
+    architecture."""
     num_threads: int = 0
     """CPU threads of torch; 0 = torch's own choice."""
     seed: int = 0
@@ -56,7 +64,8 @@ class EngineConfig:
 
 
 def build_runner(config: EngineConfig) -> ModelRunner:
-    """A runner with its weights loaded; ``allocate`` it next. Raises CheckpointError, ConfigError or OutOfMemoryError."""
+    """A runner with its weights loaded; ``allocate`` it next. Raises CheckpointError, ConfigError
+    or OutOfMemoryError."""
     begin = time.perf_counter()
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
@@ -77,12 +86,22 @@ def build_runner(config: EngineConfig) -> ModelRunner:
     native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
     if not native and config.quantization == "w8a8_int8":
         raise ConfigError(
-            f"--quantization w8a8_int8 needs a model of Setpoint's own; {spec.architecture} runs on transformers' model, where wrong "
-            "answers could not be told from rounding errors."
+            f"--quantization w8a8_int8 needs a model of Setpoint's own; {spec.architecture} runs on"
+            " transformers' model, where wrong answers could not be told from rounding errors."
         )
-    load = partial(_load_native, quantization=config.quantization) if native else load_transformers_model
+    load = (
+        partial(_load_native, quantization=config.quantization)
+        if native
+        else load_transformers_model
+    )
     model, weight_bytes = load(
-        spec, config.model_folder, load_format=config.load_format, dtype=dtype, device=device, method=linear.impl, seed=config.seed
+        spec,
+        config.model_folder,
+        load_format=config.load_format,
+        dtype=dtype,
+        device=device,
+        method=linear.impl,
+        seed=config.seed,
     )
     report = LoadReport(
         load_seconds=time.perf_counter() - begin,
@@ -93,7 +112,9 @@ def build_runner(config: EngineConfig) -> ModelRunner:
         linear=linear.name,
         attention=attention.name,
         level=_level(ops, linear, attention),
-        fallbacks=_fallbacks(config, native, {"kernels": ops, "linear layers": linear, "attention": attention}),
+        fallbacks=_fallbacks(
+            config, native, {"kernels": ops, "linear layers": linear, "attention": attention}
+        ),
     )
     runner = ModelRunner(
         model=model,
@@ -113,25 +134,47 @@ def build_runner(config: EngineConfig) -> ModelRunner:
 
 
 def _load_native(
-    spec: ModelSpec, folder: str, *, dtype: torch.dtype, device: torch.device, quantization: str | None, **how: Any
+    spec: ModelSpec,
+    folder: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None,
+    **how: Any,
 ) -> tuple[nn.Module, int]:
     model = build_model(spec)
     blocks = choose_blocks(device, dtype) if quantization is None else None
-    return model, load_weights(model, folder, wrapped=bool(spec.wrapper), dtype=dtype, device=device, blocks=blocks, **how)
+    return model, load_weights(
+        model, folder, wrapped=bool(spec.wrapper), dtype=dtype, device=device, blocks=blocks, **how
+    )
 
 
 def _weights(model: nn.Module, config: EngineConfig) -> str:
     kinds = Counter(module.blocks for module in model.modules() if hasattr(module, "keep_blocks"))
     kept = [f"{count} {kind}" for kind, count in sorted(kinds.items()) if kind]
     rest = config.quantization if config.quantization == "w8a8_int8" else config.dtype
-    return f"{' and '.join(kept)} matrices in the GGUF's own blocks, {kinds['']} in {rest}" if kept else rest
+    return (
+        f"{' and '.join(kept)} matrices in the GGUF's own blocks, {kinds['']} in {rest}"
+        if kept
+        else rest
+    )
 
 
-def _fallbacks(config: EngineConfig, native: bool, choices: Mapping[str, Choice[Any]]) -> tuple[str, ...]:
+def _fallbacks(
+    config: EngineConfig, native: bool, choices: Mapping[str, Choice[Any]]
+) -> tuple[str, ...]:
     """One sentence for everything that is not the best there is."""
-    found = [f"{what} uses {choice.name} ({choice.fallback})" for what, choice in choices.items() if choice.fallback]
+    found = [
+        f"{what} uses {choice.name} ({choice.fallback})"
+        for what, choice in choices.items()
+        if choice.fallback
+    ]
     if not native and config.model_impl == "auto":
-        found.insert(0, f"model uses transformers (Setpoint has no model of its own for {config.spec.architecture}, which would be faster)")
+        found.insert(
+            0,
+            "model uses transformers (Setpoint has no model of its own for"
+            f" {config.spec.architecture}, which would be faster)",
+        )
     level = _level(*choices.values())
     if level and (why := why_no_better(level)):
         found.append(f"C++ kernels run at the level {level} ({why})")
@@ -141,7 +184,8 @@ def _fallbacks(config: EngineConfig, native: bool, choices: Mapping[str, Choice[
 
 
 def _level(*choices: Choice[Any]) -> str:
-    """The instruction set of the C++ kernels among the choices; one library holds them all. Empty without any."""
+    """The instruction set of the C++ kernels among the choices; one library holds them all. Empty
+    without any."""
     return next((choice.impl.level for choice in choices if hasattr(choice.impl, "level")), "")
 
 

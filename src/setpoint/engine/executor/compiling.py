@@ -1,6 +1,8 @@
-"""Has a runner's small steps compiled at start, and tries out what came of it: the answer as before, and sooner, or it is not used.
+"""Has a runner's small steps compiled at start, and tries out what came of it: the answer as
+before, and sooner, or it is not used.
 
-Works on a runner with its memory allocated and nothing in it yet, through plans like any step. Logs nothing; the report tells.
+Works on a runner with its memory allocated and nothing in it yet, through plans like any step. Logs
+nothing; the report tells.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 GROWTH = 4
 """From one size that is tried out to the next."""
 HISTORY = 15
-"""Tokens that precede a tried-out row: a sequence's first token alone says little, its hidden state being unlike all others'."""
+"""Tokens that precede a tried-out row: a sequence's first token alone says little, its hidden state
+being unlike all others'."""
 REPEATS = 7
 """Runs of a size, compiled and not, in turn; their medians are compared."""
 
@@ -43,7 +46,10 @@ class Duration:
     plain_s: float
 
     def __str__(self) -> str:
-        return f"{self.num_tokens}: {self.compiled_s * 1e3:.2f} ms, uncompiled {self.plain_s * 1e3:.2f}"
+        return (
+            f"{self.num_tokens}: {self.compiled_s * 1e3:.2f} ms, uncompiled"
+            f" {self.plain_s * 1e3:.2f}"
+        )
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,10 +75,14 @@ class NotUsable(Exception):
 
 
 def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
-    """Compile steps of up to ``max_tokens`` tokens. Whatever fails, the runner runs as before and the report says why."""
+    """Compile steps of up to ``max_tokens`` tokens. Whatever fails, the runner runs as before and
+    the report says why."""
     if runner.report.model_impl == "setpoint" and not isinstance(runner.ops, RefOps):
         return CompileReport(
-            why_not_more=f"a layer consists of the engine's own kernels ({runner.report.ops}) and has no torch operations to compile"
+            why_not_more=(
+                f"a layer consists of the engine's own kernels ({runner.report.ops}) and has no"
+                " torch operations to compile"
+            )
         )
     if not os.environ.get(CACHE_VARIABLE):
         os.environ[CACHE_VARIABLE] = str(cache_dir().parent / "inductor")
@@ -95,7 +105,9 @@ def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
         runner.model = plain
         if compiled is not None:
             compiled.undo()
-        return CompileReport(why_not_more=_in_one_line(error), folder=folder, seconds=time.perf_counter() - begin)
+        return CompileReport(
+            why_not_more=_in_one_line(error), folder=folder, seconds=time.perf_counter() - begin
+        )
     runner.forward(PlanBuilder(0).build(releases=(0,)))
     compiled.max_tokens, why = _worth_it(durations)
     if compiled.max_tokens == 0:
@@ -103,7 +115,9 @@ def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
         compiled.undo()
     elif compiled.max_tokens == most < max_tokens:
         why = f"no sequence can have more than {runner.longest_row} tokens here"
-    return CompileReport(compiled.max_tokens, why, folder, seconds, num_graphs, num_reused, tuple(durations))
+    return CompileReport(
+        compiled.max_tokens, why, folder, seconds, num_graphs, num_reused, tuple(durations)
+    )
 
 
 def _sizes(largest: int) -> list[int]:
@@ -118,7 +132,9 @@ def _first_answer(runner: ModelRunner, length: int) -> torch.Tensor:
     """Put a sequence of so many tokens into slot 0; -> the logits behind its last one, [1, V]."""
     if length <= HISTORY:
         raise NotUsable(f"no sequence can have more than {runner.longest_row} tokens here")
-    ids = np.array([(11 + 7919 * index) % runner.spec.vocab_size for index in range(length)], np.int32)
+    ids = np.array(
+        [(11 + 7919 * index) % runner.spec.vocab_size for index in range(length)], np.int32
+    )
     plan = PlanBuilder(0)
     plan.admits.append(Admit(0, 0, ids, length, SamplingParams(temperature=0.0), seed=0))
     plan.map_pages(0, 0, np.arange(1, 1 + -(-length // runner.page_size), dtype=np.int32))
@@ -127,7 +143,8 @@ def _first_answer(runner: ModelRunner, length: int) -> torch.Tensor:
 
 
 def _last_tokens(length: int, size: int) -> StepPlan:
-    """The last tokens of that sequence once more: but for attention the work of a decode step of as many rows."""
+    """The last tokens of that sequence once more: but for attention the work of a decode step of as
+    many rows."""
     plan = PlanBuilder(0)
     plan.add_row(0, 0, length - size, size, True)
     return plan.build()
@@ -139,7 +156,9 @@ def _logits(runner: ModelRunner, plan: StepPlan) -> torch.Tensor:
     return logits
 
 
-def _duration(runner: ModelRunner, plan: StepPlan, plain: Any, compiled: CompiledModel, expected: torch.Tensor) -> Duration:
+def _duration(
+    runner: ModelRunner, plan: StepPlan, plain: Any, compiled: CompiledModel, expected: torch.Tensor
+) -> Duration:
     """Both ways in turn. Raises NotUsable if compiled code does not come to the expected logits."""
     mark = marker(runner.device)
     seconds: dict[Any, list[float]] = {compiled: [], plain: []}
@@ -153,9 +172,16 @@ def _duration(runner: ModelRunner, plan: StepPlan, plain: Any, compiled: Compile
             measured.append(seconds_between(begin, end))
             error = float((logits - expected).double().norm() / expected.double().norm())
             if model is compiled and not error <= TOLERANCE[runner.dtype]:
-                raise NotUsable(f"its logits differ by {error:.2g} of their length (allowed: {TOLERANCE[runner.dtype]:g})")
+                raise NotUsable(
+                    f"its logits differ by {error:.2g} of their length (allowed:"
+                    f" {TOLERANCE[runner.dtype]:g})"
+                )
     runner.model = compiled
-    return Duration(int(plan.rows.counts[0]), statistics.median(seconds[compiled]), statistics.median(seconds[plain]))
+    return Duration(
+        int(plan.rows.counts[0]),
+        statistics.median(seconds[compiled]),
+        statistics.median(seconds[plain]),
+    )
 
 
 def _worth_it(durations: Sequence[Duration]) -> tuple[int, str]:

@@ -1,7 +1,8 @@
-"""Runs the engine in the scheduler's own process. Implements ``core.executor.Executor`` for one device.
+"""Runs the engine in the scheduler's own process. Implements ``core.executor.Executor`` for one
+device.
 
-On CUDA, ``submit`` and ``finish`` only enqueue: results are copied to pinned memory behind the sampling, and ``result`` waits
-for that copy alone. On the CPU the same calls simply do the work.
+On CUDA, ``submit`` and ``finish`` only enqueue: results are copied to pinned memory behind the
+sampling, and ``result`` waits for that copy alone. On the CPU the same calls simply do the work.
 """
 
 from __future__ import annotations
@@ -45,9 +46,15 @@ class InprocStep:
     def finish(self, masks: TokenMasks | None) -> None:
         self.sample_begin = self.mark()
         sampled = self.runner.sample(self.forward, masks)
-        self.sampled_ids = None if sampled is None else sampled.ids.fetch(len(self.forward.batch.sample_slots))
-        self.output = None if sampled is None or sampled.logprobs is None else sampled.logprobs.map(to_host)
-        self.prompt = {row: logprobs.map(to_host) for row, logprobs in self.forward.prompt_logprobs.items()}
+        self.sampled_ids = (
+            None if sampled is None else sampled.ids.fetch(len(self.forward.batch.sample_slots))
+        )
+        self.output = (
+            None if sampled is None or sampled.logprobs is None else sampled.logprobs.map(to_host)
+        )
+        self.prompt = {
+            row: logprobs.map(to_host) for row, logprobs in self.forward.prompt_logprobs.items()
+        }
         pooled = self.forward.pooled
         self.embeddings = None if pooled is None else to_host(pooled.vectors)
         self.sample_done = self.mark()
@@ -58,10 +65,21 @@ class InprocStep:
         return StepResult(
             step_id=plan.step_id,
             seq_ids=plan.rows.seq_ids[plan.rows.samples],
-            token_ids=np.zeros(0, np.int32) if self.sampled_ids is None else self.sampled_ids.astype(np.int32),
+            token_ids=(
+                np.zeros(0, np.int32)
+                if self.sampled_ids is None
+                else self.sampled_ids.astype(np.int32)
+            ),
             output_logprobs=self._output_logprobs(plan),
-            prompt_logprobs={int(plan.rows.seq_ids[row]): self._cut(row, logprobs, slice(None)) for row, logprobs in self.prompt.items()},
-            embeddings={} if self.embeddings is None else dict(zip(self.forward.pooled.seq_ids, self.embeddings.numpy(), strict=True)),
+            prompt_logprobs={
+                int(plan.rows.seq_ids[row]): self._cut(row, logprobs, slice(None))
+                for row, logprobs in self.prompt.items()
+            },
+            embeddings=(
+                {}
+                if self.embeddings is None
+                else dict(zip(self.forward.pooled.seq_ids, self.embeddings.numpy(), strict=True))
+            ),
             failures=self.forward.failures,
             forward_s=seconds_between(self.begin, self.forward_done),
             sample_s=seconds_between(self.sample_begin, self.sample_done),
@@ -73,14 +91,20 @@ class InprocStep:
             return {}
         wanted = plan.rows.samples & self.runner.slots.columns["logprobs"][plan.rows.slots]
         found = enumerate(np.flatnonzero(wanted).tolist())
-        return {int(plan.rows.seq_ids[row]): self._cut(row, self.output, slice(at, at + 1)) for at, row in found}
+        return {
+            int(plan.rows.seq_ids[row]): self._cut(row, self.output, slice(at, at + 1))
+            for at, row in found
+        }
 
     def _cut(self, row: int, logprobs: Logprobs, positions: slice) -> PositionLogprobs:
         """Some positions of ``logprobs`` in the widths that the plan's row asked for.
 
-        The slot still belongs to the row's sequence: slots of a plan are not admitted again before its result is taken.
+        The slot still belongs to the row's sequence: slots of a plan are not admitted again before
+        its result is taken.
         """
-        num_top, num_picked = self.runner.slots.logprob_widths(int(self.forward.plan.rows.slots[row]))
+        num_top, num_picked = self.runner.slots.logprob_widths(
+            int(self.forward.plan.rows.slots[row])
+        )
         return PositionLogprobs(
             values=logprobs.values[positions].numpy(),
             ids=logprobs.ids[positions].numpy(),

@@ -1,8 +1,10 @@
-"""Timers at the seams of a runner: linear layers, attention, the other operations, the head, sampling.
+"""Timers at the seams of a runner: linear layers, attention, the other operations, the head,
+sampling.
 
-Works on a runner whose model calls ``Ops``, ``AttentionBackend`` and ``PackedWeight`` objects, as every model here does, and takes the
-times of replayed steps from their program. What is between the seams (Python, views) is in no timer. Enter it for measurements only:
-each eager call gets about a µs slower.
+Works on a runner whose model calls ``Ops``, ``AttentionBackend`` and ``PackedWeight`` objects, as
+every model here does, and takes the times of replayed steps from their program. What is between the
+seams (Python, views) is in no timer. Enter it for measurements only: each eager call gets about a
+µs slower.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ from setpoint.engine.attention.base import AttentionBatch, AttentionVariant
 from setpoint.engine.quant.base import PackedWeight
 from setpoint.engine.runner.model_runner import ModelRunner
 
-PROGRAM_KINDS = {"norm": "elementwise", "rope": "elementwise", "activation": "elementwise", "embedding": "elementwise"}
+PROGRAM_KINDS = {
+    "norm": "elementwise",
+    "rope": "elementwise",
+    "activation": "elementwise",
+    "embedding": "elementwise",
+}
 """Kind of a program's kernels -> ours, where it is another."""
 
 
@@ -36,7 +43,8 @@ class Seams:
 
     @contextmanager
     def entered(self, *, eager: bool) -> Iterator[None]:
-        """eager: no step is replayed, so that everything is counted; else replayed steps have times only."""
+        """eager: no step is replayed, so that everything is counted; else replayed steps have times
+        only."""
         runner = self._runner
         with ExitStack() as stack:
             if eager:
@@ -45,11 +53,17 @@ class Seams:
                 runner.start_timing()
                 runner.take_times()
             stack.enter_context(_replaced(runner, "ops", _TimedOps(runner.ops, self._works)))
-            stack.enter_context(_replaced(runner, "attention", _TimedAttention(runner.attention, self._works)))
+            stack.enter_context(
+                _replaced(runner, "attention", _TimedAttention(runner.attention, self._works))
+            )
             for module in runner.model.modules():
                 if "multiply" in module.__dict__:
-                    factors = 2 if getattr(module, "activates", False) else 1  # gate and up, of which only the product comes out
-                    stack.enter_context(_replaced(module, "multiply", self._timed_product(module.multiply, factors)))
+                    factors = (
+                        2 if getattr(module, "activates", False) else 1
+                    )  # gate and up, of which only the product comes out
+                    stack.enter_context(
+                        _replaced(module, "multiply", self._timed_product(module.multiply, factors))
+                    )
             stack.enter_context(_replaced(runner, "logits", self._head(runner.logits)))
             stack.enter_context(_replaced(runner, "sample", self._sampling(runner.sample)))
             self._works.clear()
@@ -63,7 +77,9 @@ class Seams:
         self._works.clear()
         return works
 
-    def _timed_product(self, weight: PackedWeight, factors: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _timed_product(
+        self, weight: PackedWeight, factors: int
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
         def multiply(x: torch.Tensor) -> torch.Tensor:
             began = time.perf_counter()
             out = weight(x)
@@ -77,7 +93,9 @@ class Seams:
 
         return multiply
 
-    def _head(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _head(
+        self, logits: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
         def project(hidden: torch.Tensor) -> torch.Tensor:
             self._products = "head"
             out = logits(hidden)
@@ -103,7 +121,8 @@ class Seams:
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """``owner.name`` is ``value`` inside. Instance attributes only: a method comes back when its stand-in is deleted."""
+    """``owner.name`` is ``value`` inside. Instance attributes only: a method comes back when its
+    stand-in is deleted."""
     had, before = name in owner.__dict__, getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -133,14 +152,19 @@ class _TimedOps:
             work.num_calls += 1
             results = out if isinstance(out, tuple) else (out,)
             rows = len(results[0])
-            work.num_bytes += sum(_bytes_of_rows(each, rows) for each in (*args, *results) if isinstance(each, torch.Tensor))
+            work.num_bytes += sum(
+                _bytes_of_rows(each, rows)
+                for each in (*args, *results)
+                if isinstance(each, torch.Tensor)
+            )
             return out
 
         return timed
 
 
 def _bytes_of_rows(tensor: torch.Tensor, rows: int) -> int:
-    """At most one row of the tensor per row of the step: of a cache or a table no more is touched."""
+    """At most one row of the tensor per row of the step: of a cache or a table no more is
+    touched."""
     return tensor.nbytes // max(len(tensor), 1) * min(len(tensor), rows)
 
 
@@ -152,14 +176,23 @@ class _TimedAttention:
         self._works = works
 
     def forward(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, variant: AttentionVariant
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: AttentionBatch,
+        variant: AttentionVariant,
     ) -> torch.Tensor:
         began = time.perf_counter()
         out = self._backend.forward(q, k_cache, v_cache, batch, variant)
         work = self._works["attention"]
         work.seconds += time.perf_counter() - began
         work.num_calls += 1
-        pairs, keys = visible(np.diff(batch.cu_q_host).astype(np.int64), batch.kv_lens_host.astype(np.int64), variant.window)
+        pairs, keys = visible(
+            np.diff(batch.cu_q_host).astype(np.int64),
+            batch.kv_lens_host.astype(np.int64),
+            variant.window,
+        )
         work.num_bytes += 2 * keys * k_cache[0, 0].nbytes
         work.flops += 4 * pairs * out[0].numel()
         work.product = _name(q.dtype)
@@ -171,8 +204,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def visible(counts: np.ndarray, kv_lens: np.ndarray, window: int | None) -> tuple[int, int]:
-    """Of rows with ``counts`` last tokens in ``kv_lens`` positions: how many (token, key) pairs there are, and how many keys, each
-    row's counted once."""
+    """Of rows with ``counts`` last tokens in ``kv_lens`` positions: how many (token, key) pairs
+    there are, and how many keys, each row's counted once."""
     starts = kv_lens - counts
     if window is None:
         return int((counts * starts + counts * (counts + 1) // 2).sum()), int(kv_lens.sum())

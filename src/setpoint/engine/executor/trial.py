@@ -1,4 +1,5 @@
-"""A first run of a model whose code is not ours, against the answer it gave by itself: what would be wrong later is refused at start.
+"""A first run of a model whose code is not ours, against the answer it gave by itself: what would
+be wrong later is refused at start.
 
 Works on a runner like any step does: admissions, pages, chunks, two rows side by side.
 """
@@ -15,22 +16,28 @@ from setpoint.engine.models.transformers_model import Undrivable, refusal
 from setpoint.engine.runner.model_runner import ModelRunner
 
 TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.03, torch.float32: 1e-3, torch.float64: 1e-3}
-"""Of the logits' difference, relative to their length. Roundings stay well below; a wrong mask, position or order is near 1."""
+"""Of the logits' difference, relative to their length. Roundings stay well below; a wrong mask,
+position or order is near 1."""
 
 
 def try_out(runner: ModelRunner) -> None:
-    """Compute ``trial_ids`` once in a row of two chunks and once in a row of its own beside the second chunk.
+    """Compute ``trial_ids`` once in a row of two chunks and once in a row of its own beside the
+    second chunk.
 
-    Raises CheckpointError unless both give the logits that the model expects. The runner's pool is the trial's afterwards:
-    ``allocate`` it anew.
+    Raises CheckpointError unless both give the logits that the model expects. The runner's pool is
+    the trial's afterwards: ``allocate`` it anew.
     """
     ids, page = np.array(runner.model.trial_ids, np.int32), runner.page_size
     num_pages = -(-len(ids) // page)
     runner.allocate(num_pages=2 * num_pages, max_slots=2, context_len=len(ids))
     first, second = PlanBuilder(0), PlanBuilder(1)
     for slot, plan in enumerate((first, second)):
-        plan.admits.append(Admit(slot, slot, ids, len(ids), SamplingParams(temperature=0.0), seed=0))
-        plan.map_pages(slot, 0, np.arange(1 + slot * num_pages, 1 + (slot + 1) * num_pages, dtype=np.int32))
+        plan.admits.append(
+            Admit(slot, slot, ids, len(ids), SamplingParams(temperature=0.0), seed=0)
+        )
+        plan.map_pages(
+            slot, 0, np.arange(1 + slot * num_pages, 1 + (slot + 1) * num_pages, dtype=np.int32)
+        )
     half = len(ids) // 2
     first.add_row(0, 0, 0, half, False)
     second.add_row(0, 0, half, len(ids) - half, True)
@@ -39,7 +46,11 @@ def try_out(runner: ModelRunner) -> None:
         runner.forward(first.build())
         logits = runner.forward(second.build()).logits
         assert logits is not None, "two rows sample"
-        _compare(logits.double(), runner.model.expected.double(), max(TOLERANCE[runner.dtype], TOLERANCE[runner.kv_dtype]))
+        _compare(
+            logits.double(),
+            runner.model.expected.double(),
+            max(TOLERANCE[runner.dtype], TOLERANCE[runner.kv_dtype]),
+        )
     except SetpointError:
         raise
     except Exception as error:  # whatever somebody else's layers raise
@@ -54,6 +65,6 @@ def _compare(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> 
     if not max(errors) <= tolerance:
         chunked, whole = errors
         raise Undrivable(
-            f"with this engine's attention its logits differ from the library's by {whole:.2g} of their length, and by {chunked:.2g} "
-            f"when a prompt is cut (allowed: {tolerance:g})"
+            f"with this engine's attention its logits differ from the library's by {whole:.2g} of"
+            f" their length, and by {chunked:.2g} when a prompt is cut (allowed: {tolerance:g})"
         )

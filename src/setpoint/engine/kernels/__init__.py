@@ -1,1 +1,2 @@
-"""The pointwise operations of a layer, per device: one protocol (``ops``), its definition (``ref``), faster ones beside it."""
+"""The pointwise operations of a layer, per device: one protocol (``ops``), its definition
+(``ref``), faster ones beside it."""

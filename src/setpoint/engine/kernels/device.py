@@ -1,8 +1,8 @@
-"""What depends on the kind of device and is no kernel: copies to it and from it, time marks, the memory of the KV pool,
-whether a look is free.
+"""What depends on the kind of device and is no kernel: copies to it and from it, time marks, the
+memory of the KV pool, whether a look is free.
 
-Beside the registries the only file of the data plane that compares device kinds. Works on tensors and host arrays; knows nothing of
-models, slots or plans.
+Beside the registries the only file of the data plane that compares device kinds. Works on tensors
+and host arrays; knows nothing of models, slots or plans.
 """
 
 from __future__ import annotations
@@ -22,32 +22,41 @@ Mark = float | torch.cuda.Event
 def check_device(device: torch.device) -> None:
     """Raise ConfigError if this torch cannot drive the device."""
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda was asked for, but torch sees no CUDA device here; use --device cpu, or auto.")
+        raise ConfigError(
+            "--device cuda was asked for, but torch sees no CUDA device here; use --device cpu, or"
+            " auto."
+        )
 
 
 def reading_is_free(device: torch.device) -> bool:
-    """Whether the host may read a value of the device without waiting: only if the device is the host."""
+    """Whether the host may read a value of the device without waiting: only if the device is the
+    host."""
     return device.type == "cpu"
 
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A host array on the device, without waiting for it; on the CPU a view, so the array must not change afterwards."""
+    """A host array on the device, without waiting for it; on the CPU a view, so the array must not
+    change afterwards."""
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU once the device has come this far (``wait`` for a later mark); on the CPU the tensor itself."""
+    """The tensor on the CPU once the device has come this far (``wait`` for a later mark); on the
+    CPU the tensor itself."""
     if tensor.device.type == "cpu":
         return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+        tensor, non_blocking=True
+    )
 
 
 class Shared:
     """A tensor that the host writes and reads in every step, without waiting for the device.
 
-    On the CPU through numpy, which sees the same memory: a step that needs nothing of torch is spared the hundreds of cache misses
-    of its first operation, whose code the weights have pushed out.
+    On the CPU through numpy, which sees the same memory: a step that needs nothing of torch is
+    spared the hundreds of cache misses of its first operation, whose code the weights have pushed
+    out.
     """
 
     __slots__ = ("_array", "tensor")
@@ -63,14 +72,23 @@ class Shared:
         else:
             self.tensor[: len(values)] = to_device(values, self.tensor.device)
 
-    def put(self, rows: npt.NDArray[np.integer], columns: npt.NDArray[np.integer], values: npt.NDArray[np.integer]) -> None:
+    def put(
+        self,
+        rows: npt.NDArray[np.integer],
+        columns: npt.NDArray[np.integer],
+        values: npt.NDArray[np.integer],
+    ) -> None:
         """``values[i]`` at ``[rows[i], columns[i]]``."""
         if self._array is not None:
             self._array[rows, columns] = values
         else:
-            self.tensor[_on(self.tensor.device, rows, columns)] = to_device(values, self.tensor.device)
+            self.tensor[_on(self.tensor.device, rows, columns)] = to_device(
+                values, self.tensor.device
+            )
 
-    def put_tokens(self, rows: npt.NDArray[np.integer], columns: npt.NDArray[np.integer], tokens: Shared) -> None:
+    def put_tokens(
+        self, rows: npt.NDArray[np.integer], columns: npt.NDArray[np.integer], tokens: Shared
+    ) -> None:
         """The first of ``tokens`` at ``[rows[i], columns[i]]``, negative ones as 0."""
         if self._array is not None:
             assert tokens._array is not None
@@ -91,7 +109,8 @@ def _on(device: torch.device, *arrays: npt.NDArray[np.generic]) -> tuple[torch.T
 
 
 def marker(device: torch.device) -> Callable[[], Mark]:
-    """What marks this point of the device's work: when the host comes here, or when the device will."""
+    """What marks this point of the device's work: when the host comes here, or when the device
+    will."""
     return _event if device.type == "cuda" else time.perf_counter
 
 
@@ -120,7 +139,11 @@ def claims_later(device: torch.device) -> bool:
 def claim(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Memory for the KV pool. Raises RuntimeError if there is not enough.
 
-    On a CPU it is only mapped here and claimed as tokens arrive: touching gigabytes first would be most of the start-up time, and the
-    plan has counted them. On a GPU an allocation claims at once.
+    On a CPU it is only mapped here and claimed as tokens arrive: touching gigabytes first would be
+    most of the start-up time, and the plan has counted them. On a GPU an allocation claims at once.
     """
-    return torch.empty(shape, dtype=dtype) if claims_later(device) else torch.zeros(shape, dtype=dtype, device=device)
+    return (
+        torch.empty(shape, dtype=dtype)
+        if claims_later(device)
+        else torch.zeros(shape, dtype=dtype, device=device)
+    )

@@ -1,9 +1,11 @@
-"""Host memory: huge pages for what is written once and read in every step, and pages found before they are written.
+"""Host memory: huge pages for what is written once and read in every step, and pages found before
+they are written.
 
-A step reads nearly all of the weights, in order. In pages of 4 KiB a processor spends a good part of that time on looking addresses up
-(docs/notebook.md), so their memory, and that of captured steps, asks for huge pages, which Linux gives to whole, aligned pieces only. Not
-the KV pool's: it is first written while requests wait, and a first write costs more the larger the page is where a hypervisor has to find
-the memory. Knows nothing of what is kept there.
+A step reads nearly all of the weights, in order. In pages of 4 KiB a processor spends a good part
+of that time on looking addresses up (docs/notebook.md), so their memory, and that of captured
+steps, asks for huge pages, which Linux gives to whole, aligned pieces only. Not the KV pool's: it
+is first written while requests wait, and a first write costs more the larger the page is where a
+hypervisor has to find the memory. Knows nothing of what is kept there.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import torch
 HUGE_PAGE = 1 << 21
 """Bytes: on x86-64, and on aarch64 with its usual pages."""
 PIECE = 1 << 26
-"""Bytes that are mapped at once and hold, side by side, the tensors that are claimed one after another."""
+"""Bytes that are mapped at once and hold, side by side, the tensors that are claimed one after
+another."""
 ALIGNMENT = 64
 MADV_POPULATE_WRITE = 23
 """linux/mman.h; not in Python's mmap."""
@@ -33,18 +36,24 @@ SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """Linux's: always, madvise or never, the one that holds in brackets."""
 
 _newest: tuple[weakref.ref[mmap.mmap], int, int] | None = None
-"""The newest mapping, which goes with the last tensor on it, and the offsets between which it is free. Written by ``in_huge_pages``."""
+"""The newest mapping, which goes with the last tensor on it, and the offsets between which it is
+free. Written by ``in_huge_pages``."""
 
 
 def in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory of any content, mapped here and taken as it is written. Raises RuntimeError if there is not enough."""
+    """Memory of any content, mapped here and taken as it is written. Raises RuntimeError if there
+    is not enough."""
     global _newest
     num_bytes = math.prod(shape) * dtype.itemsize
     memory, begin, end = (None, 0, 0) if _newest is None else (_newest[0](), *_newest[1:])
     if memory is None or end - begin < num_bytes:
         memory, begin, end = _mapped(max(PIECE, num_bytes))
     _newest = weakref.ref(memory), begin + -(-num_bytes // ALIGNMENT) * ALIGNMENT, end
-    return torch.frombuffer(memory, dtype=torch.uint8)[begin : begin + num_bytes].view(dtype).view(shape)
+    return (
+        torch.frombuffer(memory, dtype=torch.uint8)[begin : begin + num_bytes]
+        .view(dtype)
+        .view(shape)
+    )
 
 
 def why_small_pages() -> str:
@@ -53,7 +62,11 @@ def why_small_pages() -> str:
         switch = SWITCH.read_text().strip()
     except OSError as error:
         return f"this system has no transparent huge pages: {error}"
-    return f"transparent huge pages are switched off, {SWITCH} says {switch}" if "[never]" in switch else ""
+    return (
+        f"transparent huge pages are switched off, {SWITCH} says {switch}"
+        if "[never]" in switch
+        else ""
+    )
 
 
 def _mapped(num_bytes: int) -> tuple[mmap.mmap, int, int]:
@@ -71,9 +84,11 @@ def _mapped(num_bytes: int) -> tuple[mmap.mmap, int, int]:
 
 
 def populate(memory: torch.Tensor) -> None:
-    """Have the system find the pages of this memory now, so that nobody waits for them at the first write; what it holds stays.
+    """Have the system find the pages of this memory now, so that nobody waits for them at the first
+    write; what it holds stays.
 
-    For host memory. Raises OSError where that cannot be done: none is left, Linux before 5.14, a sandbox.
+    For host memory. Raises OSError where that cannot be done: none is left, Linux before 5.14, a
+    sandbox.
     """
     begin = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     if _libc.madvise(begin, memory.data_ptr() + memory.nbytes - begin, MADV_POPULATE_WRITE):

@@ -1,12 +1,13 @@
 """The operations a layer needs besides matrix products and attention, as one protocol.
 
-``kernels.ref`` defines every result; another implementation must agree with it over the shapes of the kernel tests.
-Attention and linear layers have seams of their own (``engine.attention.base``, ``engine.quant.base``) because they are
-chosen independently. Knows nothing of models, batches or slots.
+``kernels.ref`` defines every result; another implementation must agree with it over the shapes of
+the kernel tests. Attention and linear layers have seams of their own (``engine.attention.base``,
+``engine.quant.base``) because they are chosen independently. Knows nothing of models, batches or
+slots.
 
-Shapes: T tokens, H query heads, Hkv key/value heads, D head dimension. *Rows of q, k and v are strided*: they are views
-into one [T, (H + 2 Hkv) D] projection, contiguous over the last two dimensions only.
-Arithmetic is done in fp32 (float64 for float64 input) and rounded once on output.
+Shapes: T tokens, H query heads, Hkv key/value heads, D head dimension. *Rows of q, k and v are
+strided*: they are views into one [T, (H + 2 Hkv) D] projection, contiguous over the last two
+dimensions only. Arithmetic is done in fp32 (float64 for float64 input) and rounded once on output.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import torch
 
 
 class KernelsUnavailable(Exception):
-    """Raised by an implementation's factory when it cannot run here; the message is the reason that the log shows."""
+    """Raised by an implementation's factory when it cannot run here; the message is the reason that
+    the log shows."""
 
 
 class Ops(Protocol):
-    """Contract: inputs stay unchanged unless stated; outputs may reuse buffers named as overwritten."""
+    """Contract: inputs stay unchanged unless stated; outputs may reuse buffers named as
+    overwritten."""
 
     def place_tokens(
         self,
@@ -33,15 +36,18 @@ class Ops(Protocol):
         page_size: int,
         num_tokens: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """-> of each of the T = num_tokens tokens of a step its id [T] int32, position [T] int64 and kv_index [T] int64.
+        """-> of each of the T = num_tokens tokens of a step its id [T] int32, position [T] int64
+        and kv_index [T] int64.
 
-        slots, kv_lens [n] and cu_q [n + 1], int32, as in ``AttentionBatch``: row i owns the tokens [cu_q[i], cu_q[i + 1]), the last of
-        them at position kv_lens[i] - 1. known [num_slots, context] and page_table [num_slots, W], int32: ids and pages of each slot.
+        slots, kv_lens [n] and cu_q [n + 1], int32, as in ``AttentionBatch``: row i owns the tokens
+        [cu_q[i], cu_q[i + 1]), the last of them at position kv_lens[i] - 1. known [num_slots,
+        context] and page_table [num_slots, W], int32: ids and pages of each slot.
         """
         ...
 
     def best_tokens(self, logits: torch.Tensor) -> torch.Tensor:
-        """logits [S, V] -> the first of the largest of each row, [S] int64; -1 where that is not finite or anything is NaN."""
+        """logits [S, V] -> the first of the largest of each row, [S] int64; -1 where that is not
+        finite or anything is NaN."""
         ...
 
     def soft_cap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
@@ -49,20 +55,30 @@ class Ops(Protocol):
         ...
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
-        """ids [T] int32, weight [V, C] -> its rows times ``scale``, which is rounded to fp32 and then to weight's dtype first, [T, C]."""
+        """ids [T] int32, weight [V, C] -> its rows times ``scale``, which is rounded to fp32 and
+        then to weight's dtype first, [T, C]."""
         ...
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
-        """x [T, C] or [T, H, C], weight [C] -> x / sqrt(mean(x²) + eps) · (weight + offset) over each C, contiguous, in x's dtype.
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
+    ) -> torch.Tensor:
+        """x [T, C] or [T, H, C], weight [C] -> x / sqrt(mean(x²) + eps) · (weight + offset) over
+        each C, contiguous, in x's dtype.
 
         Token rows of x may be strided.
         """
         ...
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        offset: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """-> (rms_norm(x + residual), x + residual). The sum is rounded to the dtype before it is normalised.
+        """-> (rms_norm(x + residual), x + residual). The sum is rounded to the dtype before it is
+        normalised.
 
         x and residual may be overwritten.
         """
@@ -81,10 +97,11 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Rotate q and k, write the rotated k and v to the cache, return the rotated q [T, H, D].
 
-        q [T, H, D], k and v [T, Hkv, D]; q and k may be overwritten. cos_sin [max positions, R] (fp32; float64 for a
-        float64 model), R <= D even: first R/2 columns cos, last R/2 sin. The rotation pairs dimension i with i + R/2 (Hugging
-        Face's layout); dimensions from R on stay. positions [T] int64; kv_index [T] int64 = page · page_size + offset; caches
-        [num_pages + 1, page_size, Hkv, D], whose dtype may differ from q's.
+        q [T, H, D], k and v [T, Hkv, D]; q and k may be overwritten. cos_sin [max positions, R]
+        (fp32; float64 for a float64 model), R <= D even: first R/2 columns cos, last R/2 sin. The
+        rotation pairs dimension i with i + R/2 (Hugging Face's layout); dimensions from R on stay.
+        positions [T] int64; kv_index [T] int64 = page · page_size + offset; caches [num_pages + 1,
+        page_size, Hkv, D], whose dtype may differ from q's.
         """
         ...
 
@@ -93,5 +110,6 @@ class Ops(Protocol):
         ...
 
     def gelu_tanh_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """As ``silu_mul``, with the tanh approximation of GELU: g / 2 · (1 + tanh(√(2 / π) · (g + 0.044715 g³)))."""
+        """As ``silu_mul``, with the tanh approximation of GELU: g / 2 · (1 + tanh(√(2 / π) · (g +
+        0.044715 g³)))."""
         ...

@@ -1,6 +1,8 @@
-"""The seam of captured steps: a recorder watches one run of a model's forward, a program repeats it with a single call.
+"""The seam of captured steps: a recorder watches one run of a model's forward, a program repeats it
+with a single call.
 
-A device that can do this has an entry in ``registry.RECORDERS``; the others run every step eagerly. Knows nothing of models.
+A device that can do this has an entry in ``registry.RECORDERS``; the others run every step eagerly.
+Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Program(Protocol):
     def run(self, *, tokens: int, sequences: int, samples: int) -> None:
         """Repeat what was recorded for a step of this size: each count at most what was recorded.
 
-        It reads and writes the tensors of the recording, of each tensor as many leading rows as the step has.
+        It reads and writes the tensors of the recording, of each tensor as many leading rows as the
+        step has.
         """
         ...
 
@@ -37,11 +40,15 @@ class Program(Protocol):
 
 
 class Recorder(Protocol):
-    def recording(self, rows: str = "tokens", *, products: str = "linear") -> AbstractContextManager[None]:
-        """What is called inside is recorded and not executed: its tensors have no values. NotCapturable comes out of the block if
-        something cannot be; then nothing of the block is recorded.
+    def recording(
+        self, rows: str = "tokens", *, products: str = "linear"
+    ) -> AbstractContextManager[None]:
+        """What is called inside is recorded and not executed: its tensors have no values.
+        NotCapturable comes out of the block if something cannot be; then nothing of the block is
+        recorded.
 
-        ``rows``: which of the counts the rows of kernels are a multiple of; ``products``: the kind that linear layers count as.
+        ``rows``: which of the counts the rows of kernels are a multiple of; ``products``: the kind
+        that linear layers count as.
         """
         ...
 

@@ -1,4 +1,5 @@
-"""Reference operations in plain torch, for every device and dtype: the definition the faster kernels are tested against."""
+"""Reference operations in plain torch, for every device and dtype: the definition the faster
+kernels are tested against."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class RefOps:
         return known[slot, positions], positions, page * page_size + positions % page_size
 
     def best_tokens(self, logits: torch.Tensor) -> torch.Tensor:
-        # The maximum is NaN, inf or -inf exactly when no token can be chosen: the guard costs no pass of its own.
+        # The maximum is NaN, inf or -inf exactly when no token can be chosen: the guard costs no
+        # pass of its own.
         best, ids = logits.max(dim=-1)
         return ids.where(best.isfinite(), -1)
 
@@ -40,13 +42,20 @@ class RefOps:
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
         return scaled(weight[ids], scale)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
+    ) -> torch.Tensor:
         wide = x.to(_wide(x.dtype))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
         return (wide * scale).mul_(weight.to(wide.dtype) + offset).to(x.dtype)
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        offset: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         residual = x + residual
         return self.rms_norm(residual, weight, eps, offset), residual
@@ -89,15 +98,19 @@ def scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def store(new: torch.Tensor, cache: torch.Tensor, kv_index: torch.Tensor) -> None:
-    """Write K or V of a step, [T, Hkv, D], to its places in the cache, as ``Ops.rope_and_store`` does."""
+    """Write K or V of a step, [T, Hkv, D], to its places in the cache, as ``Ops.rope_and_store``
+    does."""
     cache.view(-1, *cache.shape[2:])[kv_index] = new.to(cache.dtype)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, D]; cos, sin [T, 1, R/2]: (a, b) -> (a cos - b sin, b cos + a sin), a and b the halves of the first R of D."""
+    """x [T, heads, D]; cos, sin [T, 1, R/2]: (a, b) -> (a cos - b sin, b cos + a sin), a and b the
+    halves of the first R of D."""
     half = cos.shape[-1]
     first, second, rest = x.to(cos.dtype).split((half, half, x.shape[-1] - 2 * half), dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(
+        x.dtype
+    )
 
 
 def create(dtype: torch.dtype) -> RefOps:

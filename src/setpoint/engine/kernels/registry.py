@@ -1,7 +1,9 @@
-"""Tables of implementations, and how the best one that runs here is chosen: the only places that look at the device kind.
+"""Tables of implementations, and how the best one that runs here is chosen: the only places that
+look at the device kind.
 
-Every seam of the engine (operations here, attention, linear methods) keeps a table "name" -> "module:attr" of factories and a
-preference per device kind. A factory raises KernelsUnavailable with the reason when its implementation cannot run.
+Every seam of the engine (operations here, attention, linear methods) keeps a table "name" ->
+"module:attr" of factories and a preference per device kind. A factory raises KernelsUnavailable
+with the reason when its implementation cannot run.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Choice(Generic[T]):
 
 
 def choose(table: Mapping[str, str], names: Iterable[str], *args: Any) -> Choice[Any]:
-    """The first of ``names`` whose factory accepts ``args``. ConfigError with all reasons if none does."""
+    """The first of ``names`` whose factory accepts ``args``. ConfigError with all reasons if none
+    does."""
     reasons = []
     for name in names:
         try:

@@ -1,1 +1,2 @@
-"""The modules models are made of. A layer gets the ForwardContext as an argument; there are no module globals."""
+"""The modules models are made of. A layer gets the ForwardContext as an argument; there are no
+module globals."""

@@ -11,9 +11,11 @@ from setpoint.engine.layers.context import ForwardContext
 
 
 class PagedAttention(Layer):
-    """q [T, H, D], k and v [T, Hkv, D] (token rows may be strided) -> [T, H D]. ``layer`` picks the layer's cache.
+    """q [T, H, D], k and v [T, Hkv, D] (token rows may be strided) -> [T, H D]. ``layer`` picks the
+    layer's cache.
 
-    scale: 1 / sqrt(head_dim) unless given; softcap, window: ``AttentionVariant``; rotary: which of the model's ``rotaries``.
+    scale: 1 / sqrt(head_dim) unless given; softcap, window: ``AttentionVariant``; rotary: which of
+    the model's ``rotaries``.
     """
 
     def __init__(
@@ -31,15 +33,24 @@ class PagedAttention(Layer):
         self.rotary = rotary
         self.variant = AttentionVariant(head_dim**-0.5 if scale is None else scale, softcap, window)
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: ForwardContext
+    ) -> torch.Tensor:
         k_cache, v_cache = ctx.kv[self.layer]
         batch = ctx.batch
-        q = ctx.ops.rope_and_store(q, k, v, ctx.cos_sin[self.rotary], batch.positions, k_cache, v_cache, batch.kv_index)
+        q = ctx.ops.rope_and_store(
+            q, k, v, ctx.cos_sin[self.rotary], batch.positions, k_cache, v_cache, batch.kv_index
+        )
         return ctx.attention.forward(q, k_cache, v_cache, batch, self.variant).flatten(1)
 
 
 def store_and_attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: ForwardContext, layer: int, variant: AttentionVariant
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ctx: ForwardContext,
+    layer: int,
+    variant: AttentionVariant,
 ) -> torch.Tensor:
     """q [T, H, D], k and v [T, Hkv, D], rotated already or without positions -> [T, H, D]."""
     k_cache, v_cache = ctx.kv[layer]

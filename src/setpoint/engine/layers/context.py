@@ -1,4 +1,5 @@
-"""What the layers of one forward pass need besides activations; passed explicitly from the runner down to each layer."""
+"""What the layers of one forward pass need besides activations; passed explicitly from the runner
+down to each layer."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ class ForwardContext:
     attention: AttentionBackend
     batch: AttentionBatch
     cos_sin: tuple[torch.Tensor, ...]
-    """Per rotary embedding of the model its table, [context_len, R], R <= D rotated dimensions (layers.rotary)."""
+    """Per rotary embedding of the model its table, [context_len, R], R <= D rotated dimensions
+    (layers.rotary)."""
     kv: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     """Per layer the K and the V cache, [num_pages + 1, page_size, Hkv, D]."""

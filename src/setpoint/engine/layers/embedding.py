@@ -12,12 +12,15 @@ from setpoint.engine.quant.base import BlockMethod, Blocks, PackedRows
 
 
 class Embedding(Layer):
-    """ids [T] -> [T, C], times ``scale`` (rounded as ``Ops.embedding`` says, which is what transformers does)."""
+    """ids [T] -> [T, C], times ``scale`` (rounded as ``Ops.embedding`` says, which is what
+    transformers does)."""
 
     def __init__(self, vocab_size: int, hidden_size: int, *, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = scale
-        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+        self.weight: nn.Parameter | None = nn.Parameter(
+            torch.empty(vocab_size, hidden_size), requires_grad=False
+        )
         self.packed: PackedRows | None = None
         """In place of the weight; written by ``keep_blocks``."""
         self.blocks = ""

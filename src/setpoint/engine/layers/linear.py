@@ -1,4 +1,5 @@
-"""Linear layers: a weight that may be stacked from several checkpoint tensors (q, k, v; gate, up), kept by a LinearMethod."""
+"""Linear layers: a weight that may be stacked from several checkpoint tensors (q, k, v; gate, up),
+kept by a LinearMethod."""
 
 from __future__ import annotations
 
@@ -13,27 +14,37 @@ from setpoint.engine.quant.base import BlockMethod, Blocks, GatedMethod, LinearM
 class Linear(Layer):
     """x [T, K] -> [T, N].
 
-    ``out_features`` is N, or a dict of checkpoint name -> output rows when the weight is stacked from sibling tensors in that
-    order, e.g. {"gate_proj": F, "up_proj": F}: "mlp.gate_proj.weight" is then the first F rows of "mlp.gate_up_proj.weight".
+    ``out_features`` is N, or a dict of checkpoint name -> output rows when the weight is stacked
+    from sibling tensors in that order, e.g. {"gate_proj": F, "up_proj": F}: "mlp.gate_proj.weight"
+    is then the first F rows of "mlp.gate_up_proj.weight".
     """
 
     multiply: PackedWeight
-    """Written by ``finish_loading`` or ``keep_blocks``; until then the layer holds plain parameters and cannot run."""
+    """Written by ``finish_loading`` or ``keep_blocks``; until then the layer holds plain parameters
+    and cannot run."""
 
-    def __init__(self, in_features: int, out_features: int | dict[str, int], *, bias: bool = False) -> None:
+    def __init__(
+        self, in_features: int, out_features: int | dict[str, int], *, bias: bool = False
+    ) -> None:
         super().__init__()
         self.parts = out_features if isinstance(out_features, dict) else {}
         size = sum(out_features.values()) if isinstance(out_features, dict) else out_features
         self.out_features = size
-        self.weight: nn.Parameter | None = nn.Parameter(torch.empty(size, in_features), requires_grad=False)
-        self.bias: nn.Parameter | None = nn.Parameter(torch.empty(size), requires_grad=False) if bias else None
+        self.weight: nn.Parameter | None = nn.Parameter(
+            torch.empty(size, in_features), requires_grad=False
+        )
+        self.bias: nn.Parameter | None = (
+            nn.Parameter(torch.empty(size), requires_grad=False) if bias else None
+        )
         self.blocks = ""
         """The kind of the blocks that are kept, if any; written by ``keep_blocks``."""
 
     def finish_loading(self, method: LinearMethod) -> int:
         """Hand the loaded weight to the method; -> bytes held from now on."""
         assert self.weight is not None, "loaded twice"
-        return self._keep(self._pack(method, self.weight.data, None if self.bias is None else self.bias.data))
+        return self._keep(
+            self._pack(method, self.weight.data, None if self.bias is None else self.bias.data)
+        )
 
     def keep_blocks(self, method: BlockMethod, blocks: Blocks) -> int:
         """As ``finish_loading``, with ``blocks`` in place of the weight."""
@@ -45,7 +56,9 @@ class Linear(Layer):
         self.weight = self.bias = None
         return packed.num_bytes
 
-    def _pack(self, method: LinearMethod, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
+    def _pack(
+        self, method: LinearMethod, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> PackedWeight:
         return method.pack(weight, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,19 +66,23 @@ class Linear(Layer):
 
 
 class GatedLinear(Linear):
-    """Gate and up of a gated MLP, stacked: x [T, K] -> [T, 2F], or, where ``activates``, activation(gate(x)) · up(x), [T, F].
+    """Gate and up of a gated MLP, stacked: x [T, K] -> [T, 2F], or, where ``activates``,
+    activation(gate(x)) · up(x), [T, F].
 
     ``gated`` names the activation, an operation of ``Ops``.
     """
 
     activates: bool
-    """Written by ``finish_loading`` or ``keep_blocks``: the method applies the activation as well."""
+    """Written by ``finish_loading`` or ``keep_blocks``: the method applies the activation as
+    well."""
 
     def __init__(self, in_features: int, size: int, gated: str, *, bias: bool = False) -> None:
         super().__init__(in_features, {"gate_proj": size, "up_proj": size}, bias=bias)
         self.gated = gated
 
-    def _pack(self, method: LinearMethod, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
+    def _pack(
+        self, method: LinearMethod, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> PackedWeight:
         if isinstance(method, GatedMethod):
             self.activates = True
             return method.pack_gated(weight, bias, self.gated)
@@ -74,20 +91,25 @@ class GatedLinear(Linear):
 
     def keep_blocks(self, method: BlockMethod, blocks: Blocks) -> int:
         self.blocks, self.activates = blocks.kind, True
-        return self._keep(method.pack_gated(blocks, None if self.bias is None else self.bias.data, self.gated))
+        return self._keep(
+            method.pack_gated(blocks, None if self.bias is None else self.bias.data, self.gated)
+        )
 
 
 class TiedHead(Layer):
     """hidden [S, C] -> logits [S, V] by the embedding's weight: no checkpoint tensor of its own.
 
-    Contract: stands after its embedding in the model's tree, because weights are loaded in that order.
+    Contract: stands after its embedding in the model's tree, because weights are loaded in that
+    order.
     """
 
     multiply: PackedWeight
 
     def __init__(self, embedding: Embedding) -> None:
         super().__init__()
-        self.source = (embedding,)  # in a tuple, so that it is not registered as a child a second time
+        self.source = (
+            embedding,
+        )  # in a tuple, so that it is not registered as a child a second time
 
     def finish_loading(self, method: LinearMethod) -> int:
         embedding = self.source[0]
@@ -103,7 +125,8 @@ class TiedHead(Layer):
 
 
 class NoHead(Layer):
-    """In place of a head where only hidden states are wanted: takes no memory, and the checkpoint may or may not have one."""
+    """In place of a head where only hidden states are wanted: takes no memory, and the checkpoint
+    may or may not have one."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raise AssertionError("a model without a head has no logits")

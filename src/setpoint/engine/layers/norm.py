@@ -10,9 +10,11 @@ from setpoint.engine.layers.base import Layer
 
 
 class RMSNorm(Layer):
-    """x [T, C] (or heads [T, H, C], without a residual) and the residual stream (None at the first layer) -> (normalised, new residual).
+    """x [T, C] (or heads [T, H, C], without a residual) and the residual stream (None at the first
+    layer) -> (normalised, new residual).
 
-    ``offset`` is added to the weight: 1 where a checkpoint stores weight - 1. Not added while loading, which would round the sum.
+    ``offset`` is added to the weight: 1 where a checkpoint stores weight - 1. Not added while
+    loading, which would round the sum.
     """
 
     def __init__(self, size: int, eps: float, *, offset: float = 0.0) -> None:
@@ -21,7 +23,9 @@ class RMSNorm(Layer):
         self.offset = offset
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None, ops: Ops) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, ops: Ops
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if residual is None:
             return ops.rms_norm(x, self.weight, self.eps, self.offset), x
         return ops.add_rms_norm(x, residual, self.weight, self.eps, self.offset)

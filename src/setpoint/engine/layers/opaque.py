@@ -1,7 +1,9 @@
-"""Matrix products and attention as operations that a compiler does not look into: they stay what the engine's seams chose.
+"""Matrix products and attention as operations that a compiler does not look into: they stay what
+the engine's seams chose.
 
-A traced forward pass (``runner.compiled``) consists of these two and of torch operations between them, which are what is fused. A
-traced operation takes tensors and numbers only; what else it needs it finds in the ``Pass`` that is set while the traced code runs.
+A traced forward pass (``runner.compiled``) consists of these two and of torch operations between
+them, which are what is fused. A traced operation takes tensors and numbers only; what else it needs
+it finds in the ``Pass`` that is set while the traced code runs.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Pass:
 
 
 _current: list[Pass] = []
-"""The one under way; operations have no other way to objects. An engine process runs one forward pass at a time."""
+"""The one under way; operations have no other way to objects. An engine process runs one forward
+pass at a time."""
 
 
 @contextmanager
@@ -45,7 +48,8 @@ def current(under_way: Pass) -> Iterator[None]:
 
 
 class OpaqueWeight:
-    """Implements ``quant.base.PackedWeight`` around another one: in traced code an operation, elsewhere a call."""
+    """Implements ``quant.base.PackedWeight`` around another one: in traced code an operation,
+    elsewhere a call."""
 
     def __init__(self, inner: PackedWeight, index: int, num_columns: int) -> None:
         self.inner = inner
@@ -92,7 +96,8 @@ for _signature, _run, _shape in (
 
 
 class TracedOps(RefOps):
-    """The reference operations, for traced code: what is rotated is handed on to ``TracedAttention``, which stores it."""
+    """The reference operations, for traced code: what is rotated is handed on to
+    ``TracedAttention``, which stores it."""
 
     def rope_and_store(
         self,
@@ -110,11 +115,19 @@ class TracedOps(RefOps):
 
 
 class TracedAttention:
-    """Stands for an ``AttentionBackend`` in traced code, behind ``TracedOps``; the "caches" are the layer's number."""
+    """Stands for an ``AttentionBackend`` in traced code, behind ``TracedOps``; the "caches" are the
+    layer's number."""
 
     def __init__(self, num_heads: int, num_kv_heads: int) -> None:
         self.heads = [num_heads, num_kv_heads, num_kv_heads]
 
-    def forward(self, q: torch.Tensor, k_cache: Any, v_cache: Any, batch: AttentionBatch, variant: AttentionVariant) -> torch.Tensor:
+    def forward(
+        self,
+        q: torch.Tensor,
+        k_cache: Any,
+        v_cache: Any,
+        batch: AttentionBatch,
+        variant: AttentionVariant,
+    ) -> torch.Tensor:
         q, k, v = (heads.contiguous() for heads in q.split(self.heads, dim=1))
         return attend(q, k, v, k_cache)

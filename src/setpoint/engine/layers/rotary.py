@@ -1,10 +1,12 @@
-"""Rotary position embedding: frequencies from a config, and the table of cosines and sines the kernels read.
+"""Rotary position embedding: frequencies from a config, and the table of cosines and sines the
+kernels read.
 
-Frequencies and angles are computed in fp32 as the reference implementation (transformers) does, so that long positions agree.
+Frequencies and angles are computed in fp32 as the reference implementation (transformers) does, so
+that long positions agree.
 
-A cached key keeps the rotation it was stored with, whoever reads it later. So one table serves every position of every sequence
-as long as the engine runs: a variant whose frequencies depend on the sequence's length takes the configured context length
-instead (docs/decisions/0008).
+A cached key keeps the rotation it was stored with, whoever reads it later. So one table serves
+every position of every sequence as long as the engine runs: a variant whose frequencies depend on
+the sequence's length takes the configured context length instead (docs/decisions/0008).
 """
 
 from __future__ import annotations
@@ -42,33 +44,56 @@ class RotaryEmbedding:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RotaryEmbedding:
-        """Read rope_theta and rope_scaling (older configs) or rope_parameters (newer ones). CheckpointError if unsupported."""
+        """Read rope_theta and rope_scaling (older configs) or rope_parameters (newer ones).
+        CheckpointError if unsupported."""
         section = config.get("rope_scaling") or config.get("rope_parameters") or {}
         kind = section.get("rope_type") or section.get("type") or "default"
         kind = ALIASES.get(kind, kind)
         if kind not in SCALINGS:
-            raise CheckpointError(f"Rope scaling {kind!r} is not supported; supported: {', '.join(SCALINGS)}.")
+            raise CheckpointError(
+                f"Rope scaling {kind!r} is not supported; supported: {', '.join(SCALINGS)}."
+            )
         if any(isinstance(value, Mapping) for value in section.values()):
-            raise CheckpointError("Rope parameters that differ between kinds of layers are not supported for this architecture.")
-        section = {**{key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")}, **section}
+            raise CheckpointError(
+                "Rope parameters that differ between kinds of layers are not supported for this"
+                " architecture."
+            )
+        section = {
+            **{key: config.get(key) for key in ("rope_theta", "partial_rotary_factor")},
+            **section,
+        }
         max_positions = config["max_position_embeddings"]
         # Phi-3 keeps the original length beside the section; transformers lets that one win.
-        original = config.get("original_max_position_embeddings") or section.get("original_max_position_embeddings") or max_positions
+        original = (
+            config.get("original_max_position_embeddings")
+            or section.get("original_max_position_embeddings")
+            or max_positions
+        )
         given = cls(kind, head_dim, DEFAULT_THETA, max_positions, original, section)
         dim = int(head_dim * given.number("partial_rotary_factor", 1.0))
         rotary = replace(given, dim=dim, theta=given.number("rope_theta", DEFAULT_THETA))
         if dim % 2 or not 0 < dim <= head_dim:
-            rotary.fail(f"'partial_rotary_factor' must leave an even part of {head_dim} dimensions, not {dim}")
+            rotary.fail(
+                f"'partial_rotary_factor' must leave an even part of {head_dim} dimensions, not"
+                f" {dim}"
+            )
         if type(original) is not int or original < 2:
-            rotary.fail(f"'original_max_position_embeddings' must be an integer above 1, not {original!r:.60}")
+            rotary.fail(
+                "'original_max_position_embeddings' must be an integer above 1, not"
+                f" {original!r:.60}"
+            )
         if rotary.theta <= 1:
             rotary.fail(f"'rope_theta' must be above 1, not {rotary.theta}")
-        for context_len in (original, original + 1):  # finds what is missing now, not after the weights are loaded
+        for context_len in (
+            original,
+            original + 1,
+        ):  # finds what is missing now, not after the weights are loaded
             rotary.frequencies(context_len)
         return rotary
 
     def frequencies(self, context_len: int) -> tuple[torch.Tensor, float]:
-        """-> radians per position of each pair of dimensions, [dim / 2] fp32, and the factor on every cosine and sine."""
+        """-> radians per position of each pair of dimensions, [dim / 2] fp32, and the factor on
+        every cosine and sine."""
         return SCALINGS[self.kind](self, context_len)
 
     def table(self, context_len: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -79,7 +104,9 @@ class RotaryEmbedding:
 
     def positions_per_radian(self, theta: float) -> torch.Tensor:
         """theta ** (2 i / dim), i = 0 .. dim / 2 - 1, fp32 on the CPU."""
-        return theta ** (torch.arange(0, self.dim, 2, dtype=torch.int64, device="cpu").float() / self.dim)
+        return theta ** (
+            torch.arange(0, self.dim, 2, dtype=torch.int64, device="cpu").float() / self.dim
+        )
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number of the section; null counts as absent."""
@@ -87,7 +114,11 @@ class RotaryEmbedding:
         value = default if value is None else value
         if value is None:
             raise CheckpointError(f"Rope scaling {self.kind!r} lacks {key!r} in config.json.")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value <= sys.float_info.max
+        ):
             self.fail(f"{key!r} must be a positive number, not {value!r:.60}")
         return float(value)
 
@@ -105,7 +136,8 @@ def _linear(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, floa
 
 
 def _dynamic(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
-    """NTK-aware: a larger base, chosen so that the slowest pair turns no further over ``context_len`` than it did in training."""
+    """NTK-aware: a larger base, chosen so that the slowest pair turns no further over
+    ``context_len`` than it did in training."""
     if rope.dim < 4:
         rope.fail("it needs at least 4 rotated dimensions")
     factor, exponent = rope.number("factor"), rope.dim / (rope.dim - 2)
@@ -114,9 +146,14 @@ def _dynamic(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, flo
 
 
 def _banded(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
-    """Llama 3.1: wavelengths longer than the original context / low_freq_factor are stretched by ``factor``, those shorter than
-    the original context / high_freq_factor stay, the ones between are blended linearly in 1 / wavelength."""
-    factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    """Llama 3.1: wavelengths longer than the original context / low_freq_factor are stretched by
+    ``factor``, those shorter than the original context / high_freq_factor stay, the ones between
+    are blended linearly in 1 / wavelength."""
+    factor, low, high = (
+        rope.number("factor"),
+        rope.number("low_freq_factor"),
+        rope.number("high_freq_factor"),
+    )
     if not low < high:
         rope.fail("'low_freq_factor' must be below 'high_freq_factor'")
     inv_freq = 1.0 / rope.positions_per_radian(rope.theta)
@@ -126,19 +163,27 @@ def _banded(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, floa
 
 
 def _yarn(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
-    """YaRN (arXiv 2309.00071): pairs that turn more than beta_fast times over the original context stay, those under beta_slow
-    turns are stretched by ``factor``, a linear ramp over the pairs between; attention is sharpened by the factor returned."""
+    """YaRN (arXiv 2309.00071): pairs that turn more than beta_fast times over the original context
+    stay, those under beta_slow turns are stretched by ``factor``, a linear ramp over the pairs
+    between; attention is sharpened by the factor returned."""
     factor = rope.number("factor")
 
     def pair_that_turns(times: float) -> float:
-        return rope.dim * math.log(rope.original / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return (
+            rope.dim * math.log(rope.original / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
+        )
 
-    first, last = pair_that_turns(rope.number("beta_fast", 32.0)), pair_that_turns(rope.number("beta_slow", 1.0))
+    first, last = (
+        pair_that_turns(rope.number("beta_fast", 32.0)),
+        pair_that_turns(rope.number("beta_slow", 1.0)),
+    )
     if rope.section.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, rope.dim - 1)
     width = last - first or 0.001
-    keep = 1 - ((torch.arange(rope.dim // 2, dtype=torch.float32, device="cpu") - first) / width).clamp(0, 1)
+    keep = 1 - (
+        (torch.arange(rope.dim // 2, dtype=torch.float32, device="cpu") - first) / width
+    ).clamp(0, 1)
     spans = rope.positions_per_radian(rope.theta)
     inv_freq = 1.0 / (factor * spans) * (1 - keep) + 1.0 / spans * keep
     if rope.section.get("attention_factor") is not None:
@@ -153,15 +198,21 @@ def _yarn(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]
 
 
 def _longrope(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
-    """LongRoPE (arXiv 2402.13753): a stretch for every pair, one list for contexts up to the original length, one beyond."""
+    """LongRoPE (arXiv 2402.13753): a stretch for every pair, one list for contexts up to the
+    original length, one beyond."""
     key = "short_factor" if context_len <= rope.original else "long_factor"
     factors = rope.section.get(key)
     if factors is None:
         raise CheckpointError(f"Rope scaling {rope.kind!r} lacks {key!r} in config.json.")
-    is_numbers = isinstance(factors, list) and all(isinstance(number, int | float) and number > 0 for number in factors)
+    is_numbers = isinstance(factors, list) and all(
+        isinstance(number, int | float) and number > 0 for number in factors
+    )
     if not is_numbers or len(factors) != rope.dim // 2:
         rope.fail(f"{key!r} must be a list of {rope.dim // 2} positive numbers")
-    inv_freq = 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * rope.positions_per_radian(rope.theta))
+    inv_freq = 1.0 / (
+        torch.tensor(factors, dtype=torch.float32, device="cpu")
+        * rope.positions_per_radian(rope.theta)
+    )
     stretch = rope.number("factor", rope.max_positions / rope.original)
     inferred = math.sqrt(1 + math.log(stretch) / math.log(rope.original)) if stretch > 1 else 1.0
     return inv_freq, rope.number("attention_factor", inferred)

@@ -1,4 +1,5 @@
-"""A model's config.json as its declaration reads it: typed, and with nothing that changes the computation left unread.
+"""A model's config.json as its declaration reads it: typed, and with nothing that changes the
+computation left unread.
 
 Knows keys and their values; knows no architecture.
 """
@@ -44,13 +45,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n_routed_experts": (0,),
     "quantization_config": (),
 }
-"""Keys that change what is computed, with the values that do not; null and an absent key never do. A declaration that reads a key
-answers for it; of the others any other value is refused."""
+"""Keys that change what is computed, with the values that do not; null and an absent key never do.
+A declaration that reads a key answers for it; of the others any other value is refused."""
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """What ``layer_types`` calls layers with and without a window."""
 ELSEWHERE = "--model-impl transformers may serve it"
-UNQUANTISED = "use the checkpoint that it was made from; --quantization rounds that one when it is loaded"
+UNQUANTISED = (
+    "use the checkpoint that it was made from; --quantization rounds that one when it is loaded"
+)
 SHOWN = 60
 """Characters of a refused value in the message."""
 LARGEST = sys.float_info.max
@@ -59,7 +62,8 @@ LONGEST = (1 << 31) - 1
 
 
 class ConfigReader:
-    """Typed access that remembers what was read. Errors name the architecture, the key and the value."""
+    """Typed access that remembers what was read. Errors name the architecture, the key and the
+    value."""
 
     def __init__(self, architecture: str, config: Mapping[str, Any]) -> None:
         self._architecture = architecture
@@ -69,7 +73,10 @@ class ConfigReader:
     def refuse(self, key: str, why: str = "") -> NoReturn:
         shown = repr(self._config.get(key))
         shown = shown if len(shown) <= SHOWN else shown[:SHOWN] + "…"
-        raise CheckpointError(f"{self._architecture} with {key!r} = {shown} in config.json is not supported{why and f': {why}'}.")
+        raise CheckpointError(
+            f"{self._architecture} with {key!r} = {shown} in config.json is not"
+            f" supported{why and f': {why}'}."
+        )
 
     def flag(self, key: str) -> bool:
         """true or false; false if absent."""
@@ -81,7 +88,11 @@ class ConfigReader:
     def number(self, key: str, default: float) -> float:
         """A number above zero."""
         value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST:
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not 0 < value <= LARGEST
+        ):
             self.refuse(key, "it must be a number above zero")
         return float(value)
 
@@ -100,14 +111,27 @@ class ConfigReader:
 
     def window(self) -> int | None:
         """sliding_window: tokens that a layer sees; None if absent."""
-        return None if self._get("sliding_window", None) is None else self.count("sliding_window", 0, low=1)
+        return (
+            None
+            if self._get("sliding_window", None) is None
+            else self.count("sliding_window", 0, low=1)
+        )
 
     def windows(self, num_layers: int, is_sliding: Callable[[int], bool]) -> list[int | None]:
-        """Per layer the tokens it sees, None = all: sliding_window on the layers that layer_types or else ``is_sliding`` picks."""
+        """Per layer the tokens it sees, None = all: sliding_window on the layers that layer_types
+        or else ``is_sliding`` picks."""
         window = self.window()
-        kinds = self._get("layer_types", [SLIDING if is_sliding(layer) else FULL for layer in range(num_layers)])
-        if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in (SLIDING, FULL) for kind in kinds):
-            self.refuse("layer_types", f"it must name {num_layers} layers, each {SLIDING} or {FULL}")
+        kinds = self._get(
+            "layer_types", [SLIDING if is_sliding(layer) else FULL for layer in range(num_layers)]
+        )
+        if (
+            not isinstance(kinds, list)
+            or len(kinds) != num_layers
+            or not all(kind in (SLIDING, FULL) for kind in kinds)
+        ):
+            self.refuse(
+                "layer_types", f"it must name {num_layers} layers, each {SLIDING} or {FULL}"
+            )
         return [window if kind == SLIDING else None for kind in kinds]
 
     def gated(self, key: str = "hidden_act", default: str = "silu") -> str:

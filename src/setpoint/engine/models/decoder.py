@@ -1,11 +1,14 @@
-"""What model declarations are made of: attention block, gated MLP, pre-norm layer, decoder, causal language model.
+"""What model declarations are made of: attention block, gated MLP, pre-norm layer, decoder, causal
+language model.
 
-A declaration picks parts and their options and hands them to each other; a family whose layer has another shape writes its own
-from the same parts. The module tree carries the checkpoint's names, so that the weight map is the tree itself plus the stacked
-projections (``Linear.parts``). C: hidden size, T: tokens of the step, H heads of size D.
+A declaration picks parts and their options and hands them to each other; a family whose layer has
+another shape writes its own from the same parts. The module tree carries the checkpoint's names, so
+that the weight map is the tree itself plus the stacked projections (``Linear.parts``). C: hidden
+size, T: tokens of the step, H heads of size D.
 
-Contract: a layer is called as ``layer(x, residual, ctx) -> (x, residual)``, both [T, C]; residual is None at the first one. The
-branch output x and the residual stream stay apart, so that each addition is fused with the next norm.
+Contract: a layer is called as ``layer(x, residual, ctx) -> (x, residual)``, both [T, C]; residual
+is None at the first one. The branch output x and the residual stream stay apart, so that each
+addition is fused with the next norm.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from setpoint.engine.layers.rotary import RotaryEmbedding
 
 
 class SelfAttention(Layer):
-    """x [T, C] -> [T, C]. ``head_norm`` makes, from D, the norm over each head of q and of k before the rotation; None = none."""
+    """x [T, C] -> [T, C]. ``head_norm`` makes, from D, the norm over each head of q and of k before
+    the rotation; None = none."""
 
     def __init__(
         self,
@@ -43,7 +47,11 @@ class SelfAttention(Layer):
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.head_dim = spec.head_dim
         self.heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-        self.qkv_proj = Linear(spec.hidden_size, {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, bias=qkv_bias)
+        self.qkv_proj = Linear(
+            spec.hidden_size,
+            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+            bias=qkv_bias,
+        )
         self.q_norm = None if head_norm is None else head_norm(spec.head_dim)
         self.k_norm = None if head_norm is None else head_norm(spec.head_dim)
         self.attend = attend
@@ -57,7 +65,8 @@ class SelfAttention(Layer):
 
 
 class GatedMLP(Layer):
-    """x [T, C] -> down(activation(gate(x)) · up(x)). ``gated`` names the operation of ``Ops`` (``ConfigReader.gated``)."""
+    """x [T, C] -> down(activation(gate(x)) · up(x)). ``gated`` names the operation of ``Ops``
+    (``ConfigReader.gated``)."""
 
     def __init__(self, spec: ModelSpec, gated: str, *, bias: bool = False) -> None:
         super().__init__()
@@ -82,7 +91,9 @@ class PreNormLayer(Layer):
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, eps)
         self.mlp = mlp
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         x, residual = self.input_layernorm(x, residual, ctx.ops)
         x = self.self_attn(x, ctx)
         x, residual = self.post_attention_layernorm(x, residual, ctx.ops)
@@ -106,9 +117,17 @@ class Decoder(Layer):
 
 
 class CausalLM(Layer):
-    """A decoder and its head: what the runner runs. ``softcap``: applied to the logits (``Ops.soft_cap``), if any."""
+    """A decoder and its head: what the runner runs. ``softcap``: applied to the logits
+    (``Ops.soft_cap``), if any."""
 
-    def __init__(self, rotaries: Sequence[RotaryEmbedding], model: Decoder, lm_head: Layer, *, softcap: float | None = None) -> None:
+    def __init__(
+        self,
+        rotaries: Sequence[RotaryEmbedding],
+        model: Decoder,
+        lm_head: Layer,
+        *,
+        softcap: float | None = None,
+    ) -> None:
         super().__init__()
         self.rotaries = rotaries
         self.model = model
@@ -122,7 +141,11 @@ class CausalLM(Layer):
     @property
     def variants(self) -> dict[int, AttentionVariant]:
         """Layer -> its attention."""
-        return {module.layer: module.variant for module in self.model.modules() if isinstance(module, PagedAttention)}
+        return {
+            module.layer: module.variant
+            for module in self.model.modules()
+            if isinstance(module, PagedAttention)
+        }
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """input_ids [T] -> the last hidden states [T, C], normalised."""
@@ -135,12 +158,17 @@ class CausalLM(Layer):
 
 
 def causal_lm(spec: ModelSpec, eps: float, layers: Iterable[Layer]) -> CausalLM:
-    """The usual frame around ``layers``: plain embedding, RMSNorm, a head of its own or the embedding's."""
+    """The usual frame around ``layers``: plain embedding, RMSNorm, a head of its own or the
+    embedding's."""
     embed_tokens = Embedding(spec.vocab_size, spec.hidden_size)
     model = Decoder(embed_tokens, layers, RMSNorm(spec.hidden_size, eps))
-    return CausalLM([RotaryEmbedding.from_config(spec.config, spec.head_dim)], model, head(spec, embed_tokens))
+    return CausalLM(
+        [RotaryEmbedding.from_config(spec.config, spec.head_dim)], model, head(spec, embed_tokens)
+    )
 
 
 def head(spec: ModelSpec, embed_tokens: Embedding) -> Layer:
     """The embedding's weight again if the checkpoint ties them, else a matrix of its own."""
-    return TiedHead(embed_tokens) if spec.tie_embeddings else Linear(spec.hidden_size, spec.vocab_size)
+    return (
+        TiedHead(embed_tokens) if spec.tie_embeddings else Linear(spec.hidden_size, spec.vocab_size)
+    )

@@ -1,4 +1,5 @@
-"""Gemma 2 and Gemma 3 (text): norms on both sides of each branch, local layers that see a window, global ones that see all."""
+"""Gemma 2 and Gemma 3 (text): norms on both sides of each branch, local layers that see a window,
+global ones that see all."""
 
 from __future__ import annotations
 
@@ -21,9 +22,12 @@ GELU = "gelu_pytorch_tanh"
 
 
 class GemmaLayer(Layer):
-    """A norm before and behind each of the two branches; the residual addition is fused with the norm that follows it."""
+    """A norm before and behind each of the two branches; the residual addition is fused with the
+    norm that follows it."""
 
-    def __init__(self, spec: ModelSpec, norm: Callable[[int], Layer], attention: Layer, mlp: Layer) -> None:
+    def __init__(
+        self, spec: ModelSpec, norm: Callable[[int], Layer], attention: Layer, mlp: Layer
+    ) -> None:
         super().__init__()
         self.input_layernorm = norm(spec.hidden_size)
         self.self_attn = attention
@@ -32,7 +36,9 @@ class GemmaLayer(Layer):
         self.mlp = mlp
         self.post_feedforward_layernorm = norm(spec.hidden_size)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         x, residual = self.input_layernorm(x, residual, ctx.ops)
         x = self.post_attention_layernorm(self.self_attn(x, ctx), None, ctx.ops)[0]
         x, residual = self.pre_feedforward_layernorm(x, residual, ctx.ops)
@@ -43,14 +49,19 @@ def gemma2(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     """Every other layer is local; attention scores are capped."""
     windows = config.windows(spec.num_layers, lambda layer: layer % 2 == 0)
     rotaries = [RotaryEmbedding.from_config(spec.config, spec.head_dim)]
-    return _gemma(spec, config, windows, rotaries, softcap=config.number_or_none("attn_logit_softcapping"))
+    return _gemma(
+        spec, config, windows, rotaries, softcap=config.number_or_none("attn_logit_softcapping")
+    )
 
 
 def gemma3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
-    """All but every sixth layer are local and rotate with a base of their own; q and k are normalised."""
+    """All but every sixth layer are local and rotate with a base of their own; q and k are
+    normalised."""
     period = config.count("sliding_window_pattern", 6, low=1)
     windows = config.windows(spec.num_layers, lambda layer: (layer + 1) % period > 0)
-    rotaries = [RotaryEmbedding.from_config(rope, spec.head_dim) for rope in _ropes(spec.config, config)]
+    rotaries = [
+        RotaryEmbedding.from_config(rope, spec.head_dim) for rope in _ropes(spec.config, config)
+    ]
     return _gemma(spec, config, windows, rotaries, head_norm=True)
 
 
@@ -66,7 +77,11 @@ def _gemma(
     """rotaries: of global layers first, of local ones last; softcap: on attention scores."""
     if spec.config.get("sliding_window") is None:
         config.refuse("sliding_window", "local layers need one")
-    eps, gated, bias = config.number("rms_norm_eps", 1e-6), config.gated("hidden_activation", GELU), config.flag("attention_bias")
+    eps, gated, bias = (
+        config.number("rms_norm_eps", 1e-6),
+        config.gated("hidden_activation", GELU),
+        config.flag("attention_bias"),
+    )
     scale = config.number("query_pre_attn_scalar", 256) ** -0.5
 
     def norm(size: int) -> RMSNorm:
@@ -75,25 +90,44 @@ def _gemma(
     def layer(index: int) -> GemmaLayer:
         window = windows[index]
         rotary = 0 if window is None else len(rotaries) - 1
-        attend = PagedAttention(index, spec.head_dim, scale=scale, softcap=softcap, window=window, rotary=rotary)
-        attention = SelfAttention(spec, attend, qkv_bias=bias, out_bias=bias, head_norm=norm if head_norm else None)
+        attend = PagedAttention(
+            index, spec.head_dim, scale=scale, softcap=softcap, window=window, rotary=rotary
+        )
+        attention = SelfAttention(
+            spec, attend, qkv_bias=bias, out_bias=bias, head_norm=norm if head_norm else None
+        )
         return GemmaLayer(spec, norm, attention, GatedMLP(spec, gated))
 
     embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, scale=spec.hidden_size**0.5)
     model = Decoder(embed_tokens, map(layer, range(spec.num_layers)), norm(spec.hidden_size))
-    return CausalLM(rotaries, model, head(spec, embed_tokens), softcap=config.number_or_none("final_logit_softcapping"))
+    return CausalLM(
+        rotaries,
+        model,
+        head(spec, embed_tokens),
+        softcap=config.number_or_none("final_logit_softcapping"),
+    )
 
 
 def _ropes(keys: Mapping[str, Any], config: ConfigReader) -> list[dict[str, Any]]:
-    """What Gemma 3 says about the rotations of global and of local layers, each as RotaryEmbedding reads it.
+    """What Gemma 3 says about the rotations of global and of local layers, each as RotaryEmbedding
+    reads it.
 
-    Newer configs have a section per kind of layer; in older ones rope_scaling is about the global layers only.
+    Newer configs have a section per kind of layer; in older ones rope_scaling is about the global
+    layers only.
     """
-    thetas = {FULL: config.number("rope_theta", 1e6), SLIDING: config.number("rope_local_base_freq", 1e4)}
+    thetas = {
+        FULL: config.number("rope_theta", 1e6),
+        SLIDING: config.number("rope_local_base_freq", 1e4),
+    }
     sections = keys.get("rope_parameters") or {FULL: keys.get("rope_scaling")}
     if not sections.keys() <= thetas.keys():
         config.refuse("rope_parameters", f"it must have sections {FULL} and {SLIDING}")
     length = keys["max_position_embeddings"]
     return [
-        {"max_position_embeddings": length, "rope_theta": theta, "rope_parameters": sections.get(kind)} for kind, theta in thetas.items()
+        {
+            "max_position_embeddings": length,
+            "rope_theta": theta,
+            "rope_parameters": sections.get(kind),
+        }
+        for kind, theta in thetas.items()
     ]

@@ -5,7 +5,13 @@ from __future__ import annotations
 from setpoint.core.model import ModelSpec
 from setpoint.engine.layers.attention import PagedAttention
 from setpoint.engine.models.config import ConfigReader
-from setpoint.engine.models.decoder import CausalLM, GatedMLP, PreNormLayer, SelfAttention, causal_lm
+from setpoint.engine.models.decoder import (
+    CausalLM,
+    GatedMLP,
+    PreNormLayer,
+    SelfAttention,
+    causal_lm,
+)
 
 
 def llama(spec: ModelSpec, config: ConfigReader) -> CausalLM:
@@ -13,7 +19,9 @@ def llama(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
 
     def layer(index: int) -> PreNormLayer:
-        attention = SelfAttention(spec, PagedAttention(index, spec.head_dim), qkv_bias=bias, out_bias=bias)
+        attention = SelfAttention(
+            spec, PagedAttention(index, spec.head_dim), qkv_bias=bias, out_bias=bias
+        )
         return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated, bias=mlp_bias))
 
     return causal_lm(spec, eps, map(layer, range(spec.num_layers)))

@@ -1,7 +1,9 @@
-"""Fills a model built on the meta device: from a safetensors folder, or with dummy weights of a seed.
+"""Fills a model built on the meta device: from a safetensors folder, or with dummy weights of a
+seed.
 
-Works module by module: memory is made, filled and handed to the linear method before the next module starts, so that at no
-time more than one weight exists twice. Every misfit between checkpoint and model is a CheckpointError that names the tensor.
+Works module by module: memory is made, filled and handed to the linear method before the next
+module starts, so that at no time more than one weight exists twice. Every misfit between checkpoint
+and model is a CheckpointError that names the tensor.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ IGNORED = ("rotary_emb.inv_freq",)
 """Tensor name endings that old checkpoints carry and nobody needs."""
 
 BODY, HEAD = "model.", "lm_head."
-"""How names of the decoder's and of the head's tensors begin. A checkpoint of the bare decoder (many of the embedding models) leaves
-out the first."""
+"""How names of the decoder's and of the head's tensors begin. A checkpoint of the bare decoder
+(many of the embedding models) leaves out the first."""
 
 DUMMY_STD = 0.02
 """Standard deviation of dummy weights (transformers' initializer_range)."""
@@ -58,21 +60,40 @@ def load_weights(
 ) -> int:
     """Give every parameter memory and content; -> bytes held by the weights.
 
-    load_format: "auto" or "safetensors" reads ``folder``; "dummy" draws from ``seed``, each tensor by its own name, so that
-    the same model and seed give the same weights everywhere. wrapped: the folder holds a model of more than text, ``model`` is
-    its language model. blocks: for weights that the folder holds as blocks too; None: they are loaded in dtype.
+    load_format: "auto" or "safetensors" reads ``folder``; "dummy" draws from ``seed``, each tensor
+    by its own name, so that the same model and seed give the same weights everywhere. wrapped: the
+    folder holds a model of more than text, ``model`` is its language model. blocks: for weights
+    that the folder holds as blocks too; None: they are loaded in dtype.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
-        raise ConfigError(f"Unknown load format {load_format!r}; choose one of auto, safetensors, dummy.")
+        raise ConfigError(
+            f"Unknown load format {load_format!r}; choose one of auto, safetensors, dummy."
+        )
     with ExitStack() as stack:
         if load_format == "dummy":
             source: _Dummy | _Checkpoint = _Dummy(seed)
         else:
-            source = _Checkpoint(Path(folder), stack, wrapped=wrapped, with_blocks=blocks is not None)
-        plan = {name: list(_parts(module, name, source.files)) for name, module in model.named_modules()}
+            source = _Checkpoint(
+                Path(folder), stack, wrapped=wrapped, with_blocks=blocks is not None
+            )
+        plan = {
+            name: list(_parts(module, name, source.files)) for name, module in model.named_modules()
+        }
         if isinstance(source, _Checkpoint):
-            heads = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, TiedHead | NoHead)]
-            source.check({part.name: part.shape for parts in plan.values() for _, found in parts for part in found}, optional=heads)
+            heads = [
+                f"{name}.weight"
+                for name, module in model.named_modules()
+                if isinstance(module, TiedHead | NoHead)
+            ]
+            source.check(
+                {
+                    part.name: part.shape
+                    for parts in plan.values()
+                    for _, found in parts
+                    for part in found
+                },
+                optional=heads,
+            )
         try:
             modules, num_bytes = list(model.named_modules()), 0
             for number, (name, module) in enumerate(modules):
@@ -82,12 +103,17 @@ def load_weights(
             return num_bytes
         except RuntimeError as error:
             if "memory" in str(error):
-                raise OutOfMemoryError(f"The weights do not fit into the memory of {device}: {error}") from None
+                raise OutOfMemoryError(
+                    f"The weights do not fit into the memory of {device}: {error}"
+                ) from None
             raise
 
 
-def _parts(module: nn.Module, path: str, stored: Container[str]) -> Iterator[tuple[str, list[Part]]]:
-    """Per own parameter of a module: its name and the checkpoint tensors stacked in it. A checkpoint may store the stack as one."""
+def _parts(
+    module: nn.Module, path: str, stored: Container[str]
+) -> Iterator[tuple[str, list[Part]]]:
+    """Per own parameter of a module: its name and the checkpoint tensors stacked in it. A
+    checkpoint may store the stack as one."""
     stacked: Mapping[str, int] = getattr(module, "parts", {})
     parent = path.rpartition(".")[0]
     for name, parameter in module.named_parameters(recurse=False):
@@ -129,7 +155,8 @@ def _fill(
 
 
 class _Dummy:
-    """Weights for tests of speed and plumbing: norms one, biases zero, the rest small and random."""
+    """Weights for tests of speed and plumbing: norms one, biases zero, the rest small and
+    random."""
 
     files = ()
     """No tensor is stored."""
@@ -144,14 +171,17 @@ class _Dummy:
         if memory.dim() == 1:
             memory.fill_(0.0 if name.endswith("bias") else 1.0)
             return
-        generator = torch.Generator("cpu").manual_seed(self.seed * 0x9E3779B1 + zlib.crc32(name.encode()))
+        generator = torch.Generator("cpu").manual_seed(
+            self.seed * 0x9E3779B1 + zlib.crc32(name.encode())
+        )
         values = torch.empty(memory.shape, dtype=torch.float32, device="cpu")
         limit = DUMMY_STD * 3**0.5
         memory.copy_(values.uniform_(-limit, limit, generator=generator))
 
 
 class _Checkpoint:
-    """The safetensors files of a folder, memory-mapped; open as long as the ExitStack it was given."""
+    """The safetensors files of a folder, memory-mapped; open as long as the ExitStack it was
+    given."""
 
     def __init__(self, folder: Path, stack: ExitStack, *, wrapped: bool, with_blocks: bool) -> None:
         self.folder = folder
@@ -159,34 +189,58 @@ class _Checkpoint:
         blocks = folder / BLOCKS_FILE
         self.blocks = _open([blocks] if with_blocks and blocks.is_file() else [], stack)
         if wrapped:
-            self.files = {alone: entry for name, entry in self.files.items() if (alone := language_tensor(name)) is not None}
+            self.files = {
+                alone: entry
+                for name, entry in self.files.items()
+                if (alone := language_tensor(name)) is not None
+            }
         if not any(name.startswith(BODY) for name in self.files):
-            self.files = {name if name.startswith(HEAD) else BODY + name: entry for name, entry in self.files.items()}
+            self.files = {
+                name if name.startswith(HEAD) else BODY + name: entry
+                for name, entry in self.files.items()
+            }
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], *, optional: list[str]) -> None:
-        """CheckpointError unless the files hold exactly the wanted tensors in their shapes; ``optional`` ones may be there."""
+        """CheckpointError unless the files hold exactly the wanted tensors in their shapes;
+        ``optional`` ones may be there."""
         for name, shape in wanted.items():
             if name not in self.files:
-                raise CheckpointError(f"Tensor {name!r} of shape {list(shape)} is missing in {self.folder}.")
+                raise CheckpointError(
+                    f"Tensor {name!r} of shape {list(shape)} is missing in {self.folder}."
+                )
             file, handle, stored = self.files[name]
             found = tuple(handle.get_slice(stored).get_shape())
             if found != shape:
-                raise CheckpointError(f"Tensor {name!r} in {file} has shape {list(found)}; the config asks for {list(shape)}.")
+                raise CheckpointError(
+                    f"Tensor {name!r} in {file} has shape {list(found)}; the config asks for"
+                    f" {list(shape)}."
+                )
         for name, (file, _, stored) in self.files.items():
             if name not in wanted and name not in optional and not name.endswith(IGNORED):
-                raise CheckpointError(f"Tensor {stored!r} in {file} does not belong to this architecture.")
+                raise CheckpointError(
+                    f"Tensor {stored!r} in {file} does not belong to this architecture."
+                )
 
     def read_blocks(self, parts: list[Part], kinds: Set[str]) -> Blocks | None:
         """What ``parts`` hold together, if all of it is kept as blocks of one of ``kinds``."""
-        kind = next((kind for kind in kinds if all(f"{part.name}.{kind}" in self.blocks for part in parts)), None)
+        kind = next(
+            (kind for kind in kinds if all(f"{part.name}.{kind}" in self.blocks for part in parts)),
+            None,
+        )
         if kind is None:
             return None
         rows = []
         for part in parts:
             file, handle, stored = self.blocks[f"{part.name}.{kind}"]
-            found, expected = _read(file, handle, stored), (part.shape[0], part.shape[1] // BLOCK * BLOCK_BYTES[kind])
+            found, expected = (
+                _read(file, handle, stored),
+                (part.shape[0], part.shape[1] // BLOCK * BLOCK_BYTES[kind]),
+            )
             if found.dtype != torch.uint8 or found.shape != expected or part.shape[1] % BLOCK:
-                raise CheckpointError(f"Tensor {stored!r} in {file} has shape {list(found.shape)}; the config asks for {list(expected)}.")
+                raise CheckpointError(
+                    f"Tensor {stored!r} in {file} has shape {list(found.shape)}; the config asks"
+                    f" for {list(expected)}."
+                )
             rows.append(found)
         return Blocks(kind, rows[0] if len(rows) == 1 else torch.cat(rows))
 
@@ -202,7 +256,9 @@ def _open(files: list[Path], stack: ExitStack) -> dict[str, tuple[Path, Any, str
         try:
             handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} cannot be read ({error}): truncated or not safetensors; fetch it again.") from None
+            raise CheckpointError(
+                f"{file} cannot be read ({error}): truncated or not safetensors; fetch it again."
+            ) from None
         names = handle.keys()
         found.update({name: (file, handle, name) for name in names})
     return found

@@ -5,7 +5,13 @@ from __future__ import annotations
 from setpoint.core.model import ModelSpec
 from setpoint.engine.layers.attention import PagedAttention
 from setpoint.engine.models.config import ConfigReader
-from setpoint.engine.models.decoder import CausalLM, GatedMLP, PreNormLayer, SelfAttention, causal_lm
+from setpoint.engine.models.decoder import (
+    CausalLM,
+    GatedMLP,
+    PreNormLayer,
+    SelfAttention,
+    causal_lm,
+)
 
 
 def phi3(spec: ModelSpec, config: ConfigReader) -> CausalLM:

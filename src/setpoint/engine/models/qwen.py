@@ -6,7 +6,13 @@ from setpoint.core.model import ModelSpec
 from setpoint.engine.layers.attention import PagedAttention
 from setpoint.engine.layers.norm import RMSNorm
 from setpoint.engine.models.config import ConfigReader
-from setpoint.engine.models.decoder import CausalLM, GatedMLP, PreNormLayer, SelfAttention, causal_lm
+from setpoint.engine.models.decoder import (
+    CausalLM,
+    GatedMLP,
+    PreNormLayer,
+    SelfAttention,
+    causal_lm,
+)
 
 
 def qwen2(spec: ModelSpec, config: ConfigReader) -> CausalLM:
@@ -14,7 +20,9 @@ def qwen2(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     windows = _windows(spec, config)
 
     def layer(index: int) -> PreNormLayer:
-        attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=windows[index]), qkv_bias=True)
+        attention = SelfAttention(
+            spec, PagedAttention(index, spec.head_dim, window=windows[index]), qkv_bias=True
+        )
         return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
 
     return causal_lm(spec, eps, map(layer, range(spec.num_layers)))
@@ -26,7 +34,9 @@ def qwen3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
 
     def layer(index: int) -> PreNormLayer:
         attend = PagedAttention(index, spec.head_dim, window=windows[index])
-        attention = SelfAttention(spec, attend, qkv_bias=bias, out_bias=bias, head_norm=lambda size: RMSNorm(size, eps))
+        attention = SelfAttention(
+            spec, attend, qkv_bias=bias, out_bias=bias, head_norm=lambda size: RMSNorm(size, eps)
+        )
         return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
 
     return causal_lm(spec, eps, map(layer, range(spec.num_layers)))

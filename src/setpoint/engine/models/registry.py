@@ -20,8 +20,8 @@ MODELS = {
     "Qwen2ForCausalLM": "setpoint.engine.models.qwen:qwen2",
     "Qwen3ForCausalLM": "setpoint.engine.models.qwen:qwen3",
 }
-"""Architecture -> ``build(spec, config)``, giving a module with ``rotaries``, ``forward(input_ids, ctx) -> hidden`` and
-``logits(hidden, ops)``."""
+"""Architecture -> ``build(spec, config)``, giving a module with ``rotaries``, ``forward(input_ids,
+ctx) -> hidden`` and ``logits(hidden, ops)``."""
 
 NEARLY = {
     "ForSequenceClassification": "it classifies texts",
@@ -33,7 +33,8 @@ NEARLY = {
     "MoEForCausalLM": "it is a mixture of experts",
     "MixtralForCausalLM": "it is a mixture of experts",
 }
-"""Endings of architectures that look like supported ones, and what they do that no declaration here does."""
+"""Endings of architectures that look like supported ones, and what they do that no declaration here
+does."""
 
 
 def is_native(spec: ModelSpec) -> bool:
@@ -41,16 +42,24 @@ def is_native(spec: ModelSpec) -> bool:
 
 
 def _name(spec: ModelSpec) -> str:
-    """The key into MODELS: of a bare decoder that is served for embeddings ("MistralModel") that of its language model."""
+    """The key into MODELS: of a bare decoder that is served for embeddings ("MistralModel") that of
+    its language model."""
     bare = spec.pooling is not None and spec.architecture.endswith("Model")
     return f"{spec.architecture.removesuffix('Model')}ForCausalLM" if bare else spec.architecture
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
-    """The model on the meta device: shapes without memory. CheckpointError for an architecture or a config that none computes."""
+    """The model on the meta device: shapes without memory. CheckpointError for an architecture or a
+    config that none computes."""
     if not is_native(spec):
-        why = next((f" ({what})" for ending, what in NEARLY.items() if spec.architecture.endswith(ending)), "")
-        raise CheckpointError(f"Architecture {spec.architecture!r} is not supported{why}; supported: {', '.join(sorted(MODELS))}.")
+        why = next(
+            (f" ({what})" for ending, what in NEARLY.items() if spec.architecture.endswith(ending)),
+            "",
+        )
+        raise CheckpointError(
+            f"Architecture {spec.architecture!r} is not supported{why}; supported:"
+            f" {', '.join(sorted(MODELS))}."
+        )
     config = ConfigReader(spec.architecture, spec.config)
     with torch.device("meta"):
         model = resolve(MODELS[_name(spec)])(spec, config)

@@ -1,9 +1,12 @@
-"""Any decoder of the transformers library on our attention, paged cache and linear layers: for architectures without a declaration here.
+"""Any decoder of the transformers library on our attention, paged cache and linear layers: for
+architectures without a declaration here.
 
-The one module that imports transformers, on use. It relies on the library's attention interface: layers look their attention function up
-by name and hand it q, k and v (rotated) with the layer's scale, window and soft cap; the rest of the layer is the library's. What cannot
-be driven this way is refused with the reason: here what config and class tell, in the first forward pass (``executor.trial``) what only
-running tells. T: tokens of the step, C: hidden size, H heads of size D. It knows nothing of slots or plans.
+The one module that imports transformers, on use. It relies on the library's attention interface:
+layers look their attention function up by name and hand it q, k and v (rotated) with the layer's
+scale, window and soft cap; the rest of the layer is the library's. What cannot be driven this way
+is refused with the reason: here what config and class tell, in the first forward pass
+(``executor.trial``) what only running tells. T: tokens of the step, C: hidden size, H heads of size
+D. It knows nothing of slots or plans.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ NAME = "setpoint"
 """Our attention in the library's registry."""
 
 SEAT = "setpoint_seat"
-"""The attribute of an attention layer that holds our ``Seat``: not every layer hands keyword arguments through."""
+"""The attribute of an attention layer that holds our ``Seat``: not every layer hands keyword
+arguments through."""
 
 OLDEST = 5
 """First major version whose interfaces are used here; pyproject.toml asks for it."""
@@ -38,22 +42,34 @@ TRIAL_TOKENS = 6
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 ROPES_OF_THE_BATCH = ("dynamic", "longrope")
-"""The library chooses their frequencies by the longest sequence it sees: what is cached would depend on the neighbours."""
+"""The library chooses their frequencies by the longest sequence it sees: what is cached would
+depend on the neighbours."""
 
 WITHOUT_EFFECT = {
-    *("dropout", "position_ids", "use_cache", "cache_position", "position_embeddings", "past_key_values", "return_dict"),
+    *(
+        "dropout",
+        "position_ids",
+        "use_cache",
+        "cache_position",
+        "position_embeddings",
+        "past_key_values",
+        "return_dict",
+    ),
     *("output_attentions", "output_hidden_states", "output_router_logits", "layer_idx"),
 }
-"""Keyword arguments of an attention call that change nothing here: there is no dropout, no cache of theirs, and rotation is done."""
+"""Keyword arguments of an attention call that change nothing here: there is no dropout, no cache of
+theirs, and rotation is done."""
 
 
 class Undrivable(Exception):
-    """Raised in the middle of the library's layers; the message is the reason, without the model's name."""
+    """Raised in the middle of the library's layers; the message is the reason, without the model's
+    name."""
 
 
 @dataclass(slots=True)
 class Seat:
-    """Where our attention function finds what the runner gave; every attention layer of a model holds the same one, under SEAT."""
+    """Where our attention function finds what the runner gave; every attention layer of a model
+    holds the same one, under SEAT."""
 
     ctx: ForwardContext | None = None
     """Of the forward pass under way."""
@@ -64,7 +80,8 @@ class Seat:
 
 
 class TransformersModel:
-    """What the runner runs: the library's decoder for hidden states, and its causal-LM class, around a stand-in, for logits."""
+    """What the runner runs: the library's decoder for hidden states, and its causal-LM class,
+    around a stand-in, for logits."""
 
     rotaries = ()
     """The library rotates by itself."""
@@ -98,14 +115,21 @@ class TransformersModel:
         hidden = self._decode(input_ids, ctx)
         seat.ctx = None
         if sorted(seat.layers) != self._layers:
-            raise Undrivable(f"the attention interface was called by layers {seat.layers}, not once by each of its {len(self._layers)}")
+            raise Undrivable(
+                f"the attention interface was called by layers {seat.layers}, not once by each of"
+                f" its {len(self._layers)}"
+            )
         if any(seat.variants[layer].window is None for layer in self._windowed):
-            raise Undrivable("its layers with a sliding window do not pass the window to their attention")
+            raise Undrivable(
+                "its layers with a sliding window do not pass the window to their attention"
+            )
         return hidden
 
     def _decode(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         ids, positions = input_ids[None].long(), ctx.batch.positions[None]
-        return self.decoder(input_ids=ids, position_ids=positions, use_cache=False, return_dict=True).last_hidden_state[0]
+        return self.decoder(
+            input_ids=ids, position_ids=positions, use_cache=False, return_dict=True
+        ).last_hidden_state[0]
 
     @property
     def variants(self) -> dict[int, AttentionVariant]:
@@ -113,12 +137,16 @@ class TransformersModel:
         return self._seat.variants
 
     def logits(self, hidden: torch.Tensor, ops: object) -> torch.Tensor:
-        """hidden [S, C] -> [S, V], by the library alone, with whatever the library's head does to them (scales, soft caps)."""
-        return self._causal_lm(inputs_embeds=hidden[None], use_cache=False, return_dict=True).logits[0]
+        """hidden [S, C] -> [S, V], by the library alone, with whatever the library's head does to
+        them (scales, soft caps)."""
+        return self._causal_lm(
+            inputs_embeds=hidden[None], use_cache=False, return_dict=True
+        ).logits[0]
 
 
 class _StandIn(nn.Module):
-    """Stands where the decoder was, so that the library's code behind it runs on hidden states that exist already."""
+    """Stands where the decoder was, so that the library's code behind it runs on hidden states that
+    exist already."""
 
     def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> _Output:
         return _Output(inputs_embeds)
@@ -152,33 +180,50 @@ class PackedLinear(nn.Module):
 
 
 def load_transformers_model(
-    spec: ModelSpec, folder: str, *, load_format: str, dtype: torch.dtype, device: torch.device, method: LinearMethod, seed: int
+    spec: ModelSpec,
+    folder: str,
+    *,
+    load_format: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    method: LinearMethod,
+    seed: int,
 ) -> tuple[TransformersModel, int]:
-    """The model with its weights, and the bytes they hold. Safetensors only; no code of a checkpoint is run and no network asked.
+    """The model with its weights, and the bytes they hold. Safetensors only; no code of a
+    checkpoint is run and no network asked.
 
     Raises CheckpointError for a model that cannot be served this way, OutOfMemoryError.
     """
     if importlib.util.find_spec("transformers") is None:
         raise CheckpointError(
-            f"Architecture {spec.architecture!r} needs the transformers library, which is not installed: "
-            '`pip install "setpoint[transformers]"`.'
+            f"Architecture {spec.architecture!r} needs the transformers library, which is not"
+            ' installed: `pip install "setpoint[transformers]"`.'
         )
     import transformers
 
     if int(transformers.__version__.partition(".")[0]) < OLDEST:
-        raise CheckpointError(f'transformers {transformers.__version__} is too old; `pip install -U "setpoint[transformers]"`.')
+        raise CheckpointError(
+            f"transformers {transformers.__version__} is too old; `pip install -U"
+            ' "setpoint[transformers]"`.'
+        )
     try:
         transformers.AttentionInterface.register(NAME, _attention)
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
-        causal_lm = _read(_config(spec), spec, folder, load_format=load_format, dtype=dtype, seed=seed).to(device).eval()
+        causal_lm = (
+            _read(_config(spec), spec, folder, load_format=load_format, dtype=dtype, seed=seed)
+            .to(device)
+            .eval()
+        )
         _check_loaded(causal_lm, spec)
         expected = _own_logits(causal_lm, spec)
     except SetpointError:
         raise
     except Exception as error:  # whatever the library's many loaders and models raise
         if isinstance(error, RuntimeError | MemoryError) and "memory" in str(error):
-            raise OutOfMemoryError(f"The weights do not fit into the memory of {device}: {error}") from None
+            raise OutOfMemoryError(
+                f"The weights do not fit into the memory of {device}: {error}"
+            ) from None
         raise refusal(spec, error) from error
     num_bytes = _pack_linears(causal_lm, method)
     return TransformersModel(causal_lm, spec, expected), num_bytes
@@ -187,8 +232,14 @@ def load_transformers_model(
 def refusal(spec: ModelSpec, why: str | Exception) -> CheckpointError:
     """The one sentence for an architecture that the fallback cannot serve."""
     words = (str(why).strip() or "no reason was given").splitlines()[0].rstrip(".")
-    name = f"{type(why).__name__}: " if isinstance(why, Exception) and not isinstance(why, Undrivable) else ""
-    return CheckpointError(f"{spec.architecture} cannot be served through transformers: {name}{words}.")
+    name = (
+        f"{type(why).__name__}: "
+        if isinstance(why, Exception) and not isinstance(why, Undrivable)
+        else ""
+    )
+    return CheckpointError(
+        f"{spec.architecture} cannot be served through transformers: {name}{words}."
+    )
 
 
 def trial_ids(spec: ModelSpec) -> list[int]:
@@ -205,33 +256,46 @@ def _config(spec: ModelSpec) -> Any:
     known = transformers.CONFIG_MAPPING
     if spec.model_type not in known:
         raise refusal(
-            spec, f"transformers {transformers.__version__} has no model type {spec.model_type!r}, and code of a checkpoint is never run"
+            spec,
+            f"transformers {transformers.__version__} has no model type {spec.model_type!r}, and"
+            " code of a checkpoint is never run",
         )
-    values = {key: value for key, value in spec.config.items() if key not in ("model_type", "auto_map")}
+    values = {
+        key: value for key, value in spec.config.items() if key not in ("model_type", "auto_map")
+    }
     config = transformers.AutoConfig.for_model(spec.model_type, **values)
     kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if kind is None or kind.__name__ != spec.architecture:
-        raise refusal(spec, f"it is not the causal language model of transformers' {spec.model_type!r}")
+        raise refusal(
+            spec, f"it is not the causal language model of transformers' {spec.model_type!r}"
+        )
     if config.is_encoder_decoder:
         raise refusal(spec, "it is an encoder-decoder")
     if kind._is_stateful:
         raise refusal(spec, "it keeps a recurrent state instead of a KV cache")
     strange = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
     if strange:
-        raise refusal(spec, f"its layers of type {', '.join(sorted(strange))} have no KV cache of the usual kind")
+        raise refusal(
+            spec,
+            f"its layers of type {', '.join(sorted(strange))} have no KV cache of the usual kind",
+        )
     if not kind._can_set_attn_implementation():
         raise refusal(spec, "its layers do not use the attention interface")
     return config
 
 
-def _read(config: Any, spec: ModelSpec, folder: str, *, load_format: str, dtype: torch.dtype, seed: int) -> nn.Module:
+def _read(
+    config: Any, spec: ModelSpec, folder: str, *, load_format: str, dtype: torch.dtype, seed: int
+) -> nn.Module:
     import transformers
 
     auto = transformers.AutoModelForCausalLM
     if load_format == "dummy":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return auto.from_config(config, dtype=dtype, attn_implementation=NAME, trust_remote_code=False)
+            return auto.from_config(
+                config, dtype=dtype, attn_implementation=NAME, trust_remote_code=False
+            )
     model, found = auto.from_pretrained(
         folder,
         config=config,
@@ -243,10 +307,17 @@ def _read(config: Any, spec: ModelSpec, folder: str, *, load_format: str, dtype:
         ignore_mismatched_sizes=True,  # so that they are listed
         output_loading_info=True,
     )
-    for what, problem in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape"), ("unexpected_keys", "is unknown")):
+    for what, problem in (
+        ("missing_keys", "is missing"),
+        ("mismatched_keys", "has another shape"),
+        ("unexpected_keys", "is unknown"),
+    ):
         names = sorted(key[0] if isinstance(key, tuple) else key for key in found.get(what) or ())
         if names:
-            raise CheckpointError(f"{folder}: tensor {names[0]} {problem} in {spec.architecture} ({len(names)} such tensors).")
+            raise CheckpointError(
+                f"{folder}: tensor {names[0]} {problem} in {spec.architecture} ({len(names)} such"
+                " tensors)."
+            )
     return model
 
 
@@ -255,7 +326,9 @@ def _check_loaded(causal_lm: nn.Module, spec: ModelSpec) -> None:
         ropes = getattr(module, "rope_type", None)
         for rope in ropes.values() if isinstance(ropes, dict) else (ropes,):
             if rope in ROPES_OF_THE_BATCH:
-                raise refusal(spec, f"its rope of type {rope} depends on the longest sequence of a batch")
+                raise refusal(
+                    spec, f"its rope of type {rope} depends on the longest sequence of a batch"
+                )
     for name, buffer in causal_lm.named_buffers():
         if buffer.is_meta:
             raise refusal(spec, f"buffer {name} was not initialised")
@@ -263,10 +336,13 @@ def _check_loaded(causal_lm: nn.Module, spec: ModelSpec) -> None:
 
 @torch.inference_mode()
 def _own_logits(causal_lm: nn.Module, spec: ModelSpec) -> torch.Tensor:
-    """The library's answer to ``trial_ids`` on its own attention, before anything of it is replaced: -> [V]."""
+    """The library's answer to ``trial_ids`` on its own attention, before anything of it is
+    replaced: -> [V]."""
     causal_lm.set_attn_implementation("eager")
     device = next(causal_lm.parameters()).device
-    logits = causal_lm(input_ids=torch.tensor([trial_ids(spec)], device=device), use_cache=False, return_dict=True).logits[0, -1]
+    logits = causal_lm(
+        input_ids=torch.tensor([trial_ids(spec)], device=device), use_cache=False, return_dict=True
+    ).logits[0, -1]
     causal_lm.set_attn_implementation(NAME)
     return logits
 
@@ -274,17 +350,24 @@ def _own_logits(causal_lm: nn.Module, spec: ModelSpec) -> torch.Tensor:
 def _pack_linears(causal_lm: nn.Module, method: LinearMethod) -> int:
     """Give every plain ``nn.Linear`` to the linear method; -> bytes of all weights from then on.
 
-    A method that makes no copy keeps the tensor it is given: one that is an embedding's too counts once.
+    A method that makes no copy keeps the tensor it is given: one that is an embedding's too counts
+    once.
     """
     names = [name for name, module in causal_lm.named_modules() if type(module) is nn.Linear]
     before = sum(parameter.nbytes for parameter in causal_lm.parameters())
     num_bytes = 0
-    for name in names:  # and no list of modules: each weight is to be freed before the next one is packed
+    for (
+        name
+    ) in names:  # and no list of modules: each weight is to be freed before the next one is packed
         linear = causal_lm.get_submodule(name)
         packed = method.pack(linear.weight.data, None if linear.bias is None else linear.bias.data)
         _replace(causal_lm, name, PackedLinear(packed, linear.weight))
         num_bytes += packed.num_bytes
-    return num_bytes + sum(parameter.nbytes for parameter in causal_lm.parameters()) if method.copies else before
+    return (
+        num_bytes + sum(parameter.nbytes for parameter in causal_lm.parameters())
+        if method.copies
+        else before
+    )
 
 
 def _windowed_layers(config: Any, spec: ModelSpec) -> list[int]:
@@ -292,7 +375,9 @@ def _windowed_layers(config: Any, spec: ModelSpec) -> list[int]:
     types = getattr(config, "layer_types", None)
     if types:
         return [layer for layer, kind in enumerate(types) if kind == "sliding_attention"]
-    declared = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    declared = getattr(config, "sliding_window", None) is not None and getattr(
+        config, "use_sliding_window", True
+    )
     return list(range(spec.num_layers)) if declared else []
 
 
@@ -320,7 +405,8 @@ def _attention(
     is_causal: bool | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The library's attention function: query [1, H, T, D], key and value [1, Hkv, T, D] -> ([1, T, H, D], None)."""
+    """The library's attention function: query [1, H, T, D], key and value [1, Hkv, T, D] -> ([1, T,
+    H, D], None)."""
     if torch.compiler.is_compiling():
         q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
         return attend(q, k, v, module.layer_idx)[None], None
@@ -338,13 +424,18 @@ def _attention(
     q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
     for new, cache in zip((k, v), ctx.kv[layer], strict=True):
         if new.shape[1:] != cache.shape[2:]:
-            raise Undrivable(f"its keys or values are {list(new.shape[1:])} per token, the config says {list(cache.shape[2:])}")
+            raise Undrivable(
+                f"its keys or values are {list(new.shape[1:])} per token, the config says"
+                f" {list(cache.shape[2:])}"
+            )
     return store_and_attend(q.contiguous(), k, v, ctx, layer, variant)[None], None
 
 
 def _check_call(attention_mask: torch.Tensor | None, causal: bool, more: dict[str, Any]) -> None:
     """Undrivable for an attention that ours would not compute."""
-    strange = sorted(name for name, value in more.items() if value is not None and name not in WITHOUT_EFFECT)
+    strange = sorted(
+        name for name, value in more.items() if value is not None and name not in WITHOUT_EFFECT
+    )
     if attention_mask is not None:
         strange.append("attention_mask")
     if not causal:

@@ -1,4 +1,5 @@
-"""The seam of linear layers: a method owns a weight after loading, in whatever layout it multiplies fastest.
+"""The seam of linear layers: a method owns a weight after loading, in whatever layout it multiplies
+fastest.
 
 Works on one weight matrix at a time. Knows nothing of which layer it belongs to.
 """
@@ -32,7 +33,8 @@ class PackedWeight(Protocol):
 
 class LinearMethod(Protocol):
     copies: bool
-    """True if ``pack`` makes a new layout: a weight shared with an embedding then costs its bytes twice."""
+    """True if ``pack`` makes a new layout: a weight shared with an embedding then costs its bytes
+    twice."""
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
         """Take a loaded weight [N, K] and its bias [N]. The caller drops its own references."""
@@ -58,8 +60,8 @@ class PackedRows(PackedWeight, Protocol):
 
 
 class BlockMethod(Protocol):
-    """Multiplies blocks as they are. Contract: bit for bit as the best LinearMethod of quantization "unquant" multiplies the values that
-    the converted folder has in bfloat16."""
+    """Multiplies blocks as they are. Contract: bit for bit as the best LinearMethod of quantization
+    "unquant" multiplies the values that the converted folder has in bfloat16."""
 
     kinds: Set[str]
     """Which it takes."""
@@ -75,12 +77,17 @@ class BlockMethod(Protocol):
 
 @runtime_checkable
 class GatedMethod(LinearMethod, Protocol):
-    """A method that also multiplies and activates a gated layer in one go, so that its [T, 2F] products are never stored."""
+    """A method that also multiplies and activates a gated layer in one go, so that its [T, 2F]
+    products are never stored."""
 
-    def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str) -> PackedWeight:
-        """As ``pack`` for the stacked weights of gate and up, [2F, K]; the result's call gives [T, F].
+    def pack_gated(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str
+    ) -> PackedWeight:
+        """As ``pack`` for the stacked weights of gate and up, [2F, K]; the result's call gives [T,
+        F].
 
-        gate: the operation of ``Ops`` ("silu_mul", "gelu_tanh_mul") that it stands for. It sees products that were not rounded.
+        gate: the operation of ``Ops`` ("silu_mul", "gelu_tanh_mul") that it stands for. It sees
+        products that were not rounded.
         """
         ...
 
@@ -92,7 +99,8 @@ METHODS = {
     "w8a8_int8_cpu": "setpoint.engine.quant.w8a8_int8_cpu:create",
     "w8a8_int8_ref": "setpoint.engine.quant.w8a8_int8:create",
 }
-"""Name -> factory ``create(dtype) -> LinearMethod``; it raises KernelsUnavailable with the reason."""
+"""Name -> factory ``create(dtype) -> LinearMethod``; it raises KernelsUnavailable with the
+reason."""
 
 PREFERENCE = {
     ("cpu", "unquant"): ("cpu", "packed", "plain"),
@@ -102,12 +110,16 @@ PREFERENCE = {
 """(device type, quantization) -> names, best first; the last one runs everywhere."""
 
 
-def choose_linear(device: torch.device, dtype: torch.dtype, quantization: str | None) -> Choice[LinearMethod]:
-    """The best method for this device and dtype; ``quantization`` as the option of that name, None = "unquant". ConfigError if none is."""
+def choose_linear(
+    device: torch.device, dtype: torch.dtype, quantization: str | None
+) -> Choice[LinearMethod]:
+    """The best method for this device and dtype; ``quantization`` as the option of that name, None
+    = "unquant". ConfigError if none is."""
     key = (device.type, quantization or "unquant")
     if key not in PREFERENCE:
         raise ConfigError(
-            f"Quantization {quantization!r} does not run on {device.type}; what exists: {', '.join(map('/'.join, PREFERENCE))}."
+            f"Quantization {quantization!r} does not run on {device.type}; what exists:"
+            f" {', '.join(map('/'.join, PREFERENCE))}."
         )
     return choose(METHODS, PREFERENCE[key], dtype)
 
@@ -117,7 +129,8 @@ BLOCK_METHODS = {"cpu": "setpoint.engine.quant.blocks:create"}
 
 
 def choose_blocks(device: torch.device, dtype: torch.dtype) -> BlockMethod | None:
-    """The method for blocks on this device and in this dtype; None: there is none, they are loaded in dtype like every other weight."""
+    """The method for blocks on this device and in this dtype; None: there is none, they are loaded
+    in dtype like every other weight."""
     try:
         return resolve(BLOCK_METHODS[device.type])(dtype) if device.type in BLOCK_METHODS else None
     except KernelsUnavailable:

@@ -1,4 +1,5 @@
-"""Linear layers on the blocks of a GGUF (kernels/cpu/blocks.cpp): codes of 4 or 8 bits, made bf16 as they are multiplied. bf16 only.
+"""Linear layers on the blocks of a GGUF (kernels/cpu/blocks.cpp): codes of 4 or 8 bits, made bf16
+as they are multiplied. bf16 only.
 
 The product is bit for bit that of ``quant.cpu`` on the dequantised weight in bf16.
 """
@@ -23,7 +24,9 @@ KINDS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8}
 class BlockWeight(PanelWeight):
     """Implements ``quant.base.PackedRows``."""
 
-    def __init__(self, blocks: Blocks, bias: torch.Tensor | None, kernels: Kernels, gate: str | None = None) -> None:
+    def __init__(
+        self, blocks: Blocks, bias: torch.Tensor | None, kernels: Kernels, gate: str | None = None
+    ) -> None:
         raw, kind = blocks.rows.contiguous(), KINDS[blocks.kind]
         if gate is not None:
             raw = alternating(raw, kernels.vector_columns)
@@ -31,9 +34,20 @@ class BlockWeight(PanelWeight):
         columns, row_bytes = raw.shape
         num_blocks = row_bytes // BLOCK_BYTES[blocks.kind]
         panels = in_huge_pages((-(-columns // PANEL), PANEL * row_bytes), torch.uint8)
-        kernels.pack_blocks(raw.data_ptr(), columns, num_blocks, panels.data_ptr(), kind, torch.get_num_threads())
+        kernels.pack_blocks(
+            raw.data_ptr(), columns, num_blocks, panels.data_ptr(), kind, torch.get_num_threads()
+        )
         outputs = columns if gate is None else len(blocks.rows) // 2
-        super().__init__(panels, bias, kernels, columns=outputs, k=num_blocks * BLOCK, dtype=torch.bfloat16, gate=gate, blocks=kind)
+        super().__init__(
+            panels,
+            bias,
+            kernels,
+            columns=outputs,
+            k=num_blocks * BLOCK,
+            dtype=torch.bfloat16,
+            gate=gate,
+            blocks=kind,
+        )
         self._rows_call = BlockRowsCall(weight=panels.data_ptr(), blocks=num_blocks, kind=kind)
         self._rows_address = ctypes.addressof(self._rows_call)
 
@@ -66,7 +80,8 @@ class BlockLinear:
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> BlockLinear:
-    """The method at the given level (None: the best). KernelsUnavailable with the reason if it cannot run."""
+    """The method at the given level (None: the best). KernelsUnavailable with the reason if it
+    cannot run."""
     if dtype != torch.bfloat16:
         raise KernelsUnavailable(f"blocks are multiplied in bfloat16, not {dtype}")
     return BlockLinear(load(level))

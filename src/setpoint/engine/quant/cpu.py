@@ -1,7 +1,9 @@
-"""Linear layers on the C++ kernel (kernels/cpu/linear.cpp): one panel layout of the weight for one row and for thousands.
+"""Linear layers on the C++ kernel (kernels/cpu/linear.cpp): one panel layout of the weight for one
+row and for thousands.
 
-A row's result is bit for bit the same in any batch and on any number of threads, because every output is one sum in the order
-of K; oneDNN picks another order for another number of rows. bf16 and fp32.
+A row's result is bit for bit the same in any batch and on any number of threads, because every
+output is one sum in the order of K; oneDNN picks another order for another number of rows. bf16 and
+fp32.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class PanelWeight:
         gate: str | None = None,
         blocks: int = 0,
     ) -> None:
-        """packed: the panels, of words, or of blocks of the kind ``blocks``. gate: as in ``GatedMethod.pack_gated``; ``packed`` and
-        ``bias`` are then ``alternating``."""
+        """packed: the panels, of words, or of blocks of the kind ``blocks``. gate: as in
+        ``GatedMethod.pack_gated``; ``packed`` and ``bias`` are then ``alternating``."""
         self._columns, self._k, self._dtype = columns, k, dtype
         self._panels = packed
         self._bias = bias
@@ -70,7 +72,8 @@ class PanelWeight:
 
 
 def panels(weight: torch.Tensor, k_multiple: int = 1) -> torch.Tensor:
-    """[N, K] of whole words -> [ceil(N / PANEL), K words, PANEL] int32 words, zero-padded past N, and past K to a multiple of words."""
+    """[N, K] of whole words -> [ceil(N / PANEL), K words, PANEL] int32 words, zero-padded past N,
+    and past K to a multiple of words."""
     words = weight.contiguous().view(torch.int32)
     missing, missing_k = -len(words) % PANEL, -words.shape[1] % k_multiple
     if missing or missing_k:
@@ -99,20 +102,28 @@ class PanelLinear:
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PanelWeight:
         columns, k = weight.shape
-        return PanelWeight(self._panels(weight), bias, self._kernels, columns=columns, k=k, dtype=weight.dtype)
+        return PanelWeight(
+            self._panels(weight), bias, self._kernels, columns=columns, k=k, dtype=weight.dtype
+        )
 
     def pack_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str) -> PanelWeight:
         columns, k = weight.shape
         width = self._kernels.vector_columns
-        packed, bias = self._panels(alternating(weight, width)), None if bias is None else alternating(bias, width)
-        return PanelWeight(packed, bias, self._kernels, columns=columns // 2, k=k, dtype=weight.dtype, gate=gate)
+        packed, bias = (
+            self._panels(alternating(weight, width)),
+            None if bias is None else alternating(bias, width),
+        )
+        return PanelWeight(
+            packed, bias, self._kernels, columns=columns // 2, k=k, dtype=weight.dtype, gate=gate
+        )
 
     def _panels(self, weight: torch.Tensor) -> torch.Tensor:
         return panels(weight, self._kernels.k_multiple if weight.dtype == torch.bfloat16 else 1)
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> PanelLinear:
-    """The method at the given level (None: the best). KernelsUnavailable with the reason if it cannot run."""
+    """The method at the given level (None: the best). KernelsUnavailable with the reason if it
+    cannot run."""
     if dtype not in DTYPES:
         raise KernelsUnavailable(f"the C++ kernels take bf16 and fp32, not {dtype}")
     return PanelLinear(load(level))

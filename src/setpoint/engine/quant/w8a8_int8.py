@@ -1,12 +1,15 @@
-"""Linear layers of 8-bit weights and 8-bit activations: what is computed, and the reference that computes it in plain torch.
+"""Linear layers of 8-bit weights and 8-bit activations: what is computed, and the reference that
+computes it in plain torch.
 
-A weight has one scale per output channel and is rounded when it is loaded, an activation one per token and is rounded at every call:
-scale = the row's largest magnitude / 127, number = value · (127 / largest) rounded to even. Their product is a sum of integers, hence
-the same in any order: y = sum · (activation's scale · weight's scale) + bias, in fp32.
+A weight has one scale per output channel and is rounded when it is loaded, an activation one per
+token and is rounded at every call: scale = the row's largest magnitude / 127, number = value · (127
+/ largest) rounded to even. Their product is a sum of integers, hence the same in any order: y = sum
+· (activation's scale · weight's scale) + bias, in fp32.
 
-Before that, both are rotated: each run of BLOCK neighbours in K is multiplied by a Hadamard matrix H. As H Hᵀ = BLOCK · 1, the product
-stays what it was, but an outlier, whose scale would leave few steps for the rest of its row, is spread over its run (QuaRot,
-arXiv:2404.00456, rotates whole rows; a run needs additions within registers only).
+Before that, both are rotated: each run of BLOCK neighbours in K is multiplied by a Hadamard matrix
+H. As H Hᵀ = BLOCK · 1, the product stays what it was, but an outlier, whose scale would leave few
+steps for the rest of its row, is spread over its run (QuaRot, arXiv:2404.00456, rotates whole rows;
+a run needs additions within registers only).
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ import torch
 LARGEST = 127
 """Numbers go from -LARGEST to LARGEST."""
 TINY = 1e-30
-"""A row whose largest magnitude is below it counts as zero: 127 / largest would not be finite much further down."""
+"""A row whose largest magnitude is below it counts as zero: 127 / largest would not be finite much
+further down."""
 MAX_K = 2**31 // LARGEST**2
 """Products that a 32-bit sum holds."""
 BLOCK = 64
-"""Neighbours that are rotated together; of another K the largest power of two that divides it and is less."""
+"""Neighbours that are rotated together; of another K the largest power of two that divides it and
+is less."""
 
 
 def block_of(k: int) -> int:
@@ -28,7 +33,8 @@ def block_of(k: int) -> int:
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
-    """fp32 [R, K] -> each run of ``block_of(K)`` in a row times H, which is not normalised. Additions in one order, on every machine."""
+    """fp32 [R, K] -> each run of ``block_of(K)`` in a row times H, which is not normalised.
+    Additions in one order, on every machine."""
     h = 1
     while h < block_of(x.shape[1]):
         low, high = x.view(len(x), -1, 2, h).unbind(2)
@@ -38,11 +44,18 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 [R, K] -> int8 [R, K] and fp32 scales [R]. A row with a NaN or an infinity is zero with the scale NaN."""
+    """fp32 [R, K] -> int8 [R, K] and fp32 scales [R]. A row with a NaN or an infinity is zero with
+    the scale NaN."""
     largest = x.abs().amax(1)
-    inverse = torch.where(largest < TINY, 0.0, torch.full_like(largest, LARGEST).div_(largest))  # 127 / tensor would round twice
-    numbers = torch.where(largest.isfinite()[:, None], x * inverse[:, None], 0.0).round_().to(torch.int8)
-    return numbers, torch.where(largest < TINY, 0.0, torch.where(largest.isfinite(), largest / LARGEST, torch.nan))
+    inverse = torch.where(
+        largest < TINY, 0.0, torch.full_like(largest, LARGEST).div_(largest)
+    )  # 127 / tensor would round twice
+    numbers = (
+        torch.where(largest.isfinite()[:, None], x * inverse[:, None], 0.0).round_().to(torch.int8)
+    )
+    return numbers, torch.where(
+        largest < TINY, 0.0, torch.where(largest.isfinite(), largest / LARGEST, torch.nan)
+    )
 
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +70,9 @@ class ReferenceWeight:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._numbers, self._scales = quantize_weight(weight)
         self._bias = bias
-        self.num_bytes = self._numbers.nbytes + self._scales.nbytes + (0 if bias is None else bias.nbytes)
+        self.num_bytes = (
+            self._numbers.nbytes + self._scales.nbytes + (0 if bias is None else bias.nbytes)
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         numbers, scales = quantize_rows(rotate(x.float()))

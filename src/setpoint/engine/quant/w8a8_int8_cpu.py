@@ -1,4 +1,5 @@
-"""8-bit linear layers (``w8a8_int8``) on the C++ kernel (kernels/cpu/linear_int8.cpp). Activations in bf16 or fp32."""
+"""8-bit linear layers (``w8a8_int8``) on the C++ kernel (kernels/cpu/linear_int8.cpp). Activations
+in bf16 or fp32."""
 
 from __future__ import annotations
 
@@ -22,7 +23,13 @@ class Int8Weight:
 
     product = "int8"
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels, gate: str | None = None) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        kernels: Kernels,
+        gate: str | None = None,
+    ) -> None:
         self._columns, self._k = weight.shape
         assert self._k < MAX_K
         self._dtype = weight.dtype
@@ -36,7 +43,9 @@ class Int8Weight:
         missing = -len(weight) % PANEL
         self._panels = panels(numbers, kernels.k_multiple)
         self._scales = torch.nn.functional.pad(scales, (0, missing))
-        self._shifts = torch.nn.functional.pad(numbers.sum(1, dtype=torch.int32) * -UNSIGNED, (0, missing))
+        self._shifts = torch.nn.functional.pad(
+            numbers.sum(1, dtype=torch.int32) * -UNSIGNED, (0, missing)
+        )
         held = (self._panels, self._scales, self._shifts, *(() if bias is None else (bias,)))
         self.num_bytes = sum(tensor.nbytes for tensor in held)
         self._call = Int8LinearCall(
@@ -70,10 +79,22 @@ def _quantized(weight: torch.Tensor, kernels: Kernels) -> tuple[torch.Tensor, to
     """``w8a8_int8.quantize_weight`` by the kernel, K filled up with zeros to whole words."""
     rows, k = weight.shape
     weight = weight.contiguous()
-    numbers, scales = torch.empty((rows, -(-k // WORD) * WORD), dtype=torch.uint8), torch.empty(rows)
+    numbers, scales = (
+        torch.empty((rows, -(-k // WORD) * WORD), dtype=torch.uint8),
+        torch.empty(rows),
+    )
     threads = torch.get_num_threads()
     address = numbers.data_ptr()
-    kernels.int8_round(weight.data_ptr(), rows, k, address, numbers.shape[1], scales.data_ptr(), DTYPES[weight.dtype], threads)
+    kernels.int8_round(
+        weight.data_ptr(),
+        rows,
+        k,
+        address,
+        numbers.shape[1],
+        scales.data_ptr(),
+        DTYPES[weight.dtype],
+        threads,
+    )
     return numbers.bitwise_xor_(UNSIGNED).view(torch.int8), scales.div_(block_of(k))
 
 
@@ -93,7 +114,8 @@ class Int8Linear:
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> Int8Linear:
-    """The method at the given level (None: the best). KernelsUnavailable with the reason if it cannot run."""
+    """The method at the given level (None: the best). KernelsUnavailable with the reason if it
+    cannot run."""
     if dtype not in DTYPES:
         raise KernelsUnavailable(f"the C++ kernels take bf16 and fp32, not {dtype}")
     return Int8Linear(load(level))

@@ -1,1 +1,2 @@
-"""From a StepPlan to sampled ids: permanent slots, the KV pool, batches, and the runner that drives the model."""
+"""From a StepPlan to sampled ids: permanent slots, the KV pool, batches, and the runner that drives
+the model."""

@@ -1,6 +1,7 @@
 """Turns the rows of a plan into what a forward pass is given; vectorised, no loop over rows.
 
-T tokens, n rows, S sampling rows. Row i owns tokens [cu_q[i], cu_q[i+1]) at positions starts[i] .. starts[i] + counts[i] - 1.
+T tokens, n rows, S sampling rows. Row i owns tokens [cu_q[i], cu_q[i+1]) at positions starts[i] ..
+starts[i] + counts[i] - 1.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def build_batch(rows: Rows, table: SlotTable) -> ForwardBatch:
     starts = np.where(rows.starts == OWN_LENGTH, lengths - 1, rows.starts).astype(np.int32)
     ends = starts + rows.counts
     assert (ends <= lengths).all(), "a row beyond the known tokens"
-    assert (ends == lengths)[rows.samples].all(), "a sampling row that does not end at the last known token"
+    assert (ends == lengths)[rows.samples].all(), (
+        "a sampling row that does not end at the last known token"
+    )
     cu_q = np.zeros(len(slots) + 1, np.int32)
     np.cumsum(rows.counts, out=cu_q[1:])
     return ForwardBatch(

@@ -1,9 +1,11 @@
-"""Finds memory for tokens to come in the engine's idle moments, so that a request that comes later does not wait for it.
+"""Finds memory for tokens to come in the engine's idle moments, so that a request that comes later
+does not wait for it.
 
-A pool on a CPU is only mapped at the start, and the first write to each place has to wait until the system has found a page: 2 % of a
-prefill, and a tenth where a hypervisor has to find it too (docs/notebook.md). All of it at once would take seconds of the start, and
-gigabytes that may never be used. Under a load without pauses there is no idle moment, and tokens wait as they would without this.
-Works on page numbers, which are handed out in ascending order; knows nothing of requests.
+A pool on a CPU is only mapped at the start, and the first write to each place has to wait until the
+system has found a page: 2 % of a prefill, and a tenth where a hypervisor has to find it too
+(docs/notebook.md). All of it at once would take seconds of the start, and gigabytes that may never
+be used. Under a load without pauses there is no idle moment, and tokens wait as they would without
+this. Works on page numbers, which are handed out in ascending order; knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -36,18 +38,26 @@ class ClaimAhead:
         self._works = claims_later(pool.memory.device)
 
     def advance(self, unused: int) -> bool:
-        """Find memory for a few more of the pages that follow page ``unused``, which is the first that was never handed out.
+        """Find memory for a few more of the pages that follow page ``unused``, which is the first
+        that was never handed out.
 
-        False if nothing is left to do until more are handed out, or for good where memory cannot be claimed ahead: the log says why.
+        False if nothing is left to do until more are handed out, or for good where memory cannot be
+        claimed ahead: the log says why.
         """
-        if self._begin < unused or self._begin == self._end:  # overtaken, or there was nothing left to do
+        if (
+            self._begin < unused or self._begin == self._end
+        ):  # overtaken, or there was nothing left to do
             self._take(max(self._begin, unused), unused)
         if not self._works or self._begin == self._end:
             return False
         try:
             populate(self._stripes[self._stripe][self._begin : self._end])
         except OSError as error:
-            logger.info("The KV pool's memory is from now on claimed when tokens are written, not ahead of them: %s", error)
+            logger.info(
+                "The KV pool's memory is from now on claimed when tokens are written, not ahead of"
+                " them: %s",
+                error,
+            )
             self._works = False
         self._stripe += 1
         if self._stripe == len(self._stripes):
@@ -57,5 +67,7 @@ class ClaimAhead:
     def _take(self, begin: int, unused: int) -> None:
         """Go on with the pages from ``begin``, as many as are wanted ahead of ``unused``."""
         self._begin = begin
-        self._end = max(begin, min(begin + self._turn_pages, unused + self._ahead_pages, self._num_pages))
+        self._end = max(
+            begin, min(begin + self._turn_pages, unused + self._ahead_pages, self._num_pages)
+        )
         self._stripe = 0

@@ -1,7 +1,9 @@
-"""A model whose small steps run as compiled code: traced whole by torch.compile, with products and attention left as they are.
+"""A model whose small steps run as compiled code: traced whole by torch.compile, with products and
+attention left as they are.
 
-Stands in the runner where the model stood, which stays as it is. ``executor.compiling`` has it compile and tries out what came of that;
-it knows nothing of plans, of the cache on disk, or whether compiling pays.
+Stands in the runner where the model stood, which stays as it is. ``executor.compiling`` has it
+compile and tries out what came of that; it knows nothing of plans, of the cache on disk, or whether
+compiling pays.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 class CompiledModel:
-    """What the runner runs instead of ``model``: steps of up to ``max_tokens`` tokens as compiled code, larger ones by the model itself.
+    """What the runner runs instead of ``model``: steps of up to ``max_tokens`` tokens as compiled
+    code, larger ones by the model itself.
 
-    Nothing is ever compiled outside ``compiling``: a step that the compiled code does not fit ends its use.
+    Nothing is ever compiled outside ``compiling``: a step that the compiled code does not fit ends
+    its use.
     """
 
     def __init__(self, model: Any, spec: ModelSpec) -> None:
@@ -41,7 +45,9 @@ class CompiledModel:
         self.max_tokens = 0
         """Written by ``compiling`` and then by ``executor.compiling``."""
         self._compiling = False
-        self._linears = [module for module in model.decoder.modules() if hasattr(module, "multiply")]
+        self._linears = [
+            module for module in model.decoder.modules() if hasattr(module, "multiply")
+        ]
         self._weights = [module.multiply for module in self._linears]
         for index, module in enumerate(self._linears):
             module.multiply = OpaqueWeight(module.multiply, index, module.out_features)
@@ -62,7 +68,11 @@ class CompiledModel:
             if "recompile" not in str(error):
                 raise
             self.max_tokens = 0
-            logger.warning("torch.compile is off from now on, because the compiled code could not run a step: %s", error)
+            logger.warning(
+                "torch.compile is off from now on, because the compiled code could not run a"
+                " step: %s",
+                error,
+            )
             return self.model(input_ids, ctx)
 
     def takes(self, num_tokens: int) -> bool:
@@ -71,7 +81,8 @@ class CompiledModel:
 
     @contextmanager
     def compiling(self, max_tokens: int) -> Iterator[None]:
-        """Inside, a step of one token and one of ``max_tokens`` tokens each compile what all later ones use."""
+        """Inside, a step of one token and one of ``max_tokens`` tokens each compile what all later
+        ones use."""
         self.max_tokens, self._compiling = max_tokens, True
         try:
             yield
@@ -93,8 +104,10 @@ class CompiledModel:
 
 
 def _of_shapes(guards: Sequence[Any]) -> list[bool]:
-    """The conditions that are tested at every call: shapes of a step's tensors. Everything else is a constant of this model."""
+    """The conditions that are tested at every call: shapes of a step's tensors. Everything else is
+    a constant of this model."""
     return [
-        guard.guard_type == "SHAPE_ENV" or (guard.guard_type == "TENSOR_MATCH" and not isinstance(guard.value, nn.Parameter))
+        guard.guard_type == "SHAPE_ENV"
+        or (guard.guard_type == "TENSOR_MATCH" and not isinstance(guard.value, nn.Parameter))
         for guard in guards
     ]

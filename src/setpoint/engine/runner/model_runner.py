@@ -1,4 +1,5 @@
-"""Runs plans on one device: applies them to the slots, runs the model, samples. Enqueues work and never waits for the device.
+"""Runs plans on one device: applies them to the slots, runs the model, samples. Enqueues work and
+never waits for the device.
 
 Knows nothing of executors, results on the host or timings; ``engine.executor`` adds those.
 """
@@ -53,13 +54,15 @@ class LoadReport:
 
 @dataclass(slots=True, frozen=True)
 class Forward:
-    """A forward pass on its way; the tensors are still on the device, those of a replayed step only until the next one."""
+    """A forward pass on its way; the tensors are still on the device, those of a replayed step only
+    until the next one."""
 
     plan: StepPlan
     batch: ForwardBatch | None
     """None for a plan without rows."""
     answer: Answer | None = None
-    """None when no row samples, or when they are so many that ``sample`` computes logits block by block."""
+    """None when no row samples, or when they are so many that ``sample`` computes logits block by
+    block."""
     hidden: torch.Tensor | None = None
     """[S, H] of the sampling rows where it does."""
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
@@ -77,7 +80,8 @@ class Forward:
 
 
 class ModelRunner:
-    """Contract: ``allocate`` once, then per step ``forward`` and, before the next step's ``forward``, ``sample``."""
+    """Contract: ``allocate`` once, then per step ``forward`` and, before the next step's
+    ``forward``, ``sample``."""
 
     def __init__(
         self,
@@ -105,16 +109,30 @@ class ModelRunner:
         self.capture = capture
         self._timing = False
         self.why_eager = "" if capture else "it is switched off"
-        """Why steps, or only their logits, are not replayed; empty if they are. Written by ``allocate``."""
+        """Why steps, or only their logits, are not replayed; empty if they are. Written by
+        ``allocate``."""
 
     def allocate(self, *, num_pages: int, max_slots: int, context_len: int) -> None:
         """Claim the KV pool and the slot table. OutOfMemoryError if there is no room."""
-        self.pool = KVPool(self.spec, num_pages=num_pages, page_size=self.page_size, dtype=self.kv_dtype, device=self.device)
+        self.pool = KVPool(
+            self.spec,
+            num_pages=num_pages,
+            page_size=self.page_size,
+            dtype=self.kv_dtype,
+            device=self.device,
+        )
         self.claim_ahead = ClaimAhead(self.pool)
-        self.slots = SlotTable(context_len=context_len, page_size=self.page_size, max_slots=max_slots, device=self.device)
+        self.slots = SlotTable(
+            context_len=context_len,
+            page_size=self.page_size,
+            max_slots=max_slots,
+            device=self.device,
+        )
         self.pooler = Pooler()
         wide = torch.promote_types(self.dtype, torch.float32)
-        self.cos_sin = tuple(rotary.table(context_len, wide, self.device) for rotary in self.model.rotaries)
+        self.cos_sin = tuple(
+            rotary.table(context_len, wide, self.device) for rotary in self.model.rotaries
+        )
         self._capture()
 
     @property
@@ -134,20 +152,36 @@ class ModelRunner:
         num_sampling = len(batch.sample_slots)
         hidden, answer, graph = self._compute(batch, with_logits=0 < num_sampling <= LOGITS_ROWS)
         pooled = self.pooler.pool(plan.rows, batch, hidden, self.slots.columns)
-        prompt = self._prompt_logprobs(plan, batch, hidden, failures) if self.slots.any_special(batch.slots) else {}
-        sampling = hidden[to_device(batch.sample_index, self.device)] if num_sampling and answer is None else None
+        prompt = (
+            self._prompt_logprobs(plan, batch, hidden, failures)
+            if self.slots.any_special(batch.slots)
+            else {}
+        )
+        sampling = (
+            hidden[to_device(batch.sample_index, self.device)]
+            if num_sampling and answer is None
+            else None
+        )
         return Forward(plan, batch, answer, sampling, prompt, pooled, graph, failures)
 
-    def _compute(self, batch: ForwardBatch, *, with_logits: bool) -> tuple[torch.Tensor, Answer | None, bool]:
-        """-> hidden states [>= T, H]; with logits, what the sampling rows come to; ``Forward.graph``."""
+    def _compute(
+        self, batch: ForwardBatch, *, with_logits: bool
+    ) -> tuple[torch.Tensor, Answer | None, bool]:
+        """-> hidden states [>= T, H]; with logits, what the sampling rows come to;
+        ``Forward.graph``."""
         graph = self.captured is not None and self.captured.takes(batch)
         if graph:
             if self.slots.pages is not self._captured_table:
                 self._capture()
             hidden, answer = self.captured.run(batch, with_logits=with_logits)
         else:
-            tensors = (to_device(array, self.device) for array in (batch.slots, batch.cu_q, batch.kv_lens))
-            hidden, answer = self.hidden_of(batch.num_tokens, *tensors, batch.cu_q, batch.kv_lens), None
+            tensors = (
+                to_device(array, self.device) for array in (batch.slots, batch.cu_q, batch.kv_lens)
+            )
+            hidden, answer = (
+                self.hidden_of(batch.num_tokens, *tensors, batch.cu_q, batch.kv_lens),
+                None,
+            )
             graph = isinstance(self.model, CompiledModel) and self.model.takes(batch.num_tokens)
         if with_logits and answer is None:
             answer = self.answer_of(hidden, to_device(batch.sample_index, self.device))
@@ -155,7 +189,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def hidden_of(
-        self, num_tokens: int, slots: torch.Tensor, cu_q: torch.Tensor, kv_lens: torch.Tensor, cu_q_host: Ids, kv_lens_host: Ids
+        self,
+        num_tokens: int,
+        slots: torch.Tensor,
+        cu_q: torch.Tensor,
+        kv_lens: torch.Tensor,
+        cu_q_host: Ids,
+        kv_lens_host: Ids,
     ) -> torch.Tensor:
         """Part of ``captured.Forwarding``."""
         table = self.slots
@@ -172,7 +212,9 @@ class ModelRunner:
             slots=slots,
             page_table=table.pages.tensor,
         )
-        return self.model(ids, ForwardContext(self.ops, self.attention, batch, self.cos_sin, self.pool.layers))
+        return self.model(
+            ids, ForwardContext(self.ops, self.attention, batch, self.cos_sin, self.pool.layers)
+        )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, H] -> [S, V]."""
@@ -186,7 +228,8 @@ class ModelRunner:
         return Answer(logits, Shared(self.ops.best_tokens(logits)))
 
     def _capture(self) -> None:
-        """So that small steps are replayed from now on, as long as the slot table does not grow; ``why_eager`` says what is not."""
+        """So that small steps are replayed from now on, as long as the slot table does not grow;
+        ``why_eager`` says what is not."""
         self.captured, self._captured_table = None, self.slots.pages
         if not self.capture:
             return
@@ -206,14 +249,16 @@ class ModelRunner:
             self.captured.program.start_timing()
 
     def take_times(self) -> dict[str, float]:
-        """Seconds per kind of kernel (``kernels.program.KINDS``) in replayed steps since the last look; empty if none are replayed.
+        """Seconds per kind of kernel (``kernels.program.KINDS``) in replayed steps since the last
+        look; empty if none are replayed.
 
         Measurements end when the slot table grows, and begin anew.
         """
         return {} if self.captured is None else self.captured.program.take_times()
 
     def sample(self, forward: Forward, masks: TokenMasks | None) -> Sampled | None:
-        """Sample the plan's sampling rows and append the tokens to their slots; None when there are none."""
+        """Sample the plan's sampling rows and append the tokens to their slots; None when there are
+        none."""
         if forward.batch is None or not len(forward.batch.sample_slots):
             return None
         slots, answer = forward.batch.sample_slots, forward.answer
@@ -226,7 +271,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _choose(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> Sampled:
-        """The sampler's choice. If it raises, each row is tried alone; those that raise then fail, and the others are sampled without."""
+        """The sampler's choice. If it raises, each row is tried alone; those that raise then fail,
+        and the others are sampled without."""
         try:
             return self._sample(forward, slots, masks)
         except Exception:
@@ -239,9 +285,16 @@ class ModelRunner:
     def _sample(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> Sampled:
         """All rows, in blocks whose logits fit in memory."""
         ends = range(0, len(slots), LOGITS_ROWS)
-        return joined([self._sample_rows(forward, slots, slice(begin, begin + LOGITS_ROWS), masks) for begin in ends])
+        return joined(
+            [
+                self._sample_rows(forward, slots, slice(begin, begin + LOGITS_ROWS), masks)
+                for begin in ends
+            ]
+        )
 
-    def _sample_rows(self, forward: Forward, slots: Ids, block: slice, masks: TokenMasks | None) -> Sampled:
+    def _sample_rows(
+        self, forward: Forward, slots: Ids, block: slice, masks: TokenMasks | None
+    ) -> Sampled:
         whole = forward.logits
         logits = self.logits(forward.hidden[block]) if whole is None else whole[block]
         best = None if forward.answer is None else forward.answer.best.tensor[: len(slots)][block]
@@ -262,8 +315,11 @@ class ModelRunner:
         return found
 
     @torch.inference_mode()
-    def _prompt_logprobs(self, plan: StepPlan, batch: ForwardBatch, hidden: torch.Tensor, failures: dict[int, str]) -> dict[int, Logprobs]:
-        """Of the rows whose chunk makes wanted prompt positions known: position p needs the hidden state of p - 1."""
+    def _prompt_logprobs(
+        self, plan: StepPlan, batch: ForwardBatch, hidden: torch.Tensor, failures: dict[int, str]
+    ) -> dict[int, Logprobs]:
+        """Of the rows whose chunk makes wanted prompt positions known: position p needs the hidden
+        state of p - 1."""
         found = {}
         columns = self.slots.columns[plan.rows.slots]
         for row in np.flatnonzero(columns["logprob_start"] >= 0).tolist():
@@ -283,5 +339,7 @@ class ModelRunner:
                     picked=np.zeros(0, np.int64) if lists is None else lists.picked,
                 )
             except Exception as error:
-                failures[int(plan.rows.seq_ids[row])] = failure("taking the logprobs of its prompt", error)
+                failures[int(plan.rows.seq_ids[row])] = failure(
+                    "taking the logprobs of its prompt", error
+                )
         return found

@@ -1,7 +1,9 @@
-"""Embeddings of pooled slots: the hidden state of a prompt's last token, or the mean over all its tokens.
+"""Embeddings of pooled slots: the hidden state of a prompt's last token, or the mean over all its
+tokens.
 
-Works on the hidden states of each step. A mean is summed up chunk by chunk, on the device, in float64, so that the way a prompt was
-cut does not show in float32. Knows nothing of normalisation or of what an embedding is for.
+Works on the hidden states of each step. A mean is summed up chunk by chunk, on the device, in
+float64, so that the way a prompt was cut does not show in float32. Knows nothing of normalisation
+or of what an embedding is for.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ class Pooled:
 
 
 class Pooler:
-    """A slot's state begins with its admission, whatever an earlier sequence left there, and ends with its embedding."""
+    """A slot's state begins with its admission, whatever an earlier sequence left there, and ends
+    with its embedding."""
 
     def __init__(self) -> None:
         self._kinds: dict[int, PoolingKind] = {}
@@ -47,22 +50,35 @@ class Pooler:
             self._kinds.pop(slot, None)
             self._sums.pop(slot, None)
 
-    def pool(self, rows: Rows, batch: ForwardBatch, hidden: torch.Tensor, columns: Columns) -> Pooled | None:
-        """hidden [T, H] of the step's rows; columns [slots] of SLOT_DTYPE. None if no row of the step is pooled."""
+    def pool(
+        self, rows: Rows, batch: ForwardBatch, hidden: torch.Tensor, columns: Columns
+    ) -> Pooled | None:
+        """hidden [T, H] of the step's rows; columns [slots] of SLOT_DTYPE. None if no row of the
+        step is pooled."""
         if not self._kinds:
             return None
         seq_ids, vectors = [], []
         bounds = batch.cu_q.tolist()
         ends = batch.kv_lens.tolist()
-        for row, (slot, seq_id) in enumerate(zip(rows.slots.tolist(), rows.seq_ids.tolist(), strict=True)):
+        for row, (slot, seq_id) in enumerate(
+            zip(rows.slots.tolist(), rows.seq_ids.tolist(), strict=True)
+        ):
             kind = self._kinds.get(slot)
             if kind is None:
                 continue
             is_last = ends[row] == columns["num_prompt"][slot]
             if kind == "mean":
-                self._sums[slot] = self._sums[slot] + hidden[bounds[row] : bounds[row + 1]].sum(0, dtype=torch.float64)
+                self._sums[slot] = self._sums[slot] + hidden[bounds[row] : bounds[row + 1]].sum(
+                    0, dtype=torch.float64
+                )
             if is_last:
                 seq_ids.append(seq_id)
-                vectors.append(self._sums[slot] / ends[row] if kind == "mean" else hidden[bounds[row + 1] - 1])
+                vectors.append(
+                    self._sums[slot] / ends[row] if kind == "mean" else hidden[bounds[row + 1] - 1]
+                )
                 self.release((slot,))
-        return Pooled(seq_ids, torch.stack([vector.float() for vector in vectors])) if vectors else None
+        return (
+            Pooled(seq_ids, torch.stack([vector.float() for vector in vectors]))
+            if vectors
+            else None
+        )

@@ -1,7 +1,9 @@
-"""The permanent row of each slot: token ids and page table on the device, everything else on the host.
+"""The permanent row of each slot: token ids and page table on the device, everything else on the
+host.
 
-Works on admissions, page deltas and appended tokens; knows nothing of models or batches. The table starts small and doubles
-when a higher slot is used, so that a limit of thousands of slots costs nothing until they are.
+Works on admissions, page deltas and appended tokens; knows nothing of models or batches. The table
+starts small and doubles when a higher slot is used, so that a limit of thousands of slots costs
+nothing until they are.
 """
 
 from __future__ import annotations
@@ -16,19 +18,32 @@ from setpoint.core.plan import Admit, PageDeltas
 from setpoint.core.request import Ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.kernels.device import Shared
-from setpoint.engine.sampling.columns import SLOT_DTYPE, SamplingRows, TokenLists, plain, slot_values, token_lists, wants_best
+from setpoint.engine.sampling.columns import (
+    SLOT_DTYPE,
+    SamplingRows,
+    TokenLists,
+    plain,
+    slot_values,
+    token_lists,
+    wants_best,
+)
 
 FIRST_SLOTS = 16
 
 
 class SlotTable:
-    def __init__(self, *, context_len: int, page_size: int, max_slots: int, device: torch.device) -> None:
+    def __init__(
+        self, *, context_len: int, page_size: int, max_slots: int, device: torch.device
+    ) -> None:
         self.max_slots = max_slots
         self.context_len = context_len
         size = min(FIRST_SLOTS, max_slots)
         self.ids = Shared(torch.zeros(size, context_len + 1, dtype=torch.int32, device=device))
-        """[slots, context + 1]: known tokens; junk past a slot's length. Written by admit (host) and append (device)."""
-        self.pages = Shared(torch.zeros(size, -(-context_len // page_size), dtype=torch.int32, device=device))
+        """[slots, context + 1]: known tokens; junk past a slot's length. Written by admit (host)
+        and append (device)."""
+        self.pages = Shared(
+            torch.zeros(size, -(-context_len // page_size), dtype=torch.int32, device=device)
+        )
         """[slots, W]: page numbers; junk past a slot's pages. Written by map_pages."""
         self.columns = np.zeros(size, SLOT_DTYPE)
         self.lists: dict[int, TokenLists] = {}
@@ -43,7 +58,8 @@ class SlotTable:
     def admit(self, admits: Sequence[Admit]) -> dict[int, str]:
         """Overwrite the admitted slots; one write to the device for all of them.
 
-        -> seq_id -> why, for those whose parameters cannot be taken: they are admitted as plain sequences of the same tokens.
+        -> seq_id -> why, for those whose parameters cannot be taken: they are admitted as plain
+        sequences of the same tokens.
         """
         failures: dict[int, str] = {}
         if not admits:
@@ -64,7 +80,8 @@ class SlotTable:
         return failures
 
     def make_plain(self, slot: int) -> None:
-        """The slot's sequence goes on greedily, with nothing told about its tokens: sampling it the way it asked for raises."""
+        """The slot's sequence goes on greedily, with nothing told about its tokens: sampling it the
+        way it asked for raises."""
         kept = {name: self.columns[name][slot] for name in ("length", "num_prompt")}
         self._take(plain(Admit(slot, -1, np.zeros(0, np.int32), 0, SamplingParams(), 0)))
         for name, value in kept.items():
@@ -101,8 +118,8 @@ class SlotTable:
         return int(self.columns["num_top"][slot]), 0 if lists is None else len(lists.picked)
 
     def append(self, slots: Ids, ids: Shared) -> None:
-        """Append one sampled token per slot; ids [>= S] stays on the device. A failed row (-1) gets token 0: it is aborted anyway,
-        but rows of it may already be planned."""
+        """Append one sampled token per slot; ids [>= S] stays on the device. A failed row (-1) gets
+        token 0: it is aborted anyway, but rows of it may already be planned."""
         lengths = self.columns["length"]
         known = lengths[slots]
         self.ids.put_tokens(slots, known, ids)
@@ -120,4 +137,6 @@ class SlotTable:
             new = old.new_zeros(size, old.shape[1])
             new[: len(old)] = old
             setattr(self, name, Shared(new))
-        self.columns = np.concatenate((self.columns, np.zeros(size - len(self.columns), SLOT_DTYPE)))
+        self.columns = np.concatenate(
+            (self.columns, np.zeros(size - len(self.columns), SLOT_DTYPE))
+        )

@@ -1,7 +1,8 @@
 """The per-slot numbers of sampling as one structured array, and what a sampling call works on.
 
-They live on the host: the host knows them without waiting for the device (a slot's length grows by one per sampled token,
-whatever the token is), and decides from them which parts of the sampler run at all. Only token ids live on the device.
+They live on the host: the host knows them without waiting for the device (a slot's length grows by
+one per sampled token, whatever the token is), and decides from them which parts of the sampler run
+at all. Only token ids live on the device.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ Columns = npt.NDArray[np.void]
 
 SLOT_DTYPE = np.dtype(
     [
-        ("length", np.int32),  # known tokens, prompt and outputs; the next token is appended at this index
+        (
+            "length",
+            np.int32,
+        ),  # known tokens, prompt and outputs; the next token is appended at this index
         ("num_prompt", np.int32),
         ("seed", np.int64),
         ("temperature", np.float32),  # 1 where greedy by temperature
@@ -35,7 +39,10 @@ SLOT_DTYPE = np.dtype(
         ("logprob_start", np.int32),  # first prompt position whose logprob is wanted, -1 = none
         ("num_top", np.int32),  # top_logprobs_num
         ("greedy", np.bool_),
-        ("truncated", np.bool_),  # top-k or top-p in effect: the largest probabilities are needed in order
+        (
+            "truncated",
+            np.bool_,
+        ),  # top-k or top-p in effect: the largest probabilities are needed in order
         ("penalised", np.bool_),
         ("biased", np.bool_),
         ("logprobs", np.bool_),
@@ -82,7 +89,8 @@ def slot_values(admit: Admit) -> tuple[float | int | bool, ...]:
 
 
 def plain(admit: Admit) -> Admit:
-    """The same tokens in the same slot, greedily continued, with nothing told about them: computable whatever the request said."""
+    """The same tokens in the same slot, greedily continued, with nothing told about them:
+    computable whatever the request said."""
     return replace(
         admit,
         sampling=SamplingParams(temperature=0.0),
@@ -96,7 +104,8 @@ def plain(admit: Admit) -> Admit:
 
 
 def wants_best(admit: Admit) -> bool:
-    """Whether every token of the admission is its logits' best one, and nothing else is to be told about it."""
+    """Whether every token of the admission is its logits' best one, and nothing else is to be told
+    about it."""
     s = admit.sampling
     held = s.min_new_tokens > 0 and admit.stop_ids
     return s.is_greedy and not (s.has_penalties or held or s.logit_bias or admit.return_logprob)
@@ -124,6 +133,7 @@ class SamplingRows:
     slots: Ids
     """[S]."""
     history: torch.Tensor
-    """[num_slots, context + 1] int32 on the device: the known token ids of every slot; junk past a slot's length."""
+    """[num_slots, context + 1] int32 on the device: the known token ids of every slot; junk past a
+    slot's length."""
     lists: dict[int, TokenLists] = field(default_factory=dict)
     """Slot -> its lists."""

@@ -1,4 +1,5 @@
-"""What changes logits before the choice, in SGLang's order: penalties, minimum length, mask, bias (docs/sglang/sampling.md#order)."""
+"""What changes logits before the choice, in SGLang's order: penalties, minimum length, mask, bias
+(docs/sglang/sampling.md#order)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from setpoint.engine.sampling.columns import SamplingRows
 
 
 def edit_logits(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | None) -> torch.Tensor:
-    """logits [S, V] -> the edited ones, in fp32 at least; the very input when no row wants an edit."""
+    """logits [S, V] -> the edited ones, in fp32 at least; the very input when no row wants an
+    edit."""
     columns = rows.columns
     penalised = np.flatnonzero(columns["penalised"])
     # Rows below their minimum length; min_new is 0 for rows without stop ids.
@@ -29,8 +31,15 @@ def edit_logits(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | No
     if masks is not None:
         _mask(logits, rows, masks)
     if len(biased):
-        values = to_device(np.concatenate([rows.lists[slot].bias for slot in rows.slots[biased].tolist()]), logits.device)
-        logits.index_put_(_pairs(rows, biased, "bias_ids", logits.device), values.to(logits.dtype), accumulate=True)
+        values = to_device(
+            np.concatenate([rows.lists[slot].bias for slot in rows.slots[biased].tolist()]),
+            logits.device,
+        )
+        logits.index_put_(
+            _pairs(rows, biased, "bias_ids", logits.device),
+            values.to(logits.dtype),
+            accumulate=True,
+        )
     return logits
 
 
@@ -38,24 +47,37 @@ def _add_penalties(logits: torch.Tensor, rows: SamplingRows, which: np.ndarray) 
     """logit -= frequency · count + presence · [count > 0], counts over the outputs."""
     counts = _counts(rows, which, logits, outputs_only=True)
     columns = rows.columns[which]
-    frequency, presence = (to_device(columns[name], logits.device).to(logits.dtype).unsqueeze(1) for name in ("frequency", "presence"))
+    frequency, presence = (
+        to_device(columns[name], logits.device).to(logits.dtype).unsqueeze(1)
+        for name in ("frequency", "presence")
+    )
     logits[to_device(which, logits.device)] -= counts * frequency + (counts > 0) * presence
 
 
 def _scale_repeated(logits: torch.Tensor, rows: SamplingRows, which: np.ndarray) -> None:
-    """Tokens of prompt or outputs: positive logits are divided by the penalty, the others multiplied."""
+    """Tokens of prompt or outputs: positive logits are divided by the penalty, the others
+    multiplied."""
     seen = _counts(rows, which, logits, outputs_only=False) > 0
     index = to_device(which, logits.device)
     values = logits[index]
-    penalty = to_device(rows.columns["repetition"][which], logits.device).to(logits.dtype).unsqueeze(1)
-    logits[index] = torch.where(seen, torch.where(values > 0, values / penalty, values * penalty), values)
+    penalty = (
+        to_device(rows.columns["repetition"][which], logits.device).to(logits.dtype).unsqueeze(1)
+    )
+    logits[index] = torch.where(
+        seen, torch.where(values > 0, values / penalty, values * penalty), values
+    )
 
 
-def _counts(rows: SamplingRows, which: np.ndarray, logits: torch.Tensor, *, outputs_only: bool) -> torch.Tensor:
-    """[len(which), V]: how often each token stands in the row's history [num_prompt if outputs_only else 0, length)."""
+def _counts(
+    rows: SamplingRows, which: np.ndarray, logits: torch.Tensor, *, outputs_only: bool
+) -> torch.Tensor:
+    """[len(which), V]: how often each token stands in the row's history [num_prompt if outputs_only
+    else 0, length)."""
     device = logits.device
     columns = rows.columns[which]
-    history = rows.history[to_device(rows.slots[which], device), : int(columns["length"].max())].long()
+    history = rows.history[
+        to_device(rows.slots[which], device), : int(columns["length"].max())
+    ].long()
     position = torch.arange(history.shape[1], device=device)
     counted = position < to_device(columns["length"], device).unsqueeze(1)
     if outputs_only:
@@ -67,14 +89,18 @@ def _counts(rows: SamplingRows, which: np.ndarray, logits: torch.Tensor, *, outp
 def _mask(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks) -> None:
     """-inf where the row's bit is 0."""
     row_of_slot = {slot: row for row, slot in enumerate(rows.slots.tolist())}
-    index = to_device(np.array([row_of_slot[slot] for slot in masks.slots.tolist()], np.int64), logits.device)
+    index = to_device(
+        np.array([row_of_slot[slot] for slot in masks.slots.tolist()], np.int64), logits.device
+    )
     words = to_device(masks.words, logits.device)
     bits = (words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=logits.device)) & 1
     allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
     logits[index] = logits[index].masked_fill(~allowed, -torch.inf)
 
 
-def _pairs(rows: SamplingRows, which: np.ndarray, name: str, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _pairs(
+    rows: SamplingRows, which: np.ndarray, name: str, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(row, token) index pairs of a token list of the rows ``which``."""
     lists = [getattr(rows.lists[slot], name) for slot in rows.slots[which].tolist()]
     row = np.repeat(which, [len(tokens) for tokens in lists])

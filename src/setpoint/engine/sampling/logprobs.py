@@ -1,7 +1,8 @@
-"""Logprobs of tokens under their logits: of the sampled ones, and of prompt tokens in bounded pieces.
+"""Logprobs of tokens under their logits: of the sampled ones, and of prompt tokens in bounded
+pieces.
 
-Output logprobs are taken after edits and temperature, before truncation; prompt logprobs from the raw logits
-(docs/sglang/sampling.md#logprobs).
+Output logprobs are taken after edits and temperature, before truncation; prompt logprobs from the
+raw logits (docs/sglang/sampling.md#logprobs).
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ class Logprobs:
     """[R, m]: of the tokens each row names (padded with token 0)."""
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Logprobs:
-        return Logprobs(*(function(t) for t in (self.values, self.ids, self.top_values, self.top_ids, self.picked)))
+        return Logprobs(
+            *(
+                function(t)
+                for t in (self.values, self.ids, self.top_values, self.top_ids, self.picked)
+            )
+        )
 
 
 def joined_logprobs(blocks: Sequence[Logprobs]) -> Logprobs:
@@ -42,7 +48,9 @@ def joined_logprobs(blocks: Sequence[Logprobs]) -> Logprobs:
 
     def stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
         width = max(tensor.shape[1] for tensor in tensors)
-        return torch.cat([torch.nn.functional.pad(tensor, (0, width - tensor.shape[1])) for tensor in tensors])
+        return torch.cat(
+            [torch.nn.functional.pad(tensor, (0, width - tensor.shape[1])) for tensor in tensors]
+        )
 
     return Logprobs(
         values=torch.cat([block.values for block in blocks]),
@@ -54,27 +62,36 @@ def joined_logprobs(blocks: Sequence[Logprobs]) -> Logprobs:
 
 
 def output_logprobs(logits: torch.Tensor, ids: torch.Tensor, rows: SamplingRows) -> Logprobs:
-    """Of the chosen tokens ``ids`` [S] under the edited logits [S, V], for the rows that want them."""
+    """Of the chosen tokens ``ids`` [S] under the edited logits [S, V], for the rows that want
+    them."""
     which = np.flatnonzero(rows.columns["logprobs"])
     columns = rows.columns[which]
     index = to_device(which, logits.device)
     temperature = to_device(columns["temperature"], logits.device).unsqueeze(1)
     scaled = logits[index].to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     picked = picked_ids(rows, which)
-    return gather_logprobs(scaled, ids[index], int(columns["num_top"].max()), to_device(picked, logits.device))
+    return gather_logprobs(
+        scaled, ids[index], int(columns["num_top"].max()), to_device(picked, logits.device)
+    )
 
 
 def picked_ids(rows: SamplingRows, which: np.ndarray) -> np.ndarray:
     """[len(which), m] int64: token_ids_logprob of each row, padded with 0."""
-    lists = [rows.lists[slot].picked if slot in rows.lists else np.zeros(0, np.int64) for slot in rows.slots[which].tolist()]
+    lists = [
+        rows.lists[slot].picked if slot in rows.lists else np.zeros(0, np.int64)
+        for slot in rows.slots[which].tolist()
+    ]
     table = np.zeros((len(lists), max(map(len, lists))), np.int64)
     for row, tokens in zip(table, lists, strict=True):
         row[: len(tokens)] = tokens
     return table
 
 
-def gather_logprobs(logits: torch.Tensor, ids: torch.Tensor, num_top: int, picked: torch.Tensor) -> Logprobs:
-    """logits [R, V] (fp32 at least), ids [R], picked [R, m] -> log softmax at those places and the ``num_top`` largest."""
+def gather_logprobs(
+    logits: torch.Tensor, ids: torch.Tensor, num_top: int, picked: torch.Tensor
+) -> Logprobs:
+    """logits [R, V] (fp32 at least), ids [R], picked [R, m] -> log softmax at those places and the
+    ``num_top`` largest."""
     total = logits.logsumexp(dim=-1, keepdim=True)
     top = logits.topk(min(num_top, logits.shape[1]), dim=-1)
     return Logprobs(
@@ -87,16 +104,26 @@ def gather_logprobs(logits: torch.Tensor, ids: torch.Tensor, num_top: int, picke
 
 
 def prompt_logprobs(
-    hidden: torch.Tensor, ids: torch.Tensor, project: Callable[[torch.Tensor], torch.Tensor], *, num_top: int, picked: np.ndarray
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    project: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    num_top: int,
+    picked: np.ndarray,
 ) -> Logprobs:
-    """hidden [R, C] of the positions before the tokens ``ids`` [R]; ``project`` makes logits; picked [m]."""
+    """hidden [R, C] of the positions before the tokens ``ids`` [R]; ``project`` makes logits;
+    picked [m]."""
     wanted = to_device(picked, hidden.device)
     parts: list[Logprobs] = []
     begin, piece = 0, 1
     while begin < len(ids):
         logits = project(hidden[begin : begin + piece])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        parts.append(gather_logprobs(logits, ids[begin : begin + piece], num_top, wanted.expand(len(logits), -1)))
+        parts.append(
+            gather_logprobs(
+                logits, ids[begin : begin + piece], num_top, wanted.expand(len(logits), -1)
+            )
+        )
         begin, piece = begin + piece, max(1, PIECE_BYTES // (4 * logits.shape[1]))
     fields = ("values", "ids", "top_values", "top_ids", "picked")
     return Logprobs(*(torch.cat([getattr(part, name) for part in parts]) for name in fields))

@@ -1,7 +1,8 @@
 """The counter-based generator: a uniform number from (seed, position), nothing else.
 
-The same pair gives the same number in every batch, on every device and after a resumption, because there is no state.
-The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014), in int64 arithmetic that wraps.
+The same pair gives the same number in every batch, on every device and after a resumption, because
+there is no state. The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014), in
+int64 arithmetic that wraps.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-GOLDEN, MIX_1, MIX_2 = _signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+GOLDEN, MIX_1, MIX_2 = (
+    _signed(0x9E3779B97F4A7C15),
+    _signed(0xBF58476D1CE4E5B9),
+    _signed(0x94D049BB133111EB),
+)
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

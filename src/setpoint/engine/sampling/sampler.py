@@ -1,7 +1,9 @@
-"""Chooses a token per row, all rows at once. Never waits for the device unless told that reading it is free.
+"""Chooses a token per row, all rows at once. Never waits for the device unless told that reading it
+is free.
 
-Each row's token depends on its own logits, parameters, seed and position only: a draw inverts the row's cumulative
-distribution in vocabulary order at one uniform number, so neither neighbours nor the path taken (sorting or not) matter.
+Each row's token depends on its own logits, parameters, seed and position only: a draw inverts the
+row's cumulative distribution in vocabulary order at one uniform number, so neither neighbours nor
+the path taken (sorting or not) matter.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from setpoint.engine.sampling.logprobs import Logprobs, joined_logprobs, output_
 from setpoint.engine.sampling.random import uniform
 
 HEAD = 1024
-"""Largest probabilities looked at before the whole vocabulary is sorted: a nucleus is nearly always inside."""
+"""Largest probabilities looked at before the whole vocabulary is sorted: a nucleus is nearly always
+inside."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,10 +39,16 @@ class Sampled:
 
 
 def sample(
-    logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | None, ops: Ops, *, peek: bool, best: torch.Tensor | None = None
+    logits: torch.Tensor,
+    rows: SamplingRows,
+    masks: TokenMasks | None,
+    ops: Ops,
+    *,
+    peek: bool,
+    best: torch.Tensor | None = None,
 ) -> Sampled:
-    """logits [S, V] -> a token per row. ``peek``: reading a value from the device costs nothing (the device is the CPU); ``best``: the
-    logits' ``ops.best_tokens``, if they are known."""
+    """logits [S, V] -> a token per row. ``peek``: reading a value from the device costs nothing
+    (the device is the CPU); ``best``: the logits' ``ops.best_tokens``, if they are known."""
     edited = edit_logits(logits, rows, masks)
     ids = ops.best_tokens(edited) if best is None or edited is not logits else best
     drawn = np.flatnonzero(~rows.columns["greedy"])
@@ -47,8 +56,12 @@ def sample(
         ids = _draw(edited, rows.columns, peek).where(ids >= 0, -1)
     elif len(drawn):
         index = to_device(drawn, logits.device)
-        ids = ids.index_put((index,), _draw(edited[index], rows.columns[drawn], peek).where(ids[index] >= 0, -1))
-    logprobs = output_logprobs(edited, ids.clamp(min=0), rows) if rows.columns["logprobs"].any() else None
+        ids = ids.index_put(
+            (index,), _draw(edited[index], rows.columns[drawn], peek).where(ids[index] >= 0, -1)
+        )
+    logprobs = (
+        output_logprobs(edited, ids.clamp(min=0), rows) if rows.columns["logprobs"].any() else None
+    )
     return Sampled(Shared(ids), logprobs)
 
 
@@ -65,7 +78,10 @@ def joined(blocks: Sequence[Sampled]) -> Sampled:
     if len(blocks) == 1:
         return blocks[0]
     logprobs = [block.logprobs for block in blocks if block.logprobs is not None]
-    return Sampled(Shared(torch.cat([block.ids.tensor for block in blocks])), joined_logprobs(logprobs) if logprobs else None)
+    return Sampled(
+        Shared(torch.cat([block.ids.tensor for block in blocks])),
+        joined_logprobs(logprobs) if logprobs else None,
+    )
 
 
 def _draw(logits: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
@@ -83,9 +99,14 @@ def _draw(logits: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
         probs[index] = _truncate(probs[index], columns[cut], peek)
     cumulative = probs.cumsum(dim=-1)
     total = cumulative[:, -1:]
-    number = uniform(to_device(columns["seed"], device), to_device(columns["length"].astype(np.int64), device)).unsqueeze(1)
-    # Strictly below the total after rounding, so that the first token whose cumulative exceeds it exists and has mass.
-    target = torch.minimum((number * total).to(probs.dtype), torch.nextafter(total, torch.zeros_like(total)))
+    number = uniform(
+        to_device(columns["seed"], device), to_device(columns["length"].astype(np.int64), device)
+    ).unsqueeze(1)
+    # Strictly below the total after rounding, so that the first token whose cumulative exceeds it
+    # exists and has mass.
+    target = torch.minimum(
+        (number * total).to(probs.dtype), torch.nextafter(total, torch.zeros_like(total))
+    )
     return torch.searchsorted(cumulative, target, right=True).squeeze(1)
 
 
@@ -97,12 +118,17 @@ def _truncate(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor
         return probs.where(probs >= min_p * probs.amax(dim=-1, keepdim=True), 0)
     largest = _largest(probs, columns, peek)
     cumulative = largest.cumsum(dim=-1)
-    k = to_device(np.minimum(columns["top_k"], largest.shape[1]).astype(np.int64), device).unsqueeze(1)
-    # The nucleus is measured on the whole distribution; a row with min-p measures it on what top-k left (docs/sglang/sampling.md#order).
+    k = to_device(
+        np.minimum(columns["top_k"], largest.shape[1]).astype(np.int64), device
+    ).unsqueeze(1)
+    # The nucleus is measured on the whole distribution; a row with min-p measures it on what top-k
+    # left (docs/sglang/sampling.md#order).
     nucleus = to_device(columns["top_p"], device).to(probs.dtype).unsqueeze(1)
     nucleus = torch.where(min_p > 0, nucleus * cumulative.gather(1, k - 1), nucleus)
     nucleus = nucleus.masked_fill(to_device(columns["top_p"] >= 1, device).unsqueeze(1), torch.inf)
-    num_kept = torch.minimum((cumulative - largest < nucleus).sum(dim=-1, keepdim=True).clamp(min=1), k)
+    num_kept = torch.minimum(
+        (cumulative - largest < nucleus).sum(dim=-1, keepdim=True).clamp(min=1), k
+    )
     border = torch.maximum(largest.gather(1, num_kept - 1), min_p * largest[:, :1])
     return probs.where(probs >= border, 0)
 
@@ -115,8 +141,13 @@ def _largest(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
         return probs.topk(widest, dim=-1).values
     if peek and vocab_size > HEAD:
         head = probs.topk(HEAD, dim=-1).values
-        # With min-p the nucleus is a share of the whole top-k mass, so that a longer top-k has to be seen in full.
-        inside = (columns["top_p"] < 1) & (columns["min_p"] == 0) & (head.sum(-1).numpy() >= columns["top_p"])
+        # With min-p the nucleus is a share of the whole top-k mass, so that a longer top-k has to
+        # be seen in full.
+        inside = (
+            (columns["top_p"] < 1)
+            & (columns["min_p"] == 0)
+            & (head.sum(-1).numpy() >= columns["top_p"])
+        )
         enough = (columns["top_k"] <= HEAD) | inside
         if enough.all():
             return head

@@ -93,21 +93,29 @@ class AdminRoutes:
         return json_response(await self._service.server_info())
 
     async def flush_cache(self, timeout: float = 0.0) -> Response:
-        """Wait until the engine is idle, for at most ``timeout`` seconds, and ask it to flush: an engine that cannot says so in the log."""
+        """Wait until the engine is idle, for at most ``timeout`` seconds, and ask it to flush: an
+        engine that cannot says so in the log."""
         if self._flushing:
-            return PlainTextResponse("Another flush_cache is already in progress.\n", status_code=400)
+            return PlainTextResponse(
+                "Another flush_cache is already in progress.\n", status_code=400
+            )
         self._flushing = True
         try:
             deadline = time.monotonic() + min(timeout, _MAX_FLUSH_WAIT_S)
             while time.monotonic() < deadline and await self._busy():
                 await asyncio.sleep(_FLUSH_POLL_S)
-            while not (reply := await self._engine.call("flush_cache")).ok and time.monotonic() < deadline:
+            while (
+                not (reply := await self._engine.call("flush_cache")).ok
+                and time.monotonic() < deadline
+            ):
                 await asyncio.sleep(_FLUSH_POLL_S)
         finally:
             self._flushing = False
         if reply.ok:
             return PlainTextResponse("Cache flushed.\n")
-        return PlainTextResponse("Cache not flushed: there are pending requests.\n", status_code=400)
+        return PlainTextResponse(
+            "Cache not flushed: there are pending requests.\n", status_code=400
+        )
 
     async def _busy(self) -> bool:
         state = (await self._engine.call("state")).value
@@ -130,7 +138,13 @@ class AdminRoutes:
         if model_id in (self._config.served_model_name, DEFAULT_MODEL):
             return json_response(self._model_card())
         message = f"The model {model_id!r} does not exist."
-        return error_response(message, status_code=404, err_type="invalid_request_error", param="model", code="model_not_found")
+        return error_response(
+            message,
+            status_code=404,
+            err_type="invalid_request_error",
+            param="model",
+            code="model_not_found",
+        )
 
     def _model_card(self) -> dict[str, Any]:
         name = self._config.served_model_name

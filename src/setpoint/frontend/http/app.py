@@ -1,4 +1,5 @@
-"""The ASGI application: routes, CORS, who may ask, error shapes. Built from parts, so tests run it without sockets or engine."""
+"""The ASGI application: routes, CORS, who may ask, error shapes. Built from parts, so tests run it
+without sockets or engine."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from setpoint.frontend.service import Service
 
 
 def create_app(service: Service, *, local_only: bool = False) -> FastAPI:
-    """``local_only``: nobody but this machine can reach the port, and nobody but this machine is meant to."""
+    """``local_only``: nobody but this machine can reach the port, and nobody but this machine is
+    meant to."""
     app = FastAPI(title="Setpoint")
     app.state.service = service
     bodies = BodyReader(service.config.max_body_bytes)
@@ -27,8 +29,11 @@ def create_app(service: Service, *, local_only: bool = False) -> FastAPI:
     add_error_handlers(app)
     if service.config.api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=service.config.api_key)
-    # Added after it, so around it: a page can read a 401 too. Without the browser's credentials (cookies): there are none to use.
-    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
+    # Added after it, so around it: a page can read a 401 too. Without the browser's credentials
+    # (cookies): there are none to use.
+    app.add_middleware(
+        CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"]
+    )
     if local_only and service.config.api_key is None:
         app.add_middleware(LocalOnlyMiddleware)
     return app

@@ -1,4 +1,5 @@
-"""The API key, as ASGI middleware: ``Authorization: Bearer KEY`` or 401 (docs/sglang/api.md#keys)."""
+"""The API key, as ASGI middleware: ``Authorization: Bearer KEY`` or 401
+(docs/sglang/api.md#keys)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from setpoint.frontend.http.errors import error_response
 
 _EXEMPT = ("/health", "/ready", "/metrics")
-_UNAUTHORIZED = error_response("The API key is missing or wrong. Send it in the header 'Authorization: Bearer KEY'.", status_code=401)
+_UNAUTHORIZED = error_response(
+    "The API key is missing or wrong. Send it in the header 'Authorization: Bearer KEY'.",
+    status_code=401,
+)
 _UNAUTHORIZED.headers["www-authenticate"] = "Bearer"
 
 

@@ -1,4 +1,5 @@
-"""Request bodies over HTTP: content type, size, and where they are worked on. What is in them is ``frontend.bodies``' business."""
+"""Request bodies over HTTP: content type, size, and where they are worked on. What is in them is
+``frontend.bodies``' business."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _INLINE_LOGPROBS = 1 << 13
 
 
 class BodyReader:
-    """Reads bodies and has them worked on, and answers made: long ones in a thread, so that other clients' streams go on meanwhile."""
+    """Reads bodies and has them worked on, and answers made: long ones in a thread, so that other
+    clients' streams go on meanwhile."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -31,10 +33,12 @@ class BodyReader:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
 
     async def read(self, request: Request, work: Callable[[dict[str, Any]], Awaitable[T]]) -> T:
-        """What ``work`` makes of the body, a JSON object. It may run in another thread, on an event loop of its own.
+        """What ``work`` makes of the body, a JSON object. It may run in another thread, on an event
+        loop of its own.
 
-        Raises what ``work`` raises, and InvalidBodyError: 400 malformed or not said to be JSON, 413 too large. A web page may send any
-        other content type to any server without asking; for JSON its browser asks first (CORS).
+        Raises what ``work`` raises, and InvalidBodyError: 400 malformed or not said to be JSON, 413
+        too large. A web page may send any other content type to any server without asking; for JSON
+        its browser asks first (CORS).
         """
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
@@ -46,10 +50,13 @@ class BodyReader:
 
         if len(body) <= _INLINE_BYTES:
             return await decode_and_work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: asyncio.run(decode_and_work()))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: asyncio.run(decode_and_work())
+        )
 
     async def answer(self, outputs: Sequence[SequenceOutput], make: Callable[[], T]) -> T:
-        """What ``make`` makes of ``outputs``, in the thread if they have many logprobs: each becomes objects and text."""
+        """What ``make`` makes of ``outputs``, in the thread if they have many logprobs: each
+        becomes objects and text."""
         if sum(output.num_logprobs for output in outputs) <= _INLINE_LOGPROBS:
             return make()
         return await asyncio.get_running_loop().run_in_executor(self._thread, make)
@@ -60,15 +67,24 @@ class BodyReader:
             body += chunk
             if len(body) > self._max_bytes:
                 raise InvalidBodyError(
-                    f"The body is larger than {self._max_bytes} bytes, the limit of this server (--max-body-bytes). "
-                    "Send several requests with a part of it each.",
+                    f"The body is larger than {self._max_bytes} bytes, the limit of this server"
+                    " (--max-body-bytes). Send several requests with a part of it each.",
                     status_code=413,
                 )
         return bytes(body)
 
 
 def _content_type_advice(content_type: str) -> str:
-    advice = "Add the header 'Content-Type: application/json' to the request (with curl: -H 'Content-Type: application/json'): "
+    advice = (
+        "Add the header 'Content-Type: application/json' to the request (with curl: -H"
+        " 'Content-Type: application/json'): "
+    )
     if content_type == "application/x-www-form-urlencoded":
-        return f"{advice}it came with {content_type}, which curl sends with -d if no header is given."
-    return advice + (f"it came with {shown(content_type, 100)}." if content_type else "it came without a content type.")
+        return (
+            f"{advice}it came with {content_type}, which curl sends with -d if no header is given."
+        )
+    return advice + (
+        f"it came with {shown(content_type, 100)}."
+        if content_type
+        else "it came without a content type."
+    )

@@ -1,9 +1,12 @@
-"""Keeps web pages from driving a server that only its own machine is meant to reach; ASGI middleware.
+"""Keeps web pages from driving a server that only its own machine is meant to reach; ASGI
+middleware.
 
-A browser lets every page it shows send requests to 127.0.0.1, so a server that listens there without an API key would be open to the whole
-web. A page cannot forge the headers Host, Origin and Sec-Fetch-Site, and only browsers send the last two. Refused with 403 is what a page
-from elsewhere sends (Origin), and what a browser sends here because somebody's DNS gives their name the address of this machine (Host:
-"DNS rebinding"). The server's own machine is not guarded against: whatever runs there may ask.
+A browser lets every page it shows send requests to 127.0.0.1, so a server that listens there
+without an API key would be open to the whole web. A page cannot forge the headers Host, Origin and
+Sec-Fetch-Site, and only browsers send the last two. Refused with 403 is what a page from elsewhere
+sends (Origin), and what a browser sends here because somebody's DNS gives their name the address of
+this machine (Host: "DNS rebinding"). The server's own machine is not guarded against: whatever runs
+there may ask.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from setpoint.core.shown import shown
 from setpoint.frontend.http.errors import error_response
 
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
-"""Nobody can register a name with one of these; containers reach their host as host.docker.internal."""
+"""Nobody can register a name with one of these; containers reach their host as
+host.docker.internal."""
 
 _CHANGED_BY_GET = "/flush_cache"
-"""The one path where a GET changes something: browsers send no Origin with the GET of a link or an image."""
+"""The one path where a GET changes something: browsers send no Origin with the GET of a link or an
+image."""
 
 
 class LocalOnlyMiddleware:
@@ -33,7 +38,10 @@ class LocalOnlyMiddleware:
         if reason is None:
             await self._app(scope, receive, send)
             return
-        message = f"{reason} This server listens on this machine only and has no API key, so it answers this machine only; see --api-key."
+        message = (
+            f"{reason} This server listens on this machine only and has no API key, so it answers"
+            " this machine only; see --api-key."
+        )
         await error_response(message, status_code=403, err_type="Forbidden")(scope, receive, send)
 
 
@@ -50,18 +58,24 @@ def _refusal(path: str, headers: Headers) -> str | None:
 
 
 def _is_local_page(origin: str) -> bool:
-    """Of this machine, or of no machine: an app or extension that the user has installed (app://, tauri://, chrome-extension://)."""
+    """Of this machine, or of no machine: an app or extension that the user has installed (app://,
+    tauri://, chrome-extension://)."""
     if origin == "null":  # a sandboxed frame, which can be anybody's
         return False
     if not origin.startswith(("http://", "https://")):
         return "://" in origin
     name = _name_in(origin)
     address = _address(name)
-    return address.is_loopback if address is not None else name == "localhost" or name.endswith(".localhost")
+    return (
+        address.is_loopback
+        if address is not None
+        else name == "localhost" or name.endswith(".localhost")
+    )
 
 
 def _is_private(name: str) -> bool:
-    """Whether no stranger's DNS can answer for it: an address, a name without a dot, or one under a suffix that is not sold."""
+    """Whether no stranger's DNS can answer for it: an address, a name without a dot, or one under a
+    suffix that is not sold."""
     return _address(name) is not None or "." not in name or name.endswith(_PRIVATE_SUFFIXES)
 
 

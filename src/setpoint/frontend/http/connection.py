@@ -1,7 +1,8 @@
 """One HTTP connection: uvicorn's over httptools, and what that leaves out.
 
-A request must arrive in time and its head must be short, or slow and endless ones would pile up. An answer to HTTP/1.0 has no chunks,
-which that version does not know. Works on bytes and uvicorn's bookkeeping (``cycle``: one request and its response); ASGI knows none of it.
+A request must arrive in time and its head must be short, or slow and endless ones would pile up. An
+answer to HTTP/1.0 has no chunks, which that version does not know. Works on bytes and uvicorn's
+bookkeeping (``cycle``: one request and its response); ASGI knows none of it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from setpoint.frontend.bodies import error_body
 
@@ -22,7 +27,8 @@ RECEIVE_S = 20.0
 RECEIVE_RATE = 4096
 """Bytes per second that a long request needs to arrive with: each buys it as much more time."""
 LINGER_S = 5.0
-"""How long a client that is still sending may read our refusal: a connection closed at once would be reset, and the refusal lost."""
+"""How long a client that is still sending may read our refusal: a connection closed at once would
+be reset, and the refusal lost."""
 
 
 class Connection(HttpToolsProtocol):
@@ -32,7 +38,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)  # type: ignore[arg-type]
         self._is_refused = False
         self._is_over = False
-        """The last answer was given before its request had arrived; what still comes of it is dropped."""
+        """The last answer was given before its request had arrived; what still comes of it is
+        dropped."""
         self._timer: asyncio.TimerHandle | None = None
         self._expect_head()
 
@@ -46,7 +53,9 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         self._num_received += len(data)
         if self._in_head and self._num_received > MAX_HEAD_BYTES:
-            self._refuse(431, f"The request line and headers are longer than {MAX_HEAD_BYTES} bytes.")
+            self._refuse(
+                431, f"The request line and headers are longer than {MAX_HEAD_BYTES} bytes."
+            )
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -61,9 +70,12 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         if self._is_over:
             self.transport.close()
-        elif self.cycle.response_complete:  # answered before its end: the timer of an idle connection was stopped by what came since
+        # answered before its end: the timer of an idle connection was stopped by what came since
+        elif self.cycle.response_complete:
             self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "The request is not valid HTTP.")
@@ -79,18 +91,27 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app if cycle.keep_alive else self._ending(app, cycle))
 
     def _ending(self, app: ASGIApp, cycle: RequestResponseCycle) -> Any:
-        """``app``, whose answer is the last of this connection. To HTTP/1.0 one of unknown length ends where the connection does."""
+        """``app``, whose answer is the last of this connection. To HTTP/1.0 one of unknown length
+        ends where the connection does."""
 
         async def answering(scope: Scope, receive: Receive, send: Send) -> None:
             async def send_last(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    if scope["http_version"] == "1.0" and not any(name.lower() == b"content-length" for name, _ in message["headers"]):
+                    if scope["http_version"] == "1.0" and not any(
+                        name.lower() == b"content-length" for name, _ in message["headers"]
+                    ):
                         cycle.chunked_encoding = False
                 elif cycle.chunked_encoding is False and scope["http_version"] == "1.0":
                     cycle.expected_content_length = len(message.get("body", b""))
-                self._is_over = not message.get("more_body", False) and cycle.more_body and cycle.response_started
+                self._is_over = (
+                    not message.get("more_body", False)
+                    and cycle.more_body
+                    and cycle.response_started
+                )
                 if self._is_over:
-                    cycle.keep_alive = True  # uvicorn would close at once: the connection ends with the request (on_message_complete)
+                    # uvicorn would close at once: the connection ends with the request
+                    # (on_message_complete)
+                    cycle.keep_alive = True
                 await send(message)
                 if self._is_over:
                     self.transport.write_eof()
@@ -116,7 +137,11 @@ class Connection(HttpToolsProtocol):
         if left > 0:
             self._timer = self.loop.call_later(left, self._look)
         elif self._num_received and (self._in_head or not self.cycle.response_complete):
-            self._refuse(408, f"The request did not arrive within {self.receive_s:g} s and {RECEIVE_RATE} bytes per second.")
+            self._refuse(
+                408,
+                f"The request did not arrive within {self.receive_s:g} s and {RECEIVE_RATE} bytes"
+                " per second.",
+            )
         else:
             self.transport.close()
 
@@ -131,13 +156,18 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._is_refused = True
         if self.cycle is not None and not self.cycle.response_complete:
-            if self.cycle.response_started or not self.cycle.more_body:  # in the middle of an answer nothing else can be said
+            if (
+                self.cycle.response_started or not self.cycle.more_body
+            ):  # in the middle of an answer nothing else can be said
                 self.transport.close()
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         body = msgspec.json.encode(error_body(message, code=status_code, err_type="Bad Request"))
-        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        head = (
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection:"
+            " close\r\n\r\n"
+        )
         self.transport.write(STATUS_LINE[status_code] + head.encode() + body)
         self.transport.write_eof()
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)

@@ -1,4 +1,5 @@
-"""Errors as HTTP responses, and the handlers that produce them. One shape on every route: ``bodies.error_body``."""
+"""Errors as HTTP responses, and the handlers that produce them. One shape on every route:
+``bodies.error_body``."""
 
 from __future__ import annotations
 
@@ -21,12 +22,26 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 def json_response(content: Any, *, status_code: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status_code=status_code, media_type="application/json")
+    return Response(
+        msgspec.json.encode(content), status_code=status_code, media_type="application/json"
+    )
 
 
-def error_response(message: str, *, status_code: int, err_type: str = "", param: str | None = None, code: str | None = None) -> Response:
+def error_response(
+    message: str,
+    *,
+    status_code: int,
+    err_type: str = "",
+    param: str | None = None,
+    code: str | None = None,
+) -> Response:
     """``code``: OpenAI's word for the error, where it has one; the status otherwise."""
-    content = error_body(message, code=code or status_code, err_type=err_type or HTTPStatus(status_code).name, param=param)
+    content = error_body(
+        message,
+        code=code or status_code,
+        err_type=err_type or HTTPStatus(status_code).name,
+        param=param,
+    )
     return json_response(content, status_code=status_code)
 
 
@@ -56,14 +71,18 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """404 and 405 of the router say where to go instead; others keep their own words."""
     assert isinstance(error, HTTPException)
     advice = advice_for(request, error.status_code)
-    response = error_response(advice or str(error.detail), status_code=error.status_code, err_type=str(error.status_code))
+    response = error_response(
+        advice or str(error.detail), status_code=error.status_code, err_type=str(error.status_code)
+    )
     response.headers.update(error.headers or {})
     return response
 
 
 async def _on_bad_query(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    message = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+    message = "; ".join(
+        f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
+    )
     return error_response(message, status_code=400, err_type="Bad Request")
 
 

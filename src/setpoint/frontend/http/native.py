@@ -77,24 +77,45 @@ class NativeRoutes:
         return await self._bodies.read(request, self._detokenize)
 
     async def _open_generate(self, raw: dict[str, Any]) -> tuple[GenerateBody, Prepared, Job]:
-        body, warnings = self._service.read(raw, GenerateBody, route="/generate", unsupported=UNSUPPORTED)
+        body, warnings = self._service.read(
+            raw, GenerateBody, route="/generate", unsupported=UNSUPPORTED
+        )
         prepared = await self._api.prepare(body, warnings=warnings)
-        return body, prepared, self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs)
+        return (
+            body,
+            prepared,
+            self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs),
+        )
 
     async def _open_encode(self, raw: dict[str, Any]) -> tuple[EncodeBody, Prepared, Job]:
-        body, warnings = self._service.read(raw, EncodeBody, route="/encode", unsupported=UNSUPPORTED)
+        body, warnings = self._service.read(
+            raw, EncodeBody, route="/encode", unsupported=UNSUPPORTED
+        )
         prepared = await self._api.prepare_encode(body, warnings=warnings)
-        return body, prepared, self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs)
+        return (
+            body,
+            prepared,
+            self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs),
+        )
 
     async def _tokenize(self, raw: dict[str, Any]) -> Response:
         body, warnings = self._service.read(raw, TokenizeBody, route="/tokenize")
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         if len(texts) > MAX_SEQUENCES:
             raise RequestError(f"One request may have at most {MAX_SEQUENCES} prompts.")
-        tokens = [(await self._service.text.encode(text, add_special_tokens=body.add_special_tokens)).tolist() for text in texts]
+        tokens = [
+            (
+                await self._service.text.encode(text, add_special_tokens=body.add_special_tokens)
+            ).tolist()
+            for text in texts
+        ]
         counts = [len(ids) for ids in tokens]
         one = isinstance(body.prompt, str)
-        answer = {"tokens": tokens[0] if one else tokens, "count": counts[0] if one else counts, "max_model_len": self._config.context_len}
+        answer = {
+            "tokens": tokens[0] if one else tokens,
+            "count": counts[0] if one else counts,
+            "max_model_len": self._config.context_len,
+        }
         return json_response(answer | _told(warnings))
 
     async def _detokenize(self, raw: dict[str, Any]) -> Response:
@@ -103,13 +124,17 @@ class NativeRoutes:
         texts = []
         for ids in lists:
             self._service.intake.check_ids(ids, name="tokens")
-            texts.append(await self._service.text.decode(ids, skip_special_tokens=body.skip_special_tokens))
+            texts.append(
+                await self._service.text.decode(ids, skip_special_tokens=body.skip_special_tokens)
+            )
         return json_response({"text": texts if is_batch else texts[0], **_told(warnings)})
 
     async def _stream(self, job: Job, prepared: Prepared) -> AsyncGenerator[bytes, None]:
         async for pieces in job.pieces():
             for piece in pieces:
-                yield await self._bodies.answer([piece.output], partial(self._event, piece, prepared))
+                yield await self._bodies.answer(
+                    [piece.output], partial(self._event, piece, prepared)
+                )
 
     def _event(self, piece: Piece, prepared: Prepared) -> bytes:
         new = piece if self._config.incremental_streaming_output else None

@@ -1,6 +1,8 @@
-"""Routes as ``/openapi.json`` shows them, for generated clients and fuzzers: bodies have the schemas of the structs that they become.
+"""Routes as ``/openapi.json`` shows them, for generated clients and fuzzers: bodies have the
+schemas of the structs that they become.
 
-FastAPI cannot know them, as no route declares its body as a parameter: bodies are read and refused in our own way (``bodies``).
+FastAPI cannot know them, as no route declares its body as a parameter: bodies are read and refused
+in our own way (``bodies``).
 """
 
 from __future__ import annotations
@@ -18,12 +20,26 @@ _CARRIED = "x-schemas"
 """Key under which a route carries the schemas of its body until the document is put together."""
 
 
-def add_route(router: APIRouter, path: str, handler: Callable[..., Any], *methods: str, body: type[msgspec.Struct] | None = None) -> None:
-    """One route for each method, as every operation of the document needs an id of its own. ``body``: what its body becomes."""
+def add_route(
+    router: APIRouter,
+    path: str,
+    handler: Callable[..., Any],
+    *methods: str,
+    body: type[msgspec.Struct] | None = None,
+) -> None:
+    """One route for each method, as every operation of the document needs an id of its own.
+    ``body``: what its body becomes."""
     for method in methods:
         extra = None if body is None else _body_of(body)
         shown = method != "HEAD"
-        router.add_api_route(path, handler, methods=[method], response_model=None, include_in_schema=shown, openapi_extra=extra)
+        router.add_api_route(
+            path,
+            handler,
+            methods=[method],
+            response_model=None,
+            include_in_schema=shown,
+            openapi_extra=extra,
+        )
 
 
 def _body_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -37,7 +53,10 @@ def _body_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
             "anyOf": [one, {"type": "array", "items": one}, {"type": "null"}],
             **{key: value for key, value in field.items() if key == "default"},
         }
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}, _CARRIED: components}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        _CARRIED: components,
+    }
 
 
 def describe_bodies(app: FastAPI) -> None:
@@ -49,18 +68,23 @@ def describe_bodies(app: FastAPI) -> None:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         for path in document["paths"].values():
             for operation in path.values():
-                schemas.update(operation.pop(_CARRIED, {}))  # gone already when the document is asked for again
+                schemas.update(
+                    operation.pop(_CARRIED, {})
+                )  # gone already when the document is asked for again
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _sampling_schema() -> dict[str, Any]:
-    """Of SamplingParams as clients may write them, which is looser than the struct in three places."""
+    """Of SamplingParams as clients may write them, which is looser than the struct in three
+    places."""
     _, components = msgspec.json.schema_components([SamplingParams], ref_template=_REF)
     schema: dict[str, Any] = components["SamplingParams"]
     for name in ("stop", "stop_token_ids"):
         several = schema["properties"][name]
         schema["properties"][name] = {"anyOf": [several["items"], several, {"type": "null"}]}
-    schema["properties"]["logit_bias"] = {"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, {"type": "null"}]}
+    schema["properties"]["logit_bias"] = {
+        "anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, {"type": "null"}]
+    }
     return schema

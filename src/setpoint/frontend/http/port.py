@@ -1,4 +1,5 @@
-"""Binding the port, before anything heavy is imported or the model loads, so that a taken one is known at once."""
+"""Binding the port, before anything heavy is imported or the model loads, so that a taken one is
+known at once."""
 
 from __future__ import annotations
 
@@ -10,11 +11,17 @@ from setpoint.core.errors import ConfigError
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A TCP socket bound to the address, not listening yet. Raises ConfigError with advice if it cannot be had."""
+    """A TCP socket bound to the address, not listening yet. Raises ConfigError with advice if it
+    cannot be had."""
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except OSError as error:
-        raise ConfigError(f"--host {host}: {error.strerror or error}; give an address of this machine, e.g. 127.0.0.1.") from error
+        raise ConfigError(
+            f"--host {host}: {error.strerror or error}; give an address of this machine, e.g."
+            " 127.0.0.1."
+        ) from error
     sock = socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -19,7 +19,8 @@ _KNOWN_ELSEWHERE = {
     "/api/embeddings": "/v1/embeddings",
     "/api/tags": "/v1/models",
 }
-"""Routes of other APIs (Anthropic's, OpenAI's newer one, Ollama's) and the route here that does the same work."""
+"""Routes of other APIs (Anthropic's, OpenAI's newer one, Ollama's) and the route here that does the
+same work."""
 _CHAT_ROUTE = "/v1/chat/completions"
 _SHOWN_CHARS = 100
 
@@ -30,7 +31,10 @@ def advice_for(request: Request, status_code: int) -> str | None:
     if status_code == 404 and path not in methods:
         return _no_route(path, methods)
     if status_code == 405 and path in methods:
-        return f"{shown(path, _SHOWN_CHARS)} does not take {request.method}; use {' or '.join(sorted(methods[path] - {'HEAD'}))}."
+        return (
+            f"{shown(path, _SHOWN_CHARS)} does not take {request.method}; use"
+            f" {' or '.join(sorted(methods[path] - {'HEAD'}))}."
+        )
     return None
 
 
@@ -51,11 +55,24 @@ def nearest(path: str, known: Iterable[str]) -> str | None:
     bare = "/" + path.strip("/")
     while bare.startswith("/v1/v1/"):
         bare = bare.removeprefix("/v1")
-    for candidate in (bare, f"/v1{bare}", _KNOWN_ELSEWHERE.get(bare), _KNOWN_ELSEWHERE.get(f"/v1{bare}")):
+    for candidate in (
+        bare,
+        f"/v1{bare}",
+        _KNOWN_ELSEWHERE.get(bare),
+        _KNOWN_ELSEWHERE.get(f"/v1{bare}"),
+    ):
         if candidate in routes:
             return candidate
-    # Short paths (/health, /generate) have their whole name to compare, long ones their end: everything begins with /v1.
-    return next(iter(difflib.get_close_matches(bare, [route for route in routes if route != "/"], n=1, cutoff=0.75)), None)
+    # Short paths (/health, /generate) have their whole name to compare, long ones their end:
+    # everything begins with /v1.
+    return next(
+        iter(
+            difflib.get_close_matches(
+                bare, [route for route in routes if route != "/"], n=1, cutoff=0.75
+            )
+        ),
+        None,
+    )
 
 
 def _methods(routes: Iterable[Any]) -> dict[str, set[str]]:

@@ -18,9 +18,11 @@ _BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
-    """Leaves signals to the launcher: uvicorn would raise them again at its end, before the engine is shut down.
+    """Leaves signals to the launcher: uvicorn would raise them again at its end, before the engine
+    is shut down.
 
-    Setting ``should_exit`` ends it: no new connections, and ``drain_s`` seconds for open requests, or until ``cut`` is called.
+    Setting ``should_exit`` ends it: no new connections, and ``drain_s`` seconds for open requests,
+    or until ``cut`` is called.
     """
 
     def __init__(self, config: uvicorn.Config, *, drain_s: float) -> None:
@@ -32,20 +34,23 @@ class Server(uvicorn.Server):
         yield
 
     def cut(self) -> None:
-        """Close every connection as it is; to their requests it looks as if the clients had left."""
+        """Close every connection as it is; to their requests it looks as if the clients had
+        left."""
         for connection in list(self.server_state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # uvicorn's own way to end the last requests is to cancel their tasks, which logs a traceback for each.
+        # uvicorn's own way to end the last requests is to cancel their tasks, which logs a
+        # traceback for each.
         cutting = asyncio.get_running_loop().call_later(self._drain_s, self.cut)
         await super().shutdown(sockets)
         cutting.cancel()
 
 
 def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> Server:
-    """A uvicorn server on uvloop and httptools; run it with ``await listen(server, bind_socket(…))``."""
+    """A uvicorn server on uvloop and httptools; run it with ``await listen(server,
+    bind_socket(…))``."""
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -62,12 +67,14 @@ def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> S
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """The process id is of no use to who starts a server, and the launcher says when it is ready."""
+    """The process id is of no use to who starts a server, and the launcher says when it is
+    ready."""
     return not record.msg.startswith(("Started server process", "Finished server process"))
 
 
 async def listen(server: uvicorn.Server, sock: socket.socket) -> None:
-    """Serve on a bound socket. Raises ConfigError if another program has bound it too and was first to listen."""
+    """Serve on a bound socket. Raises ConfigError if another program has bound it too and was first
+    to listen."""
     host, port = sock.getsockname()[:2]
     try:
         sock.listen(_BACKLOG)  # uvloop, which does the same, keeps the error to itself

@@ -47,9 +47,11 @@ def cancelled_with_client(job: Job, receive: Callable[[], Awaitable[Message]]) -
 
 
 class EventStream(Response):
-    """Sends ``chunks`` as they come, then ``[DONE]``. Owns the job: it ends with the response, whatever happens.
+    """Sends ``chunks`` as they come, then ``[DONE]``. Owns the job: it ends with the response,
+    whatever happens.
 
-    An error before the first chunk is raised, so that it gets its own HTTP status; later ones become a last chunk.
+    An error before the first chunk is raised, so that it gets its own HTTP status; later ones
+    become a last chunk.
     """
 
     def __init__(self, job: Job, chunks: AsyncGenerator[bytes, None]) -> None:
@@ -62,7 +64,13 @@ class EventStream(Response):
         with self._job, cancelled_with_client(self._job, receive):
             try:
                 first = await anext(self._chunks)
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": self.status_code,
+                        "headers": self.raw_headers,
+                    }
+                )
                 await _send_chunk(send, first)
                 await self._send_rest(send)
             finally:

@@ -1,7 +1,8 @@
-"""What the frontend says to the engine and hears from it: submits, aborts, control calls, and the routing of answers.
+"""What the frontend says to the engine and hears from it: submits, aborts, control calls, and the
+routing of answers.
 
-Works on ``core.messages`` over any EngineLink (sockets in production, a fake engine in tests). It knows nothing of text or
-HTTP. Everything here runs on one event loop, so nothing is locked.
+Works on ``core.messages`` over any EngineLink (sockets in production, a fake engine in tests). It
+knows nothing of text or HTTP. Everything here runs on one event loop, so nothing is locked.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 
 class EngineLink(Protocol):
-    """Carries encoded messages to an engine and hands back each one that comes, on the event loop."""
+    """Carries encoded messages to an engine and hands back each one that comes, on the event
+    loop."""
 
     def start(self, receiver: Callable[[bytes], None]) -> None: ...
 
@@ -60,7 +62,8 @@ class EngineState(enum.StrEnum):
 
 
 class Mailbox:
-    """Token events of the sequences of one client request, as (index, event). One reader; one wake-up per message."""
+    """Token events of the sequences of one client request, as (index, event). One reader; one
+    wake-up per message."""
 
     def __init__(self) -> None:
         self._events: list[tuple[int, TokenEvent]] = []
@@ -76,7 +79,8 @@ class Mailbox:
         self._wake()
 
     async def take(self) -> list[tuple[int, TokenEvent]]:
-        """All events that are here, waiting for the first. Raises what ``fail`` was given once the events are read."""
+        """All events that are here, waiting for the first. Raises what ``fail`` was given once the
+        events are read."""
         while not self._events:
             if self._error is not None:
                 raise self._error
@@ -99,12 +103,16 @@ class _Submission:
 
 
 class EngineClient:
-    """The frontend's view of one engine. Contract: every submission ends with a finish event, ``stop`` or a failed mailbox.
+    """The frontend's view of one engine. Contract: every submission ends with a finish event,
+    ``stop`` or a failed mailbox.
 
-    Submissions go by number, so that what is still on the way for one cannot reach another that uses its rid again.
+    Submissions go by number, so that what is still on the way for one cannot reach another that
+    uses its rid again.
     """
 
-    def __init__(self, link: EngineLink, *, on_progress: Callable[[str], None] = lambda doing: None) -> None:
+    def __init__(
+        self, link: EngineLink, *, on_progress: Callable[[str], None] = lambda doing: None
+    ) -> None:
         """``on_progress`` gets what the engine does before it is ready."""
         self._link = link
         self._on_progress = on_progress
@@ -141,18 +149,24 @@ class EngineClient:
         return len(self._open)
 
     def submit(self, request: Request, mailbox: Mailbox, index: int = 0) -> int:
-        """Send a request; its events go to ``mailbox`` under ``index``. Returns the number to ``stop`` it by.
+        """Send a request; its events go to ``mailbox`` under ``index``. Returns the number to
+        ``stop`` it by.
 
-        Raises RequestError (400) for a rid in use or a number that no message can carry, EngineDeadError without an engine.
+        Raises RequestError (400) for a rid in use or a number that no message can carry,
+        EngineDeadError without an engine.
         """
         if self.state is not EngineState.READY:
             raise EngineDeadError(self.death or f"The engine is {self.state}.")
         if request.rid in self._seq_ids:
-            raise RequestError(f"Duplicate request id {request.rid!r}: a request with this rid is still running.")
+            raise RequestError(
+                f"Duplicate request id {request.rid!r}: a request with this rid is still running."
+            )
         try:
             data = encode(Submit(self._next_seq_id, request))
         except (OverflowError, UnicodeEncodeError) as error:
-            raise RequestError(f"A value of this request cannot be sent to the engine: {error}.") from None
+            raise RequestError(
+                f"A value of this request cannot be sent to the engine: {error}."
+            ) from None
         seq_id = self._next_seq_id
         self._next_seq_id += 1
         self._open[seq_id] = _Submission(request.rid, mailbox, index)
@@ -161,16 +175,20 @@ class EngineClient:
         return seq_id
 
     def stop(self, seq_id: int) -> None:
-        """Be done with this submission: no event of it arrives any more. Nothing happens if it has ended."""
+        """Be done with this submission: no event of it arrives any more. Nothing happens if it has
+        ended."""
         if seq_id in self._open:
             self._close(seq_id)
             self._send(Stop(seq_id))
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
-        """Ask for the end of all rids that begin with ``rid``; their streams end with an abort event. An empty rid means none."""
+        """Ask for the end of all rids that begin with ``rid``; their streams end with an abort
+        event. An empty rid means none."""
         if not rid and not abort_all:
             return
-        found = [seq_id for own, seq_id in self._seq_ids.items() if abort_all or own.startswith(rid)]
+        found = [
+            seq_id for own, seq_id in self._seq_ids.items() if abort_all or own.startswith(rid)
+        ]
         if found:
             self._send(Abort(found))
 
@@ -184,16 +202,20 @@ class EngineClient:
         self._calls[call_id] = future
         self._send(Call(call_id, name))
         try:
-            # Not wait_for: before Python 3.12 that forgets a cancellation that comes together with the answer.
+            # Not wait_for: before Python 3.12 that forgets a cancellation that comes together with
+            # the answer.
             async with asyncio.timeout(timeout_s):
                 return await future
         except TimeoutError:
-            raise EngineDeadError(f"The engine did not answer {name!r} within {timeout_s:g} s.") from None
+            raise EngineDeadError(
+                f"The engine did not answer {name!r} within {timeout_s:g} s."
+            ) from None
         finally:
             del self._calls[call_id]
 
     async def wait_message(self, *, timeout_s: float) -> bool:
-        """True as soon as the engine says anything at all (or changes state), False after ``timeout_s``."""
+        """True as soon as the engine says anything at all (or changes state), False after
+        ``timeout_s``."""
         future = asyncio.get_running_loop().create_future()
         self._waiters.add(future)
         try:
@@ -206,7 +228,8 @@ class EngineClient:
         return True
 
     async def wait_ready(self, *, timeout_s: float) -> bool:
-        """Wait for the end of start-up: True if the engine is ready, False if it failed, died or took too long."""
+        """Wait for the end of start-up: True if the engine is ready, False if it failed, died or
+        took too long."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while self.state is EngineState.STARTING:
             left = deadline - asyncio.get_running_loop().time()
@@ -225,10 +248,14 @@ class EngineClient:
         return time.monotonic() - self._result_at
 
     def suspended(self, is_suspended: bool) -> None:
-        """Called by whoever watches the process when it is stopped (SIGSTOP) or goes on (SIGCONT)."""
+        """Called by whoever watches the process when it is stopped (SIGSTOP) or goes on
+        (SIGCONT)."""
         self._is_suspended = is_suspended
         if is_suspended:
-            logger.warning("The engine process has been stopped by a signal: requests wait, and the server is not ready.")
+            logger.warning(
+                "The engine process has been stopped by a signal: requests wait, and the server is"
+                " not ready."
+            )
         else:
             logger.warning("The engine process goes on.")
 
@@ -239,9 +266,14 @@ class EngineClient:
             self._end(EngineState.STOPPING, "The engine is shutting down.")
 
     def engine_died(self, reason: str) -> None:
-        """Called by whoever watches the process. All open requests and calls end with EngineDeadError(reason)."""
+        """Called by whoever watches the process. All open requests and calls end with
+        EngineDeadError(reason)."""
         if self.state is not EngineState.DEAD:
-            logger.error("The engine died: %s Requests of its last plan: %s", reason, ", ".join(map(shown, self.suspects)) or "none")
+            logger.error(
+                "The engine died: %s Requests of its last plan: %s",
+                reason,
+                ", ".join(map(shown, self.suspects)) or "none",
+            )
             self._end(EngineState.DEAD, reason)
 
     def _end(self, state: EngineState, reason: str) -> None:
@@ -264,7 +296,9 @@ class EngineClient:
         try:
             message = decode_to_frontend(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            logger.error("Dropped a malformed message of %d bytes from the engine: %s", len(data), error)
+            logger.error(
+                "Dropped a malformed message of %d bytes from the engine: %s", len(data), error
+            )
             return
         self._dispatch(message)
         self._notify()

@@ -1,7 +1,7 @@
 """The frontend's end of the link to the engine process, inside an asyncio loop.
 
-Carries bytes both ways; what they mean is the EngineClient's business. It reads the socket from the loop's own reader
-callback instead of through futures: one wake-up drains everything that arrived.
+Carries bytes both ways; what they mean is the EngineClient's business. It reads the socket from the
+loop's own reader callback instead of through futures: one wake-up drains everything that arrived.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from setpoint.ipc import MessageSocket
 
 
 class SocketLink:
-    """An EngineLink over one end of a socket pair. ``start`` is called inside the running loop, ``close`` when it ends."""
+    """An EngineLink over one end of a socket pair. ``start`` is called inside the running loop,
+    ``close`` when it ends."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._messages = MessageSocket(sock)
@@ -47,4 +48,6 @@ class SocketLink:
             if self._receiver is not None:
                 self._receiver(data)
         if self._messages.is_cut and self._receiver is not None:
-            self._loop.remove_reader(self._messages.fileno())  # whoever watches the process says what has happened
+            self._loop.remove_reader(
+                self._messages.fileno()
+            )  # whoever watches the process says what has happened

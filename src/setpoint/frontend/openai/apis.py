@@ -14,7 +14,8 @@ from setpoint.frontend.service import Service
 
 
 class Api(Protocol):
-    """One of them. ``open`` checks a body and raises RequestError (400) for one that cannot be honoured; nothing runs yet then."""
+    """One of them. ``open`` checks a body and raises RequestError (400) for one that cannot be
+    honoured; nothing runs yet then."""
 
     @property
     def route(self) -> str: ...

@@ -1,4 +1,5 @@
-"""Chat completions: ``/v1/chat/completions`` (docs/sglang/api.md#openai-routes) from body to reply, without HTTP."""
+"""Chat completions: ``/v1/chat/completions`` (docs/sglang/api.md#openai-routes) from body to reply,
+without HTTP."""
 
 from __future__ import annotations
 
@@ -27,30 +28,48 @@ class ChatApi:
 
     async def open(self, raw: dict[str, Any]) -> TextExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
-        body, warnings = self._service.read(raw, ChatBody, route=self.route, unsupported=UNSUPPORTED)
+        body, warnings = self._service.read(
+            raw, ChatBody, route=self.route, unsupported=UNSUPPORTED
+        )
         body.check()
         rid = body.rid or new_rid()
         job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         reply = Reply(rid, body, kind=kind, config=self._service.config, warnings=warnings)
-        return TextExchange(job, reply, ChatChoices(self._service.text.tokenizer), is_stream=bool(body.stream))
+        return TextExchange(
+            job, reply, ChatChoices(self._service.text.tokenizer), is_stream=bool(body.stream)
+        )
 
     async def _requests(self, body: ChatBody, rid: str) -> list[core.Request]:
-        sampling = body.sampling(self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens)
+        sampling = body.sampling(
+            self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens
+        )
         top = (body.top_logprobs or 0) if body.logprobs else None
         variables = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             variables["reasoning_effort"] = body.reasoning_effort
-        text = await chat_prompt(self._service.text, body.messages, variables=variables, continue_final_message=body.continue_final_message)
+        text = await chat_prompt(
+            self._service.text,
+            body.messages,
+            variables=variables,
+            continue_final_message=body.continue_final_message,
+        )
         # The template writes the special tokens itself.
         prompt = await self._service.intake.encode(text, add_special_tokens=False)
-        return self._service.intake.requests(prompt, sampling, body.options(top_logprobs_num=top), rid=rid)
+        return self._service.intake.requests(
+            prompt, sampling, body.options(top_logprobs_num=top), rid=rid
+        )
 
 
 async def chat_prompt(
-    text: TextProcessor, messages: list[dict[str, Any]], *, variables: Mapping[str, Any], continue_final_message: bool | None = False
+    text: TextProcessor,
+    messages: list[dict[str, Any]],
+    *,
+    variables: Mapping[str, Any],
+    continue_final_message: bool | None = False,
 ) -> str:
-    """What the model reads. Raises RequestError for messages that are not text, or that the template refuses."""
+    """What the model reads. Raises RequestError for messages that are not text, or that the
+    template refuses."""
     flat = flatten_messages(messages)
     started = ""
     if continue_final_message and flat[-1]["role"] == "assistant":
@@ -59,7 +78,8 @@ async def chat_prompt(
 
 
 class ChatChoices:
-    """Choices of a chat, whole or as a stream: the role first, then deltas, the finish reason in one of its own."""
+    """Choices of a chat, whole or as a stream: the role first, then deltas, the finish reason in
+    one of its own."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -68,22 +88,40 @@ class ChatChoices:
         return {
             "index": output.index,
             "message": {"role": "assistant", "content": output.text, "reasoning_content": None},
-            "logprobs": chat_logprobs(self._tokenizer, output.logprobs) if output.request.return_logprob else None,
+            "logprobs": (
+                chat_logprobs(self._tokenizer, output.logprobs)
+                if output.request.return_logprob
+                else None
+            ),
             **finish_fields(output),
         }
 
     def opening(self, output: SequenceOutput) -> dict[str, Any]:
-        return _chunk_choice(output, {"role": "assistant", "content": "", "reasoning_content": None})
+        return _chunk_choice(
+            output, {"role": "assistant", "content": "", "reasoning_content": None}
+        )
 
     def choice(self, piece: Piece) -> dict[str, Any] | None:
-        logprobs = None if piece.logprobs is None else chat_logprobs(self._tokenizer, [piece.logprobs])
+        logprobs = (
+            None if piece.logprobs is None else chat_logprobs(self._tokenizer, [piece.logprobs])
+        )
         if not piece.text and logprobs is None:
             return None
-        return _chunk_choice(piece.output, {"content": piece.text, "reasoning_content": None}, logprobs=logprobs)
+        return _chunk_choice(
+            piece.output, {"content": piece.text, "reasoning_content": None}, logprobs=logprobs
+        )
 
     def closing(self, output: SequenceOutput) -> dict[str, Any]:
         return {**_chunk_choice(output, {"reasoning_content": None}), **finish_fields(output)}
 
 
-def _chunk_choice(output: SequenceOutput, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"index": output.index, "delta": delta, "logprobs": logprobs, "finish_reason": None, "matched_stop": None}
+def _chunk_choice(
+    output: SequenceOutput, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {
+        "index": output.index,
+        "delta": delta,
+        "logprobs": logprobs,
+        "finish_reason": None,
+        "matched_stop": None,
+    }

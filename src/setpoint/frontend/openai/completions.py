@@ -1,4 +1,5 @@
-"""Text completions: ``/v1/completions`` (docs/sglang/api.md#openai-routes) from body to reply, without HTTP."""
+"""Text completions: ``/v1/completions`` (docs/sglang/api.md#openai-routes) from body to reply,
+without HTTP."""
 
 from __future__ import annotations
 
@@ -27,16 +28,22 @@ class CompletionApi:
 
     async def open(self, raw: dict[str, Any]) -> TextExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
-        body, warnings = self._service.read(raw, CompletionBody, route=self.route, unsupported=UNSUPPORTED)
+        body, warnings = self._service.read(
+            raw, CompletionBody, route=self.route, unsupported=UNSUPPORTED
+        )
         body.check()
         rid = body.rid or new_rid()
         job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
-        reply = Reply(rid, body, kind="text_completion", config=self._service.config, warnings=warnings)
+        reply = Reply(
+            rid, body, kind="text_completion", config=self._service.config, warnings=warnings
+        )
         maker = CompletionChoices(self._service.text.tokenizer, echo=bool(body.echo))
         return TextExchange(job, reply, maker, is_stream=bool(body.stream))
 
     async def _requests(self, body: CompletionBody, rid: str) -> list[core.Request]:
-        sampling = body.sampling(self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens)
+        sampling = body.sampling(
+            self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens
+        )
         prompts = await read_prompts(body.prompt, self._service.intake, name="prompt")
         if len(prompts) * sampling.n > MAX_SEQUENCES:
             raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
@@ -44,7 +51,11 @@ class CompletionApi:
         options = body.options(top_logprobs_num=body.logprobs, logprob_start_len=start)
         rids = [rid] if len(prompts) == 1 else [f"{rid}_{index}" for index in range(len(prompts))]
         make = self._service.intake.requests
-        return [item for prompt, own in zip(prompts, rids, strict=True) for item in make(prompt, sampling, options, rid=own)]
+        return [
+            item
+            for prompt, own in zip(prompts, rids, strict=True)
+            for item in make(prompt, sampling, options, rid=own)
+        ]
 
 
 class CompletionChoices:
@@ -64,7 +75,12 @@ class CompletionChoices:
             echoed = maker.of_prompt(output.request, output.prompt_logprobs) if self._echo else None
             logprobs = maker.of_outputs(output.logprobs)
             logprobs = logprobs if echoed is None else join(echoed, logprobs)
-        return {"index": output.index, "text": prompt + output.text, "logprobs": logprobs, **finish_fields(output)}
+        return {
+            "index": output.index,
+            "text": prompt + output.text,
+            "logprobs": logprobs,
+            **finish_fields(output),
+        }
 
     def opening(self, output: SequenceOutput) -> dict[str, Any] | None:
         maker = self._logprobs[output.index] = self._logprobs_of(output)
@@ -75,7 +91,11 @@ class CompletionChoices:
         return _chunk_choice(output, self._prompt_text(output), logprobs)
 
     def choice(self, piece: Piece) -> dict[str, Any] | None:
-        logprobs = None if piece.logprobs is None else self._logprobs[piece.output.index].of_outputs([piece.logprobs])
+        logprobs = (
+            None
+            if piece.logprobs is None
+            else self._logprobs[piece.output.index].of_outputs([piece.logprobs])
+        )
         if not piece.text and logprobs is None:
             return None
         return _chunk_choice(piece.output, piece.text, logprobs)
@@ -84,11 +104,21 @@ class CompletionChoices:
         return {**_chunk_choice(output, "", None), **finish_fields(output)}
 
     def _logprobs_of(self, output: SequenceOutput) -> CompletionLogprobs:
-        return CompletionLogprobs(self._tokenizer, skip_special_tokens=output.request.sampling.skip_special_tokens)
+        return CompletionLogprobs(
+            self._tokenizer, skip_special_tokens=output.request.sampling.skip_special_tokens
+        )
 
     def _prompt_text(self, output: SequenceOutput) -> str:
         return self._tokenizer.decode(output.request.prompt().tolist())
 
 
-def _chunk_choice(output: SequenceOutput, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-    return {"index": output.index, "text": text, "logprobs": logprobs, "finish_reason": None, "matched_stop": None}
+def _chunk_choice(
+    output: SequenceOutput, text: str, logprobs: dict[str, Any] | None
+) -> dict[str, Any]:
+    return {
+        "index": output.index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": None,
+        "matched_stop": None,
+    }

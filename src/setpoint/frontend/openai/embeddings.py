@@ -1,4 +1,5 @@
-"""Embeddings: ``/v1/embeddings`` (docs/sglang/api.md#openai-routes) from body to reply, without HTTP."""
+"""Embeddings: ``/v1/embeddings`` (docs/sglang/api.md#openai-routes) from body to reply, without
+HTTP."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ class EmbeddingApi:
 
     async def open(self, raw: dict[str, Any]) -> EmbeddingExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
-        body, warnings = self._service.read(raw, EmbeddingBody, route=self.route, unsupported=UNSUPPORTED)
+        body, warnings = self._service.read(
+            raw, EmbeddingBody, route=self.route, unsupported=UNSUPPORTED
+        )
         body.check()
         check_dimensions(body.dimensions, self._service.config.pooling)
         job = self._service.job(await self._requests(body), received=raw, openai=True)
@@ -45,9 +48,14 @@ class EmbeddingApi:
         intake, rid = self._service.intake, body.rid or new_rid()
         prompts = await read_prompts(body.input, intake, name="input")
         shared = namespace(body.extra_key, body.cache_salt)
-        options = Options(namespace=shared, priority=body.priority, routing_key=body.routing_key or "")
+        options = Options(
+            namespace=shared, priority=body.priority, routing_key=body.routing_key or ""
+        )
         rids = [rid] if len(prompts) == 1 else [f"{rid}_{index}" for index in range(len(prompts))]
-        return [intake.embedding_request(prompt, options, rid=own) for prompt, own in zip(prompts, rids, strict=True)]
+        return [
+            intake.embedding_request(prompt, options, rid=own)
+            for prompt, own in zip(prompts, rids, strict=True)
+        ]
 
 
 class EmbeddingExchange:
@@ -55,7 +63,9 @@ class EmbeddingExchange:
 
     is_stream = False
 
-    def __init__(self, job: Job, body: EmbeddingBody, config: FrontendConfig, warnings: list[str]) -> None:
+    def __init__(
+        self, job: Job, body: EmbeddingBody, config: FrontendConfig, warnings: list[str]
+    ) -> None:
         self.job = job
         self._body = body
         self._config = config
@@ -65,16 +75,28 @@ class EmbeddingExchange:
         num_prompt = sum(output.num_prompt for output in outputs)
         usage: dict[str, Any] = {"prompt_tokens": num_prompt, "total_tokens": num_prompt}
         if self._config.enable_cache_report:
-            usage["prompt_tokens_details"] = {"cached_tokens": sum(output.num_cached for output in outputs)}
-        data = [{"object": "embedding", "index": output.index, "embedding": self._shown(output)} for output in outputs]
+            usage["prompt_tokens_details"] = {
+                "cached_tokens": sum(output.num_cached for output in outputs)
+            }
+        data = [
+            {"object": "embedding", "index": output.index, "embedding": self._shown(output)}
+            for output in outputs
+        ]
         told = {"metadata": {"warnings": self._warnings}} if self._warnings else {}
-        return {"object": "list", "data": data, "model": self._config.served_model_name, "usage": usage, **told}
+        return {
+            "object": "list",
+            "data": data,
+            "model": self._config.served_model_name,
+            "usage": usage,
+            **told,
+        }
 
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         raise AssertionError("a vector comes whole")
 
     def _shown(self, output: SequenceOutput) -> str | list[float]:
-        """base64 is of the little-endian float32 numbers: the openai client asks for it and decodes it by itself."""
+        """base64 is of the little-endian float32 numbers: the openai client asks for it and decodes
+        it by itself."""
         vector = vector_of(output, self._config.pooling, self._body.dimensions)
         if self._body.encoding_format == "base64":
             return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()

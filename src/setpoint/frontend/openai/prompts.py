@@ -1,4 +1,5 @@
-"""Prompts as OpenAI's bodies may hold them: a string, several, token ids, or several lists of token ids."""
+"""Prompts as OpenAI's bodies may hold them: a string, several, token ids, or several lists of token
+ids."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from setpoint.frontend.intake import MAX_SEQUENCES, Intake
 
 
 async def read_prompts(value: str | list[Any], intake: Intake, *, name: str) -> list[Ids]:
-    """The ids of every prompt in ``value``, the field ``name`` of a body. Raises RequestError (400)."""
+    """The ids of every prompt in ``value``, the field ``name`` of a body. Raises RequestError
+    (400)."""
     texts = [value] if isinstance(value, str) else value
     if not texts:
         raise RequestError(f"{name} must not be empty.")

@@ -1,4 +1,5 @@
-"""Bodies of the OpenAI routes (docs/sglang/api.md#openai-routes), and what of them becomes sampling parameters and options.
+"""Bodies of the OpenAI routes (docs/sglang/api.md#openai-routes), and what of them becomes sampling
+parameters and options.
 
 Pure data and conversions; knows nothing of the engine.
 """
@@ -21,9 +22,34 @@ from setpoint.core.wording import kind_of
 from setpoint.frontend.intake import Options, check_key, check_rid, namespace
 
 UNSUPPORTED = (
-    *("regex", "ebnf", "json_schema", "stop_regex", "structural_tag", "logits_processors", "custom_logit_processor", "lora_path"),
-    *("session_params", "return_hidden_states", "bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank"),
-    *("data_parallel_rank", "tools", "functions", "function_call", "suffix", "audio", "prediction", "web_search_options"),
+    *(
+        "regex",
+        "ebnf",
+        "json_schema",
+        "stop_regex",
+        "structural_tag",
+        "logits_processors",
+        "custom_logit_processor",
+        "lora_path",
+    ),
+    *(
+        "session_params",
+        "return_hidden_states",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "routed_dp_rank",
+    ),
+    *(
+        "data_parallel_rank",
+        "tools",
+        "functions",
+        "function_call",
+        "suffix",
+        "audio",
+        "prediction",
+        "web_search_options",
+    ),
 )
 
 DEFAULT_MODEL = "default"
@@ -53,7 +79,8 @@ class AnyBody(msgspec.Struct, kw_only=True):
     """An end user's name for the provider's abuse detection; means nothing here, as in SGLang."""
 
     def other_model(self, served: str) -> list[str]:
-        """What to tell a client that has asked for a model by a name that is not the served one's; any name is served."""
+        """What to tell a client that has asked for a model by a name that is not the served one's;
+        any name is served."""
         if self.model in (served, DEFAULT_MODEL, ""):
             return []
         return [f"There is no model '{shown(self.model, 64)}' here: {served} has answered."]
@@ -62,7 +89,10 @@ class AnyBody(msgspec.Struct, kw_only=True):
         """Raise RequestError (400) for what no engine could honour, or this one cannot yet."""
         check_key(self.model, "model")
         if ":" in self.model:
-            raise RequestError(f"model {self.model!r} names a LoRA adapter, which is not supported by this server yet.")
+            raise RequestError(
+                f"model {self.model!r} names a LoRA adapter, which is not supported by this server"
+                " yet."
+            )
         check_key(self.routing_key, "routing_key")
         if self.rid is not None:
             check_rid(self.rid)
@@ -93,7 +123,11 @@ class CommonBody(AnyBody, kw_only=True):
     @property
     def sent_as(self) -> dict[str, str]:
         """Sampling parameters whose keys have another name in this body."""
-        return {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+        return {
+            "max_new_tokens": "max_tokens",
+            "min_new_tokens": "min_tokens",
+            "sampling_seed": "seed",
+        }
 
     @property
     def continuous_usage(self) -> bool:
@@ -103,11 +137,16 @@ class CommonBody(AnyBody, kw_only=True):
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream to be true.")
         if self.response_format is not None and self.response_format.get("type") != "text":
-            raise RequestError("response_format other than text is not supported by this server yet.")
+            raise RequestError(
+                "response_format other than text is not supported by this server yet."
+            )
         super().check()
 
-    def sampling(self, defaults: Mapping[str, float], *, max_new_tokens: int | None) -> SamplingParams:
-        """The request's values over the model's defaults over the engine's. Raises RequestError (400)."""
+    def sampling(
+        self, defaults: Mapping[str, float], *, max_new_tokens: int | None
+    ) -> SamplingParams:
+        """The request's values over the model's defaults over the engine's. Raises RequestError
+        (400)."""
         raw: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -169,7 +208,9 @@ class ChatBody(CommonBody, kw_only=True):
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs to be true.")
         if not 0 <= (self.top_logprobs or 0) <= MAX_TOP_LOGPROBS:
-            raise RequestError(f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], got {self.top_logprobs}.")
+            raise RequestError(
+                f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], got {self.top_logprobs}."
+            )
         if self.tool_choice not in (None, "none", "auto"):
             raise RequestError("tool_choice is not supported by this server yet.")
         if self.modalities not in (None, ["text"]):
@@ -178,7 +219,11 @@ class ChatBody(CommonBody, kw_only=True):
     @property
     def sent_as(self) -> dict[str, str]:
         names = super().sent_as
-        return names if self.max_completion_tokens is None else {**names, "max_new_tokens": "max_completion_tokens"}
+        return (
+            names
+            if self.max_completion_tokens is None
+            else {**names, "max_new_tokens": "max_completion_tokens"}
+        )
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -210,21 +255,32 @@ def _naming_as_sent(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        error.message = re.sub(r"\b(" + "|".join(names) + r")\b", lambda found: names[found[0]], error.message)
+        error.message = re.sub(
+            r"\b(" + "|".join(names) + r")\b", lambda found: names[found[0]], error.message
+        )
         error.args = (error.message,)
         raise
 
 
 def flatten_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as templates expect them: every content a string. Raises RequestError (400) for what is not text."""
+    """Messages as templates expect them: every content a string. Raises RequestError (400) for what
+    is not text."""
     flat = []
     for index, message in enumerate(messages):
         role = message.get("role")
         if role not in ROLES:
             got = repr(shown(role, 64)) if isinstance(role, str) else kind_of(role)
-            raise RequestError(f"messages[{index}].role must be one of {', '.join(ROLES)}; got {got}.")
-        if role in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
-            raise RequestError(f"messages[{index}]: tool calls are not supported by this server yet.")
+            raise RequestError(
+                f"messages[{index}].role must be one of {', '.join(ROLES)}; got {got}."
+            )
+        if (
+            role in ("tool", "function")
+            or message.get("tool_calls")
+            or message.get("function_call")
+        ):
+            raise RequestError(
+                f"messages[{index}]: tool calls are not supported by this server yet."
+            )
         if role in ("system", "user") and message.get("content") is None:
             raise RequestError(f"messages[{index}].content is missing.")
         flat.append({**message, "content": _text_of(message.get("content"), index)})
@@ -237,11 +293,17 @@ def _text_of(content: Any, index: int) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RequestError(f"messages[{index}].content must be a string or a list of parts, got {kind_of(content)}.")
+        raise RequestError(
+            f"messages[{index}].content must be a string or a list of parts, got"
+            f" {kind_of(content)}."
+        )
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise RequestError(f"messages[{index}].content: this model reads text parts only, got {repr(kind) if kind else kind_of(part)}.")
+            raise RequestError(
+                f"messages[{index}].content: this model reads text parts only, got"
+                f" {repr(kind) if kind else kind_of(part)}."
+            )
         texts.append(part["text"])
     return " ".join(texts)

@@ -15,7 +15,8 @@ from setpoint.frontend.openai.protocol import CommonBody
 
 
 class ChoiceMaker(Protocol):
-    """An API's own part of its replies: the choices that sequences, or pieces of their text, become."""
+    """An API's own part of its replies: the choices that sequences, or pieces of their text,
+    become."""
 
     def whole(self, output: SequenceOutput) -> dict[str, Any]:
         """The choice of a sequence that has ended."""
@@ -33,8 +34,21 @@ class ChoiceMaker(Protocol):
 class Reply:
     """The envelope of one request's answer: id, model, creation time, usage."""
 
-    def __init__(self, rid: str, body: CommonBody, *, kind: str, config: FrontendConfig, warnings: Sequence[str]) -> None:
-        self._head: dict[str, Any] = {"id": rid, "object": kind, "created": int(time.time()), "model": config.served_model_name}
+    def __init__(
+        self,
+        rid: str,
+        body: CommonBody,
+        *,
+        kind: str,
+        config: FrontendConfig,
+        warnings: Sequence[str],
+    ) -> None:
+        self._head: dict[str, Any] = {
+            "id": rid,
+            "object": kind,
+            "created": int(time.time()),
+            "model": config.served_model_name,
+        }
         self._body = body
         self._config = config
         self._metadata: dict[str, Any] = {"weight_version": config.weight_version}
@@ -43,7 +57,12 @@ class Reply:
 
     def complete(self, outputs: Sequence[SequenceOutput], maker: ChoiceMaker) -> dict[str, Any]:
         choices = [maker.whole(output) for output in outputs]
-        return {**self._head, "choices": choices, "usage": self.usage(outputs), "metadata": self._metadata}
+        return {
+            **self._head,
+            "choices": choices,
+            "usage": self.usage(outputs),
+            "metadata": self._metadata,
+        }
 
     async def stream(self, job: Job, maker: ChoiceMaker) -> AsyncGenerator[dict[str, Any], None]:
         opened: set[int] = set()
@@ -60,7 +79,10 @@ class Reply:
                     choices.append(maker.closing(output))
                 for choice in choices:
                     if choice is not None:
-                        yield self._chunk([choice], [output] if self._body.continuous_usage else None) | told
+                        yield (
+                            self._chunk([choice], [output] if self._body.continuous_usage else None)
+                            | told
+                        )
                         told = {}  # once, with the first chunk
         options = self._body.stream_options
         if options.include_usage if options is not None else self._config.stream_include_usage:
@@ -79,15 +101,24 @@ class Reply:
             "reasoning_tokens": 0,
         }
         if self._config.enable_cache_report:
-            usage["prompt_tokens_details"] = {"cached_tokens": sum(output.num_cached for output in firsts)}
+            usage["prompt_tokens_details"] = {
+                "cached_tokens": sum(output.num_cached for output in firsts)
+            }
         return usage
 
-    def _chunk(self, choices: list[dict[str, Any]], usage_of: Sequence[SequenceOutput] | None) -> dict[str, Any]:
-        return {**self._head, "choices": choices, "usage": None if usage_of is None else self.usage(usage_of)}
+    def _chunk(
+        self, choices: list[dict[str, Any]], usage_of: Sequence[SequenceOutput] | None
+    ) -> dict[str, Any]:
+        return {
+            **self._head,
+            "choices": choices,
+            "usage": None if usage_of is None else self.usage(usage_of),
+        }
 
 
 class Exchange(Protocol):
-    """One request between its checked body and its reply. Enter ``job`` to submit it, then ask for one of the two forms of reply."""
+    """One request between its checked body and its reply. Enter ``job`` to submit it, then ask for
+    one of the two forms of reply."""
 
     job: Job
     is_stream: bool

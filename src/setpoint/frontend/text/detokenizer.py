@@ -1,7 +1,8 @@
 """Token ids to text, piece by piece, without ever splitting a UTF-8 character.
 
-Two implementations: exact bytes for byte-level tokenizers (nearly all current models), a moving window of ids over the
-Rust decoder for the others. Both cost O(1) per token on average. They know nothing of stop strings or requests.
+Two implementations: exact bytes for byte-level tokenizers (nearly all current models), a moving
+window of ids over the Rust decoder for the others. Both cost O(1) per token on average. They know
+nothing of stop strings or requests.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 REPLACEMENT = "�"
 
 _MAX_PENDING = 8
-"""Tokens the window decoder holds back for a character that does not complete; a character has at most four bytes."""
+"""Tokens the window decoder holds back for a character that does not complete; a character has at
+most four bytes."""
 
 _MAX_CONTEXT = 32
 """Tokens without text that the window decoder remembers."""
 
 
 class Detokenizer(Protocol):
-    """One sequence's decoder. ``feed`` returns the text that became certain; ``flush``, at the end, what was held back."""
+    """One sequence's decoder. ``feed`` returns the text that became certain; ``flush``, at the end,
+    what was held back."""
 
     def feed(self, ids: Sequence[int]) -> str: ...
 
@@ -36,7 +39,8 @@ def make_detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Deto
 
 
 class ByteDetokenizer:
-    """Joins the bytes of tokens. Contract: the pieces and the flush joined equal ``Tokenizer.decode`` of all ids."""
+    """Joins the bytes of tokens. Contract: the pieces and the flush joined equal
+    ``Tokenizer.decode`` of all ids."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -45,7 +49,9 @@ class ByteDetokenizer:
 
     def feed(self, ids: Sequence[int]) -> str:
         token_bytes = self._tokenizer.token_bytes
-        return self._decoder.decode(b"".join([token_bytes(token_id) for token_id in ids if token_id not in self._skip]))
+        return self._decoder.decode(
+            b"".join([token_bytes(token_id) for token_id in ids if token_id not in self._skip])
+        )
 
     def flush(self) -> str:
         return self._decoder.decode(b"", True)
@@ -55,11 +61,11 @@ class WindowDetokenizer:
     """Decodes a short window of recent ids for each token and emits what is new at its end.
 
     ids:     … | context | pending |
-    context: already emitted tokens, there because a decoder may treat the first token of a text specially (SentencePiece
-    drops its leading space); pending: tokens whose text may still change, because it ends inside a character.
-
-    Contract: for well-formed UTF-8 the pieces and the flush joined equal ``Tokenizer.decode`` of all ids. (With byte
-    fallback the Rust decoder turns a *whole* run of byte tokens into U+FFFD if any byte of it is wrong; a stream cannot.)
+    context: already emitted tokens, there because a decoder may treat the first token of a text
+    specially (SentencePiece drops its leading space); pending: tokens whose text may still change,
+    because it ends inside a character. Contract: for well-formed UTF-8 the pieces and the flush
+    joined equal ``Tokenizer.decode`` of all ids. (With byte fallback the Rust decoder turns a
+    *whole* run of byte tokens into U+FFFD if any byte of it is wrong; a stream cannot.)
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
@@ -83,7 +89,8 @@ class WindowDetokenizer:
         return self._advance(self._fresh())
 
     def _advance(self, fresh: str) -> str:
-        # Tokens that gave no text (a leading space that was dropped) do not yet end the special treatment of a start.
+        # Tokens that gave no text (a leading space that was dropped) do not yet end the special
+        # treatment of a start.
         self._context = self._pending if fresh else (self._context + self._pending)[-_MAX_CONTEXT:]
         self._pending = []
         return fresh

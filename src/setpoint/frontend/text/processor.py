@@ -1,7 +1,8 @@
-"""All the text work of the frontend behind one object: prompts to ids, messages to prompts, ids to text.
+"""All the text work of the frontend behind one object: prompts to ids, messages to prompts, ids to
+text.
 
-It does not know requests or HTTP. Long prompts are tokenized on a thread, so that one client's book does not stall the
-streams of the others; the checkpoint's chat template has a process of its own.
+It does not know requests or HTTP. Long prompts are tokenized on a thread, so that one client's book
+does not stall the streams of the others; the checkpoint's chat template has a process of its own.
 """
 
 from __future__ import annotations
@@ -21,14 +22,20 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 _INLINE = 4096
-"""Longest text (characters) or id list that is worked on by the event loop itself; takes about a millisecond."""
+"""Longest text (characters) or id list that is worked on by the event loop itself; takes about a
+millisecond."""
 
 
 class Template(Protocol):
-    """``template_process.TemplateProcess``; in tests ``template.ChatTemplate``, which is the same without the process."""
+    """``template_process.TemplateProcess``; in tests ``template.ChatTemplate``, which is the same
+    without the process."""
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str: ...
 
 
@@ -41,13 +48,18 @@ class TextProcessor:
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, chat_template: str | None = None) -> TextProcessor:
-        """Read a checkpoint's tokenizer and chat template; ``chat_template`` is the path of a file that replaces the latter.
+        """Read a checkpoint's tokenizer and chat template; ``chat_template`` is the path of a file
+        that replaces the latter.
 
         Raises CheckpointError or ConfigError. ``close`` ends the template's process.
         """
         tokenizer = Tokenizer.from_folder(folder)
         source = find_chat_template(folder, override=chat_template)
-        template = None if source is None else TemplateProcess(source, special_tokens=tokenizer.special_tokens)
+        template = (
+            None
+            if source is None
+            else TemplateProcess(source, special_tokens=tokenizer.special_tokens)
+        )
         return cls(tokenizer, template)
 
     def close(self) -> None:
@@ -64,24 +76,41 @@ class TextProcessor:
         return -(-len(text) // self.tokenizer.max_token_chars)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> Ids:
-        return await self._run(len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return await self._run(
+            len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        )
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return await self._run(len(ids), lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        return await self._run(
+            len(ids), lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        )
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         if size > _INLINE:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        await asyncio.sleep(0)  # between the prompts of a large batch the other streams get their turn
+        await asyncio.sleep(
+            0
+        )  # between the prompts of a large batch the other streams get their turn
         return work()
 
     async def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Raises RequestError (400) if the model has no chat template or the template refuses the messages."""
+        """Raises RequestError (400) if the model has no chat template or the template refuses the
+        messages."""
         template = self._template
         if template is None:
-            raise RequestError("This model has no chat template; start the server with --chat-template, or use /v1/completions.")
+            raise RequestError(
+                "This model has no chat template; start the server with --chat-template, or use"
+                " /v1/completions."
+            )
         return await asyncio.get_running_loop().run_in_executor(
-            self._templates, lambda: template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+            self._templates,
+            lambda: template.render(
+                messages, add_generation_prompt=add_generation_prompt, variables=variables
+            ),
         )

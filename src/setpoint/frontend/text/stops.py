@@ -1,6 +1,7 @@
 """Finds stop strings in text that arrives in pieces, some of which the client is not shown.
 
-Works on strings only; which token a piece came from, and what a match means for the request, is the caller's business.
+Works on strings only; which token a piece came from, and what a match means for the request, is the
+caller's business.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Sequence
 class StopFinder:
     """Feeds text through, holding back the tail that may be the start of a stop string.
 
-    Contract: what ``feed`` and ``flush`` return, joined, is the text up to the first stop string (including it if ``keep``),
-    without the hidden pieces (special tokens), which are searched like all others. "First" is the one that is complete first, and
-    the longest of those: so the result does not depend on how the text was cut into pieces.
+    Contract: what ``feed`` and ``flush`` return, joined, is the text up to the first stop string
+    (including it if ``keep``), without the hidden pieces (special tokens), which are searched like
+    all others. "First" is the one that is complete first, and the longest of those: so the result
+    does not depend on how the text was cut into pieces.
     """
 
     def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
@@ -26,7 +28,8 @@ class StopFinder:
         """The stop string found; after that nothing more is fed."""
 
     def feed(self, text: str, *, hidden: bool = False) -> str:
-        """Returns the shown text that is certain not to belong to a stop string. Sets ``matched`` at the end of a match."""
+        """Returns the shown text that is certain not to belong to a stop string. Sets ``matched``
+        at the end of a match."""
         assert self.matched is None, "text after a stop string"
         if hidden:
             self._hidden.append((len(self._held), len(self._held) + len(text)))
@@ -49,18 +52,25 @@ class StopFinder:
             at = min(stop, end)
         shown += self._held[at:end]
         self._held = self._held[end:]
-        self._hidden = [(max(start - end, 0), stop - end) for start, stop in self._hidden if stop > end]
+        self._hidden = [
+            (max(start - end, 0), stop - end) for start, stop in self._hidden if stop > end
+        ]
         return shown
 
     def _first_match(self, text: str) -> tuple[int, str] | None:
-        matches = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        matches = [
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := text.find(stop)) >= 0
+        ]
         if not matches:
             return None
         _, start, stop = min(matches)
         return start, stop
 
     def _partial_match(self, text: str) -> int:
-        """Where the longest tail begins that is a proper prefix of some stop string; len(text) if none is."""
+        """Where the longest tail begins that is a proper prefix of some stop string; len(text) if
+        none is."""
         earliest = len(text)
         for stop in self._stops:
             start = text.find(stop[0], max(0, len(text) - len(stop) + 1))

@@ -1,7 +1,9 @@
-"""Chat templates: messages to prompt text, in a jinja2 sandbox with the functions that Hugging Face templates expect.
+"""Chat templates: messages to prompt text, in a jinja2 sandbox with the functions that Hugging Face
+templates expect.
 
-Works on plain dicts and strings. It knows nothing of tokens or HTTP; a template's complaint becomes a RequestError. The sandbox keeps a
-template from the machine's files and from Python's insides, but not from computing for ever: see ``template_process``.
+Works on plain dicts and strings. It knows nothing of tokens or HTTP; a template's complaint becomes
+a RequestError. The sandbox keeps a template from the machine's files and from Python's insides, but
+not from computing for ever: see ``template_process``.
 """
 
 from __future__ import annotations
@@ -26,20 +28,33 @@ class ChatTemplate:
     """A compiled template; ``render`` may be called for every request."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+        )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         try:
             self._template = environment.from_string(source)
-        except (jinja2.TemplateError, ArithmeticError, ValueError, TypeError, RecursionError) as error:  # constants are computed here
+        except (
+            jinja2.TemplateError,
+            ArithmeticError,
+            ValueError,
+            TypeError,
+            RecursionError,
+        ) as error:  # constants are computed here
             raise CheckpointError(cannot_compile(str(error))) from error
         self._special_tokens = dict(special_tokens or {})
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text. ``variables`` are the request's chat_template_kwargs; they cannot replace the messages.
+        """The prompt text. ``variables`` are the request's chat_template_kwargs; they cannot
+        replace the messages.
 
         Raises RequestError (400) for anything the template refuses or trips over.
         """
@@ -55,21 +70,32 @@ class ChatTemplate:
             return self._template.render(names)
         except MemoryError:
             raise
-        except Exception as error:  # a template runs arbitrary expressions over a client's values: any error is about those
+        # a template runs arbitrary expressions over a client's values: any error is about those
+        except Exception as error:
             raise RequestError(cannot_render(str(error))) from error
 
 
 def cannot_compile(why: str) -> str:
-    return f"The chat template cannot be compiled ({why[:_MAX_REASON_CHARS]}); correct it, or pass another with --chat-template."
+    return (
+        f"The chat template cannot be compiled ({why[:_MAX_REASON_CHARS]}); correct it, or pass"
+        " another with --chat-template."
+    )
 
 
 def cannot_render(why: str) -> str:
     return f"The chat template cannot render these messages: {why[:_MAX_REASON_CHARS]}"
 
 
-def _tojson(value: Any, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
+def _tojson(
+    value: Any,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # jinja2's own filter escapes for HTML, which a prompt must not be.
-    return json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:
@@ -77,7 +103,8 @@ def _raise_exception(message: str) -> None:
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}…{% endgeneration %}`` marks assistant text for training masks; here its body is simply rendered."""
+    """``{% generation %}…{% endgeneration %}`` marks assistant text for training masks; here its
+    body is simply rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - the name jinja2 asks for
 

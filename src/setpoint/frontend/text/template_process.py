@@ -1,8 +1,9 @@
 """A chat template in a process of its own, which can be ended.
 
-A checkpoint's template is a program by a stranger. In a thread nothing could stop one that loops for ever, or that asks for a string of
-all the memory in one operation of Python's. In a process the kernel can (``template_worker`` has the limits); then the request gets an
-error, the next one a new process, and nobody else notices.
+A checkpoint's template is a program by a stranger. In a thread nothing could stop one that loops
+for ever, or that asks for a string of all the memory in one operation of Python's. In a process the
+kernel can (``template_worker`` has the limits); then the request gets an error, the next one a new
+process, and nobody else notices.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class _EndedError(Exception):
 
 
 class TemplateProcess:
-    """As ``template.ChatTemplate``, in another process. Blocks: for threads, of which it serves one at a time."""
+    """As ``template.ChatTemplate``, in another process. Blocks: for threads, of which it serves one
+    at a time."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
         """Raises CheckpointError for a template that cannot be compiled."""
@@ -54,11 +56,18 @@ class TemplateProcess:
             raise
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """As ``ChatTemplate.render``. Raises RequestError (400) also for messages with which the template exceeds a limit."""
+        """As ``ChatTemplate.render``. Raises RequestError (400) also for messages with which the
+        template exceeds a limit."""
         try:
-            job = msgspec.json.encode(RenderJob(list(messages), add_generation_prompt, dict(variables or {})))
+            job = msgspec.json.encode(
+                RenderJob(list(messages), add_generation_prompt, dict(variables or {}))
+            )
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise RequestError(cannot_render(f"they cannot be written as JSON: {error}")) from None
         with self._lock:
@@ -69,7 +78,10 @@ class TemplateProcess:
             except (_EndedError, CheckpointError) as error:
                 raise RequestError(cannot_render(str(error))) from None
             except OSError as error:
-                raise RequestError(f"The chat template's process cannot be started: {error.strerror}.", status_code=503) from None
+                raise RequestError(
+                    f"The chat template's process cannot be started: {error.strerror}.",
+                    status_code=503,
+                ) from None
         if answer[:1] != DONE:
             raise RequestError(answer[1:].decode())
         return answer[1:].decode()
@@ -90,7 +102,9 @@ class TemplateProcess:
     def _start(self) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
         try:
-            self._process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = subprocess.Popen(
+                _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
@@ -120,4 +134,8 @@ def _ending(code: int) -> str:
         return f"it computes for more than {CPU_SECONDS:g} s"
     if code == OUT_OF_MEMORY:
         return f"it needs more than {MEMORY_BYTES >> 20} MiB of memory"
-    return f"the process that runs it was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with exit code {code}"
+    return (
+        f"the process that runs it was ended by {signal.Signals(-code).name}"
+        if code < 0
+        else f"its process ended with exit code {code}"
+    )

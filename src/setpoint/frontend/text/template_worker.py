@@ -1,7 +1,9 @@
-"""``python -m setpoint.frontend.text.template_worker``: renders one chat template, with limits that the kernel enforces.
+"""``python -m setpoint.frontend.text.template_worker``: renders one chat template, with limits that
+the kernel enforces.
 
-Reads messages from its standard input and writes answers to its standard output, each behind its length: first the template, then one
-conversation after the other. Ends with its input, or when a limit is reached: what runs in C cannot be interrupted in any other way.
+Reads messages from its standard input and writes answers to its standard output, each behind its
+length: first the template, then one conversation after the other. Ends with its input, or when a
+limit is reached: what runs in C cannot be interrupted in any other way.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     template: ChatTemplate | None = None
     while (data := read(sys.stdin.buffer)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF, which nobody handles, ends the process
+        signal.setitimer(
+            signal.ITIMER_PROF, CPU_SECONDS
+        )  # SIGPROF, which nobody handles, ends the process
         try:
             if template is None:
                 job = msgspec.json.decode(data, type=TemplateJob)
@@ -80,10 +84,15 @@ def main() -> None:
 
 def _render(template: ChatTemplate, data: bytes) -> bytes:
     job = msgspec.json.decode(data, type=RenderJob)
-    text = template.render(job.messages, add_generation_prompt=job.add_generation_prompt, variables=job.variables)
+    text = template.render(
+        job.messages, add_generation_prompt=job.add_generation_prompt, variables=job.variables
+    )
     prompt = text.encode(errors="replace")
     if len(prompt) > MAX_PROMPT_BYTES:
-        raise RequestError(f"The chat template makes a prompt of more than {MAX_PROMPT_BYTES} bytes of these messages.")
+        raise RequestError(
+            f"The chat template makes a prompt of more than {MAX_PROMPT_BYTES} bytes of these"
+            " messages."
+        )
     return DONE + prompt
 
 

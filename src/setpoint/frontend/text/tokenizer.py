@@ -1,4 +1,5 @@
-"""A tokenizer.json through the Rust ``tokenizers`` library: text to ids, ids to text, and the bytes of a single token.
+"""A tokenizer.json through the Rust ``tokenizers`` library: text to ids, ids to text, and the bytes
+of a single token.
 
 Works on strings and int32 ids. It knows nothing of chat templates, requests or streams.
 """
@@ -20,7 +21,8 @@ from setpoint.core.request import Ids
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's reversible map, as character -> byte: printable bytes stand for themselves, the rest for U+0100 onwards."""
+    """GPT-2's reversible map, as character -> byte: printable bytes stand for themselves, the rest
+    for U+0100 onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     rest = (byte for byte in range(256) if byte not in set(printable))
@@ -34,12 +36,15 @@ BYTE_ALPHABET = _byte_level_alphabet()
 class Tokenizer:
     """Encodes and decodes; immutable after construction and safe to use from several threads."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, *, special_tokens: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, *, special_tokens: dict[str, str] | None = None
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.special_tokens = special_tokens or {}
-        """Named special tokens ("bos_token", "eos_token", …) as the checkpoint spells them; for chat templates."""
+        """Named special tokens ("bos_token", "eos_token", …) as the checkpoint spells them; for
+        chat templates."""
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
@@ -47,29 +52,44 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """Read ``tokenizer.json`` and the special tokens of ``tokenizer_config.json``. Raises CheckpointError."""
+        """Read ``tokenizer.json`` and the special tokens of ``tokenizer_config.json``. Raises
+        CheckpointError."""
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
-            raise CheckpointError(f"No tokenizer.json in {folder}; pass --tokenizer-path with a folder that has one.")
+            raise CheckpointError(
+                f"No tokenizer.json in {folder}; pass --tokenizer-path with a folder that has one."
+            )
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the Rust library raises plain Exception for every kind of malformed file
-            raise CheckpointError(f"{path} cannot be read as a tokenizer ({error}); fetch it again, or pass --tokenizer-path.") from error
+        except (
+            Exception
+        ) as error:  # the Rust library raises plain Exception for every kind of malformed file
+            raise CheckpointError(
+                f"{path} cannot be read as a tokenizer ({error}); fetch it again, or pass"
+                " --tokenizer-path."
+            ) from error
         return cls(tokenizer, special_tokens=_named_special_tokens(read_tokenizer_config(folder)))
 
     @cached_property
     def vocab_size(self) -> int:
-        """Ids the tokenizer knows, added tokens included. The model's own vocabulary may be padded beyond it."""
+        """Ids the tokenizer knows, added tokens included. The model's own vocabulary may be padded
+        beyond it."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     @cached_property
     def max_token_chars(self) -> int:
-        """Length of the longest token: n characters of text are at least n / max_token_chars tokens."""
-        return max((len(token) for token in self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+        """Length of the longest token: n characters of text are at least n / max_token_chars
+        tokens."""
+        return max(
+            (len(token) for token in self._tokenizer.get_vocab(with_added_tokens=True)), default=1
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Ids:
-        # The batch call releases the GIL and computes no character offsets, the single call does neither.
-        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        # The batch call releases the GIL and computes no character offsets, the single call does
+        # neither.
+        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[
+            0
+        ]
         return np.array(encoding.ids, np.int32)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -77,7 +97,8 @@ class Tokenizer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token contributes to the text. Exact for byte-level tokenizers, else the UTF-8 of the token decoded alone."""
+        """What one token contributes to the text. Exact for byte-level tokenizers, else the UTF-8
+        of the token decoded alone."""
         known = self._token_bytes.get(token_id)
         if known is None:
             known = self._token_bytes[token_id] = self._compute_token_bytes(token_id)
@@ -94,12 +115,18 @@ class Tokenizer:
         if token is None:
             return b""
         values = [BYTE_ALPHABET.get(char) for char in token]
-        # A token with a character outside the alphabet (an added token) stands for itself, as the Rust decoder has it.
-        return token.encode() if None in values else bytes(value for value in values if value is not None)
+        # A token with a character outside the alphabet (an added token) stands for itself, as the
+        # Rust decoder has it.
+        return (
+            token.encode()
+            if None in values
+            else bytes(value for value in values if value is not None)
+        )
 
 
 def read_tokenizer_config(folder: str | Path) -> dict[str, Any]:
-    """``tokenizer_config.json`` of a checkpoint, {} where there is none. Raises CheckpointError if it is not a JSON object."""
+    """``tokenizer_config.json`` of a checkpoint, {} where there is none. Raises CheckpointError if
+    it is not a JSON object."""
     path = Path(folder) / "tokenizer_config.json"
     return read_object(path) if path.exists() else {}
 

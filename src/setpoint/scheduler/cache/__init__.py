@@ -1,1 +1,2 @@
-"""Which KV pages hold what: free list, radix tree of cached prefixes, eviction. Works on page numbers, never touches KV data."""
+"""Which KV pages hold what: free list, radix tree of cached prefixes, eviction. Works on page
+numbers, never touches KV data."""

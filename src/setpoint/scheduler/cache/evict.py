@@ -1,4 +1,5 @@
-"""In which order cached stretches are given up: one policy object per name, and a lazy heap over the unlocked leaves.
+"""In which order cached stretches are given up: one policy object per name, and a lazy heap over
+the unlocked leaves.
 
 Works on the fields of a node; does not know the tree, the pages or who asks for memory.
 """
@@ -13,11 +14,12 @@ from setpoint.scheduler.cache.node import EvictionKey, Node, Rank
 
 
 class Lru:
-    """The least recently used first. A rank, what a node keeps for its policy, is here the tick of its last use.
+    """The least recently used first. A rank, what a node keeps for its policy, is here the tick of
+    its last use.
 
-    The base of the others. Contract: the smallest key goes first; use never decreases a key, only a split may
-    (``EvictionQueue.push``); and a key ends in the last use, which no two leaves share, so that keys never tie and the order is
-    deterministic.
+    The base of the others. Contract: the smallest key goes first; use never decreases a key, only a
+    split may (``EvictionQueue.push``); and a key ends in the last use, which no two leaves share,
+    so that keys never tie and the order is deterministic.
     """
 
     def fresh(self, tick: int) -> Rank:
@@ -33,7 +35,8 @@ class Lru:
         return rank
 
     def grow(self, rank: Rank, priority: int, end: int) -> Rank:
-        """A request of this priority cached tokens up to position ``end`` through the stretch, or made it."""
+        """A request of this priority cached tokens up to position ``end`` through the stretch, or
+        made it."""
         return rank
 
     def last_use(self, rank: Rank) -> int:
@@ -45,7 +48,8 @@ class Lru:
 
 
 class Scored(Lru):
-    """The lowest score first, then the least recently used: a rank is (score, tick of the last use)."""
+    """The lowest score first, then the least recently used: a rank is (score, tick of the last
+    use)."""
 
     fresh_score = 0
 
@@ -68,7 +72,8 @@ class Lfu(Scored):
 
 
 class Slru(Lfu):
-    """What was hit fewer than ``protected_threshold`` times first, so that a scan of one-time prompts spares what is in use."""
+    """What was hit fewer than ``protected_threshold`` times first, so that a scan of one-time
+    prompts spares what is in use."""
 
     def __init__(self, *, protected_threshold: int = 2) -> None:
         self._threshold = protected_threshold
@@ -78,7 +83,8 @@ class Slru(Lfu):
 
 
 class Priority(Scored):
-    """The lowest priority first. Score: the highest priority among the requests that cached or hit the stretch."""
+    """The lowest priority first. Score: the highest priority among the requests that cached or hit
+    the stretch."""
 
     fresh_score = -(1 << 64)
     """Not above any priority (scheduler.config.LAST_RANK): a new stretch grows to its request's."""
@@ -91,11 +97,12 @@ class Priority(Scored):
 
 
 class Tlru(Scored):
-    """Tail-optimised LRU: first what the next prefill may recompute within its budget (arXiv 2510.15152, decision 0006).
+    """Tail-optimised LRU: first what the next prefill may recompute within its budget (arXiv
+    2510.15152, decision 0006).
 
     Of a conversation of L tokens whose next prompt adds ``next_prompt_estimate``, only the first
-    max(0, L + next_prompt_estimate - threshold) must stay cached for a prefill of at most ``threshold`` tokens. Score: L, the longest
-    sequence that was cached through the stretch.
+    max(0, L + next_prompt_estimate - threshold) must stay cached for a prefill of at most
+    ``threshold`` tokens. Score: L, the longest sequence that was cached through the stretch.
     """
 
     def __init__(self, *, threshold: int, next_prompt_estimate: int) -> None:
@@ -109,11 +116,18 @@ class Tlru(Scored):
         return int(node.start < max(0, length - self._spare)), tick
 
 
-POLICIES: dict[str, Callable[..., Lru]] = {"lru": Lru, "lfu": Lfu, "slru": Slru, "priority": Priority, "tlru": Tlru}
+POLICIES: dict[str, Callable[..., Lru]] = {
+    "lru": Lru,
+    "lfu": Lfu,
+    "slru": Slru,
+    "priority": Priority,
+    "tlru": Tlru,
+}
 
 
 def eviction_policy(name: str, **parameters: Any) -> Lru:
-    """The named policy. Raises ValueError for an unknown one; parameters are checked where the user gave them."""
+    """The named policy. Raises ValueError for an unknown one; parameters are checked where the user
+    gave them."""
     if name not in POLICIES:
         raise ValueError(f"Unknown eviction policy {name!r}; known: {', '.join(POLICIES)}.")
     return POLICIES[name](**parameters)
@@ -122,10 +136,11 @@ def eviction_policy(name: str, **parameters: Any) -> Lru:
 class EvictionQueue:
     """The unlocked leaves, cheapest to lose first.
 
-    Contract: at most one valid entry per node, the one whose key is ``node.queued``. A node that is locked, grows children or is
-    touched leaves its entry behind; ``pop`` drops or renews such entries when they reach the top, so each costs O(log n) once. A key
-    that fell makes a new entry and the old one void; the heap is rebuilt when more than half of it is void, so it is never larger
-    than twice the tree.
+    Contract: at most one valid entry per node, the one whose key is ``node.queued``. A node that is
+    locked, grows children or is touched leaves its entry behind; ``pop`` drops or renews such
+    entries when they reach the top, so each costs O(log n) once. A key that fell makes a new entry
+    and the old one void; the heap is rebuilt when more than half of it is void, so it is never
+    larger than twice the tree.
     """
 
     __slots__ = ("_heap", "_key", "_num_void")
@@ -136,7 +151,8 @@ class EvictionQueue:
         self._num_void = 0
 
     def push(self, node: Node) -> None:
-        """Tell of a node that became an unlocked leaf, or of an unlocked leaf whose key may have fallen."""
+        """Tell of a node that became an unlocked leaf, or of an unlocked leaf whose key may have
+        fallen."""
         assert node.is_evictable
         key = self._key(node)
         if node.queued is not None:

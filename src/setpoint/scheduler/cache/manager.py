@@ -1,6 +1,8 @@
-"""The KV cache as the scheduler sees it: a page pool and a radix tree over it, with eviction in between.
+"""The KV cache as the scheduler sees it: a page pool and a radix tree over it, with eviction in
+between.
 
-Works on token ids and page numbers. It does not know sequences, steps or KV data. Who owns a page, at every moment exactly one:
+Works on token ids and page numbers. It does not know sequences, steps or KV data. Who owns a page,
+at every moment exactly one:
 
     free list ── alloc ──▶ caller ("held") ── extend ──▶ tree (locked ⇄ evictable)
         ▲                    │ free                          │ alloc, flush
@@ -21,10 +23,11 @@ from setpoint.scheduler.cache.radix import PrefixHandle, RadixTree
 
 
 class KVCache:
-    """Prefix cache over ``num_pages`` pages of ``page_size`` tokens; all counts are in tokens unless named pages.
+    """Prefix cache over ``num_pages`` pages of ``page_size`` tokens; all counts are in tokens
+    unless named pages.
 
-    Contract: free + evictable + locked + held == total after every call, where held is what callers own outside the tree.
-    Namespaces never share a prefix.
+    Contract: free + evictable + locked + held == total after every call, where held is what callers
+    own outside the tree. Namespaces never share a prefix.
     """
 
     def __init__(
@@ -36,10 +39,11 @@ class KVCache:
         eviction_policy: str = "lru",
         eviction_parameters: Mapping[str, int] | None = None,
     ) -> None:
-        """``enabled=False`` caches nothing: match finds nothing and extend hands every page back to the caller.
+        """``enabled=False`` caches nothing: match finds nothing and extend hands every page back to
+        the caller.
 
-        eviction_parameters: keyword arguments of the policy. Raises ValueError for a pool without pages, a page size below 1 or an
-        unknown policy.
+        eviction_parameters: keyword arguments of the policy. Raises ValueError for a pool without
+        pages, a page size below 1 or an unknown policy.
         """
         self.page_size = page_size
         self.total_tokens = num_pages * page_size
@@ -68,45 +72,55 @@ class KVCache:
     def pool_stats(self) -> PoolStats:
         free, evictable, locked = self.free_tokens, self.evictable_tokens, self.locked_tokens
         held = self.total_tokens - free - evictable - locked
-        return PoolStats(total=self.total_tokens, free=free, evictable=evictable, locked=locked, held=held)
+        return PoolStats(
+            total=self.total_tokens, free=free, evictable=evictable, locked=locked, held=held
+        )
 
     def peek(self, ids: Ids, namespace: str = "") -> int:
-        """Length of the cached prefix of ``ids``, floored to whole pages. Takes no lock, splits nothing, touches no recency."""
+        """Length of the cached prefix of ``ids``, floored to whole pages. Takes no lock, splits
+        nothing, touches no recency."""
         return self._tree.match_len(ids, namespace)
 
     def trace(self, ids: Ids, namespace: str = "") -> tuple[int, tuple[int, ...]]:
-        """Like :meth:`peek`, and the cached stretches that the prefix runs through, in order: equal numbers are the same stretch.
+        """Like :meth:`peek`, and the cached stretches that the prefix runs through, in order: equal
+        numbers are the same stretch.
 
         The last may be matched in part. The numbers mean nothing once the tree has changed.
         """
         return self._tree.trace(ids, namespace)
 
     def num_unlocked_by(self, handles: Iterable[PrefixHandle]) -> int:
-        """Tokens that would become evictable if exactly these handles were released: the stretches that nobody else locks."""
+        """Tokens that would become evictable if exactly these handles were released: the stretches
+        that nobody else locks."""
         return self._tree.num_unlocked_by(handles)
 
     def match(self, ids: Ids, namespace: str = "") -> PrefixHandle:
         """The longest cached prefix of ``ids``, floored to whole pages, locked and refreshed.
 
-        The caller leaves out the tokens that must be computed again, e.g. passes ``ids[: n - 1]`` to get logits for the last one.
+        The caller leaves out the tokens that must be computed again, e.g. passes ``ids[: n - 1]``
+        to get logits for the last one.
         """
         return self._tree.match(ids, namespace)
 
     def count_hit(self, handle: PrefixHandle, *, priority: int = 0) -> None:
-        """A request of this priority was admitted over the handle's prefix: eviction policies that count it do so now.
+        """A request of this priority was admitted over the handle's prefix: eviction policies that
+        count it do so now.
 
         Not part of ``match``, because an admission that is refused matches again at every step.
         """
         self._tree.count_hit(handle, priority)
 
     def touch(self, ids: Ids, namespace: str = "") -> None:
-        """Make the cached prefix of ``ids`` the most recently used one. Takes no lock, splits nothing."""
+        """Make the cached prefix of ``ids`` the most recently used one. Takes no lock, splits
+        nothing."""
         self._tree.touch(ids, namespace)
 
     def alloc(self, num_pages: int) -> Ids | None:
-        """``num_pages`` pages, held by the caller from now on; None, and nothing evicted, if free + evictable are fewer.
+        """``num_pages`` pages, held by the caller from now on; None, and nothing evicted, if free +
+        evictable are fewer.
 
-        Evicts whole unlocked leaves in policy order, and only when the free list is short; that may free more than was asked.
+        Evicts whole unlocked leaves in policy order, and only when the free list is short; that may
+        free more than was asked.
         """
         short = num_pages - self._pool.available
         if short > 0:
@@ -120,21 +134,25 @@ class KVCache:
         self._pool.free(pages)
 
     def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids, *, priority: int = 0) -> Ids:
-        """Cache ``ids`` and move the handle's lock down to cover all of them; returns the pages the caller must free itself.
+        """Cache ``ids`` and move the handle's lock down to cover all of them; returns the pages the
+        caller must free itself.
 
-        ids: whole pages, beginning with the handle's prefix. pages: their page numbers, one per page of ids; below
-        ``handle.num_tokens`` they are not looked at, beyond it the caller holds them. priority: what the stretch is worth at least,
-        and with it everything above (eviction policy "priority").
+        ids: whole pages, beginning with the handle's prefix. pages: their page numbers, one per
+        page of ids; below ``handle.num_tokens`` they are not looked at, beyond it the caller holds
+        them. priority: what the stretch is worth at least, and with it everything above (eviction
+        policy "priority").
 
         Contract:
 
-        * Beyond ``handle.num_tokens`` the tree adopts the pages of every stretch it does not have. Where another sequence was
-          faster the tree keeps its own, and the caller's are returned: the caller goes on holding those private copies (its page
-          table stays valid, steps in flight may be writing them) and frees them when it is done.
-        * Afterwards ``handle.num_tokens == len(ids)``, so no page is ever returned twice: of a page table that was extended chunk
-          by chunk, the caller must free what extend returned and what lies beyond ``handle.num_tokens``, and nothing else.
-        * With the cache disabled the same rule holds: all pages of the stretch are returned, and the handle counts the tokens but
-          locks nothing (``handle.pages()`` stays empty).
+        * Beyond ``handle.num_tokens`` the tree adopts the pages of every stretch it does not have.
+          Where another sequence was faster the tree keeps its own, and the caller's are returned:
+          the caller goes on holding those private copies (its page table stays valid, steps in
+          flight may be writing them) and frees them when it is done.
+        * Afterwards ``handle.num_tokens == len(ids)``, so no page is ever returned twice: of a page
+          table that was extended chunk by chunk, the caller must free what extend returned and what
+          lies beyond ``handle.num_tokens``, and nothing else.
+        * With the cache disabled the same rule holds: all pages of the stretch are returned, and
+          the handle counts the tokens but locks nothing (``handle.pages()`` stays empty).
 
         Takes no page and evicts nothing, so it cannot fail.
         """
@@ -155,12 +173,14 @@ class KVCache:
         return num_tokens
 
     def reset(self) -> None:
-        """Start over, empty: the repair of a pool whose accounting is broken. No caller may hold a page or a handle."""
+        """Start over, empty: the repair of a pool whose accounting is broken. No caller may hold a
+        page or a handle."""
         self._tree = RadixTree(self.page_size, self._policy)
         self._pool = PagePool(self._pool.num_pages)
 
     def check(self) -> list[str]:
-        """Every violated invariant, as a sentence; empty = sound. O(pool + tree): for tests and idle moments."""
+        """Every violated invariant, as a sentence; empty = sound. O(pool + tree): for tests and
+        idle moments."""
         problems = self._pool.check() + self._tree.check()
         cached = self._tree.all_pages()
         if len(np.unique(cached)) != len(cached):

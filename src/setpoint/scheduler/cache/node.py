@@ -11,14 +11,17 @@ TOKEN_BYTES = 4
 """Token ids are little-endian int32 (core.request.pack_ids)."""
 
 PageLabel = int | bytes
-"""The tokens of a page as a dict key: the token itself at page size 1 (a smaller object), else packed."""
+"""The tokens of a page as a dict key: the token itself at page size 1 (a smaller object), else
+packed."""
 
 Label = PageLabel | tuple[str, PageLabel]
-"""What a parent finds a child by: the child's first page; below the root together with the namespace."""
+"""What a parent finds a child by: the child's first page; below the root together with the
+namespace."""
 
 Rank = Any
 EvictionKey = Any
-"""Both ints or tuples of ints; those of one policy are all of a kind, so that they compare (``evict``)."""
+"""Both ints or tuples of ints; those of one policy are all of a kind, so that they compare
+(``evict``)."""
 
 _NO_CHILDREN: Mapping[Label, Node] = MappingProxyType({})
 
@@ -27,8 +30,9 @@ _NO_CHILDREN: Mapping[Label, Node] = MappingProxyType({})
 class Node:
     """A stretch of whole pages after the parent's stretch, and the pages that hold its KV.
 
-    Tokens and pages are ``bytes``, not arrays: 33 bytes of overhead instead of 112, no base kept alive by a slice, and comparing is a
-    memcmp. All fields are written by RadixTree, except ``queued``.
+    Tokens and pages are ``bytes``, not arrays: 33 bytes of overhead instead of 112, no base kept
+    alive by a slice, and comparing is a memcmp. All fields are written by RadixTree, except
+    ``queued``.
     """
 
     parent: Node | None
@@ -39,13 +43,15 @@ class Node:
     pages: bytes
     """Packed page numbers, one int32 per page of ``key``."""
     rank: Rank
-    """What the eviction policy keeps of this stretch; both parts of a split inherit it. Its last use is never above the parent's."""
+    """What the eviction policy keeps of this stretch; both parts of a split inherit it. Its last
+    use is never above the parent's."""
     lock_ref: int = 0
     """Handles whose path ends here or below."""
     queued: EvictionKey | None = None
     """The key of this node's valid entry in the eviction queue; written by the queue."""
     children: Mapping[Label, Node] = field(default_factory=lambda: _NO_CHILDREN)
-    """Written by adopt and drop. Leaves, which are most nodes, share one empty mapping: a dict costs 80 bytes."""
+    """Written by adopt and drop. Leaves, which are most nodes, share one empty mapping: a dict
+    costs 80 bytes."""
 
     @property
     def num_tokens(self) -> int:
@@ -62,7 +68,8 @@ class Node:
 
     @property
     def is_evictable(self) -> bool:
-        """An unlocked leaf: what eviction may take now. (An unlocked inner node has only unlocked nodes below it.)"""
+        """An unlocked leaf: what eviction may take now. (An unlocked inner node has only unlocked
+        nodes below it.)"""
         return not self.children and not self.lock_ref
 
     def adopt(self, child: Node) -> None:

@@ -1,4 +1,5 @@
-"""The free list of KV pages: hands out page numbers and takes them back. Does not know what is in a page or who holds it."""
+"""The free list of KV pages: hands out page numbers and takes them back. Does not know what is in a
+page or who holds it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from setpoint.core.request import Ids
 class PagePool:
     """Pages 1..num_pages; page 0 is the dummy page and is never handed out.
 
-    Contract: every page is either free or handed out exactly once; freeing a page that is free is an AssertionError.
+    Contract: every page is either free or handed out exactly once; freeing a page that is free is
+    an AssertionError.
     """
 
     __slots__ = ("_available", "_free", "_is_free", "first_unused", "num_pages")
@@ -20,8 +22,9 @@ class PagePool:
         if num_pages < 1:
             raise ValueError(f"A page pool needs at least one page, got {num_pages}.")
         self.num_pages = num_pages
-        # A stack whose top is at _available. Reversed, so that pages leave in ascending order and a run of pages that comes back
-        # leaves again as the same run: neighbours in a sequence stay neighbours in memory.
+        # A stack whose top is at _available. Reversed, so that pages leave in ascending order and a
+        # run of pages that comes back leaves again as the same run: neighbours in a sequence stay
+        # neighbours in memory.
         self._free = np.arange(num_pages, 0, -1, dtype=np.int32)
         self._available = num_pages
         self.first_unused = 1
@@ -42,7 +45,9 @@ class PagePool:
         pages = self._free[rest : self._available][::-1].copy()
         self._is_free[pages] = False
         self._available = rest
-        self.first_unused = max(self.first_unused, self.num_pages - rest + 1)  # what lies lower in the stack was never moved
+        self.first_unused = max(
+            self.first_unused, self.num_pages - rest + 1
+        )  # what lies lower in the stack was never moved
         return pages
 
     def free(self, pages: Ids) -> None:

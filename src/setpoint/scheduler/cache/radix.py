@@ -1,7 +1,8 @@
 """The radix tree of cached prefixes: finds, locks, grows and gives up stretches of whole pages.
 
-Works on token ids and page numbers as packed int32 bytes. It does not know which pages are free or who holds pages outside the
-tree (``manager``), nor in which order policies give up leaves (``evict``).
+Works on token ids and page numbers as packed int32 bytes. It does not know which pages are free or
+who holds pages outside the tree (``manager``), nor in which order policies give up leaves
+(``evict``).
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from setpoint.scheduler.cache.node import TOKEN_BYTES, Label, Node, PageLabel
 
 
 class PrefixHandle:
-    """A locked path from the root: its pages are neither evicted nor reused until ``release``, which is idempotent.
+    """A locked path from the root: its pages are neither evicted nor reused until ``release``,
+    which is idempotent.
 
-    A context manager whose exit releases. Made by ``match`` and moved down by ``extend``, never by hand.
+    A context manager whose exit releases. Made by ``match`` and moved down by ``extend``, never by
+    hand.
     """
 
     __slots__ = ("_node", "_tree", "namespace", "num_tokens")
@@ -30,7 +33,8 @@ class PrefixHandle:
         self._node: Node | None = node
         self.namespace = namespace
         self.num_tokens = num_tokens
-        """Length of the path in tokens, a multiple of the page size; written by match and extend, kept after release."""
+        """Length of the path in tokens, a multiple of the page size; written by match and extend,
+        kept after release."""
 
     @property
     def node(self) -> Node:
@@ -43,7 +47,8 @@ class PrefixHandle:
         self._node, self.num_tokens = node, num_tokens
 
     def pages(self) -> Ids:
-        """The page numbers of the path in order, num_tokens // page_size of them, read-only. Not after release."""
+        """The page numbers of the path in order, num_tokens // page_size of them, read-only. Not
+        after release."""
         parts = []
         node: Node | None = self.node
         while node is not None:
@@ -59,15 +64,21 @@ class PrefixHandle:
     def __enter__(self) -> PrefixHandle:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.release()
 
 
 class RadixTree:
     """Cached prefixes per namespace; namespaces never share.
 
-    Invariants: a node's lock count is the number of handles that end at or below it, so an unlocked node has nothing locked below;
-    a node's last use is at least its children's; every unlocked leaf is in the eviction queue. No operation recurses.
+    Invariants: a node's lock count is the number of handles that end at or below it, so an unlocked
+    node has nothing locked below; a node's last use is at least its children's; every unlocked leaf
+    is in the eviction queue. No operation recurses.
     """
 
     def __init__(self, page_size: int, policy: Lru | None = None) -> None:
@@ -91,14 +102,16 @@ class RadixTree:
         return matched // TOKEN_BYTES
 
     def trace(self, ids: Ids, namespace: str) -> tuple[int, tuple[int, ...]]:
-        """Like :meth:`match_len`, and the nodes the match runs through as numbers, from below the root; the last may be matched in part."""
+        """Like :meth:`match_len`, and the nodes the match runs through as numbers, from below the
+        root; the last may be matched in part."""
         if not self._knows_first_page(ids, namespace):
             return 0, ()
         end, matched, _ = self._descend(self._root, self._whole_pages(ids), namespace)
         return matched // TOKEN_BYTES, tuple(id(node) for node in reversed(list(self._path(end))))
 
     def num_unlocked_by(self, handles: Iterable[PrefixHandle]) -> int:
-        """Tokens that would become evictable if exactly these handles were released. Changes nothing."""
+        """Tokens that would become evictable if exactly these handles were released. Changes
+        nothing."""
         locks = Counter(node for handle in handles for node in self._path(handle.node))
         return sum(node.num_tokens for node, count in locks.items() if node.lock_ref == count)
 
@@ -112,7 +125,8 @@ class RadixTree:
         return PrefixHandle(self, node, namespace, matched // TOKEN_BYTES)
 
     def touch(self, ids: Ids, namespace: str) -> None:
-        """Refresh the recency of the longest cached prefix of ``ids`` (of a whole edge if the prefix ends inside it)."""
+        """Refresh the recency of the longest cached prefix of ``ids`` (of a whole edge if the
+        prefix ends inside it)."""
         self._refresh(self._descend(self._root, self._whole_pages(ids), namespace)[0])
 
     def count_hit(self, handle: PrefixHandle, priority: int) -> None:
@@ -121,10 +135,11 @@ class RadixTree:
             node.rank = self._policy.hit(node.rank, priority)
 
     def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids, priority: int = 0) -> int:
-        """Append ``ids`` (whole pages) to the handle's path and move its lock and length down to their end.
+        """Append ``ids`` (whole pages) to the handle's path and move its lock and length down to
+        their end.
 
-        ``pages`` holds one page per page of ids, ``priority`` is the request's. Returns how many of the tokens the tree
-        already had; the pages of the others are the tree's from now on.
+        ``pages`` holds one page per page of ids, ``priority`` is the request's. Returns how many of
+        the tokens the tree already had; the pages of the others are the tree's from now on.
         """
         data, page_data, top = pack_ids(ids), pack_ids(pages), handle.node
         assert len(data) % self._stride == 0, "only whole pages can be cached"
@@ -132,7 +147,9 @@ class RadixTree:
         if rest:
             node = self._split(node, rest)
         if matched < len(data):
-            node = self._attach(node, data[matched:], page_data[matched // self.page_size :], handle.namespace)
+            node = self._attach(
+                node, data[matched:], page_data[matched // self.page_size :], handle.namespace
+            )
         self._refresh(node)
         self._lock(node, top)
         handle.move(node, handle.num_tokens + len(ids))
@@ -153,7 +170,8 @@ class RadixTree:
             self._leaves.push(end)
 
     def evict(self, num_tokens: int) -> Ids:
-        """Give up unlocked leaves, whole ones, until at least ``num_tokens`` are gone or none is left. Returns their pages."""
+        """Give up unlocked leaves, whole ones, until at least ``num_tokens`` are gone or none is
+        left. Returns their pages."""
         given_up: list[bytes] = []
         goal = max(self.evictable_tokens - num_tokens, 0)
         while self.evictable_tokens > goal:
@@ -171,7 +189,10 @@ class RadixTree:
     def _knows_first_page(self, ids: Ids, namespace: str) -> bool:
         """The answer for most of a long queue, without packing whole prompts."""
         page = pack_ids(ids[: self.page_size])
-        return len(page) == self._stride and self._label(self._root, page, namespace) in self._root.children
+        return (
+            len(page) == self._stride
+            and self._label(self._root, page, namespace) in self._root.children
+        )
 
     def _path(self, node: Node) -> Iterator[Node]:
         """From ``node`` up, the root excluded."""
@@ -190,16 +211,20 @@ class RadixTree:
         return (namespace, label) if parent is self._root else label
 
     def _descend(self, node: Node, data: bytes, namespace: str) -> tuple[Node, int, int]:
-        """Follow ``data`` (whole pages) from the end of ``node`` as far as the tree agrees, floored to pages.
+        """Follow ``data`` (whole pages) from the end of ``node`` as far as the tree agrees, floored
+        to pages.
 
-        Returns the last node reached, the bytes matched, and the bytes of that node's edge that are beyond the match:
+        Returns the last node reached, the bytes matched, and the bytes of that node's edge that are
+        beyond the match:
 
             |-- node --|-- child --|-------- last --------|
                        |<---- matched ---->|<--- rest --->|
         """
         stride, matched = self._stride, 0
         while matched < len(data):
-            child = node.children.get(self._label(node, data[matched : matched + stride], namespace))
+            child = node.children.get(
+                self._label(node, data[matched : matched + stride], namespace)
+            )
             if child is None:
                 break
             node, agreed = child, _agreement(child.key, data, matched) // stride * stride
@@ -209,15 +234,19 @@ class RadixTree:
         return node, matched, 0
 
     def _split(self, node: Node, rest: int) -> Node:
-        """Cut ``node``'s edge so that its last ``rest`` bytes stay with it; returns the new node above, which gets the others.
+        """Cut ``node``'s edge so that its last ``rest`` bytes stay with it; returns the new node
+        above, which gets the others.
 
-        The lower part keeps the identity, so handles that end there stay right; the upper part inherits their locks.
+        The lower part keeps the identity, so handles that end there stay right; the upper part
+        inherits their locks.
         """
         parent = node.parent
         assert parent is not None
         cut = len(node.key) - rest
         page_cut = cut // self.page_size
-        upper = Node(parent, node.label, node.key[:cut], node.pages[:page_cut], node.rank, node.lock_ref)
+        upper = Node(
+            parent, node.label, node.key[:cut], node.pages[:page_cut], node.rank, node.lock_ref
+        )
         parent.adopt(upper)
         node.label = self._page_label(node.key[cut : cut + self._stride])
         node.key, node.pages = node.key[cut:], node.pages[page_cut:]
@@ -242,7 +271,8 @@ class RadixTree:
             node = node.parent
 
     def _lock(self, node: Node, top: Node) -> None:
-        """Lock the path from ``node`` up to ``top``, which is excluded: what is above is locked already (or is the root)."""
+        """Lock the path from ``node`` up to ``top``, which is excluded: what is above is locked
+        already (or is the root)."""
         while node is not top:
             assert node.parent is not None
             if node.lock_ref == 0:
@@ -256,7 +286,9 @@ class RadixTree:
         problems: list[str] = []
         evictable = locked = 0
         for node in self._nodes():
-            problems += [f"A node of {node.num_tokens} tokens {what}." for what in self._faults(node)]
+            problems += [
+                f"A node of {node.num_tokens} tokens {what}." for what in self._faults(node)
+            ]
             evictable += 0 if node.lock_ref else node.num_tokens
             locked += node.num_tokens if node.lock_ref else 0
         if self._root.lock_ref:
@@ -272,15 +304,29 @@ class RadixTree:
             return ["is not its parent's child"]
         page_label = node.label[1] if isinstance(node.label, tuple) else node.label
         faults = {
-            "has a namespace in its label or not, against its place": isinstance(node.label, tuple) != (parent is self._root),
+            "has a namespace in its label or not, against its place": (
+                isinstance(node.label, tuple) != (parent is self._root)
+            ),
             "is not whole pages": not node.key or len(node.key) % self._stride != 0,
-            "has another number of pages than its tokens fill": len(node.pages) != len(node.key) // self.page_size,
-            "has a label that is not its first page": page_label != self._page_label(node.key[: self._stride]),
+            "has another number of pages than its tokens fill": (
+                len(node.pages) != len(node.key) // self.page_size
+            ),
+            "has a label that is not its first page": (
+                page_label != self._page_label(node.key[: self._stride])
+            ),
             "has a negative lock count": node.lock_ref < 0,
-            "has fewer locks than its children together": node.lock_ref < sum(child.lock_ref for child in children),
-            "was used later than its parent": self._policy.last_use(node.rank) > self._policy.last_use(parent.rank),
+            "has fewer locks than its children together": (
+                node.lock_ref < sum(child.lock_ref for child in children)
+            ),
+            "was used later than its parent": (
+                self._policy.last_use(node.rank) > self._policy.last_use(parent.rank)
+            ),
             "can be evicted but is not queued": node.is_evictable and node.queued is None,
-            "is queued behind its place": node.is_evictable and node.queued is not None and node.queued > self._policy.key(node),
+            "is queued behind its place": (
+                node.is_evictable
+                and node.queued is not None
+                and node.queued > self._policy.key(node)
+            ),
         }
         return [fault for fault, holds in faults.items() if holds]
 
@@ -298,7 +344,8 @@ class RadixTree:
 
 
 def _agreement(edge: bytes, data: bytes, start: int) -> int:
-    """How many bytes of ``edge``, a multiple of TOKEN_BYTES, agree with ``data`` from ``start`` on."""
+    """How many bytes of ``edge``, a multiple of TOKEN_BYTES, agree with ``data`` from ``start``
+    on."""
     if data.startswith(edge, start):
         return len(edge)
     num = min(len(edge), len(data) - start) // TOKEN_BYTES

@@ -1,9 +1,11 @@
-// Causal attention over the paged pool. For each block of kBlock keys: scores = queries x K, softmax within the block, partial output =
-// probabilities x V; the block's partial (output, maximum, sum) is then merged into the running result.
+// Causal attention over the paged pool. For each block of kBlock keys: scores = queries x K,
+// softmax within the block, partial output = probabilities x V; the block's partial (output,
+// maximum, sum) is then merged into the running result.
 //
-// A few query rows (decode) read K and V straight from their pages; more rows share one packed copy of the block. Both add up the
-// same products in the same order. Sums are fp32; with AVX512_BF16 and a bf16 pool the products take bf16 pairs (probabilities are
-// rounded to bf16), else everything is fp32.
+// A few query rows (decode) read K and V straight from their pages; more rows share one packed copy
+// of the block. Both add up the same products in the same order. Sums are fp32; with AVX512_BF16
+// and a bf16 pool the products take bf16 pairs (probabilities are rounded to bf16), else everything
+// is fp32.
 #include <type_traits>
 #include <variant>
 #include <vector>
@@ -35,10 +37,13 @@ struct Attention {
   typedef typename Mul::word word;
   static constexpr int P = Mul::per_word;
   static constexpr bool kTiles = kOnTiles<Mul>;
-  static constexpr int kStrip = kTiles ? kTile : kStripRows;  // query rows that meet a packed block together
-  static constexpr int kKeys = kTiles ? 2 * kTile : W;        // what ranges of keys are whole multiples of
+  static constexpr int kStrip =
+      kTiles ? kTile : kStripRows;  // query rows that meet a packed block together
+  static constexpr int kKeys =
+      kTiles ? 2 * kTile : W;  // what ranges of keys are whole multiples of
 
-  // Addresses of a block's K and V in the pool (kv head 0), padded with the last key to whole multiples of kKeys.
+  // Addresses of a block's K and V in the pool (kv head 0), padded with the last key to whole
+  // multiples of kKeys.
   struct Block {
     int32_t row = -1, block = -1;
     int64_t num_keys = 0;  // with the padding
@@ -60,14 +65,19 @@ struct Attention {
   word *packed_keys, *packed_values, *queries, *probs;
   float *scores, *state_words;
   float *block_max, *block_sum;  // [query rows] of the block at hand
-  float *keep, *add;             // [query rows] what the outputs so far and the block's count in their sum
-  int64_t* positions;            // [query rows]
+  float *keep, *add;   // [query rows] what the outputs so far and the block's count in their sum
+  int64_t* positions;  // [query rows]
   Block blocks[2];
   TilesOf<Mul> tiles;
 
   Attention(const AttentionCall& c, const AttentionWork& w, char* scratch)
-      : call(c), work(w), dim(c.head_dim), group(c.num_heads / c.num_kv_heads), dim_words((dim + P * W - 1) / (P * W) * W),
-        window(c.window ? c.window : INT64_MAX), tanh_scale(c.softcap ? c.scale / c.softcap : 0.f),
+      : call(c),
+        work(w),
+        dim(c.head_dim),
+        group(c.num_heads / c.num_kv_heads),
+        dim_words((dim + P * W - 1) / (P * W) * W),
+        window(c.window ? c.window : INT64_MAX),
+        tanh_scale(c.softcap ? c.scale / c.softcap : 0.f),
         log2_scale((c.softcap ? c.softcap : c.scale) * 1.44269504f) {
     auto take = [&scratch](int64_t bytes) {
       char* p = scratch;
@@ -80,7 +90,8 @@ struct Attention {
     scores = (float*)take(kScoreRows * kBlock * 4);
     probs = (word*)take(kQueryRows * kBlock * 4);
     state_words = (float*)take(max_state_words(c) * 4);
-    for (float** row_words : {&block_max, &block_sum, &keep, &add}) *row_words = (float*)take(kQueryRows * 4);
+    for (float** row_words : {&block_max, &block_sum, &keep, &add})
+      *row_words = (float*)take(kQueryRows * 4);
     positions = (int64_t*)take(kQueryRows * 8);
     for (Block& block : blocks) {
       block.keys = (const KV**)take(kBlock * 8);
@@ -94,10 +105,14 @@ struct Attention {
   int64_t row_tokens(int32_t row) const { return call.cu_q[row + 1] - call.cu_q[row]; }
 
   // Position of a segment's first token in its row.
-  int64_t position(const Segment& s) const { return call.kv_lens[s.row] - row_tokens(s.row) + s.token; }
+  int64_t position(const Segment& s) const {
+    return call.kv_lens[s.row] - row_tokens(s.row) + s.token;
+  }
 
   // The first key that the token at a position sees.
-  int64_t first_key(int64_t position) const { return position < window ? 0 : position - window + 1; }
+  int64_t first_key(int64_t position) const {
+    return position < window ? 0 : position - window + 1;
+  }
 
   // The first block of an item that any of its tokens sees; block1 or beyond when they see none.
   int32_t first_block(const AttentionItem& item) const {
@@ -123,7 +138,9 @@ struct Attention {
 
   // What a query row sees of the block that begins at block_key.
   Keys seen_by(int64_t row, int64_t block_key) const {
-    auto inside = [=](int64_t key) { return key < block_key ? 0 : (key - block_key > kBlock ? kBlock : key - block_key); };
+    auto inside = [=](int64_t key) {
+      return key < block_key ? 0 : (key - block_key > kBlock ? kBlock : key - block_key);
+    };
     return {inside(first_key(positions[row])), inside(positions[row] + 1)};
   }
 
@@ -135,14 +152,17 @@ struct Attention {
       if (one.begin == one.end) continue;
       all = {one.begin < all.begin ? one.begin : all.begin, one.end > all.end ? one.end : all.end};
     }
-    return all.begin < all.end ? Keys{all.begin / kKeys * kKeys, (all.end + kKeys - 1) / kKeys * kKeys} : Keys{0, 0};
+    return all.begin < all.end
+               ? Keys{all.begin / kKeys * kKeys, (all.end + kKeys - 1) / kKeys * kKeys}
+               : Keys{0, 0};
   }
 
   template <class Q>
   void load_queries(const AttentionItem& item, int64_t head, word* to) {
     for (int32_t i = 0; i < item.num_segments; ++i) {
       const Segment& s = work.segments[item.segment0 + i];
-      const Q* q = (const Q*)call.q + (call.cu_q[s.row] + s.token) * call.q_stride + head * group * dim;
+      const Q* q =
+          (const Q*)call.q + (call.cu_q[s.row] + s.token) * call.q_stride + head * group * dim;
       for (int64_t t = 0; t < s.tokens; ++t)
         for (int64_t g = 0; g < group; ++g, to += dim_words) {
           for (int64_t k = dim / P; k < dim_words; ++k) to[k] = 0;
@@ -152,16 +172,19 @@ struct Attention {
   }
 
 #if SP_TILES
-  // The query rows of an item's head as columns of words, [dim_words][kTile]: for few_scores_on_tiles.
+  // The query rows of an item's head as columns of words, [dim_words][kTile]: for
+  // few_scores_on_tiles.
   void load_turned(const AttentionItem& item, int64_t head, word* to) {
     __builtin_memset(to, 0, dim_words * kTile * 4);
     int64_t column = 0;
     for (int32_t i = 0; i < item.num_segments; ++i) {
       const Segment& s = work.segments[item.segment0 + i];
-      const bf16* q = (const bf16*)call.q + (call.cu_q[s.row] + s.token) * call.q_stride + head * group * dim;
+      const bf16* q =
+          (const bf16*)call.q + (call.cu_q[s.row] + s.token) * call.q_stride + head * group * dim;
       for (int64_t t = 0; t < s.tokens; ++t)
         for (int64_t g = 0; g < group; ++g, ++column)
-          for (int64_t k = 0; k < dim / P; ++k) __builtin_memcpy(to + k * kTile + column, q + t * call.q_stride + g * dim + k * P, 4);
+          for (int64_t k = 0; k < dim / P; ++k)
+            __builtin_memcpy(to + k * kTile + column, q + t * call.q_stride + g * dim + k * P, 4);
     }
   }
 #endif
@@ -174,9 +197,11 @@ struct Attention {
     to.row = row;
     to.block = block;
     const int32_t* table = call.page_table + call.slots[row] * call.table_stride;
-    const int64_t stride = call.num_kv_heads * dim, left = call.kv_lens[row] - (int64_t)block * kBlock;
+    const int64_t stride = call.num_kv_heads * dim,
+                  left = call.kv_lens[row] - (int64_t)block * kBlock;
     const int64_t num_keys = left < kBlock ? left : kBlock;
-    int64_t page = (int64_t)block * kBlock / call.page_size, offset = (int64_t)block * kBlock % call.page_size;
+    int64_t page = (int64_t)block * kBlock / call.page_size,
+            offset = (int64_t)block * kBlock % call.page_size;
     for (int64_t j = 0; j < num_keys; ++j) {
       const int64_t at = (table[page] * call.page_size + offset) * stride;
       to.keys[j] = (const KV*)call.k_cache + at;
@@ -194,8 +219,10 @@ struct Attention {
     return to;
   }
 
-  // W neighbouring keys, words k .. k + W of each, turned so that square[i] holds word k + i of all of them.
-  inline __attribute__((always_inline)) void load_square(const KV* const* keys, int64_t begin, int64_t k, vf (&square)[W]) {
+  // W neighbouring keys, words k .. k + W of each, turned so that square[i] holds word k + i of all
+  // of them.
+  inline __attribute__((always_inline)) void load_square(const KV* const* keys, int64_t begin,
+                                                         int64_t k, vf (&square)[W]) {
     if ((k + W) * P <= dim) {
 #pragma GCC unroll 16
       for (int i = 0; i < W; ++i) square[i] = key_words(Mul(), keys[i] + begin, k);
@@ -209,15 +236,17 @@ struct Attention {
     transpose(square);
   }
 
-  // Rows of K or V that the thread will need next, brought to its cache a few at a time while it computes: the pool is read in scattered
-  // rows, which the hardware does not foresee, and a burst of requests would fill its queues.
+  // Rows of K or V that the thread will need next, brought to its cache a few at a time while it
+  // computes: the pool is read in scattered rows, which the hardware does not foresee, and a burst
+  // of requests would fill its queues.
   struct Prefetch {
     const KV* const* rows = nullptr;
     int64_t begin = 0, bytes = 0, next = 0, num_rows = 0, stride = 0;
 
     void spread_over(int64_t calls) { stride = (num_rows + calls - 1) / calls; }
     inline __attribute__((always_inline)) void advance() {
-      for (int64_t stop = next + stride < num_rows ? next + stride : num_rows; next < stop; ++next) {
+      for (int64_t stop = next + stride < num_rows ? next + stride : num_rows; next < stop;
+           ++next) {
         const char* row = (const char*)(rows[next] + begin);
         __builtin_prefetch(row, 0, 2);
         for (int64_t byte = 64; byte < bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
@@ -228,16 +257,19 @@ struct Attention {
     Prefetch keys, values;
   };
 
-  // Scores of R query rows with G neighbouring vectors of keys, whose sums do not wait for each other.
+  // Scores of R query rows with G neighbouring vectors of keys, whose sums do not wait for each
+  // other.
   template <int R, int G>
-  inline void few_scores(const KV* const* keys, int64_t begin, const word* q, float* to, Prefetch& prefetch) {
+  inline void few_scores(const KV* const* keys, int64_t begin, const word* q, float* to,
+                         Prefetch& prefetch) {
     vf acc[G][R];
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g)
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) acc[g][r] = vf{};
     for (int64_t k = 0; k < dim_words; k += W)
-#pragma GCC unroll 1  // else the words of q are kept for the next g, in memory, four times as large as they are
+#pragma GCC unroll 1  // else the words of q are kept for the next g, in memory, four times as large
+                      // as they are
       for (int g = 0; g < G; ++g) {
         prefetch.advance();
         vf square[W];
@@ -245,7 +277,8 @@ struct Attention {
 #pragma GCC unroll 16
         for (int i = 0; i < W; ++i)
 #pragma GCC unroll 8
-          for (int r = 0; r < R; ++r) acc[g][r] = Mul::step(acc[g][r], q[r * dim_words + k + i], Mul::as_vec(square[i]));
+          for (int r = 0; r < R; ++r)
+            acc[g][r] = Mul::step(acc[g][r], q[r * dim_words + k + i], Mul::as_vec(square[i]));
       }
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g)
@@ -254,24 +287,34 @@ struct Attention {
   }
 
   template <int R>
-  void few_rows_scores(const Block& block, int64_t begin, Keys keys, const word* q, Prefetch& prefetch) {
+  void few_rows_scores(const Block& block, int64_t begin, Keys keys, const word* q,
+                       Prefetch& prefetch) {
     int64_t j = keys.begin;
-    for (; j + 2 * W <= keys.end; j += 2 * W) few_scores<R, 2>(block.keys + j, begin, q, scores + j, prefetch);
+    for (; j + 2 * W <= keys.end; j += 2 * W)
+      few_scores<R, 2>(block.keys + j, begin, q, scores + j, prefetch);
     if (j < keys.end) few_scores<R, 1>(block.keys + j, begin, q, scores + j, prefetch);
   }
 
-  void few_rows_scores(int64_t rows, const Block& block, int64_t begin, Keys keys, const word* q, Prefetch& prefetch) {
+  void few_rows_scores(int64_t rows, const Block& block, int64_t begin, Keys keys, const word* q,
+                       Prefetch& prefetch) {
     switch (rows) {
-      case 1: return few_rows_scores<1>(block, begin, keys, q, prefetch);
-      case 2: return few_rows_scores<2>(block, begin, keys, q, prefetch);
-      case 3: return few_rows_scores<3>(block, begin, keys, q, prefetch);
-      case 4: return few_rows_scores<4>(block, begin, keys, q, prefetch);
-      case 5: return few_rows_scores<5>(block, begin, keys, q, prefetch);
-      case 6: return few_rows_scores<6>(block, begin, keys, q, prefetch);
+      case 1:
+        return few_rows_scores<1>(block, begin, keys, q, prefetch);
+      case 2:
+        return few_rows_scores<2>(block, begin, keys, q, prefetch);
+      case 3:
+        return few_rows_scores<3>(block, begin, keys, q, prefetch);
+      case 4:
+        return few_rows_scores<4>(block, begin, keys, q, prefetch);
+      case 5:
+        return few_rows_scores<5>(block, begin, keys, q, prefetch);
+      case 6:
+        return few_rows_scores<6>(block, begin, keys, q, prefetch);
     }
   }
 
-  void pack_keys(const Block& block, int64_t begin, Keys keys, Prefetch& prefetch) {  // packed_keys[j / W][dim_words][W]
+  void pack_keys(const Block& block, int64_t begin, Keys keys,
+                 Prefetch& prefetch) {  // packed_keys[j / W][dim_words][W]
     for (int64_t j = keys.begin; j < keys.end; j += W)
       for (int64_t k = 0; k < dim_words; k += W) {
         prefetch.advance();
@@ -282,7 +325,8 @@ struct Attention {
       }
   }
 
-  void pack_values(const Block& block, int64_t begin, Keys keys, Prefetch& prefetch) {  // packed_values[key words][D]
+  void pack_values(const Block& block, int64_t begin, Keys keys,
+                   Prefetch& prefetch) {  // packed_values[key words][D]
     const int64_t vectors = dim / W;
     for (int64_t k = keys.begin / P; k < keys.end / P; ++k) {
       prefetch.advance();
@@ -290,21 +334,25 @@ struct Attention {
       int n = 0;
       for (; n + 2 <= vectors; n += 2)
 #pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i) store_raw(to + (n + i) * W, value_words(Mul(), block.values, k, begin, n, i, 2));
+        for (int i = 0; i < 2; ++i)
+          store_raw(to + (n + i) * W, value_words(Mul(), block.values, k, begin, n, i, 2));
       if (n < vectors) store_raw(to + n * W, value_words(Mul(), block.values, k, begin, n, 0, 1));
     }
   }
 
-  // Scores of one query row to probabilities relative to its maximum over the keys that it sees; zero for the others of `keys`.
+  // Scores of one query row to probabilities relative to its maximum over the keys that it sees;
+  // zero for the others of `keys`.
   template <bool kSeesAll>
   void softmax_row(const float* s, word* p, Keys seen, Keys keys, float& row_max, float& row_sum) {
     const vi lanes = lane_index();
     auto visible = [=](int64_t j, vf v, vf otherwise) {
       if constexpr (kSeesAll) return v;
-      return select((lanes >= (int32_t)(seen.begin - j)) & (lanes < (int32_t)(seen.end - j)), v, otherwise);
+      return select((lanes >= (int32_t)(seen.begin - j)) & (lanes < (int32_t)(seen.end - j)), v,
+                    otherwise);
     };
     vf top = splat(-__builtin_inff());
-    for (int64_t j = keys.begin; j < keys.end; j += W) top = vmax(top, visible(j, load(s + j), top));
+    for (int64_t j = keys.begin; j < keys.end; j += W)
+      top = vmax(top, visible(j, load(s + j), top));
     row_max = max(top);
     vf total = vf{};
     for (int64_t j = keys.begin; j < keys.end; j += W) {
@@ -324,7 +372,8 @@ struct Attention {
       word* p = probs + (row + m) * (kBlock / P);
       const Keys seen = seen_by(row + m, block_key);
       if (tanh_scale)
-        for (int64_t j = keys.begin; j < keys.end; j += W) store(s + j, tanh(load(s + j) * tanh_scale));
+        for (int64_t j = keys.begin; j < keys.end; j += W)
+          store(s + j, tanh(load(s + j) * tanh_scale));
       if (seen.begin <= keys.begin && keys.end <= seen.end)
         softmax_row<true>(s, p, seen, keys, block_max[row + m], block_sum[row + m]);
       else
@@ -332,11 +381,14 @@ struct Attention {
     }
   }
 
-  // Takes a block's maxima and sums into those of `to`, and leaves in keep and add what the outputs of the two count in their sum.
-  __attribute__((noinline)) void merge_statistics(const Partial& to, const float* part_max, const float* part_sum, int64_t rows) {
+  // Takes a block's maxima and sums into those of `to`, and leaves in keep and add what the outputs
+  // of the two count in their sum.
+  __attribute__((noinline)) void merge_statistics(const Partial& to, const float* part_max,
+                                                  const float* part_sum, int64_t rows) {
     for (int64_t r = 0; r < rows; r += W) {
       const vf before = load(to.max + r), here = load(part_max + r), top = vmax(before, here);
-      const vf base = select(top == splat(-__builtin_inff()), vf{}, top);  // a row that has seen nothing yet: 0, not NaN
+      const vf base = select(top == splat(-__builtin_inff()), vf{},
+                             top);  // a row that has seen nothing yet: 0, not NaN
       const vf kept = exp2((before - base) * log2_scale), added = exp2((here - base) * log2_scale);
       store(to.max + r, top);
       store(to.sum + r, fma(load(to.sum + r), kept, load(part_sum + r) * added));
@@ -346,21 +398,26 @@ struct Attention {
   }
 
   // Every output is merged by these instructions, wherever the block's part comes from.
-  static inline void merge_vector(float* to, float kept, vf part, float added) { store(to, fma(load(to), splat(kept), part * added)); }
+  static inline void merge_vector(float* to, float kept, vf part, float added) {
+    store(to, fma(load(to), splat(kept), part * added));
+  }
 
   void merge(const Partial& to, const Partial& part, int64_t rows) {
     merge_statistics(to, part.max, part.sum, rows);
     for (int64_t r = 0; r < rows; ++r)
-      for (int64_t i = r * dim; i < (r + 1) * dim; i += W) merge_vector(to.out + i, keep[r], load(part.out + i), add[r]);
+      for (int64_t i = r * dim; i < (r + 1) * dim; i += W)
+        merge_vector(to.out + i, keep[r], load(part.out + i), add[r]);
   }
 
-  // Merges probabilities x V of the query rows [row, row + rows) into their outputs; v gives the vectors of V.
+  // Merges probabilities x V of the query rows [row, row + rows) into their outputs; v gives the
+  // vectors of V.
   template <class Columns>
   void merge_output(int64_t row, int64_t rows, Keys keys, const Columns& v, const Partial& to) {
     const int64_t k0 = keys.begin / P;
     multiply<Mul>(
         rows, probs + row * (kBlock / P) + k0, kBlock / P, keys.end / P - k0, 0, dim / W,
-        [&](int64_t k, int64_t n, int i, int strip) __attribute__((always_inline)) { return v(k0 + k, n, i, strip); },
+        [&](int64_t k, int64_t n, int i, int strip)
+            __attribute__((always_inline)) { return v(k0 + k, n, i, strip); },
         [&](int m, int64_t n, vf sum) __attribute__((always_inline)) {
           merge_vector(to.out + (row + m) * dim + n * W, keep[row + m], sum, add[row + m]);
         });
@@ -370,8 +427,8 @@ struct Attention {
   void strip_scores(const word* q, Keys keys) {
 #if SP_TILES
     auto take = [&](auto groups, int64_t j) {
-      strip_on_tiles<groups>(q, dim_words * 4, packed_keys + j * dim_words, dim_words * kTile, kTile * kTile, kTile * 4, dim_words / kTile,
-                             scores + j, kBlock * 4);
+      strip_on_tiles<groups>(q, dim_words * 4, packed_keys + j * dim_words, dim_words * kTile,
+                             kTile * kTile, kTile * 4, dim_words / kTile, scores + j, kBlock * 4);
     };
     int64_t j = keys.begin;
     for (; j + 4 * kTile <= keys.end; j += 4 * kTile) take(std::integral_constant<int, 4>(), j);
@@ -385,12 +442,14 @@ struct Attention {
     alignas(64) float sums[kTile * 4 * kTile];
     const int64_t k0 = keys.begin / P;
     auto take = [&](auto columns, int64_t n) {
-      strip_on_tiles<columns>(probs + row * (kBlock / P) + k0, kBlock / P * 4, packed_values + k0 * dim + n, kTile, kTile * dim, dim * 4,
+      strip_on_tiles<columns>(probs + row * (kBlock / P) + k0, kBlock / P * 4,
+                              packed_values + k0 * dim + n, kTile, kTile * dim, dim * 4,
                               (keys.end - keys.begin) / kKeys, sums, columns * kTile * 4);
       for (int64_t m = 0; m < rows; ++m)
 #pragma GCC unroll 4
         for (int i = 0; i < columns; ++i)
-          merge_vector(to.out + (row + m) * dim + n + i * kTile, keep[row + m], load(sums + (m * columns + i) * kTile), add[row + m]);
+          merge_vector(to.out + (row + m) * dim + n + i * kTile, keep[row + m],
+                       load(sums + (m * columns + i) * kTile), add[row + m]);
     };
     int64_t n = 0;
     for (; n + 4 * kTile <= dim; n += 4 * kTile) take(std::integral_constant<int, 4>(), n);
@@ -398,14 +457,17 @@ struct Attention {
 #endif
   }
 
-  // One block against a head's query rows q, few enough to read K and V in place; the results are merged into `to`.
-  void few_rows_block(const Block& block, int64_t begin, const word* q, int64_t rows, Ahead& ahead, const Partial& to) {
+  // One block against a head's query rows q, few enough to read K and V in place; the results are
+  // merged into `to`.
+  void few_rows_block(const Block& block, int64_t begin, const word* q, int64_t rows, Ahead& ahead,
+                      const Partial& to) {
     const int64_t block_key = (int64_t)block.block * kBlock;
     const Keys keys = seen_by_any(0, rows, block_key);
 #if SP_TILES
     if constexpr (kTiles) {
       ahead.keys.spread_over((keys.end - keys.begin) / kKeys * (dim_words / kTile));
-      few_scores_on_tiles(block.keys, begin, keys.begin, keys.end, dim, dim_words, q, rows, scores, [&] { ahead.keys.advance(); });
+      few_scores_on_tiles(block.keys, begin, keys.begin, keys.end, dim, dim_words, q, rows, scores,
+                          [&] { ahead.keys.advance(); });
       softmax(0, rows, keys, block_key);
       merge_statistics(to, block_max, block_sum, rows);
       ahead.values.spread_over((keys.end - keys.begin) / P);
@@ -418,15 +480,17 @@ struct Attention {
     softmax(0, rows, keys, block_key);
     merge_statistics(to, block_max, block_sum, rows);
     ahead.values.spread_over((keys.end - keys.begin) / P);
-    auto columns = [&, values = block.values](int64_t k, int64_t n, int i, int strip) __attribute__((always_inline)) {
-      if (i == 0) ahead.values.advance();
-      return Mul::as_vec(value_words(Mul(), values, k, begin, n, i, strip));
-    };
+    auto columns = [&, values = block.values](int64_t k, int64_t n, int i, int strip)
+                       __attribute__((always_inline)) {
+                         if (i == 0) ahead.values.advance();
+                         return Mul::as_vec(value_words(Mul(), values, k, begin, n, i, strip));
+                       };
     merge_output(0, rows, keys, columns, to);
   }
 
   // The same for any number of query rows, on packed copies of K and V.
-  void many_rows_block(const Block& block, int64_t begin, const word* q, int64_t rows, Ahead& ahead, const Partial& to) {
+  void many_rows_block(const Block& block, int64_t begin, const word* q, int64_t rows, Ahead& ahead,
+                       const Partial& to) {
     const int64_t block_key = (int64_t)block.block * kBlock;
     const Keys all = seen_by_any(0, rows, block_key);
     Keys of_strip[kQueryRows / kStrip + 1];
@@ -438,8 +502,11 @@ struct Attention {
       if constexpr (kTiles)
         strip_scores(q + row * dim_words, keys);
       else
-        multiply<Mul>(count, q + row * dim_words, dim_words, dim_words, keys.begin / W, keys.end / W,
-                    Packed<Mul>{packed_keys, dim_words * W, W}, [&](int m, int64_t n, vf sum) __attribute__((always_inline)) { store(scores + m * kBlock + n * W, sum); });
+        multiply<Mul>(count, q + row * dim_words, dim_words, dim_words, keys.begin / W,
+                      keys.end / W, Packed<Mul>{packed_keys, dim_words * W, W},
+                      [&](int m, int64_t n, vf sum) __attribute__((always_inline)) {
+                        store(scores + m * kBlock + n * W, sum);
+                      });
       softmax(row, count, keys, block_key);
     }
     merge_statistics(to, block_max, block_sum, rows);
@@ -465,7 +532,8 @@ struct Attention {
 
   template <class Q>
   void write_output(const Segment& segment, int64_t head, const Partial& s) {
-    Q* out = (Q*)call.out + ((call.cu_q[segment.row] + segment.token) * call.num_heads + head * group) * dim;
+    Q* out = (Q*)call.out +
+             ((call.cu_q[segment.row] + segment.token) * call.num_heads + head * group) * dim;
     for (int64_t t = 0, r = 0; t < segment.tokens; ++t)
       for (int64_t g = 0; g < group; ++g, ++r) {
         const float factor = 1.f / s.sum[r];
@@ -475,12 +543,15 @@ struct Attention {
   }
 
   void finish(const Segment& segment, int64_t head, const Partial& s) {
-    call.q_dtype == kBF16 ? write_output<bf16>(segment, head, s) : write_output<float>(segment, head, s);
+    call.q_dtype == kBF16 ? write_output<bf16>(segment, head, s)
+                          : write_output<float>(segment, head, s);
   }
 
   Partial kept_partial(int32_t row, int64_t block, int64_t head) {
     const int64_t rows = row_tokens(row) * group;
-    return partial_at(work.partials + work.partial_begin[row] + (block * call.num_kv_heads + head) * partial_words(rows, dim), rows, dim);
+    return partial_at(work.partials + work.partial_begin[row] +
+                          (block * call.num_kv_heads + head) * partial_words(rows, dim),
+                      rows, dim);
   }
 
   // Partials of the rows of an item to where the rows' last finisher finds them.
@@ -499,9 +570,11 @@ struct Attention {
 
   void merge_kept(const Segment& s) {
     const int64_t rows = s.tokens * group, num_blocks = (call.kv_lens[s.row] + kBlock - 1) / kBlock;
-    const int64_t first = first_key(position(s)) / kBlock, merged = work.merged_blocks[s.row];  // the ones before `first` were skipped
+    const int64_t first = first_key(position(s)) / kBlock,
+                  merged = work.merged_blocks[s.row];  // the ones before `first` were skipped
     for (int64_t head = 0; head < call.num_kv_heads; ++head) {
-      const Partial state = first < merged ? kept_partial(s.row, 0, head) : partial_at(state_words, rows, dim);
+      const Partial state =
+          first < merged ? kept_partial(s.row, 0, head) : partial_at(state_words, rows, dim);
       if (first >= merged) start(state, rows);
       for (int64_t block = first < merged ? merged : first; block < num_blocks; ++block)
         merge(state, kept_partial(s.row, block, head), rows);
@@ -527,7 +600,8 @@ struct Attention {
     }
     const Block& next = find(work.segments[item->segment0].row, block, held);
     const int64_t bytes = dim * sizeof(KV);
-    return {{next.keys, head * dim, bytes, 0, next.num_keys, 0}, {next.values, head * dim, bytes, 0, next.num_keys, 0}};
+    return {{next.keys, head * dim, bytes, 0, next.num_keys, 0},
+            {next.values, head * dim, bytes, 0, next.num_keys, 0}};
   }
 
   void compute_item(int32_t index, int32_t block0) {
@@ -538,11 +612,14 @@ struct Attention {
     auto state = [&](int64_t head) {
       return partial_at(state_words + (head - item.head0) * partial_words(rows, dim), rows, dim);
     };
-    auto queries_of = [&](int64_t head) { return queries + (head - item.head0) * query_columns(rows) * dim_words; };
+    auto queries_of = [&](int64_t head) {
+      return queries + (head - item.head0) * query_columns(rows) * dim_words;
+    };
     for (int64_t head = item.head0; head < item.head1; ++head) {
 #if SP_TILES
       if constexpr (kTiles) {
-        rows <= kStripRows ? load_turned(item, head, queries_of(head)) : load_queries<bf16>(item, head, queries_of(head));
+        rows <= kStripRows ? load_turned(item, head, queries_of(head))
+                           : load_queries<bf16>(item, head, queries_of(head));
         start(state(head), rows);
         continue;
       }
@@ -550,7 +627,8 @@ struct Attention {
       if constexpr (P == 2)
         load_queries<bf16>(item, head, queries_of(head));
       else
-        call.q_dtype == kBF16 ? load_queries<bf16>(item, head, queries_of(head)) : load_queries<float>(item, head, queries_of(head));
+        call.q_dtype == kBF16 ? load_queries<bf16>(item, head, queries_of(head))
+                              : load_queries<float>(item, head, queries_of(head));
       start(state(head), rows);
     }
     for (int32_t b = block0; b < item.block1; ++b) {
@@ -585,8 +663,11 @@ struct Attention {
 
 template <class Mul, class KV>
 void attention(const AttentionCall& call, const AttentionWork& work) {
-  auto make = [&](int thread) { return Attention<Mul, KV>(call, work, work.scratch + thread * work.scratch_bytes); };
-  for_units(work.num_items, call.threads, make, [](Attention<Mul, KV>& attention, int64_t item) { attention.run(item); });
+  auto make = [&](int thread) {
+    return Attention<Mul, KV>(call, work, work.scratch + thread * work.scratch_bytes);
+  };
+  for_units(work.num_items, call.threads, make,
+            [](Attention<Mul, KV>& attention, int64_t item) { attention.run(item); });
 }
 
 }  // namespace
@@ -597,7 +678,8 @@ void* setpoint_plan_create() { return new AttentionPlan; }
 
 void setpoint_plan_free(void* plan) { delete static_cast<AttentionPlan*>(plan); }
 
-// Reads everything of `call` but q, out, the caches and what differs between layers (scale, softcap, window).
+// Reads everything of `call` but q, out, the caches and what differs between layers (scale,
+// softcap, window).
 void setpoint_attention_plan(const AttentionCall* call) { call->plan->build(*call); }
 
 void setpoint_attention(const AttentionCall* call_pointer) {
@@ -621,7 +703,8 @@ void setpoint_attention(const AttentionCall* call_pointer) {
 #elif defined(__AVX512BF16__)
   if (call.q_dtype == kBF16 && call.kv_dtype == kBF16) return attention<MulBF16, bf16>(call, work);
 #endif
-  call.kv_dtype == kBF16 ? attention<MulF32, bf16>(call, work) : attention<MulF32, float>(call, work);
+  call.kv_dtype == kBF16 ? attention<MulF32, bf16>(call, work)
+                         : attention<MulF32, float>(call, work);
 }
 
 }  // extern "C"

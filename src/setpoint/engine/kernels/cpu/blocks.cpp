@@ -1,9 +1,11 @@
-// y = x Wᵀ + bias on weights that stay in the blocks of a GGUF file: 32 neighbours in K share an fp16 scale d (and a minimum m), each is
-// a code q of 4 or 8 bits. What is multiplied is round_bf16(d q + m), what a conversion to bf16 gives, in the order of panels.h: results
-// are bit for bit those of bf16 panels. d q is exact in fp32 (11 + 8 bits), so a fused multiply-add gives the same as two operations.
+// y = x Wᵀ + bias on weights that stay in the blocks of a GGUF file: 32 neighbours in K share an
+// fp16 scale d (and a minimum m), each is a code q of 4 or 8 bits. What is multiplied is
+// round_bf16(d q + m), what a conversion to bf16 gives, in the order of panels.h: results are bit
+// for bit those of bf16 panels. d q is exact in fp32 (11 + 8 bits), so a fused multiply-add gives
+// the same as two operations.
 //
-// Codes become bf16 pairs in registers, once per panel and thread: the first rows are multiplied with them at once, and if there are more
-// rows the pairs are left behind as a panel of words.
+// Codes become bf16 pairs in registers, once per panel and thread: the first rows are multiplied
+// with them at once, and if there are more rows the pairs are left behind as a panel of words.
 #include "buffer.h"
 #include "gated.h"
 
@@ -16,28 +18,33 @@ constexpr int kFirstRows = kTileRows < 8 ? kTileRows : 8;
 enum Kind : int32_t { kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8 };  // ggml's numbers
 
 #if defined(__AVX512BF16__) && SP_WIDTH == 16
-constexpr bool kInterleaved = true;  // k and k + 1 of a column lie in neighbouring lanes, as in a word of bf16
+constexpr bool kInterleaved =
+    true;  // k and k + 1 of a column lie in neighbouring lanes, as in a word of bf16
 #else
 constexpr bool kInterleaved = false;  // 32 columns of k, then those of k + 1
 #endif
 
-constexpr int place(int column, int parity) { return kInterleaved ? 2 * column + parity : kPanel * parity + column; }
+constexpr int place(int column, int parity) {
+  return kInterleaved ? 2 * column + parity : kPanel * parity + column;
+}
 
 // A block of K for the columns of a panel: [kPanel] scales, for Q4_1 [kPanel] minimums, codes.
-// Codes of 8 bits: [kBlock / 2][place(column, k % 2)] int8. Codes of 4 bits: [2][place(column, k % 2)] words, of which word i has
-// k = 16 i + 2 s + parity in bits 4 s … 4 s + 3.
+// Codes of 8 bits: [kBlock / 2][place(column, k % 2)] int8. Codes of 4 bits: [2][place(column, k %
+// 2)] words, of which word i has k = 16 i + 2 s + parity in bits 4 s … 4 s + 3.
 template <int kKind>
 struct Layout {
   static constexpr bool kMinimum = kKind == kQ4_1, kWide = kKind == kQ8_0;
   static constexpr int kScales = kPanel * 2 * (kMinimum ? 2 : 1);
   static constexpr int kBytes = kScales + kPanel * kBlock / (kWide ? 1 : 2);
-  static constexpr int kRawScales = kMinimum ? 4 : 2, kRawBytes = kRawScales + kBlock / (kWide ? 1 : 2);
+  static constexpr int kRawScales = kMinimum ? 4 : 2,
+                       kRawBytes = kRawScales + kBlock / (kWide ? 1 : 2);
 };
 
 inline float half(const uint8_t* p) {
   uint16_t bits;
   __builtin_memcpy(&bits, p, 2);
-  float magnitude;  // the exponents' biases differ by 112; a product makes subnormal numbers normal. No infinity: conversion refuses it
+  float magnitude;  // the exponents' biases differ by 112; a product makes subnormal numbers
+                    // normal. No infinity: conversion refuses it
   const uint32_t shifted = (bits & 0x7fffu) << 13;
   __builtin_memcpy(&magnitude, &shifted, 4);
   return (bits & 0x8000 ? -0x1p112f : 0x1p112f) * magnitude;
@@ -61,7 +68,8 @@ struct Columns {
   const uint8_t* codes;
   __m512 scale[2], minimum[2];  // of columns 0 … 7 and 8 … 15, each twice
 
-  inline __attribute__((always_inline)) Columns(const uint8_t* block, int v) : codes(block + L::kScales + v * (L::kWide ? 32 : 128)) {
+  inline __attribute__((always_inline)) Columns(const uint8_t* block, int v)
+      : codes(block + L::kScales + v * (L::kWide ? 32 : 128)) {
     twice(halves(block + v * 32), scale);
     if constexpr (L::kMinimum) twice(halves(block + kPanel * 2 + v * 32), minimum);
   }
@@ -80,11 +88,14 @@ struct Columns {
 
   inline __attribute__((always_inline)) __m512 values(int half, int w, int i) const {
     if constexpr (L::kWide) {
-      const __m512i q = _mm512_cvtepi8_epi32(load_raw<__m128i>(codes + (half * kHalfWords + w) * 2 * kPanel + i * 16));
+      const __m512i q = _mm512_cvtepi8_epi32(
+          load_raw<__m128i>(codes + (half * kHalfWords + w) * 2 * kPanel + i * 16));
       return _mm512_mul_ps(_mm512_cvtepi32_ps(q), scale[i]);
     } else {
-      // A permutation looks at the low 4 bits of an index only, so the other codes of the word need not be masked off.
-      const __m512i q = _mm512_srli_epi32(load_raw<__m512i>(codes + half * 8 * kPanel + i * 64), w * 4);
+      // A permutation looks at the low 4 bits of an index only, so the other codes of the word need
+      // not be masked off.
+      const __m512i q =
+          _mm512_srli_epi32(load_raw<__m512i>(codes + half * 8 * kPanel + i * 64), w * 4);
       if constexpr (L::kMinimum) {
         const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
         return _mm512_fmadd_ps(_mm512_permutexvar_ps(q, table), scale[i], minimum[i]);
@@ -112,13 +123,16 @@ struct Columns {
     if constexpr (L::kMinimum) minimum = halves(block + kPanel * 2 + v * W * 2);
   }
 
-  inline __attribute__((always_inline)) MulBF16::vec word(int half, int w) const { return {value(half, w, 0), value(half, w, 1)}; }
+  inline __attribute__((always_inline)) MulBF16::vec word(int half, int w) const {
+    return {value(half, w, 0), value(half, w, 1)};
+  }
 
  private:
   inline __attribute__((always_inline)) vf value(int half, int w, int parity) const {
     vf v;
     if constexpr (L::kWide) {
-      const bytes q = load_raw<bytes>(codes + (half * kHalfWords + w) * 2 * kPanel + parity * kPanel);
+      const bytes q =
+          load_raw<bytes>(codes + (half * kHalfWords + w) * 2 * kPanel + parity * kPanel);
       v = __builtin_convertvector(__builtin_convertvector(q, vi), vf) * scale;
     } else {
       const vi q = (vi)((load_raw<vu>(codes + (half * 2 + parity) * 4 * kPanel) >> (w * 4)) & 15);
@@ -132,7 +146,9 @@ struct Columns {
   }
 };
 
-inline void store_words(uint32_t* to, const MulBF16::vec& words) { store_raw(to, ((vu)words.low >> 16) | (vu)words.high); }
+inline void store_words(uint32_t* to, const MulBF16::vec& words) {
+  store_raw(to, ((vu)words.low >> 16) | (vu)words.high);
+}
 
 #endif
 
@@ -147,7 +163,8 @@ void unpack(const uint8_t* block, uint32_t* words) {
     const Columns<kKind> columns(block, v);
     for (int half = 0; half < 2; ++half)
 #pragma GCC unroll 8
-      for (int w = 0; w < kHalfWords; ++w) store_words(words + (half * kHalfWords + w) * kPanel + v * W, columns.word(half, w));
+      for (int w = 0; w < kHalfWords; ++w)
+        store_words(words + (half * kHalfWords + w) * kPanel + v * W, columns.word(half, w));
   }
 }
 
@@ -176,22 +193,28 @@ void linear(const Call& call, const LinearCall& given) {
       const uint8_t* packed = (const uint8_t*)given.weight + panel * blocks * Layout<kKind>::kBytes;
       const Range first{rows.begin, rows.size() < 2 * kTile ? rows.end : rows.begin + 2 * kTile};
       PairSums sums;
-      const auto words_of = [&](int64_t k) { return worker.words + (once ? k % kHeldOnce : k) * kStepWords; };
+      const auto words_of = [&](int64_t k) {
+        return worker.words + (once ? k % kHeldOnce : k) * kStepWords;
+      };
       tile_pair<TileBF16, bf16>(
           call, x, first, panel, {0, blocks}, blocks,
           [&](int64_t k) {
             if (k == 0) unpack<kKind>(packed, words_of(0));
-            // One block ahead of the tiles: what was stored a moment ago they would have to wait for.
-            if (k + 1 < blocks) unpack<kKind>(packed + (k + 1) * Layout<kKind>::kBytes, words_of(k + 1));
+            // One block ahead of the tiles: what was stored a moment ago they would have to wait
+            // for.
+            if (k + 1 < blocks)
+              unpack<kKind>(packed + (k + 1) * Layout<kKind>::kBytes, words_of(k + 1));
             for (int line = 0; line * 64 < Layout<kKind>::kBytes; ++line)
-              __builtin_prefetch(packed + (k + kBlocksAhead) * Layout<kKind>::kBytes + line * 64, 0, 2);
+              __builtin_prefetch(packed + (k + kBlocksAhead) * Layout<kKind>::kBytes + line * 64, 0,
+                                 2);
             return words_of(k);
           },
           sums);
       worker.panel = panel;
       rows.begin = first.end;
     }
-    if (rows.size() > 0) tile_rows<TileBF16, bf16>(call, x, rows, panel, worker.words, blocks, false);
+    if (rows.size() > 0)
+      tile_rows<TileBF16, bf16>(call, x, rows, panel, worker.words, blocks, false);
   });
 }
 
@@ -204,13 +227,15 @@ void linear(const LinearCall& call) {
 
 // One code for a plain and for a gated product, up to here.
 template <int M>
-__attribute__((noinline)) void store_gated(const LinearCall& call, int64_t row, int64_t at, const vf (&acc)[M][kTileVectors]) {
+__attribute__((noinline)) void store_gated(const LinearCall& call, int64_t row, int64_t at,
+                                           const vf (&acc)[M][kTileVectors]) {
   store_sums<bf16>(GatedLinearCall(call), row, at, acc);
 }
 
 // kStore: what was unpacked also goes to `words`, a panel of bf16.
 template <int kKind, int M, bool kStore>
-void block_tile(const LinearCall& call, int64_t row, int64_t panel, const uint8_t* blocks, uint32_t* words) {
+void block_tile(const LinearCall& call, int64_t row, int64_t panel, const uint8_t* blocks,
+                uint32_t* words) {
   for (int n = 0; n < kPanel; n += kTileVectors * W) {
     const uint32_t* x = (const uint32_t*)call.x + row * call.k_words;
     const uint8_t* block = blocks;
@@ -226,7 +251,8 @@ void block_tile(const LinearCall& call, int64_t row, int64_t panel, const uint8_
             const MulBF16::vec pairs = columns[v].word(half, w);
             if constexpr (kStore) store_words(to + w * kPanel + v * W, pairs);
 #pragma GCC unroll 16
-            for (int m = 0; m < M; ++m) acc[m][v] = MulBF16::step(acc[m][v], x[m * call.k_words + w], pairs);
+            for (int m = 0; m < M; ++m)
+              acc[m][v] = MulBF16::step(acc[m][v], x[m * call.k_words + w], pairs);
           }
     }
     if (call.gate == kNoGate) {
@@ -241,7 +267,8 @@ void block_tile(const LinearCall& call, int64_t row, int64_t panel, const uint8_
 
 template <int kKind, int M = 1>
 void few_rows(const LinearCall& call, Range rows, int64_t panel, const uint8_t* blocks) {
-  if (rows.size() == M) return block_tile<kKind, M, false>(call, rows.begin, panel, blocks, nullptr);
+  if (rows.size() == M)
+    return block_tile<kKind, M, false>(call, rows.begin, panel, blocks, nullptr);
   if constexpr (M < kFirstRows) few_rows<kKind, M + 1>(call, rows, panel, blocks);
 }
 
@@ -257,7 +284,8 @@ void linear(const LinearCall& call) {
     return Worker{few ? nullptr : (uint32_t*)buffer.at_least(call.k_words * kPanel * 4), -1};
   };
   auto multiply = [&](Worker& worker, int64_t panel, Range rows, bool) {
-    const uint8_t* blocks = (const uint8_t*)call.weight + panel * (call.k_words / (kBlock / 2)) * Layout<kKind>::kBytes;
+    const uint8_t* blocks =
+        (const uint8_t*)call.weight + panel * (call.k_words / (kBlock / 2)) * Layout<kKind>::kBytes;
     if (few) return few_rows<kKind>(call, rows, panel, blocks);
     if (worker.panel != panel) {
       block_tile<kKind, kFirstRows, true>(call, rows.begin, panel, blocks, worker.words);
@@ -266,7 +294,8 @@ void linear(const LinearCall& call) {
     }
     multiply_panel(call, rows, panel, worker.words);
   };
-  call.gate == kNoGate ? for_panels(call, make, multiply) : for_panels(GatedLinearCall(call), make, multiply);
+  call.gate == kNoGate ? for_panels(call, make, multiply)
+                       : for_panels(GatedLinearCall(call), make, multiply);
 }
 
 #endif
@@ -278,13 +307,16 @@ void pack_block(const uint8_t* raw, int column, uint8_t* block) {
   if constexpr (L::kMinimum) __builtin_memcpy(block + (kPanel + column) * 2, raw + 2, 2);
   const uint8_t* codes = raw + L::kRawScales;
   if constexpr (L::kWide) {
-    for (int k = 0; k < kBlock; ++k) block[L::kScales + k / 2 * 2 * kPanel + place(column, k % 2)] = codes[k];
+    for (int k = 0; k < kBlock; ++k)
+      block[L::kScales + k / 2 * 2 * kPanel + place(column, k % 2)] = codes[k];
   } else {
     for (int i = 0; i < 2; ++i)  // a file has k in the low and k + 16 in the high half of a byte
       for (int parity = 0; parity < 2; ++parity) {
         uint32_t word = 0;
-        for (int s = 0; s < 8; ++s) word |= (uint32_t)(codes[2 * s + parity] >> (4 * i) & 15) << (4 * s);
-        __builtin_memcpy(block + L::kScales + (i * 2 * kPanel + place(column, parity)) * 4, &word, 4);
+        for (int s = 0; s < 8; ++s)
+          word |= (uint32_t)(codes[2 * s + parity] >> (4 * i) & 15) << (4 * s);
+        __builtin_memcpy(block + L::kScales + (i * 2 * kPanel + place(column, parity)) * 4, &word,
+                         4);
       }
   }
 }
@@ -292,13 +324,15 @@ void pack_block(const uint8_t* raw, int column, uint8_t* block) {
 template <int kKind>
 void pack(const uint8_t* raw, int64_t columns, int64_t blocks, uint8_t* to, int threads) {
   typedef Layout<kKind> L;
-  for_units((columns + kPanel - 1) / kPanel, threads, [](int) { return 0; }, [&](int, int64_t panel) {
-    uint8_t* at = to + panel * blocks * L::kBytes;
-    __builtin_memset(at, 0, blocks * L::kBytes);
-    for (int column = 0; column < kPanel && panel * kPanel + column < columns; ++column)
-      for (int64_t b = 0; b < blocks; ++b)
-        pack_block<kKind>(raw + ((panel * kPanel + column) * blocks + b) * L::kRawBytes, column, at + b * L::kBytes);
-  });
+  for_units((columns + kPanel - 1) / kPanel, threads, [](int) { return 0; },
+            [&](int, int64_t panel) {
+              uint8_t* at = to + panel * blocks * L::kBytes;
+              __builtin_memset(at, 0, blocks * L::kBytes);
+              for (int column = 0; column < kPanel && panel * kPanel + column < columns; ++column)
+                for (int64_t b = 0; b < blocks; ++b)
+                  pack_block<kKind>(raw + ((panel * kPanel + column) * blocks + b) * L::kRawBytes,
+                                    column, at + b * L::kBytes);
+            });
 }
 
 template <int kKind>
@@ -307,7 +341,8 @@ void read_row(const uint8_t* weight, int64_t row, int64_t blocks, bf16* out) {
   const uint8_t* block = weight + row / kPanel * blocks * L::kBytes;
   const int column = row % kPanel;
   for (int64_t b = 0; b < blocks; ++b, block += L::kBytes, out += kBlock) {
-    const float scale = half(block + column * 2), minimum = L::kMinimum ? half(block + (kPanel + column) * 2) : 0.f;
+    const float scale = half(block + column * 2),
+                minimum = L::kMinimum ? half(block + (kPanel + column) * 2) : 0.f;
     const uint8_t* codes = block + L::kScales;
     for (int k = 0; k < kBlock; ++k) {
       float value;
@@ -339,20 +374,28 @@ struct BlockRowsCall {
 // call.weight: packed; x, bias and out in bf16.
 void linear_on_blocks(const LinearCall& call) {
   switch (call.blocks) {
-    case kQ4_0: return linear<kQ4_0>(call);
-    case kQ4_1: return linear<kQ4_1>(call);
-    case kQ8_0: return linear<kQ8_0>(call);
+    case kQ4_0:
+      return linear<kQ4_0>(call);
+    case kQ4_1:
+      return linear<kQ4_1>(call);
+    case kQ8_0:
+      return linear<kQ8_0>(call);
   }
 }
 
 extern "C" {
 
-// raw: [columns][blocks] blocks as in the file. to: panels [ceil(columns / kPanel)][blocks] of Layout.
-void setpoint_pack_blocks(const uint8_t* raw, int64_t columns, int64_t blocks, uint8_t* to, int32_t kind, int32_t threads) {
+// raw: [columns][blocks] blocks as in the file. to: panels [ceil(columns / kPanel)][blocks] of
+// Layout.
+void setpoint_pack_blocks(const uint8_t* raw, int64_t columns, int64_t blocks, uint8_t* to,
+                          int32_t kind, int32_t threads) {
   switch (kind) {
-    case kQ4_0: return pack<kQ4_0>(raw, columns, blocks, to, threads);
-    case kQ4_1: return pack<kQ4_1>(raw, columns, blocks, to, threads);
-    case kQ8_0: return pack<kQ8_0>(raw, columns, blocks, to, threads);
+    case kQ4_0:
+      return pack<kQ4_0>(raw, columns, blocks, to, threads);
+    case kQ4_1:
+      return pack<kQ4_1>(raw, columns, blocks, to, threads);
+    case kQ8_0:
+      return pack<kQ8_0>(raw, columns, blocks, to, threads);
   }
 }
 
@@ -361,9 +404,12 @@ void setpoint_block_rows(const BlockRowsCall* call) {
   for_rows(call->rows, call->blocks * kBlock, call->threads, [&](int64_t i) {
     bf16* out = call->out + i * call->blocks * kBlock;
     switch (call->kind) {
-      case kQ4_0: return read_row<kQ4_0>(call->weight, call->ids[i], call->blocks, out);
-      case kQ4_1: return read_row<kQ4_1>(call->weight, call->ids[i], call->blocks, out);
-      case kQ8_0: return read_row<kQ8_0>(call->weight, call->ids[i], call->blocks, out);
+      case kQ4_0:
+        return read_row<kQ4_0>(call->weight, call->ids[i], call->blocks, out);
+      case kQ4_1:
+        return read_row<kQ4_1>(call->weight, call->ids[i], call->blocks, out);
+      case kQ8_0:
+        return read_row<kQ8_0>(call->weight, call->ids[i], call->blocks, out);
     }
   });
 }

@@ -1,9 +1,11 @@
-"""Compiles the C++ kernels with this machine's compiler and keeps the library in the user's cache. Does not know torch.
+"""Compiles the C++ kernels with this machine's compiler and keeps the library in the user's cache.
+Does not know torch.
 
-One library per level of the instruction set, chosen at run time by what the processor reports; it is compiled the first time
-it is used, or at install time by ``python -m setpoint.engine.kernels.cpu.build``. A library's name holds its level and a hash of
-sources, flags and compiler version, so that a stale one cannot be loaded. Its time of modification is that of its last use, and building
-one removes those of its level that were not used for long.
+One library per level of the instruction set, chosen at run time by what the processor reports; it
+is compiled the first time it is used, or at install time by ``python -m
+setpoint.engine.kernels.cpu.build``. A library's name holds its level and a hash of sources, flags
+and compiler version, so that a stale one cannot be loaded. Its time of modification is that of its
+last use, and building one removes those of its level that were not used for long.
 """
 
 from __future__ import annotations
@@ -42,24 +44,38 @@ class Level:
     tiles: bool = False
     """Whether it runs matrix tiles, which a process must ask the system for."""
     emulated: bool = False
-    """Plain code with the bits of a level that the machine may lack: for tests, slow, chosen by name only."""
+    """Plain code with the bits of a level that the machine may lack: for tests, slow, chosen by
+    name only."""
 
 
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
-_AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
+_AVX512_FLAGS = (
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512dq",
+    "-mavx512vl",
+    "-mfma",
+    "-mprefer-vector-width=512",
+)
 _AVX512_BF16 = _AVX2 | _AVX512 | {"avx512_vnni", "avx512_bf16"}
 _AVX512_BF16_FLAGS = (*_AVX512_FLAGS, "-mavx512vnni", "-mavx512bf16")
 _SCALAR = Level(frozenset(), ())
 LEVELS = {
     "x86_64": {
-        "amx": Level(_AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"}, (*_AVX512_BF16_FLAGS, "-DSETPOINT_TILES"), tiles=True),
+        "amx": Level(
+            _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
+            (*_AVX512_BF16_FLAGS, "-DSETPOINT_TILES"),
+            tiles=True,
+        ),
         "avx512_bf16": Level(_AVX512_BF16, _AVX512_BF16_FLAGS),
         "avx512_vnni": Level(_AVX2 | _AVX512 | {"avx512_vnni"}, (*_AVX512_FLAGS, "-mavx512vnni")),
         "avx512": Level(_AVX2 | _AVX512, _AVX512_FLAGS),
         "avx2": Level(_AVX2, ("-mavx2", "-mfma")),
         "scalar": _SCALAR,
-        "amx_emulated": Level(_AVX512_BF16, (*_AVX512_BF16_FLAGS, "-DSETPOINT_TILES_EMULATED"), emulated=True),
+        "amx_emulated": Level(
+            _AVX512_BF16, (*_AVX512_BF16_FLAGS, "-DSETPOINT_TILES_EMULATED"), emulated=True
+        ),
     },
     "aarch64": {"scalar": _SCALAR},
 }
@@ -74,15 +90,20 @@ class BuildError(Exception):
 
 
 def cache_dir() -> Path:
-    """Where compiled kernels live: $XDG_CACHE_HOME/setpoint/kernels, by default ~/.cache/setpoint/kernels."""
+    """Where compiled kernels live: $XDG_CACHE_HOME/setpoint/kernels, by default
+    ~/.cache/setpoint/kernels."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "setpoint" / "kernels"
 
 
 def supported_levels() -> list[str]:
-    """The levels this machine can run, best first. BuildError if the kernels are not written for it."""
+    """The levels this machine can run, best first. BuildError if the kernels are not written for
+    it."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in LEVELS:
-        raise BuildError(f"the C++ kernels need Linux on {' or '.join(LEVELS)}; this is {sys.platform} on {machine}")
+        raise BuildError(
+            f"the C++ kernels need Linux on {' or '.join(LEVELS)}; this is {sys.platform} on"
+            f" {machine}"
+        )
     present = _cpu_flags()
     levels = {name: level for name, level in LEVELS[machine].items() if level.needs <= present}
     for name, level in levels.items():
@@ -92,7 +113,8 @@ def supported_levels() -> list[str]:
 
 
 _refused: dict[str, str] = {}
-"""Level -> why it does not run although the processor's flags name what it needs. Filled by ``refuse``, for the life of the process."""
+"""Level -> why it does not run although the processor's flags name what it needs. Filled by
+``refuse``, for the life of the process."""
 
 
 def refuse(level: str, why: str) -> None:
@@ -103,7 +125,8 @@ def refuse(level: str, why: str) -> None:
 def ask_for_tiles() -> str:
     """Asks Linux to let this process use matrix tiles; -> why it may not, or nothing.
 
-    The permission is the process's and its children's. Linux refuses it while a signal stack is too small to hold the tiles.
+    The permission is the process's and its children's. Linux refuses it while a signal stack is too
+    small to hold the tiles.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0:
@@ -112,11 +135,17 @@ def ask_for_tiles() -> str:
 
 
 def why_no_better(level: str) -> str:
-    """The reason that no better level than this one runs; empty for the best that the kernels are written for."""
+    """The reason that no better level than this one runs; empty for the best that the kernels are
+    written for."""
     levels = LEVELS[platform.machine()]
     flags = _cpu_flags()
-    # Most processors have no matrix tiles, and nobody can do anything about it: that is no news at each start.
-    better = [name for name in list(levels)[: list(levels).index(level)] if not levels[name].tiles or levels[name].needs <= flags]
+    # Most processors have no matrix tiles, and nobody can do anything about it: that is no news at
+    # each start.
+    better = [
+        name
+        for name in list(levels)[: list(levels).index(level)]
+        if not levels[name].tiles or levels[name].needs <= flags
+    ]
     if not better:
         return ""
     possible = choose_level()
@@ -137,7 +166,9 @@ def choose_level(name: str = "") -> str:
     """The named level, or the best one for an empty name. BuildError if this machine lacks it."""
     levels = supported_levels()
     if name and name not in levels:
-        raise BuildError(f"this machine cannot run the level {name!r}; it can run {', '.join(levels)}")
+        raise BuildError(
+            f"this machine cannot run the level {name!r}; it can run {', '.join(levels)}"
+        )
     return name or next(level for level in levels if not is_emulated(level))
 
 
@@ -160,14 +191,17 @@ def library_path(compiler: str, level: str) -> Path:
 
 
 def compile_library(compiler: str, level: str, target: Path) -> None:
-    """Compile and link to ``target``, which appears whole or not at all: concurrent builds replace each other's equal files.
+    """Compile and link to ``target``, which appears whole or not at all: concurrent builds replace
+    each other's equal files.
 
-    Linked without an OpenMP runtime: the process already has torch's, and a second one would keep a second pool of threads
-    spinning on the same cores (``library`` binds it).
+    Linked without an OpenMP runtime: the process already has torch's, and a second one would keep a
+    second pool of threads spinning on the same cores (``library`` binds it).
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
-        objects = {source: f"{scratch}/{source.stem}.o" for source in sorted(SOURCE_DIR.glob("*.cpp"))}
+        objects = {
+            source: f"{scratch}/{source.stem}.o" for source in sorted(SOURCE_DIR.glob("*.cpp"))
+        }
         running = [
             subprocess.Popen(
                 [compiler, *FLAGS, *_flags(level), "-c", "-o", built, str(source)],
@@ -179,7 +213,10 @@ def compile_library(compiler: str, level: str, target: Path) -> None:
         ]
         try:
             for number, process in enumerate(running):
-                report(f"compiling the C++ kernels for {level}, once on this machine, {number} of {len(running)} files done")
+                report(
+                    f"compiling the C++ kernels for {level}, once on this machine, {number} of"
+                    f" {len(running)} files done"
+                )
                 output, _ = process.communicate()
                 if process.returncode:
                     raise BuildError(f"{compiler} failed: {_first_error(output)}")
@@ -194,7 +231,8 @@ def compile_library(compiler: str, level: str, target: Path) -> None:
 
 
 def ensure_built(level: str) -> Path:
-    """The cached library, compiled now if it is missing. BuildError if that is impossible, OSError if the cache is not writable."""
+    """The cached library, compiled now if it is missing. BuildError if that is impossible, OSError
+    if the cache is not writable."""
     compiler = find_compiler()
     target = library_path(compiler, level)
     with contextlib.suppress(OSError):  # it is not there, or somebody else's
@@ -206,7 +244,8 @@ def ensure_built(level: str) -> Path:
 
 
 def _remove_unused(level: str) -> None:
-    """Who has one loaded keeps it; who is about to load one at this moment compiles its own (``library.load``)."""
+    """Who has one loaded keeps it; who is about to load one at this moment compiles its own
+    (``library.load``)."""
     for library in cache_dir().glob(f"{level}-*.so"):
         with contextlib.suppress(OSError):  # another process was faster, or it is somebody else's
             if library.stat().st_mtime < time.time() - UNUSED_S:
@@ -235,7 +274,9 @@ def _run(command: list[str]) -> str:
 
 def _first_error(output: str) -> str:
     lines = output.splitlines()
-    return next((line for line in lines if "error" in line), lines[-1] if lines else "no message").strip()
+    return next(
+        (line for line in lines if "error" in line), lines[-1] if lines else "no message"
+    ).strip()
 
 
 def main() -> int:

@@ -1,8 +1,10 @@
-"""Captured steps on CPUs (``kernels.program``): the list of kernel calls that a forward pass makes, run by program.cpp.
+"""Captured steps on CPUs (``kernels.program``): the list of kernel calls that a forward pass makes,
+run by program.cpp.
 
-Every kernel is one C function over one struct (``library.KERNELS``). While recording, the bindings' calls end here instead: the struct
-is copied, nothing runs. Whatever else would compute must not go unnoticed: a dispatch mode sees every torch operation, serves
-allocations from the program's own memory, lets views pass and refuses the rest.
+Every kernel is one C function over one struct (``library.KERNELS``). While recording, the bindings'
+calls end here instead: the struct is copied, nothing runs. Whatever else would compute must not go
+unnoticed: a dispatch mode sees every torch operation, serves allocations from the program's own
+memory, lets views pass and refuses the rest.
 """
 
 from __future__ import annotations
@@ -25,11 +27,16 @@ from setpoint.engine.kernels.program import KINDS, NotCapturable
 
 Counts = tuple[int, int, int]
 COUNTS = ("tokens", "sequences", "samples")
-ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default)
+ALLOCATIONS = (
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.new_empty.default,
+)
 
 
 class Arena:
-    """Memory of a program's tensors. A block is used again once the last tensor on it is gone: references say what is still needed."""
+    """Memory of a program's tensors. A block is used again once the last tensor on it is gone:
+    references say what is still needed."""
 
     def __init__(self) -> None:
         self.memory: list[np.ndarray] = []
@@ -59,22 +66,29 @@ class _Watch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch's question to every mode. The usual yes would import its compiler: a second, and 60 MB for good."""
+        """torch's question to every mode. The usual yes would import its compiler: a second, and 60
+        MB for good."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in ALLOCATIONS:
             like = args[0] if isinstance(args[0], torch.Tensor) else None
-            shape = args[1] if func is ALLOCATIONS[2] else like.shape if like is not None else args[0]
-            dtype = kwargs.get("dtype") or (torch.get_default_dtype() if like is None else like.dtype)
+            shape = (
+                args[1] if func is ALLOCATIONS[2] else like.shape if like is not None else args[0]
+            )
+            dtype = kwargs.get("dtype") or (
+                torch.get_default_dtype() if like is None else like.dtype
+            )
             return self._arena.empty(tuple(shape), dtype)
         if func.is_view:
             return func(*args, **kwargs)
         with self:  # composite operations arrive whole in inference mode
             result = func.decompose(*args, **kwargs)
         if result is NotImplemented:
-            raise NotCapturable(f"the forward pass calls torch's {func.name()}, which cannot be captured")
+            raise NotCapturable(
+                f"the forward pass calls torch's {func.name()}, which cannot be captured"
+            )
         return result
 
 
@@ -99,9 +113,18 @@ class CpuRecorder:
     def recording(self, rows: str = "tokens", *, products: str = "linear") -> Iterator[None]:
         def record(name: str, address: int) -> None:
             kernel = KERNELS[name]
-            call = kernel.call.from_buffer_copy(ctypes.string_at(address, ctypes.sizeof(kernel.call)))
+            call = kernel.call.from_buffer_copy(
+                ctypes.string_at(address, ctypes.sizeof(kernel.call))
+            )
             counts = rows if kernel.counts == "tokens" else kernel.counts
-            self._calls.append(Recorded(self._kernels.address(name), call, counts, products if kernel.kind == "linear" else kernel.kind))
+            self._calls.append(
+                Recorded(
+                    self._kernels.address(name),
+                    call,
+                    counts,
+                    products if kernel.kind == "linear" else kernel.kind,
+                )
+            )
 
         before = len(self._calls)
         try:
@@ -118,7 +141,9 @@ class CpuRecorder:
 class CpuProgram:
     """Implements ``kernels.program.Program``."""
 
-    def __init__(self, kernels: Kernels, calls: list[Recorded], counts: Counts, arena: Arena) -> None:
+    def __init__(
+        self, kernels: Kernels, calls: list[Recorded], counts: Counts, arena: Arena
+    ) -> None:
         self.num_bytes = sum(memory.nbytes for memory in arena.memory)
         self._run = kernels.program
         self._held = (calls, arena)
@@ -127,7 +152,10 @@ class CpuProgram:
         self._counts = (ctypes.c_int64 * len(COUNTS))()
         self._nanoseconds = (ctypes.c_int64 * len(KINDS))()
         self._call = ProgramCall(
-            ops=ctypes.addressof(self._ops), counts=ctypes.addressof(self._counts), num_ops=len(calls), threads=torch.get_num_threads()
+            ops=ctypes.addressof(self._ops),
+            counts=ctypes.addressof(self._counts),
+            num_ops=len(calls),
+            threads=torch.get_num_threads(),
         )
         self._address = ctypes.addressof(self._call)
 
@@ -139,7 +167,10 @@ class CpuProgram:
         self._call.nanoseconds = ctypes.addressof(self._nanoseconds)
 
     def take_times(self) -> dict[str, float]:
-        times = {kind: nanoseconds / 1e9 for kind, nanoseconds in zip(KINDS, self._nanoseconds, strict=True)}
+        times = {
+            kind: nanoseconds / 1e9
+            for kind, nanoseconds in zip(KINDS, self._nanoseconds, strict=True)
+        }
         ctypes.memset(self._nanoseconds, 0, ctypes.sizeof(self._nanoseconds))
         return times
 
@@ -159,5 +190,6 @@ def _op(recorded: Recorded, counts: Counts) -> Op:
 
 
 def create() -> CpuRecorder:
-    """A recorder of the kernels that the other factories give. KernelsUnavailable with the reason if there are none."""
+    """A recorder of the kernels that the other factories give. KernelsUnavailable with the reason
+    if there are none."""
     return CpuRecorder(load())

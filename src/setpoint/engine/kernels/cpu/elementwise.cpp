@@ -1,5 +1,5 @@
-// Embedding, RMSNorm (with residual), rotary embedding with the store into the KV cache, gated activations, soft caps. Arithmetic in fp32,
-// rounded once.
+// Embedding, RMSNorm (with residual), rotary embedding with the store into the KV cache, gated
+// activations, soft caps. Arithmetic in fp32, rounded once.
 #include "activations.h"
 #include "simd.h"
 #include "threads.h"
@@ -13,7 +13,8 @@ struct EmbeddingCall {
   int32_t dtype, threads;
 };
 
-// Row r of x begins at x + r / group * stride + r % group * cols: groups of rows side by side, the heads of a token.
+// Row r of x begins at x + r / group * stride + r % group * cols: groups of rows side by side, the
+// heads of a token.
 struct NormCall {
   const void* x;
   void* residual;  // [rows, cols] or null; else residual += x first, and that sum is normalised
@@ -60,7 +61,9 @@ void embedding(const EmbeddingCall& call) {
   for_rows(call.rows, cols, call.threads, [=, &call](int64_t row) {
     const T* source = (const T*)call.weight + call.ids[row] * cols;
     T* target = (T*)call.out + row * cols;
-    for_vectors(cols, [=](int64_t c, int64_t n) { store_part(target + c, load_part(source + c, n) * scale, n); });
+    for_vectors(cols, [=](int64_t c, int64_t n) {
+      store_part(target + c, load_part(source + c, n) * scale, n);
+    });
   });
 }
 
@@ -89,7 +92,8 @@ void rms_norm(const NormCall& call) {
     }
     const vf factor = splat(1.f / __builtin_sqrtf(sum(squares) / (float)cols + call.eps));
     for_vectors(cols, [&](int64_t c, int64_t n) {
-      store_part(target + c, load_part(source + c, n) * factor * (load_part(weight + c, n) + call.offset), n);
+      store_part(target + c,
+                 load_part(source + c, n) * factor * (load_part(weight + c, n) + call.offset), n);
     });
   });
 }
@@ -102,7 +106,10 @@ void gated(const GatedCall& call) {
     const T* up = gate + cols;
     T* target = (T*)call.out + row * cols;
     for_vectors(cols, [=](int64_t c, int64_t n) {
-      store_part(target + c, Activation::template of<kRoundedToBF16<T>>(load_part(gate + c, n)) * load_part(up + c, n), n);
+      store_part(
+          target + c,
+          Activation::template of<kRoundedToBF16<T>>(load_part(gate + c, n)) * load_part(up + c, n),
+          n);
     });
   });
 }
@@ -113,56 +120,80 @@ void soft_cap(const SoftCapCall& call) {
   const float cap = call.cap;
   for_rows(call.rows, 4 * cols, call.threads, [=, &call](int64_t row) {
     T* x = (T*)call.x + row * cols;
-    for_vectors(cols, [=](int64_t c, int64_t n) { store_part(x + c, tanh(load_part(x + c, n) / cap) * cap, n); });
+    for_vectors(cols, [=](int64_t c, int64_t n) {
+      store_part(x + c, tanh(load_part(x + c, n) / cap) * cap, n);
+    });
   });
 }
 
 template <class T, class S>
-inline void rotate(const T* x, S* target, const float* cos, const float* sin, int64_t half, int64_t dim) {
+inline void rotate(const T* x, S* target, const float* cos, const float* sin, int64_t half,
+                   int64_t dim) {
   for_vectors(half, [=](int64_t i, int64_t n) {
-    const vf a = load_part(x + i, n), b = load_part(x + half + i, n), c = load_part(cos + i, n), s = load_part(sin + i, n);
-    // Rounded to the activations' type first: the reference does, and a cache of another type must hold the same values.
+    const vf a = load_part(x + i, n), b = load_part(x + half + i, n), c = load_part(cos + i, n),
+             s = load_part(sin + i, n);
+    // Rounded to the activations' type first: the reference does, and a cache of another type must
+    // hold the same values.
     store_part(target + i, rounded(x, a * c - b * s), n);
     store_part(target + half + i, rounded(x, b * c + a * s), n);
   });
-  for_vectors(dim - 2 * half, [=](int64_t i, int64_t n) { store_part(target + 2 * half + i, load_part(x + 2 * half + i, n), n); });
+  for_vectors(dim - 2 * half, [=](int64_t i, int64_t n) {
+    store_part(target + 2 * half + i, load_part(x + 2 * half + i, n), n);
+  });
 }
 
 template <class T, class S>
 void rope_and_store(const RopeCall& call) {
   const int64_t dim = call.head_dim, half = call.rotary_dim / 2, kv_row = call.num_kv_heads * dim;
-  for_rows(call.rows, (call.num_heads + 2 * call.num_kv_heads) * dim, call.threads, [=, &call](int64_t t) {
-    const float* cos = call.cos_sin + call.positions[t] * call.rotary_dim;
-    T* q = (T*)call.q + t * call.q_stride;
-    for (int64_t h = 0; h < call.num_heads; ++h) rotate(q + h * dim, q + h * dim, cos, cos + half, half, dim);
-    const T* k = (const T*)call.k + t * call.k_stride;
-    S* k_row = (S*)call.k_cache + call.kv_index[t] * kv_row;
-    for (int64_t h = 0; h < call.num_kv_heads; ++h) rotate(k + h * dim, k_row + h * dim, cos, cos + half, half, dim);
-    const T* v = (const T*)call.v + t * call.v_stride;
-    S* v_row = (S*)call.v_cache + call.kv_index[t] * kv_row;
-    for_vectors(kv_row, [=](int64_t i, int64_t n) { store_part(v_row + i, load_part(v + i, n), n); });
-  });
+  for_rows(call.rows, (call.num_heads + 2 * call.num_kv_heads) * dim, call.threads,
+           [=, &call](int64_t t) {
+             const float* cos = call.cos_sin + call.positions[t] * call.rotary_dim;
+             T* q = (T*)call.q + t * call.q_stride;
+             for (int64_t h = 0; h < call.num_heads; ++h)
+               rotate(q + h * dim, q + h * dim, cos, cos + half, half, dim);
+             const T* k = (const T*)call.k + t * call.k_stride;
+             S* k_row = (S*)call.k_cache + call.kv_index[t] * kv_row;
+             for (int64_t h = 0; h < call.num_kv_heads; ++h)
+               rotate(k + h * dim, k_row + h * dim, cos, cos + half, half, dim);
+             const T* v = (const T*)call.v + t * call.v_stride;
+             S* v_row = (S*)call.v_cache + call.kv_index[t] * kv_row;
+             for_vectors(kv_row, [=](int64_t i, int64_t n) {
+               store_part(v_row + i, load_part(v + i, n), n);
+             });
+           });
 }
 
 }  // namespace
 
 extern "C" {
 
-void setpoint_embedding(const EmbeddingCall* call) { call->dtype == kBF16 ? embedding<bf16>(*call) : embedding<float>(*call); }
+void setpoint_embedding(const EmbeddingCall* call) {
+  call->dtype == kBF16 ? embedding<bf16>(*call) : embedding<float>(*call);
+}
 
-void setpoint_rms_norm(const NormCall* call) { call->dtype == kBF16 ? rms_norm<bf16>(*call) : rms_norm<float>(*call); }
+void setpoint_rms_norm(const NormCall* call) {
+  call->dtype == kBF16 ? rms_norm<bf16>(*call) : rms_norm<float>(*call);
+}
 
-void setpoint_silu_mul(const GatedCall* call) { call->dtype == kBF16 ? gated<Silu, bf16>(*call) : gated<Silu, float>(*call); }
+void setpoint_silu_mul(const GatedCall* call) {
+  call->dtype == kBF16 ? gated<Silu, bf16>(*call) : gated<Silu, float>(*call);
+}
 
-void setpoint_gelu_tanh_mul(const GatedCall* call) { call->dtype == kBF16 ? gated<GeluTanh, bf16>(*call) : gated<GeluTanh, float>(*call); }
+void setpoint_gelu_tanh_mul(const GatedCall* call) {
+  call->dtype == kBF16 ? gated<GeluTanh, bf16>(*call) : gated<GeluTanh, float>(*call);
+}
 
-void setpoint_soft_cap(const SoftCapCall* call) { call->dtype == kBF16 ? soft_cap<bf16>(*call) : soft_cap<float>(*call); }
+void setpoint_soft_cap(const SoftCapCall* call) {
+  call->dtype == kBF16 ? soft_cap<bf16>(*call) : soft_cap<float>(*call);
+}
 
 void setpoint_rope_and_store(const RopeCall* call) {
   if (call->dtype == kBF16)
-    call->kv_dtype == kBF16 ? rope_and_store<bf16, bf16>(*call) : rope_and_store<bf16, float>(*call);
+    call->kv_dtype == kBF16 ? rope_and_store<bf16, bf16>(*call)
+                            : rope_and_store<bf16, float>(*call);
   else
-    call->kv_dtype == kBF16 ? rope_and_store<float, bf16>(*call) : rope_and_store<float, float>(*call);
+    call->kv_dtype == kBF16 ? rope_and_store<float, bf16>(*call)
+                            : rope_and_store<float, float>(*call);
 }
 
 }  // extern "C"

@@ -11,10 +11,16 @@ struct GatedLinearCall {
   int32_t threads;
 
   explicit GatedLinearCall(const LinearCall& c)
-      : call(c), x(c.x), rows(c.rows), columns((2 * c.columns + kPanel - 1) / kPanel * kPanel), k_words(c.k_words), threads(c.threads) {}
+      : call(c),
+        x(c.x),
+        rows(c.rows),
+        columns((2 * c.columns + kPanel - 1) / kPanel * kPanel),
+        k_words(c.k_words),
+        threads(c.threads) {}
 };
 
-// store(activated) with the activation of a gate as a function of one vector. What is in registers stays there: no call, no choice per row.
+// store(activated) with the activation of a gate as a function of one vector. What is in registers
+// stays there: no call, no choice per row.
 template <class T, class Store>
 inline __attribute__((always_inline)) void with_activation(int32_t gate, const Store& store) {
   if (gate == kSilu)
@@ -24,15 +30,19 @@ inline __attribute__((always_inline)) void with_activation(int32_t gate, const S
 }
 
 template <class T, int M>
-inline __attribute__((always_inline)) void store_sums(const GatedLinearCall& gated, int64_t row, int64_t at, const vf (&acc)[M][kTileVectors]) {
+inline __attribute__((always_inline)) void store_sums(const GatedLinearCall& gated, int64_t row,
+                                                      int64_t at,
+                                                      const vf (&acc)[M][kTileVectors]) {
   static_assert(kTileVectors == 2);
   const LinearCall& call = gated.call;
   const int64_t left = call.columns - at / 2;
   if (left <= 0) return;
-  const vf bias = call.bias ? load((const T*)call.bias + at) : vf{}, up_bias = call.bias ? load((const T*)call.bias + at + W) : vf{};
+  const vf bias = call.bias ? load((const T*)call.bias + at) : vf{},
+           up_bias = call.bias ? load((const T*)call.bias + at + W) : vf{};
   with_activation<T>(call.gate, [&](const auto& activated) __attribute__((always_inline)) {
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
-      store_part((T*)call.out + (row + m) * call.columns + at / 2, activated(acc[m][0] + bias) * (acc[m][1] + up_bias), left);
+      store_part((T*)call.out + (row + m) * call.columns + at / 2,
+                 activated(acc[m][0] + bias) * (acc[m][1] + up_bias), left);
   });
 }

@@ -1,6 +1,7 @@
 """Loads the compiled kernels and binds their C entry points: levels, threads, argument structs.
 
-Works on raw addresses; ``ops`` and ``engine.attention.cpu`` check tensors before they call. Knows nothing of what is computed.
+Works on raw addresses; ``ops`` and ``engine.attention.cpu`` check tensors before they call. Knows
+nothing of what is computed.
 """
 
 from __future__ import annotations
@@ -33,8 +34,33 @@ class AttentionCall(ctypes.Structure):
     """plan.h, struct AttentionCall."""
 
     _fields_ = [
-        *((name, _pointer) for name in ("plan", "q", "out", "k_cache", "v_cache", "cu_q", "kv_lens", "slots", "page_table")),
-        *((name, _i64) for name in ("rows", "q_stride", "table_stride", "num_heads", "num_kv_heads", "head_dim", "page_size", "window")),
+        *(
+            (name, _pointer)
+            for name in (
+                "plan",
+                "q",
+                "out",
+                "k_cache",
+                "v_cache",
+                "cu_q",
+                "kv_lens",
+                "slots",
+                "page_table",
+            )
+        ),
+        *(
+            (name, _i64)
+            for name in (
+                "rows",
+                "q_stride",
+                "table_stride",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "page_size",
+                "window",
+            )
+        ),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         *((name, _i32) for name in ("q_dtype", "kv_dtype", "threads")),
@@ -89,7 +115,10 @@ class RopeCall(ctypes.Structure):
     """elementwise.cpp, struct RopeCall."""
 
     _fields_ = [
-        *((name, _pointer) for name in ("q", "k", "v", "cos_sin", "positions", "k_cache", "v_cache", "kv_index")),
+        *(
+            (name, _pointer)
+            for name in ("q", "k", "v", "cos_sin", "positions", "k_cache", "v_cache", "kv_index")
+        ),
         *((name, _i64) for name in ("rows", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
         *((name, _i64) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, _i32) for name in ("dtype", "kv_dtype", "threads")),
@@ -130,7 +159,19 @@ class PlaceCall(ctypes.Structure):
     """rows.cpp, struct PlaceCall."""
 
     _fields_ = [
-        *((name, _pointer) for name in ("slots", "cu_q", "kv_lens", "known", "page_table", "ids", "positions", "kv_index")),
+        *(
+            (name, _pointer)
+            for name in (
+                "slots",
+                "cu_q",
+                "kv_lens",
+                "known",
+                "page_table",
+                "ids",
+                "positions",
+                "kv_index",
+            )
+        ),
         *((name, _i64) for name in ("rows", "known_stride", "table_stride", "page_size")),
     ]
 
@@ -157,13 +198,18 @@ class Op(ctypes.Structure):
 class ProgramCall(ctypes.Structure):
     """program.cpp, struct ProgramCall."""
 
-    _fields_ = [*((name, _pointer) for name in ("ops", "counts", "nanoseconds")), ("num_ops", _i64), ("threads", _i32)]
+    _fields_ = [
+        *((name, _pointer) for name in ("ops", "counts", "nanoseconds")),
+        ("num_ops", _i64),
+        ("threads", _i32),
+    ]
 
 
 @dataclass(slots=True, frozen=True)
 class Kernel:
-    """One C function, ``void setpoint_<name>(const Call*)``. Its struct must have a field ``rows``, int64: the only number in it that
-    depends on the size of the step; addresses aside, the others are the layer's."""
+    """One C function, ``void setpoint_<name>(const Call*)``. Its struct must have a field ``rows``,
+    int64: the only number in it that depends on the size of the step; addresses aside, the others
+    are the layer's."""
 
     call: type[ctypes.Structure]
     kind: str
@@ -191,10 +237,11 @@ KERNELS = {
 
 
 class Kernels:
-    """The entry points at one level: a method per entry of KERNELS, called with the address of its struct.
+    """The entry points at one level: a method per entry of KERNELS, called with the address of its
+    struct.
 
-    NOTE: bindings look a kernel up at every call (``self._kernels.linear(address)``): while a step is captured, recorders stand in
-    the kernels' places (``recorded_by``).
+    NOTE: bindings look a kernel up at every call (``self._kernels.linear(address)``): while a step
+    is captured, recorders stand in the kernels' places (``recorded_by``).
     """
 
     attention_plan: Callable[[int], None]
@@ -219,7 +266,9 @@ class Kernels:
             function = getattr(library, f"setpoint_{name}")
             function.argtypes, function.restype = (_pointer,), None
             setattr(self, name, function)
-        self._addresses = {name: ctypes.cast(getattr(self, name), _pointer).value for name in KERNELS}
+        self._addresses = {
+            name: ctypes.cast(getattr(self, name), _pointer).value for name in KERNELS
+        }
         self.level = level
         self.usable: bool = bool(library.setpoint_has_tiles())
         """Whether the processor keeps what its flags say of this level."""
@@ -228,13 +277,17 @@ class Kernels:
         """fp32 elements of a vector at this level."""
         library.setpoint_k_multiple.restype = _i64
         self.k_multiple: int = library.setpoint_k_multiple()
-        """4-byte words of K that a bf16 or int8 weight's panels are filled up to with zeros: a whole tile's where there are tiles."""
+        """4-byte words of K that a bf16 or int8 weight's panels are filled up to with zeros: a
+        whole tile's where there are tiles."""
         self.plan_create = library.setpoint_plan_create
         self.plan_create.restype = _pointer
         self.plan_free = library.setpoint_plan_free
         self.plan_free.argtypes, self.plan_free.restype = (_pointer,), None
         self.pack_blocks = library.setpoint_pack_blocks
-        self.pack_blocks.argtypes, self.pack_blocks.restype = (_pointer, _i64, _i64, _pointer, _i32, _i32), None
+        self.pack_blocks.argtypes, self.pack_blocks.restype = (
+            (_pointer, _i64, _i64, _pointer, _i32, _i32),
+            None,
+        )
         self.int8_round = library.setpoint_int8_round
         self.int8_round.argtypes = (_pointer, _i64, _i64, _pointer, _i64, _pointer, _i32, _i32)
         self.int8_round.restype = None
@@ -259,7 +312,8 @@ class Kernels:
 
 
 def load(level: str | None = None) -> Kernels:
-    """The kernels at the given level, else at $SETPOINT_CPU_ISA, else at the best this machine has. KernelsUnavailable if not."""
+    """The kernels at the given level, else at $SETPOINT_CPU_ISA, else at the best this machine has.
+    KernelsUnavailable if not."""
     return _load(level or os.environ.get(build.LEVEL_VARIABLE, ""))
 
 
@@ -271,7 +325,10 @@ def _load(name: str) -> Kernels:
         kernels = _open(level)
         if kernels.usable:
             return kernels
-        build.refuse(level, "this CPU names matrix tiles but offers no palette of them, as some hypervisors do")
+        build.refuse(
+            level,
+            "this CPU names matrix tiles but offers no palette of them, as some hypervisors do",
+        )
         return _open(build.choose_level(name))
     except (build.BuildError, OSError) as error:
         raise KernelsUnavailable(str(error)) from error
@@ -281,7 +338,11 @@ def _open(level: str) -> Kernels:
     try:
         return Kernels(build.ensure_built(level), level)
     except OSError as error:
-        logger.warning("The kernel cache cannot be used (%s); compiling the C++ kernels for this process only.", error)
+        logger.warning(
+            "The kernel cache cannot be used (%s); compiling the C++ kernels for this process"
+            " only.",
+            error,
+        )
         scratch = Path(tempfile.mkdtemp(prefix="setpoint-kernels-"))
         try:
             build.compile_library(build.find_compiler(), level, scratch / "kernels.so")
@@ -291,10 +352,15 @@ def _open(level: str) -> Kernels:
 
 
 def _share_openmp() -> None:
-    """Make the symbols of the OpenMP runtime that torch has loaded visible to ours, which is linked without one."""
+    """Make the symbols of the OpenMP runtime that torch has loaded visible to ours, which is linked
+    without one."""
     with open("/proc/self/maps") as maps:
         mapped = {line.split()[-1] for line in maps}
-    runtimes = sorted(path for path in mapped if os.path.basename(path).startswith(("libgomp", "libiomp5", "libomp")))
+    runtimes = sorted(
+        path
+        for path in mapped
+        if os.path.basename(path).startswith(("libgomp", "libiomp5", "libomp"))
+    )
     if not runtimes:
         raise KernelsUnavailable("torch has loaded no OpenMP runtime to share")
     ctypes.CDLL(runtimes[0], mode=ctypes.RTLD_GLOBAL)

@@ -1,4 +1,5 @@
-// What the machine can do at best: read memory in order, and multiply in registers. Nothing is computed; the time is the result.
+// What the machine can do at best: read memory in order, and multiply in registers. Nothing is
+// computed; the time is the result.
 #include "simd.h"
 #include "threads.h"
 #include "tiles.h"
@@ -9,12 +10,14 @@ constexpr int64_t kReadBlock = 64 * 1024;
 constexpr int kStreams = 8;
 
 #if SP_WIDTH == 16
-constexpr int kA = 5, kB = 4;  // 20 sums and 9 factors in 32 registers: more sums than latency times ports
+constexpr int kA = 5,
+              kB = 4;  // 20 sums and 9 factors in 32 registers: more sums than latency times ports
 #else
 constexpr int kA = 3, kB = 3;  // 9 and 6 in 16
 #endif
 
-// Makes the compiler forget what it knows of a register, so that it can neither hoist nor drop what depends on it.
+// Makes the compiler forget what it knows of a register, so that it can neither hoist nor drop what
+// depends on it.
 template <class V>
 inline void forget(V& v) {
 #if defined(__x86_64__)
@@ -34,17 +37,22 @@ struct F32 {
 struct BF16 {
   typedef vf vec;
   static constexpr int per_lane = 2;
-  static inline vf step(vf acc, vf a, vf b) { return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b); }
+  static inline vf step(vf acc, vf a, vf b) {
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+  }
 };
 #else
 typedef F32 BF16;
 #endif
-// Without an instruction for four bytes, two products of a lane take two instructions: as many as in fp32.
+// Without an instruction for four bytes, two products of a lane take two instructions: as many as
+// in fp32.
 #if defined(__AVX512VNNI__) && SP_WIDTH == 16
 struct Int8 {
   typedef vi vec;  // as vf, sums would be copied at every round
   static constexpr int per_lane = 4;
-  static inline vi step(vi acc, vi a, vi b) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b); }
+  static inline vi step(vi acc, vi a, vi b) {
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)a, (__m512i)b);
+  }
 };
 #else
 typedef F32 Int8;
@@ -71,7 +79,8 @@ void multiply_registers(int64_t rounds) {
 }
 
 #if SP_TILES
-// On tiles, with every operand loaded from the first-level cache, as kernels load them: two by two products.
+// On tiles, with every operand loaded from the first-level cache, as kernels load them: two by two
+// products.
 constexpr int kSteps = 4;
 
 struct TileOperands {
@@ -141,13 +150,18 @@ static int64_t multiply_on_tiles(int64_t rounds, int32_t threads) {
 // product: limits.py, PRODUCTS.
 extern "C" int64_t setpoint_multiply(int32_t product, int64_t rounds, int32_t threads) {
   switch (product) {
-    case 0: return multiply<F32>(rounds, threads);
+    case 0:
+      return multiply<F32>(rounds, threads);
 #if SP_TILES
-    case 1: return multiply_on_tiles<TileBF16>(rounds, threads);
-    default: return multiply_on_tiles<TileInt8>(rounds, threads);
+    case 1:
+      return multiply_on_tiles<TileBF16>(rounds, threads);
+    default:
+      return multiply_on_tiles<TileInt8>(rounds, threads);
 #else
-    case 1: return multiply<BF16>(rounds, threads);
-    default: return multiply<Int8>(rounds, threads);
+    case 1:
+      return multiply<BF16>(rounds, threads);
+    default:
+      return multiply<Int8>(rounds, threads);
 #endif
   }
 }

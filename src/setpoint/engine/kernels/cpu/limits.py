@@ -1,6 +1,8 @@
-"""What this machine can do at best, measured: bytes read in order and products in registers, per second (limits.cpp).
+"""What this machine can do at best, measured: bytes read in order and products in registers, per
+second (limits.cpp).
 
-Works on whole-machine rates with a given number of threads. It does not know what they are compared with.
+Works on whole-machine rates with a given number of threads. It does not know what they are compared
+with.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 PRODUCTS = {"float32": 0, "bfloat16": 1, "int8": 2}
 """The C side's numbers (limits.cpp, setpoint_multiply)."""
 SMALLEST, LARGEST = 1 << 20, 1 << 29
-"""Bytes of a block: less is a matter of the first-level cache, more than half a GiB reads no slower."""
+"""Bytes of a block: less is a matter of the first-level cache, more than half a GiB reads no
+slower."""
 SECONDS = 0.3
 """Of each measurement; the best of its runs counts."""
 ROUNDS = 100_000
-"""Of products in a run, which takes a millisecond or so: the start of a parallel region is nothing beside it."""
+"""Of products in a run, which takes a millisecond or so: the start of a parallel region is nothing
+beside it."""
 
 
 class CpuLimits:
@@ -35,11 +39,14 @@ class CpuLimits:
         self._flops: dict[str, float] = {}
 
     def read_bytes_per_s(self, num_bytes: int) -> float:
-        """Reading a block of about that size, the power of two below, again and again: in a cache if it fits there."""
+        """Reading a block of about that size, the power of two below, again and again: in a cache
+        if it fits there."""
         size = 1 << min(max(num_bytes, SMALLEST), LARGEST).bit_length() - 1
         if size not in self._reads:
             block = in_huge_pages((size,), torch.uint8).zero_()
-            self._reads[size] = size / _best(lambda: self._kernels.read_memory(block.data_ptr(), size, self._threads))
+            self._reads[size] = size / _best(
+                lambda: self._kernels.read_memory(block.data_ptr(), size, self._threads)
+            )
         return self._reads[size]
 
     def flops(self, product: str) -> float:
@@ -47,11 +54,17 @@ class CpuLimits:
         if product not in self._flops:
             number = PRODUCTS.get(product, PRODUCTS["float32"])
             operations = self._kernels.multiply(number, 1, self._threads) * ROUNDS * self._threads
-            self._flops[product] = operations / _best(lambda: self._kernels.multiply(number, ROUNDS, self._threads))
+            self._flops[product] = operations / _best(
+                lambda: self._kernels.multiply(number, ROUNDS, self._threads)
+            )
         return self._flops[product]
 
     def measured(self) -> dict[str, Any]:
-        return {"threads": self._threads, "read_bytes_per_s": dict(sorted(self._reads.items())), "flops": dict(self._flops)}
+        return {
+            "threads": self._threads,
+            "read_bytes_per_s": dict(sorted(self._reads.items())),
+            "flops": dict(self._flops),
+        }
 
 
 def machine_limits(device: str, *, threads: int) -> CpuLimits | None:

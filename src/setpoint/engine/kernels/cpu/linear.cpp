@@ -1,7 +1,8 @@
-// y = x Wᵀ + bias on weights in panels (panels.h) of fp32 or bf16, and the product of gate and up with its activation.
+// y = x Wᵀ + bias on weights in panels (panels.h) of fp32 or bf16, and the product of gate and up
+// with its activation.
 //
-// Up to kTileRows rows of x meet a panel while it streams through once, so one row costs reading the weights, and many rows run at the
-// rate of the multipliers.
+// Up to kTileRows rows of x meet a panel while it streams through once, so one row costs reading
+// the weights, and many rows run at the rate of the multipliers.
 #if defined(SETPOINT_TILES)
 #include <cpuid.h>
 #endif
@@ -13,14 +14,18 @@ namespace {
 template <class Mul, class T, class Call>
 void linear(const Call& call, const void* weight) {
   typedef typename Mul::word word;
-  for_panels(call, [](int) { return 0; }, [&](int, int64_t panel, Range rows, bool last) {
-    panel_rows<Mul, T>(call, rows, panel, (const word*)weight + panel * kPanel * call.k_words, last);
-  });
+  for_panels(
+      call, [](int) { return 0; },
+      [&](int, int64_t panel, Range rows, bool last) {
+        panel_rows<Mul, T>(call, rows, panel, (const word*)weight + panel * kPanel * call.k_words,
+                           last);
+      });
 }
 
 template <class Mul, class T>
 void linear(const LinearCall& call) {
-  call.gate == kNoGate ? linear<Mul, T>(call, call.weight) : linear<Mul, T>(GatedLinearCall(call), call.weight);
+  call.gate == kNoGate ? linear<Mul, T>(call, call.weight)
+                       : linear<Mul, T>(GatedLinearCall(call), call.weight);
 }
 
 #if SP_TILES
@@ -28,9 +33,13 @@ template <class Call>
 void linear_on_tiles(const Call& call, const void* weight) {
   const TileRows x(call.x, call.rows, call.k_words);
   const int64_t steps = tile_words(call.k_words) / kTile;
-  for_panels(call, [](int) { return Tiles(); }, [&](Tiles&, int64_t panel, Range rows, bool last) {
-    tile_rows<TileBF16, bf16>(call, x, rows, panel, (const uint32_t*)weight + panel * steps * kStepWords, steps, last);
-  });
+  for_panels(
+      call, [](int) { return Tiles(); },
+      [&](Tiles&, int64_t panel, Range rows, bool last) {
+        tile_rows<TileBF16, bf16>(call, x, rows, panel,
+                                  (const uint32_t*)weight + panel * steps * kStepWords, steps,
+                                  last);
+      });
 }
 #endif
 
@@ -38,8 +47,9 @@ void linear_on_tiles(const Call& call, const void* weight) {
 
 #if !SP_TILES
 void multiply_panel(const LinearCall& call, Range rows, int64_t panel, const uint32_t* words) {
-  call.gate == kNoGate ? panel_rows<MulBF16, bf16>(call, rows, panel, words, false)
-                       : panel_rows<MulBF16, bf16>(GatedLinearCall(call), rows, panel, words, false);
+  call.gate == kNoGate
+      ? panel_rows<MulBF16, bf16>(call, rows, panel, words, false)
+      : panel_rows<MulBF16, bf16>(GatedLinearCall(call), rows, panel, words, false);
 }
 #endif
 
@@ -48,7 +58,8 @@ extern "C" {
 // Columns of a vector.
 int64_t setpoint_vector_columns() { return W; }
 
-// Whether the processor has what this level's tiles need: some hypervisors name the instructions and offer no palette to configure.
+// Whether the processor has what this level's tiles need: some hypervisors name the instructions
+// and offer no palette to configure.
 int32_t setpoint_has_tiles() {
 #if defined(SETPOINT_TILES)
   unsigned palettes = 0, b, c, d;
@@ -71,7 +82,8 @@ void setpoint_linear(const LinearCall* call) {
   if (call->blocks) return linear_on_blocks(*call);
   if (call->dtype != kBF16) return linear<MulF32, float>(*call);
 #if SP_TILES
-  call->gate == kNoGate ? linear_on_tiles(*call, call->weight) : linear_on_tiles(GatedLinearCall(*call), call->weight);
+  call->gate == kNoGate ? linear_on_tiles(*call, call->weight)
+                        : linear_on_tiles(GatedLinearCall(*call), call->weight);
 #else
   linear<MulBF16, bf16>(*call);
 #endif

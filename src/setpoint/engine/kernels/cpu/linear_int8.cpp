@@ -1,8 +1,10 @@
-// y = x Wᵀ + bias with weights and activations of 8 bits: what quant/w8a8_int8.py defines. Sums are integers, hence exact, so that a row
-// has the same bits in any batch and at any level (where the bias is added, levels differ in how often that rounds).
+// y = x Wᵀ + bias with weights and activations of 8 bits: what quant/w8a8_int8.py defines. Sums are
+// integers, hence exact, so that a row has the same bits in any batch and at any level (where the
+// bias is added, levels differ in how often that rounds).
 //
-// Each row of x is rotated and rounded once per call, to scratch, as the unsigned numbers q + 128: the instructions that multiply bytes
-// want one unsigned factor. The 128s add 128 times the sum of a column's weights to its result, which is taken off again at the end.
+// Each row of x is rotated and rounded once per call, to scratch, as the unsigned numbers q + 128:
+// the instructions that multiply bytes want one unsigned factor. The 128s add 128 times the sum of
+// a column's weights to its result, which is taken off again at the end.
 #include "buffer.h"
 #include "gated.h"
 
@@ -37,7 +39,9 @@ struct MulInt8 {
   typedef __m512i vec;
   typedef vi sum;
   static inline vec load_vec(const word* b) { return load_raw<vec>(b); }
-  static inline vi step(vi acc, word a, vec b) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32((int)a), b); }
+  static inline vi step(vi acc, word a, vec b) {
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32((int)a), b);
+  }
 };
 #else
 typedef int16_t vs __attribute__((vector_size(W * 4)));
@@ -56,8 +60,8 @@ inline vi pair_products(vs a, vs b) {
 #endif
 }
 
-// Without an instruction for four bytes: those at even and at odd places apart, as int16. One that multiplies bytes to int16 sums would
-// lose the upper end of large ones.
+// Without an instruction for four bytes: those at even and at odd places apart, as int16. One that
+// multiplies bytes to int16 sums would lose the upper end of large ones.
 struct MulInt8 {
   typedef uint32_t word;
   struct vec {
@@ -91,7 +95,7 @@ inline vi nearest(vf v) {
 }
 
 constexpr float kLargest = 127.f, kTiny = 1e-30f;  // w8a8_int8.py, LARGEST and TINY
-constexpr int kBlock = 64;                          // and BLOCK
+constexpr int kBlock = 64;                         // and BLOCK
 
 // Sum and difference of the lanes h apart.
 inline vf sums_and_differences(vf v, int h) {
@@ -99,8 +103,10 @@ inline vf sums_and_differences(vf v, int h) {
   return __builtin_shuffle(v, lane ^ h) + v * ((lane & h) ? splat(-1.f) : splat(1.f));
 }
 
-// Each run of kRun neighbours in a row of x times the Hadamard matrix of that size, to `out`, filled up with zeros to whole vectors;
-// -> largest magnitudes as integers, which order as the numbers do, with infinity and then NaN at the end.
+// Each run of kRun neighbours in a row of x times the Hadamard matrix of that size, to `out`,
+// filled up with zeros to whole vectors;
+// -> largest magnitudes as integers, which order as the numbers do, with infinity and then NaN at
+// the end.
 template <int kRun, class T>
 vi rotate(const T* x, int64_t k, float* out) {
   constexpr int N = kRun > W ? kRun / W : 1;
@@ -167,13 +173,17 @@ struct Columns {
   vf scale, bias;
   vi shift;
   inline Columns(const Int8LinearCall& call, int64_t at, int64_t left)
-      : scale(load(call.scales + at)), bias(call.bias ? load_part((const T*)call.bias + at, left) : vf{}),
+      : scale(load(call.scales + at)),
+        bias(call.bias ? load_part((const T*)call.bias + at, left) : vf{}),
         shift(load_raw<vi>(call.shifts + at)) {}
-  inline vf operator()(vi sums, float row_scale) const { return __builtin_convertvector(sums + shift, vf) * (scale * row_scale) + bias; }
+  inline vf operator()(vi sums, float row_scale) const {
+    return __builtin_convertvector(sums + shift, vf) * (scale * row_scale) + bias;
+  }
 };
 
 template <class T, int M>
-inline __attribute__((always_inline)) void store_sums(const Rounded& x, int64_t row, int64_t at, const vi (&acc)[M][kTileVectors]) {
+inline __attribute__((always_inline)) void store_sums(const Rounded& x, int64_t row, int64_t at,
+                                                      const vi (&acc)[M][kTileVectors]) {
   const Int8LinearCall& call = x.call;
 #pragma GCC unroll 4
   for (int v = 0; v < kTileVectors; ++v, at += W) {
@@ -182,12 +192,15 @@ inline __attribute__((always_inline)) void store_sums(const Rounded& x, int64_t 
     const Columns<T> columns(call, at, left);
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
-      store_part((T*)call.out + (row + m) * call.columns + at, columns(acc[m][v], x.row_scales[row + m]), left);
+      store_part((T*)call.out + (row + m) * call.columns + at,
+                 columns(acc[m][v], x.row_scales[row + m]), left);
   }
 }
 
 template <class T, int M>
-inline __attribute__((always_inline)) void store_sums(const GatedRounded& x, int64_t row, int64_t at, const vi (&acc)[M][kTileVectors]) {
+inline __attribute__((always_inline)) void store_sums(const GatedRounded& x, int64_t row,
+                                                      int64_t at,
+                                                      const vi (&acc)[M][kTileVectors]) {
   static_assert(kTileVectors == 2);
   const Int8LinearCall& call = x.call;
   const int64_t left = call.columns - at / 2;
@@ -197,14 +210,17 @@ inline __attribute__((always_inline)) void store_sums(const GatedRounded& x, int
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       const float scale = x.row_scales[row + m];
-      store_part((T*)call.out + (row + m) * call.columns + at / 2, activated(gate(acc[m][0], scale)) * up(acc[m][1], scale), left);
+      store_part((T*)call.out + (row + m) * call.columns + at / 2,
+                 activated(gate(acc[m][0], scale)) * up(acc[m][1], scale), left);
     }
   });
 }
 
 template <class T>
-void round_rows(const T* x, int64_t rows, int64_t k, uint8_t* out, int64_t bytes, float* scales, int threads) {
-  for_rows(rows, k, threads, [&](int64_t row) { scales[row] = round_row(x + row * k, k, out + row * bytes, bytes); });
+void round_rows(const T* x, int64_t rows, int64_t k, uint8_t* out, int64_t bytes, float* scales,
+                int threads) {
+  for_rows(rows, k, threads,
+           [&](int64_t row) { scales[row] = round_row(x + row * k, k, out + row * bytes, bytes); });
 }
 
 template <class T, class X>
@@ -212,13 +228,20 @@ void multiply(const X& x) {
 #if SP_TILES
   const TileRows rows(x.x, x.k_words);
   const int64_t steps = x.k_words / kTile;
-  for_panels(x, [](int) { return Tiles(); }, [&](Tiles&, int64_t panel, Range range, bool last) {
-    tile_rows<TileInt8, T>(x, rows, range, panel, (const uint32_t*)x.call.weight + panel * steps * kStepWords, steps, last);
-  });
+  for_panels(
+      x, [](int) { return Tiles(); },
+      [&](Tiles&, int64_t panel, Range range, bool last) {
+        tile_rows<TileInt8, T>(x, rows, range, panel,
+                               (const uint32_t*)x.call.weight + panel * steps * kStepWords, steps,
+                               last);
+      });
 #else
-  for_panels(x, [](int) { return 0; }, [&](int, int64_t panel, Range range, bool last) {
-    panel_rows<MulInt8, T>(x, range, panel, (const uint32_t*)x.call.weight + panel * kPanel * x.k_words, last);
-  });
+  for_panels(
+      x, [](int) { return 0; },
+      [&](int, int64_t panel, Range range, bool last) {
+        panel_rows<MulInt8, T>(x, range, panel,
+                               (const uint32_t*)x.call.weight + panel * kPanel * x.k_words, last);
+      });
 #endif
 }
 
@@ -246,7 +269,8 @@ void setpoint_linear_int8(const Int8LinearCall* call) {
 }
 
 // Rows of a weight as those of x: x [rows, k] -> out [rows, bytes], q + 128, and scales [rows].
-void setpoint_int8_round(const void* x, int64_t rows, int64_t k, uint8_t* out, int64_t bytes, float* scales, int32_t dtype, int32_t threads) {
+void setpoint_int8_round(const void* x, int64_t rows, int64_t k, uint8_t* out, int64_t bytes,
+                         float* scales, int32_t dtype, int32_t threads) {
   if (dtype == kBF16)
     round_rows((const bf16*)x, rows, k, out, bytes, scales, threads);
   else

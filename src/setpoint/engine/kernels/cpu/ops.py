@@ -32,7 +32,8 @@ class CpuOps:
         self._dtype_number = DTYPES[dtype]
         self._kernels = kernels
         self.level = kernels.level
-        # Calls of one token are a few µs long, so the argument structs are filled in place, not built anew.
+        # Calls of one token are a few µs long, so the argument structs are filled in place, not
+        # built anew.
         self._place = PlaceCall()
         self._place_address = ctypes.addressof(self._place)
         self._best = BestCall()
@@ -63,7 +64,9 @@ class CpuOps:
         ids = torch.empty(num_tokens, dtype=torch.int32)
         positions, kv_index = (torch.empty(num_tokens, dtype=torch.int64) for _ in range(2))
         call = self._place
-        for name, tensor in zip(("slots", "cu_q", "kv_lens", "known", "page_table"), given, strict=True):
+        for name, tensor in zip(
+            ("slots", "cu_q", "kv_lens", "known", "page_table"), given, strict=True
+        ):
             setattr(call, name, tensor.data_ptr())
         call.ids = ids.data_ptr()
         call.positions = positions.data_ptr()
@@ -103,13 +106,20 @@ class CpuOps:
         self._kernels.embedding(self._embedding_address)
         return out
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
+    ) -> torch.Tensor:
         out = torch.empty(x.shape, dtype=self._dtype)
         self._normalise(x, None, weight, out, eps, offset)
         return out
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        offset: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         assert residual.shape == x.shape
         assert residual.dtype == self._dtype
@@ -118,7 +128,15 @@ class CpuOps:
         self._normalise(x, residual.data_ptr(), weight, x, eps, offset)
         return x, residual
 
-    def _normalise(self, x: torch.Tensor, residual: int | None, weight: torch.Tensor, out: torch.Tensor, eps: float, offset: float) -> None:
+    def _normalise(
+        self,
+        x: torch.Tensor,
+        residual: int | None,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        eps: float,
+        offset: float,
+    ) -> None:
         assert x.dtype == weight.dtype == self._dtype
         tokens, *heads, columns = x.shape
         stride, *inner = x.stride()
@@ -212,7 +230,8 @@ class CpuOps:
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> CpuOps:
-    """The operations at the given level (None: the best). KernelsUnavailable with the reason if they cannot run."""
+    """The operations at the given level (None: the best). KernelsUnavailable with the reason if
+    they cannot run."""
     if dtype not in DTYPES:
         raise KernelsUnavailable(f"the C++ kernels take bf16 and fp32, not {dtype}")
     return CpuOps(dtype, load(level))

@@ -1,26 +1,27 @@
-// Products on weights in panels: how the rows of x and the panels are divided, and the tile that a panel's words are met with.
+// Products on weights in panels: how the rows of x and the panels are divided, and the tile that a
+// panel's words are met with.
 //
-// Each output is one sum in the order of K, whatever the number of rows, columns or threads: a row's result does not depend on the
-// batch it is in.
+// Each output is one sum in the order of K, whatever the number of rows, columns or threads: a
+// row's result does not depend on the batch it is in.
 #pragma once
 #include "buffer.h"
 #include "simd.h"
 #include "threads.h"
 #include "tiles.h"
 
-// Output columns of a panel: [K words][kPanel] 4-byte words, a word being one fp32, two bf16 or four int8 neighbours in K; columns past N
-// are zero.
+// Output columns of a panel: [K words][kPanel] 4-byte words, a word being one fp32, two bf16 or
+// four int8 neighbours in K; columns past N are zero.
 constexpr int kPanel = 32;
 
 enum Gate : int32_t { kNoGate = 0, kSilu = 1, kGeluTanh = 2 };
 
-// With a gate the weight is that of gate and up: its columns are one vector of the gate and one of up in turn, so that a tile holds both,
-// and the result is activation(gate) * up.
+// With a gate the weight is that of gate and up: its columns are one vector of the gate and one of
+// up in turn, so that a tile holds both, and the result is activation(gate) * up.
 struct LinearCall {
-  const void* x;  // [M, K] contiguous
+  const void* x;       // [M, K] contiguous
   const void* weight;  // panels of words, or of blocks (blocks.cpp)
-  const void* bias;  // [N] in x's type, or null; with a gate as the weight's columns, and as many
-  void* out;         // [M, N] contiguous, in x's type
+  const void* bias;    // [N] in x's type, or null; with a gate as the weight's columns, and as many
+  void* out;           // [M, N] contiguous, in x's type
   int64_t rows;
   int64_t columns;  // N
   int64_t k_words;
@@ -45,20 +46,23 @@ constexpr int kUnitRows = 4 * kTileRows, kRowAlign = 1;
 constexpr int64_t kBatchBytes = 512 * 1024;
 #endif
 
-// A tile of at least this many rows brings the next panel to L2 while it works. Fewer rows do so little with a panel that the
-// hardware's own prefetching does better.
+// A tile of at least this many rows brings the next panel to L2 while it works. Fewer rows do so
+// little with a panel that the hardware's own prefetching does better.
 constexpr int kRowsToPrefetch = 6;
 
 // Part i of n even parts of [begin, end): 13 rows are 7 + 6, not 12 + 1.
 struct Range {
   int64_t begin, end;
   int64_t size() const { return end - begin; }
-  Range part(int64_t i, int64_t n) const { return {begin + size() * i / n, begin + size() * (i + 1) / n}; }
+  Range part(int64_t i, int64_t n) const {
+    return {begin + size() * i / n, begin + size() * (i + 1) / n};
+  }
 };
 
 // Sums of M rows from `row` on and of the columns from `at` on, to the output.
 template <class T, int M>
-static inline __attribute__((always_inline)) void store_sums(const LinearCall& call, int64_t row, int64_t at,
+static inline __attribute__((always_inline)) void store_sums(const LinearCall& call, int64_t row,
+                                                             int64_t at,
                                                              const vf (&acc)[M][kTileVectors]) {
 #pragma GCC unroll 4
   for (int v = 0; v < kTileVectors; ++v, at += W) {
@@ -66,13 +70,15 @@ static inline __attribute__((always_inline)) void store_sums(const LinearCall& c
     if (left <= 0) return;
     const vf bias = call.bias ? load_part((const T*)call.bias + at, left) : vf{};
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) store_part((T*)call.out + (row + m) * call.columns + at, acc[m][v] + bias, left);
+    for (int m = 0; m < M; ++m)
+      store_part((T*)call.out + (row + m) * call.columns + at, acc[m][v] + bias, left);
   }
 }
 
 // `Call` has x, rows, columns, k_words and threads as LinearCall does, and a store_sums of its own.
 template <bool kAhead, class Mul, class T, int M, class Call>
-static inline void panel_tile(const Call& call, int64_t row, int64_t panel, const typename Mul::word* words) {
+static inline void panel_tile(const Call& call, int64_t row, int64_t panel,
+                              const typename Mul::word* words) {
   typedef typename Mul::word word;
   const word* x = (const word*)call.x + row * call.k_words;
   for (int64_t n = 0; n < kPanel; n += kTileVectors * W) {
@@ -92,19 +98,25 @@ static inline void panel_tile(const Call& call, int64_t row, int64_t panel, cons
 }
 
 template <class Mul, class T, int M = 1, class Call>
-static inline void panel_tile_of(const Call& call, Range rows, int64_t panel, const typename Mul::word* words, bool prefetch_next) {
+static inline void panel_tile_of(const Call& call, Range rows, int64_t panel,
+                                 const typename Mul::word* words, bool prefetch_next) {
   if (rows.size() == M) {
-    if (M >= kRowsToPrefetch && prefetch_next) return panel_tile<M >= kRowsToPrefetch, Mul, T, M>(call, rows.begin, panel, words);
+    if (M >= kRowsToPrefetch && prefetch_next)
+      return panel_tile<M >= kRowsToPrefetch, Mul, T, M>(call, rows.begin, panel, words);
     return panel_tile<false, Mul, T, M>(call, rows.begin, panel, words);
   }
-  if constexpr (M < kTileRows) panel_tile_of<Mul, T, M + 1>(call, rows, panel, words, prefetch_next);
+  if constexpr (M < kTileRows)
+    panel_tile_of<Mul, T, M + 1>(call, rows, panel, words, prefetch_next);
 }
 
-// Rows of x times the panel that lies at `words`; prefetch_next: the next panel lies behind it and is this thread's next.
+// Rows of x times the panel that lies at `words`; prefetch_next: the next panel lies behind it and
+// is this thread's next.
 template <class Mul, class T, class Call>
-static inline void panel_rows(const Call& call, Range rows, int64_t panel, const typename Mul::word* words, bool prefetch_next) {
+static inline void panel_rows(const Call& call, Range rows, int64_t panel,
+                              const typename Mul::word* words, bool prefetch_next) {
   const int64_t tiles = (rows.size() + kTileRows - 1) / kTileRows;
-  for (int64_t t = 0; t < tiles; ++t) panel_tile_of<Mul, T>(call, rows.part(t, tiles), panel, words, t == 0 && prefetch_next);
+  for (int64_t t = 0; t < tiles; ++t)
+    panel_tile_of<Mul, T>(call, rows.part(t, tiles), panel, words, t == 0 && prefetch_next);
 }
 
 #if SP_TILES
@@ -116,8 +128,8 @@ class TileRows {
   // Of rows that have such bounds already.
   TileRows(const void* x, int64_t k_words) : x_((const char*)x), stride_(k_words * 4) {}
 
-  // Of any rows. What is missing to whole tiles is copied, to a buffer of the calling thread that the next call takes again; a single
-  // row is its tile's every row.
+  // Of any rows. What is missing to whole tiles is copied, to a buffer of the calling thread that
+  // the next call takes again; a single row is its tile's every row.
   TileRows(const void* x, int64_t rows, int64_t k_words) : TileRows(x, k_words) {
     const int64_t whole = k_words % kTile ? 0 : rows / kTile * kTile, words = tile_words(k_words);
     if (whole == rows) return;
@@ -138,7 +150,9 @@ class TileRows {
   }
 
   int64_t stride() const { return stride_; }  // in bytes
-  const char* at(int64_t row) const { return row >= copied_from_ ? copy_ + (row - copied_from_) * stride_ : x_ + row * stride_; }
+  const char* at(int64_t row) const {
+    return row >= copied_from_ ? copy_ + (row - copied_from_) * stride_ : x_ + row * stride_;
+  }
 
  private:
   const char *x_, *copy_ = nullptr;
@@ -153,10 +167,11 @@ struct alignas(64) PairSums {
   uint32_t rows[2 * kTile][kPanel];
 };
 
-// kBlocks times 16 rows of x, whose first words are at a[], times the steps [begin, end) of a panel; to sums, after what lies there if begin is
-// not 0. words(k): where the words of a step lie.
+// kBlocks times 16 rows of x, whose first words are at a[], times the steps [begin, end) of a
+// panel; to sums, after what lies there if begin is not 0. words(k): where the words of a step lie.
 template <class Mul, int kBlocks, class Words>
-static inline void multiply_tiles(const char* const (&a)[2], int64_t stride, int64_t begin, int64_t end, const Words& words, PairSums& sums) {
+static inline void multiply_tiles(const char* const (&a)[2], int64_t stride, int64_t begin,
+                                  int64_t end, const Words& words, PairSums& sums) {
   static_assert(kPanel == 2 * kTile);
   constexpr int64_t kPanelRow = kPanel * 4;
   uint32_t *low = sums.rows[0], *high = sums.rows[kTile];
@@ -198,29 +213,33 @@ static inline void multiply_tiles(const char* const (&a)[2], int64_t stride, int
 
 // The steps [begin, end) of K of the rows, 32 at most, and after the last step the output.
 template <class Mul, class T, class Call, class Words>
-static inline void tile_pair(const Call& call, const TileRows& x, Range rows, int64_t panel, Range steps, int64_t all_steps, const Words& words,
-                             PairSums& sums) {
+static inline void tile_pair(const Call& call, const TileRows& x, Range rows, int64_t panel,
+                             Range steps, int64_t all_steps, const Words& words, PairSums& sums) {
   typedef typename Mul::sum Sum;
   static_assert(kPanel == kTileVectors * W);
   if (rows.size() <= kTile)
-    multiply_tiles<Mul, 1>({x.at(rows.begin), nullptr}, x.stride(), steps.begin, steps.end, words, sums);
+    multiply_tiles<Mul, 1>({x.at(rows.begin), nullptr}, x.stride(), steps.begin, steps.end, words,
+                           sums);
   else
-    multiply_tiles<Mul, 2>({x.at(rows.begin), x.at(rows.begin + kTile)}, x.stride(), steps.begin, steps.end, words, sums);
+    multiply_tiles<Mul, 2>({x.at(rows.begin), x.at(rows.begin + kTile)}, x.stride(), steps.begin,
+                           steps.end, words, sums);
   if (steps.end < all_steps) return;
   for (int64_t m = 0; m < rows.size(); ++m) {
-    const Sum acc[1][kTileVectors] = {{load_raw<Sum>(sums.rows[m]), load_raw<Sum>(sums.rows[m] + W)}};
+    const Sum acc[1][kTileVectors] = {
+        {load_raw<Sum>(sums.rows[m]), load_raw<Sum>(sums.rows[m] + W)}};
     store_sums<T>(call, rows.begin + m, panel * kPanel, acc);
   }
 }
 
-// Steps of a panel that stay in the first-level cache (16 KiB) while all rows of a unit meet them. With both factors in the second-level
-// cache tiles run at a third of their rate, with one of them there at 95 % (decision 0024).
+// Steps of a panel that stay in the first-level cache (16 KiB) while all rows of a unit meet them.
+// With both factors in the second-level cache tiles run at a third of their rate, with one of them
+// there at 95 % (decision 0024).
 constexpr int64_t kChunkSteps = 8;
 
 // As panel_rows, of words that are filled up to whole steps of K. The calling thread has its Tiles.
 template <class Mul, class T, class Call>
-static inline void tile_rows(const Call& call, const TileRows& x, Range rows, int64_t panel, const uint32_t* words, int64_t steps,
-                             bool prefetch_next) {
+static inline void tile_rows(const Call& call, const TileRows& x, Range rows, int64_t panel,
+                             const uint32_t* words, int64_t steps, bool prefetch_next) {
   PairSums sums[kUnitRows / (2 * kTile)];
   constexpr int64_t kLines = kStepWords / 16;  // of a step, in the cache
   const int64_t chunks = rows.size() <= 2 * kTile ? 1 : (steps + kChunkSteps - 1) / kChunkSteps;
@@ -229,13 +248,15 @@ static inline void tile_rows(const Call& call, const TileRows& x, Range rows, in
     for (int64_t pair = 0; pair < pairs; ++pair) {
       const int64_t row = rows.begin + pair * 2 * kTile;
       const Range two{row, row + 2 * kTile < rows.end ? row + 2 * kTile : rows.end};
-      // Each pair brings its share of the next panel: a burst would fill the buffers that tiles are loaded through.
+      // Each pair brings its share of the next panel: a burst would fill the buffers that tiles are
+      // loaded through.
       const Range lines = prefetch_next ? Range{0, kLines}.part(pair, pairs) : Range{0, 0};
       tile_pair<Mul, T>(
           call, x, two, panel, Range{0, steps}.part(chunk, chunks), steps,
           [=](int64_t k) {
             const uint32_t* step = words + k * kStepWords;
-            for (int64_t line = lines.begin; line < lines.end; ++line) __builtin_prefetch(step + steps * kStepWords + line * 16, 0, 2);
+            for (int64_t line = lines.begin; line < lines.end; ++line)
+              __builtin_prefetch(step + steps * kStepWords + line * 16, 0, 2);
             return step;
           },
           sums[pair]);
@@ -243,20 +264,23 @@ static inline void tile_rows(const Call& call, const TileRows& x, Range rows, in
 }
 #endif
 
-// body(worker, panel, rows, last) for every panel and every unit of rows, spread over the threads; last: no unit of these rows follows
-// before the next panel. Batches of rows that stay in the L2 cache for all panels; in them units of rows. Units of a panel follow each
-// other, so that a thread mostly stays with a panel.
+// body(worker, panel, rows, last) for every panel and every unit of rows, spread over the threads;
+// last: no unit of these rows follows before the next panel. Batches of rows that stay in the L2
+// cache for all panels; in them units of rows. Units of a panel follow each other, so that a thread
+// mostly stays with a panel.
 template <class Call, class Make, class Body>
 static inline void for_panels(const Call& call, const Make& make, const Body& body) {
   const int64_t panels = (call.columns + kPanel - 1) / kPanel;
-  const int64_t fitting = kBatchBytes / (call.k_words * 4) > kUnitRows ? kBatchBytes / (call.k_words * 4) : kUnitRows;
+  const int64_t fitting =
+      kBatchBytes / (call.k_words * 4) > kUnitRows ? kBatchBytes / (call.k_words * 4) : kUnitRows;
   const int64_t batches = (call.rows + fitting - 1) / fitting;
   const int64_t units = ((call.rows + batches - 1) / batches + kUnitRows - 1) / kUnitRows;
   const Range all{0, (call.rows + kRowAlign - 1) / kRowAlign};
   for_units(batches * panels * units, call.threads, make, [&](auto& worker, int64_t index) {
     const int64_t panel = index / units % panels, unit = index % units;
     const Range part = all.part(index / units / panels, batches).part(unit, units);
-    const Range rows{part.begin * kRowAlign, part.end * kRowAlign < call.rows ? part.end * kRowAlign : call.rows};
+    const Range rows{part.begin * kRowAlign,
+                     part.end * kRowAlign < call.rows ? part.end * kRowAlign : call.rows};
     body(worker, panel, rows, unit == units - 1 && panel + 1 < panels);
   });
 }

@@ -1,4 +1,5 @@
-// The two ends of a step: where each of its tokens stands, and the best token of each row of logits.
+// The two ends of a step: where each of its tokens stands, and the best token of each row of
+// logits.
 #include "simd.h"
 #include "threads.h"
 
@@ -59,20 +60,23 @@ extern "C" {
 void setpoint_place_tokens(const PlaceCall* call) {
   for (int64_t row = 0; row < call->rows; ++row) {
     const int64_t slot = call->slots[row], begin = call->cu_q[row], end = call->cu_q[row + 1];
-    const int32_t *known = call->known + slot * call->known_stride, *pages = call->page_table + slot * call->table_stride;
+    const int32_t *known = call->known + slot * call->known_stride,
+                  *pages = call->page_table + slot * call->table_stride;
     for (int64_t t = begin; t < end; ++t) {
       const int64_t position = call->kv_lens[row] - end + t;
       call->ids[t] = known[position];
       call->positions[t] = position;
-      call->kv_index[t] = pages[position / call->page_size] * call->page_size + position % call->page_size;
+      call->kv_index[t] =
+          pages[position / call->page_size] * call->page_size + position % call->page_size;
     }
   }
 }
 
 void setpoint_best_tokens(const BestCall* call) {
   for_rows(call->rows, call->cols, call->threads, [=](int64_t row) {
-    call->out[row] = call->dtype == kBF16 ? best((const bf16*)call->logits + row * call->cols, call->cols)
-                                          : best((const float*)call->logits + row * call->cols, call->cols);
+    call->out[row] = call->dtype == kBF16
+                         ? best((const bf16*)call->logits + row * call->cols, call->cols)
+                         : best((const float*)call->logits + row * call->cols, call->cols);
   });
 }
 

@@ -1,4 +1,5 @@
-// Vectors of W floats in the compiler's own vector types: one source for every level (build.py), whose flags decide W.
+// Vectors of W floats in the compiler's own vector types: one source for every level (build.py),
+// whose flags decide W.
 #pragma once
 #include <cstdint>
 #if defined(__x86_64__)
@@ -39,18 +40,26 @@ static inline void store_raw(void* p, V v) {
 static inline vf splat(float x) { return vf{} + x; }
 static inline vf select(vi mask, vf a, vf b) { return mask ? a : b; }
 #if SP_WIDTH == 16
-static inline vf vmax(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }  // a > b ? a : b
-static inline vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+static inline vf vmax(vf a, vf b) {
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+}  // a > b ? a : b
+static inline vf fma(vf a, vf b, vf c) {
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
 #elif SP_WIDTH == 8
 static inline vf vmax(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
-static inline vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+static inline vf fma(vf a, vf b, vf c) {
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
 #else
 static inline vf vmax(vf a, vf b) { return a > b ? a : b; }
 static inline vf fma(vf a, vf b, vf c) { return a * b + c; }
 #endif
 
 static inline vf load(const float* p) { return load_raw<vf>(p); }
-static inline vf load(const bf16* p) { return (vf)(__builtin_convertvector(load_raw<vh>(p), vu) << 16); }
+static inline vf load(const bf16* p) {
+  return (vf)(__builtin_convertvector(load_raw<vh>(p), vu) << 16);
+}
 static inline void store(float* p, vf v) { store_raw(p, v); }
 
 // Round to nearest even; NaN stays NaN.
@@ -67,7 +76,9 @@ static inline void store(bf16* p, vf v) { store_raw(p, to_bf16(v)); }
 
 // v after a round trip through T.
 static inline vf rounded(const float*, vf v) { return v; }
-static inline vf rounded(const bf16*, vf v) { return (vf)(__builtin_convertvector(to_bf16(v), vu) << 16); }
+static inline vf rounded(const bf16*, vf v) {
+  return (vf)(__builtin_convertvector(to_bf16(v), vu) << 16);
+}
 
 static inline vi lane_index() {
   vi v;
@@ -91,7 +102,8 @@ static inline void store_part(T* p, vf v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
 }
 
-// body(i, n) for the elements [i, i + n) of each vector of `total` elements; n is the constant W but for a last, shorter one.
+// body(i, n) for the elements [i, i + n) of each vector of `total` elements; n is the constant W
+// but for a last, shorter one.
 template <class Body>
 static inline __attribute__((always_inline)) void for_vectors(int64_t total, const Body& body) {
   int64_t i = 0;
@@ -114,11 +126,12 @@ static inline float max(vf v) {
 }
 #endif
 
-// 2^x: exactly 1 at 0 and exactly 0 at -inf, which is what makes merging an empty block exact; NaN stays NaN. The relative error is below
-// 2e-7, with kCoarse below 1e-4, which is little beside a rounding to bf16.
+// 2^x: exactly 1 at 0 and exactly 0 at -inf, which is what makes merging an empty block exact; NaN
+// stays NaN. The relative error is below 2e-7, with kCoarse below 1e-4, which is little beside a
+// rounding to bf16.
 #if SP_WIDTH == 16
-// 2^f on [0, 1) is 1 + f q(f) with q fitted for the least relative error (weighted least squares, repeated); scalef multiplies by
-// 2^floor(x).
+// 2^f on [0, 1) is 1 + f q(f) with q fitted for the least relative error (weighted least squares,
+// repeated); scalef multiplies by 2^floor(x).
 template <bool kCoarse = false>
 static inline vf exp2(vf x) {
   const vf f = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
@@ -166,8 +179,9 @@ static inline vf divided(vf a, vf b) {
   return a / b;
 }
 
-// tanh(x) = m / (m + 2) with m = e^2x - 1, and m from 2^n (2^f - 1) + (2^n - 1), so that small results keep their relative accuracy:
-// it is below 5e-7 everywhere. 1 beyond 10 (1 - tanh(9.02) is half a unit of fp32); NaN stays NaN.
+// tanh(x) = m / (m + 2) with m = e^2x - 1, and m from 2^n (2^f - 1) + (2^n - 1), so that small
+// results keep their relative accuracy: it is below 5e-7 everywhere. 1 beyond 10 (1 - tanh(9.02) is
+// half a unit of fp32); NaN stays NaN.
 static inline vf tanh(vf x) {
   const vf magic = splat(12582912.f);
   const vf y = (x < -10.f ? splat(-10.f) : (x > 10.f ? splat(10.f) : x)) * 2.88539008f;
@@ -185,8 +199,8 @@ static inline vf tanh(vf x) {
   return m / (m + 2.f);
 }
 
-// How products are summed: `word` is one 4-byte element of A (or of one lane of B), `vec` a vector of B ready to be multiplied, `sum` a
-// vector of sums.
+// How products are summed: `word` is one 4-byte element of A (or of one lane of B), `vec` a vector
+// of B ready to be multiplied, `sum` a vector of sums.
 struct MulF32 {
   typedef float word;
   typedef vf vec, sum;
@@ -204,7 +218,9 @@ struct MulBF16 {
   static constexpr int per_word = 2;
   static inline vec as_vec(vf words) { return (vec)words; }
   static inline vec load_vec(const word* b) { return load_raw<vec>(b); }
-  static inline vf step(vf acc, word a, vec b) { return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)a), b); }
+  static inline vf step(vf acc, word a, vec b) {
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)a), b);
+  }
 };
 #else
 struct MulBF16 {
@@ -225,9 +241,11 @@ struct MulBF16 {
 };
 #endif
 
-// acc[m][n] = sum over k of a[m * a_row + k] * b(k, n), b giving vectors: each sum in the order of k, whatever M and N are.
+// acc[m][n] = sum over k of a[m * a_row + k] * b(k, n), b giving vectors: each sum in the order of
+// k, whatever M and N are.
 template <class Mul, int M, int N, class Columns>
-static inline __attribute__((always_inline)) void tile(const typename Mul::word* a, int64_t a_row, int64_t k_words, const Columns& b,
+static inline __attribute__((always_inline)) void tile(const typename Mul::word* a, int64_t a_row,
+                                                       int64_t k_words, const Columns& b,
                                                        typename Mul::sum (&acc)[M][N]) {
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m)
@@ -252,8 +270,10 @@ static inline __attribute__((always_inline)) void transpose(vf (&r)[W]) {
   __m512 t[16];
 #pragma GCC unroll 4
   for (int i = 0; i < 16; i += 4) {  // 4 x 4 squares inside the 128-bit lanes
-    const __m512 a = _mm512_unpacklo_ps((__m512)r[i], (__m512)r[i + 1]), b = _mm512_unpackhi_ps((__m512)r[i], (__m512)r[i + 1]);
-    const __m512 c = _mm512_unpacklo_ps((__m512)r[i + 2], (__m512)r[i + 3]), d = _mm512_unpackhi_ps((__m512)r[i + 2], (__m512)r[i + 3]);
+    const __m512 a = _mm512_unpacklo_ps((__m512)r[i], (__m512)r[i + 1]),
+                 b = _mm512_unpackhi_ps((__m512)r[i], (__m512)r[i + 1]);
+    const __m512 c = _mm512_unpacklo_ps((__m512)r[i + 2], (__m512)r[i + 3]),
+                 d = _mm512_unpackhi_ps((__m512)r[i + 2], (__m512)r[i + 3]);
     t[i] = _mm512_shuffle_ps(a, c, 0x44);
     t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
     t[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
@@ -261,8 +281,10 @@ static inline __attribute__((always_inline)) void transpose(vf (&r)[W]) {
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {  // then the 4 x 4 square of lanes
-    const __m512 a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88), b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
-    const __m512 c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88), d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
+    const __m512 a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88),
+                 b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
+    const __m512 c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88),
+                 d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
     r[i] = (vf)_mm512_shuffle_f32x4(a, c, 0x88);
     r[i + 4] = (vf)_mm512_shuffle_f32x4(b, d, 0x88);
     r[i + 8] = (vf)_mm512_shuffle_f32x4(a, c, 0xdd);
@@ -272,8 +294,10 @@ static inline __attribute__((always_inline)) void transpose(vf (&r)[W]) {
   __m256 t[8];
 #pragma GCC unroll 2
   for (int i = 0; i < 8; i += 4) {
-    const __m256 a = _mm256_unpacklo_ps((__m256)r[i], (__m256)r[i + 1]), b = _mm256_unpackhi_ps((__m256)r[i], (__m256)r[i + 1]);
-    const __m256 c = _mm256_unpacklo_ps((__m256)r[i + 2], (__m256)r[i + 3]), d = _mm256_unpackhi_ps((__m256)r[i + 2], (__m256)r[i + 3]);
+    const __m256 a = _mm256_unpacklo_ps((__m256)r[i], (__m256)r[i + 1]),
+                 b = _mm256_unpackhi_ps((__m256)r[i], (__m256)r[i + 1]);
+    const __m256 c = _mm256_unpacklo_ps((__m256)r[i + 2], (__m256)r[i + 3]),
+                 d = _mm256_unpackhi_ps((__m256)r[i + 2], (__m256)r[i + 3]);
     t[i] = _mm256_shuffle_ps(a, c, 0x44);
     t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
     t[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
@@ -285,8 +309,10 @@ static inline __attribute__((always_inline)) void transpose(vf (&r)[W]) {
     r[i + 4] = (vf)_mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
   }
 #else
-  const vf a = __builtin_shuffle(r[0], r[1], vi{0, 4, 1, 5}), b = __builtin_shuffle(r[0], r[1], vi{2, 6, 3, 7});
-  const vf c = __builtin_shuffle(r[2], r[3], vi{0, 4, 1, 5}), d = __builtin_shuffle(r[2], r[3], vi{2, 6, 3, 7});
+  const vf a = __builtin_shuffle(r[0], r[1], vi{0, 4, 1, 5}),
+           b = __builtin_shuffle(r[0], r[1], vi{2, 6, 3, 7});
+  const vf c = __builtin_shuffle(r[2], r[3], vi{0, 4, 1, 5}),
+           d = __builtin_shuffle(r[2], r[3], vi{2, 6, 3, 7});
   r[0] = __builtin_shuffle(a, c, vi{0, 1, 4, 5});
   r[1] = __builtin_shuffle(a, c, vi{2, 3, 6, 7});
   r[2] = __builtin_shuffle(b, d, vi{0, 1, 4, 5});

@@ -1,4 +1,5 @@
-// How the loops of a kernel are divided among threads: a parallel region of their own, or a team that is together already.
+// How the loops of a kernel are divided among threads: a parallel region of their own, or a team
+// that is together already.
 #pragma once
 #include <omp.h>
 #include <sched.h>
@@ -8,10 +9,12 @@
 
 constexpr int kMaxThreads = 256;
 
-// Threads that stay together while the first of them runs one kernel after another (program.cpp) and the others wait for its loops.
+// Threads that stay together while the first of them runs one kernel after another (program.cpp)
+// and the others wait for its loops.
 //
-// A loop is open from its first unit to its last. A thread that comes late finds it closed and waits for the next one; the first
-// thread waits only for those that are inside. So a core that is taken away delays nobody but for the unit it works on.
+// A loop is open from its first unit to its last. A thread that comes late finds it closed and
+// waits for the next one; the first thread waits only for those that are inside. So a core that is
+// taken away delays nobody but for the unit it works on.
 class Team {
  public:
   explicit Team(int size) : size_(size < kMaxThreads ? size : kMaxThreads) {}
@@ -71,7 +74,8 @@ class Team {
 
   static constexpr uint64_t kInside = 0xffff, kOpen = 1 << 16, kOver = 1 << 17;
 
-  // Threads inside the loop but the first, kOpen, kOver; above 32 bits the turn, so that no two loops look alike.
+  // Threads inside the loop but the first, kOpen, kOver; above 32 bits the turn, so that no two
+  // loops look alike.
   alignas(64) std::atomic<uint64_t> state_{0};
   alignas(64) uint64_t turn_ = 0;
   void (*job_)(const void*, int) = nullptr;
@@ -87,9 +91,10 @@ static inline void together(int threads, const Work& work) {
   work(omp_get_thread_num());
 }
 
-// body(worker, unit) for every unit, with worker = make(thread) on each thread. Each thread owns a run of neighbouring units (so that it
-// streams through memory and may prefetch the next one); who is done with its own helps the others, one unit at a time, because a core
-// may be taken away at any moment.
+// body(worker, unit) for every unit, with worker = make(thread) on each thread. Each thread owns a
+// run of neighbouring units (so that it streams through memory and may prefetch the next one); who
+// is done with its own helps the others, one unit at a time, because a core may be taken away at
+// any moment.
 template <class Make, class Body>
 static inline void for_units(int64_t units, int threads, const Make& make, const Body& body) {
   if (threads > kMaxThreads) threads = kMaxThreads;
@@ -107,16 +112,18 @@ static inline void for_units(int64_t units, int threads, const Make& make, const
     auto worker = make(thread);
     for (int i = 0; i < threads; ++i) {
       Run& run = runs[(thread + i) % threads];
-      for (int64_t unit; (unit = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < run.end;) body(worker, unit);
+      for (int64_t unit; (unit = __atomic_fetch_add(&run.next, 1, __ATOMIC_RELAXED)) < run.end;)
+        body(worker, unit);
     }
   });
 }
 
-// body(row) for every row, on several threads when there is enough to do: to call others costs about as much as 16k elements when a region
-// has to be opened, 4k when they are there.
+// body(row) for every row, on several threads when there is enough to do: to call others costs
+// about as much as 16k elements when a region has to be opened, 4k when they are there.
 template <class Body>
 static inline void for_rows(int64_t rows, int64_t elements_per_row, int threads, const Body& body) {
-  const int64_t worth_it = Team::led ? 4096 : 16384, rows_per_unit = worth_it / 2 / elements_per_row + 1;
+  const int64_t worth_it = Team::led ? 4096 : 16384,
+                rows_per_unit = worth_it / 2 / elements_per_row + 1;
   if (rows * elements_per_row < worth_it) {
     for (int64_t i = 0; i < rows; ++i) body(i);
     return;

@@ -1,5 +1,6 @@
-// What attention multiplies with where there are tiles (tiles.h), as strips.h does elsewhere. A block's keys are taken in steps of 32, so
-// that a probability of zero beyond what a row sees adds nothing, whoever computes the row.
+// What attention multiplies with where there are tiles (tiles.h), as strips.h does elsewhere. A
+// block's keys are taken in steps of 32, so that a probability of zero beyond what a row sees adds
+// nothing, whoever computes the row.
 #pragma once
 #include "plan.h"
 #include "strips.h"
@@ -25,24 +26,29 @@ inline void turn_columns(const float* c, int64_t rows, float* to) {
       lines[n] = _mm512_mask_broadcast_f32x4(lines[n], 0x0f00, _mm_load_ps(from + 8 * kTile));
       lines[n] = _mm512_mask_broadcast_f32x4(lines[n], 0xf000, _mm_load_ps(from + 12 * kTile));
     }
-    const __m512 a = _mm512_unpacklo_ps(lines[0], lines[1]), b = _mm512_unpackhi_ps(lines[0], lines[1]);
-    const __m512 d = _mm512_unpacklo_ps(lines[2], lines[3]), e = _mm512_unpackhi_ps(lines[2], lines[3]);
-    const __m512 columns[4] = {_mm512_shuffle_ps(a, d, 0x44), _mm512_shuffle_ps(a, d, 0xee), _mm512_shuffle_ps(b, e, 0x44),
-                               _mm512_shuffle_ps(b, e, 0xee)};
+    const __m512 a = _mm512_unpacklo_ps(lines[0], lines[1]),
+                 b = _mm512_unpackhi_ps(lines[0], lines[1]);
+    const __m512 d = _mm512_unpacklo_ps(lines[2], lines[3]),
+                 e = _mm512_unpackhi_ps(lines[2], lines[3]);
+    const __m512 columns[4] = {_mm512_shuffle_ps(a, d, 0x44), _mm512_shuffle_ps(a, d, 0xee),
+                               _mm512_shuffle_ps(b, e, 0x44), _mm512_shuffle_ps(b, e, 0xee)};
     for (int64_t n = 0; n < 4 && r + n < rows; ++n) store(to + (r + n) * kBlock, (vf)columns[n]);
   }
 }
 
-// 16 rows of the pool as a tile of their words [k, k + 16): where they lie if they are evenly spaced and the words whole, else a copy.
+// 16 rows of the pool as a tile of their words [k, k + 16): where they lie if they are evenly
+// spaced and the words whole, else a copy.
 struct PoolTile {
   const void* rows;
   int64_t stride;
 
-  PoolTile(const bf16* const* keys, int64_t begin, int64_t k, int64_t dim, uint32_t (*copy)[kTile]) {
+  PoolTile(const bf16* const* keys, int64_t begin, int64_t k, int64_t dim,
+           uint32_t (*copy)[kTile]) {
     const int64_t words = dim / 2 - k < kTile ? dim / 2 - k : kTile;
     stride = (const char*)keys[1] - (const char*)keys[0];
     bool even = words == kTile;
-    for (int i = 2; even && i < kTile; ++i) even = (const char*)keys[i] - (const char*)keys[i - 1] == stride;
+    for (int i = 2; even && i < kTile; ++i)
+      even = (const char*)keys[i] - (const char*)keys[i - 1] == stride;
     rows = keys[0] + begin + 2 * k;
     if (even) return;
     for (int i = 0; i < kTile; ++i) {
@@ -54,11 +60,14 @@ struct PoolTile {
   }
 };
 
-// Scores of up to 16 query rows with the keys [begin_key, end_key) of a block, which are read in place: the keys are the rows of the first
-// factor, and the queries, turned by load_turned, the columns of the second.
+// Scores of up to 16 query rows with the keys [begin_key, end_key) of a block, which are read in
+// place: the keys are the rows of the first factor, and the queries, turned by load_turned, the
+// columns of the second.
 template <class Touch>
-inline void few_scores_on_tiles(const bf16* const* keys, int64_t begin, int64_t begin_key, int64_t end_key, int64_t dim, int64_t dim_words,
-                                const uint32_t* turned, int64_t rows, float* scores, const Touch& touch) {
+inline void few_scores_on_tiles(const bf16* const* keys, int64_t begin, int64_t begin_key,
+                                int64_t end_key, int64_t dim, int64_t dim_words,
+                                const uint32_t* turned, int64_t rows, float* scores,
+                                const Touch& touch) {
   alignas(64) uint32_t copies[2][kTile][kTile];
   alignas(64) float sums[2][kTile * kTile];
   for (int64_t j = begin_key; j < end_key; j += kKeyStep) {
@@ -66,7 +75,8 @@ inline void few_scores_on_tiles(const bf16* const* keys, int64_t begin, int64_t 
     Tiles::zero<1>();
     for (int64_t k = 0; k < dim_words; k += kTile) {
       touch();
-      const PoolTile a(keys + j, begin, k, dim, copies[0]), b(keys + j + kTile, begin, k, dim, copies[1]);
+      const PoolTile a(keys + j, begin, k, dim, copies[0]),
+          b(keys + j + kTile, begin, k, dim, copies[1]);
       Tiles::load<6>(turned + k * kTile, kTile * 4);
       Tiles::load<4>(a.rows, a.stride);
       Tiles::load<5>(b.rows, b.stride);
@@ -82,7 +92,8 @@ inline void few_scores_on_tiles(const bf16* const* keys, int64_t begin, int64_t 
 
 // C tiles 0 … N - 1 += the tile of A at a times N neighbouring tiles of B, b_next words apart.
 template <int N, int I = 0>
-inline __attribute__((always_inline)) void multiply_row(const uint32_t* b, int64_t b_next, int64_t b_stride) {
+inline __attribute__((always_inline)) void multiply_row(const uint32_t* b, int64_t b_next,
+                                                        int64_t b_stride) {
   if constexpr (I < N) {
     Tiles::load<6 + I % 2>(b + I * b_next, b_stride);
     Tiles::multiply_bf16<I, 4, 6 + I % 2>();
@@ -104,11 +115,12 @@ inline void store_tiles(float* to, int64_t stride) {
   }
 }
 
-// 16 rows of words a (a_stride bytes apart) x N neighbouring tiles of columns, to `to` (to_stride bytes apart); `steps` tiles of K, b_step
-// words apart.
+// 16 rows of words a (a_stride bytes apart) x N neighbouring tiles of columns, to `to` (to_stride
+// bytes apart); `steps` tiles of K, b_step words apart.
 template <int N>
-inline void strip_on_tiles(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_next, int64_t b_step, int64_t b_stride,
-                           int64_t steps, float* to, int64_t to_stride) {
+inline void strip_on_tiles(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_next,
+                           int64_t b_step, int64_t b_stride, int64_t steps, float* to,
+                           int64_t to_stride) {
   zero_tiles<N>();
   for (int64_t k = 0; k < steps; ++k) {
     Tiles::load<4>(a + k * kTile, a_stride);

@@ -1,10 +1,12 @@
-// Matrix tiles (AMX): registers of 16 rows of 16 words that are multiplied by one instruction. Two backends with the same bits: the
-// instructions, and plain code in their order (SETPOINT_TILES_EMULATED), for machines without them.
+// Matrix tiles (AMX): registers of 16 rows of 16 words that are multiplied by one instruction. Two
+// backends with the same bits: the instructions, and plain code in their order
+// (SETPOINT_TILES_EMULATED), for machines without them.
 //
-// The order of a sum of bf16 products, which every number of rows has in common because every number of rows takes tiles: the 32 elements
-// of K that a tile holds are two chains of fused multiply-adds from zero, one of the even and one of the odd elements; the two are added,
-// and that is added to the sum of the tiles before. Subnormal numbers count as zeros, on the way in and on the way out. (Intel's manual,
-// TDPBF16PS.) Sums of int8 products are exact.
+// The order of a sum of bf16 products, which every number of rows has in common because every
+// number of rows takes tiles: the 32 elements of K that a tile holds are two chains of fused
+// multiply-adds from zero, one of the even and one of the odd elements; the two are added, and that
+// is added to the sum of the tiles before. Subnormal numbers count as zeros, on the way in and on
+// the way out. (Intel's manual, TDPBF16PS.) Sums of int8 products are exact.
 #pragma once
 #include "simd.h"
 
@@ -16,7 +18,8 @@ constexpr int kTile = 16;
 
 #if defined(SETPOINT_TILES)
 
-// All eight tiles are 16 rows of 64 bytes. Written as assembly: the intrinsics of GCC 12 do not tell the compiler which memory they read.
+// All eight tiles are 16 rows of 64 bytes. Written as assembly: the intrinsics of GCC 12 do not
+// tell the compiler which memory they read.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -24,8 +27,8 @@ struct alignas(64) TileConfig {
 };
 static const TileConfig kTileConfig;
 
-// The tiles of the calling thread, from here to the end of the scope. Others in the process configure them too (oneDNN), so nothing is
-// assumed about what they were before.
+// The tiles of the calling thread, from here to the end of the scope. Others in the process
+// configure them too (oneDNN), so nothing is assumed about what they were before.
 class Tiles {
  public:
   Tiles() { asm volatile("ldtilecfg %0" ::"m"(kTileConfig) : "memory"); }
