@@ -58,7 +58,8 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
     from setpoint.engine.executor.seams import Seams
     from setpoint.engine.kernels.cpu.build import is_emulated
     from setpoint.engine.kernels.cpu.limits import machine_limits
-    from setpoint.launch.engine_process import compile_small_steps, engine_config
+    from setpoint.launch.engine_process import compile_small_steps
+    from setpoint.launch.mapping import engine_config
 
     runner = build_runner(engine_config(config, spec, str(source.folder)))
     if runner.report.level and is_emulated(runner.report.level):

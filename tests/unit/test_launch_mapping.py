@@ -11,7 +11,7 @@ from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.config.pool import resolve_pool
 from setpoint.config.resolve import resolve
-from setpoint.launch.engine_process import scheduler_config
+from setpoint.launch.mapping import scheduler_config
 from setpoint.planning.memory import GIB
 from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, SchedulerConfig
 from setpoint.testing.harness import Harness
