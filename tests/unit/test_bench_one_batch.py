@@ -58,7 +58,7 @@ class Recorder:
             np.zeros(int(rows.samples.sum()), np.int32),
         )
 
-    def prepare_pages(self, begin: int) -> bool:
+    def idle(self) -> bool:
         return False
 
     def shutdown(self) -> None:

@@ -72,16 +72,3 @@ def test_any_free() -> None:
     pool.free(pages[:1])
     assert pool.any_free(pages)
     assert not pool.any_free(np.zeros(0, np.int32))
-
-
-def test_it_knows_what_was_never_handed_out() -> None:
-    rng, pool, highest = np.random.default_rng(0), PagePool(40), 0
-    assert pool.first_unused == 1
-    held: list[np.ndarray] = []
-    for _ in range(300):
-        if held and rng.random() < 0.6:
-            pool.free(held.pop(rng.integers(len(held))))
-        elif (pages := pool.alloc(int(rng.integers(1, 9)))) is not None:
-            held.append(pages)
-            highest = max(highest, int(pages.max()))
-        assert pool.first_unused == highest + 1

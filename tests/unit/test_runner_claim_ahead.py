@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner import claim_ahead
 from setpoint.engine.runner.claim_ahead import ClaimAhead
 from setpoint.engine.runner.kv_pool import KVPool
+from setpoint.testing.plans import Driver
 from setpoint.testing.specs import tiny_spec
 from setpoint.testing.tiny_models import write_tiny_llama
 
@@ -74,10 +76,11 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> Claims:
     return claims
 
 
-def advance(ahead: ClaimAhead, unused: int) -> int:
-    """-> how many turns there was something to do."""
+def advance(ahead: ClaimAhead, used: int) -> int:
+    """Hand out the pages up to ``used``; -> how many turns there was something to do."""
+    ahead.hand_out(np.arange(used + 1, dtype=np.int32))
     turns = 0
-    while ahead.advance(unused):
+    while ahead.advance():
         turns += 1
         assert turns < 1000
     return turns
@@ -85,25 +88,25 @@ def advance(ahead: ClaimAhead, unused: int) -> int:
 
 def test_every_page_ahead_is_claimed_once_in_every_layer(claims: Claims) -> None:
     ahead = ClaimAhead(claims.pool)
-    assert advance(ahead, 1) == 4 * STRIPES
+    assert advance(ahead, 0) == 4 * STRIPES
     assert claims.claimed() == [0] + [STRIPES] * 16 + [0] * 47
-    assert advance(ahead, 1) == 0, "no further than it has to be"
-    assert advance(ahead, 10) == 3 * STRIPES
+    assert advance(ahead, 0) == 0, "no further than it has to be"
+    assert advance(ahead, 9) == 3 * STRIPES
     assert claims.claimed() == [0] + [STRIPES] * 25 + [0] * 38
 
 
 def test_it_ends_with_the_pool(claims: Claims) -> None:
     ahead = ClaimAhead(claims.pool)
-    advance(ahead, 60)
+    advance(ahead, 59)
     assert claims.claimed() == [0] * 60 + [STRIPES] * 4
-    assert advance(ahead, 64) == 0, "every page is in use"
+    assert advance(ahead, 63) == 0, "every page is in use"
 
 
 def test_it_is_overtaken_in_the_middle_of_its_work(claims: Claims) -> None:
     ahead = ClaimAhead(claims.pool)
     for _ in range(STRIPES + 1):
-        ahead.advance(1)
-    advance(ahead, 20)
+        ahead.advance()
+    advance(ahead, 19)
     assert claims.claimed()[20:36] == [STRIPES] * 16
     assert claims.claimed()[9:20] == [0] * 11, "what is in use has been written"
 
@@ -114,8 +117,8 @@ def test_it_gives_up_where_there_is_no_memory_and_says_so(
     caplog.set_level("INFO")
     claims.left = 3
     ahead = ClaimAhead(claims.pool)
-    assert advance(ahead, 1) == 3
-    assert not ahead.advance(30)
+    assert advance(ahead, 0) == 3
+    assert advance(ahead, 29) == 0
     assert claims.left == -1, "and asks no more"
     (record,) = caplog.records
     assert "Cannot allocate memory" in record.getMessage()
@@ -123,8 +126,7 @@ def test_it_gives_up_where_there_is_no_memory_and_says_so(
 
 def test_other_devices_claim_their_pool_at_once() -> None:
     ahead = ClaimAhead(pool_of(8, "meta"))
-    assert not ahead.advance(1)
-    assert not ahead.advance(5)
+    assert advance(ahead, 0) == advance(ahead, 4) == 0
 
 
 def test_an_executor_claims_for_the_pool_of_its_runner(
@@ -140,6 +142,9 @@ def test_an_executor_claims_for_the_pool_of_its_runner(
     num_bytes: list[int] = []
     monkeypatch.setattr(claim_ahead, "populate", lambda memory: num_bytes.append(memory.nbytes))
     executor = InprocExecutor(runner)
-    while executor.prepare_pages(1):
+    Driver(executor, 1, 20).generate({slot: [5, 6, 7] for slot in range(2)}, 2)
+    while executor.idle():
         pass
-    assert sum(num_bytes) == runner.pool.num_bytes * 160 // 161, "all of it but the dummy page"
+    assert sum(num_bytes) == runner.pool.num_bytes * 120 // 161, (
+        "all of it but the dummy page and those of two slots"
+    )

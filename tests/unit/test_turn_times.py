@@ -39,7 +39,7 @@ class Slow:
         self.now += RESULT
         return StepResult(1, np.zeros(0, np.int64), np.zeros(0, np.int32))
 
-    def prepare_pages(self, begin: int) -> bool:
+    def idle(self) -> bool:
         self.now += PREPARE
         return True
 
@@ -70,7 +70,7 @@ def test_each_part_of_a_turn_gets_its_time(monkeypatch: pytest.MonkeyPatch) -> N
     def turn(plan: StepPlan | None, wait_s: float = 0.0) -> None:
         times.turn()
         if wait_s:
-            assert executor.prepare_pages(1)
+            assert executor.idle()
         link.receive(wait_s)
         if plan is not None:
             step = executor.submit(plan)

@@ -31,10 +31,10 @@ class Executor(Protocol):
 
     def submit(self, plan: StepPlan) -> PendingStep: ...
 
-    def prepare_pages(self, begin: int) -> bool:
-        """Called in idle moments, between looks for messages: for about a millisecond, make the
-        pages from ``begin`` on, which were never handed out, quick to write. False if nothing is
-        left to do for now."""
+    def idle(self) -> bool:
+        """Called between looks for messages while there is nothing to compute: for about a
+        millisecond, prepare for requests to come. False if nothing is left to do until the next
+        plan."""
         ...
 
     def shutdown(self) -> None: ...

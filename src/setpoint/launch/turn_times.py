@@ -97,9 +97,9 @@ class TimedExecutor:
         self._times.model_s += time.perf_counter() - began
         return step
 
-    def prepare_pages(self, begin: int) -> bool:
+    def idle(self) -> bool:
         began = time.perf_counter()
-        more = self._executor.prepare_pages(begin)
+        more = self._executor.idle()
         self._times.waited_s += time.perf_counter() - began
         return more
 

@@ -126,15 +126,11 @@ class Loop:
             self._emit(scheduler.update(inflight.popleft().result()))
 
     def _idle_wait_s(self) -> float:
-        """How long an idle turn waits for a message, after a little of what is better done before
-        requests come."""
+        """How long an idle turn waits for a message; not at all while the executor still has
+        something to prepare."""
         if not self._was_idle:
             return SETTLING_S
-        return (
-            0.0
-            if self._executor.prepare_pages(self._scheduler.state.cache.first_unused_page)
-            else IDLE_WAIT_S
-        )
+        return 0.0 if self._executor.idle() else IDLE_WAIT_S
 
     def _emit(self, events: list[TokenEvent]) -> None:
         """Send them in one message; if that raises each alone, and instead of one that still does

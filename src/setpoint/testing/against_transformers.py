@@ -89,8 +89,8 @@ class Recording:
                 self.logits[seq_id].append(row)
         return step
 
-    def prepare_pages(self, begin: int) -> bool:
-        return self.inner.prepare_pages(begin)
+    def idle(self) -> bool:
+        return self.inner.idle()
 
     def shutdown(self) -> None:
         self.inner.shutdown()

@@ -154,7 +154,7 @@ class ScriptedExecutor:
                 histories.append((slot, history))
         return ScriptedStep(self, plan, histories, embeddings, failures)
 
-    def prepare_pages(self, begin: int) -> bool:
+    def idle(self) -> bool:
         return False
 
     def shutdown(self) -> None:

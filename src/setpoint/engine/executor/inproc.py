@@ -26,8 +26,8 @@ class InprocExecutor:
     def submit(self, plan: StepPlan) -> InprocStep:
         return InprocStep(self.runner, plan, self._mark)
 
-    def prepare_pages(self, begin: int) -> bool:
-        return self.runner.claim_ahead.advance(begin)
+    def idle(self) -> bool:
+        return self.runner.claim_ahead.advance()
 
     def shutdown(self) -> None:
         """Nothing outlives the process."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 
+from setpoint.core.request import Ids
 from setpoint.engine.kernels.device import claims_later
 from setpoint.engine.kernels.memory import populate
 from setpoint.engine.runner.kv_pool import KVPool
@@ -31,23 +32,28 @@ class ClaimAhead:
         self._num_pages = len(pages)
         self._turn_pages = max(1, TURN_BYTES // pages[0].nbytes)
         self._ahead_pages = AHEAD_BYTES * self._num_pages // pool.num_bytes
+        self._unused = 1
+        """This page and all above it were never handed out. Written by ``hand_out``."""
         self._begin = self._end = 0
         """The pages at hand."""
         self._stripe = 0
         """The first that is still to be done for them; before it, theirs are."""
         self._works = claims_later(pool.memory.device)
 
-    def advance(self, unused: int) -> bool:
-        """Find memory for a few more of the pages that follow page ``unused``, which is the first
-        that was never handed out.
+    def hand_out(self, pages: Ids) -> None:
+        """These pages are used from now on."""
+        if len(pages):
+            self._unused = max(self._unused, int(pages.max()) + 1)
+
+    def advance(self) -> bool:
+        """Find memory for a few more of the pages that were never handed out.
 
         False if nothing is left to do until more are handed out, or for good where memory cannot be
         claimed ahead: the log says why.
         """
-        if (
-            self._begin < unused or self._begin == self._end
-        ):  # overtaken, or there was nothing left to do
-            self._take(max(self._begin, unused), unused)
+        # Pages in use have overtaken the work, or there was nothing left to do.
+        if self._begin < self._unused or self._begin == self._end:
+            self._take(max(self._begin, self._unused))
         if not self._works or self._begin == self._end:
             return False
         try:
@@ -61,13 +67,13 @@ class ClaimAhead:
             self._works = False
         self._stripe += 1
         if self._stripe == len(self._stripes):
-            self._take(self._end, unused)
+            self._take(self._end)
         return self._works
 
-    def _take(self, begin: int, unused: int) -> None:
-        """Go on with the pages from ``begin``, as many as are wanted ahead of ``unused``."""
+    def _take(self, begin: int) -> None:
+        """Go on with the pages from ``begin``, as many as are wanted ahead of the unused ones."""
         self._begin = begin
         self._end = max(
-            begin, min(begin + self._turn_pages, unused + self._ahead_pages, self._num_pages)
+            begin, min(begin + self._turn_pages, self._unused + self._ahead_pages, self._num_pages)
         )
         self._stripe = 0

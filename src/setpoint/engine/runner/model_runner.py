@@ -146,6 +146,7 @@ class ModelRunner:
         self.pooler.release(plan.releases)
         self.pooler.admit(plan.admits)
         self.slots.map_pages(plan.pages)
+        self.claim_ahead.hand_out(plan.pages.pages)
         if not len(plan.rows):
             return Forward(plan, None, failures=failures)
         batch = build_batch(plan.rows, self.slots)

@@ -57,11 +57,6 @@ class KVCache:
         return self._pool.available * self.page_size
 
     @property
-    def first_unused_page(self) -> int:
-        """This page and all above it were never handed out."""
-        return self._pool.first_unused
-
-    @property
     def evictable_tokens(self) -> int:
         return self._tree.evictable_tokens
 

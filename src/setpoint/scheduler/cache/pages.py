@@ -15,7 +15,7 @@ class PagePool:
     an AssertionError.
     """
 
-    __slots__ = ("_available", "_free", "_is_free", "first_unused", "num_pages")
+    __slots__ = ("_available", "_free", "_is_free", "num_pages")
 
     def __init__(self, num_pages: int) -> None:
         """Raises ValueError for a pool without pages."""
@@ -27,8 +27,6 @@ class PagePool:
         # neighbours in memory.
         self._free = np.arange(num_pages, 0, -1, dtype=np.int32)
         self._available = num_pages
-        self.first_unused = 1
-        """This page and all above it were never handed out. Written by ``alloc``."""
         self._is_free = np.ones(num_pages + 1, np.bool_)
         self._is_free[0] = False
 
@@ -45,9 +43,6 @@ class PagePool:
         pages = self._free[rest : self._available][::-1].copy()
         self._is_free[pages] = False
         self._available = rest
-        self.first_unused = max(
-            self.first_unused, self.num_pages - rest + 1
-        )  # what lies lower in the stack was never moved
         return pages
 
     def free(self, pages: Ids) -> None:
