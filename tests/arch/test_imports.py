@@ -39,7 +39,7 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
             "numpy",
         },
     ),
-    "frontend.openai": (
+    "frontend.apis.openai": (
         {"core"}
         | {
             f"frontend.{name}"
@@ -47,6 +47,7 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
                 "bodies",
                 "config",
                 "embedding",
+                "http",
                 "intake",
                 "jobs",
                 "logprobs",
@@ -54,7 +55,7 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
                 "text",
             )
         },
-        {"msgspec", "numpy"},
+        {"fastapi", "msgspec", "numpy"},
     ),
     "engine": (set(), set()),
     "engine.kernels": ({"core", "config", "planning"}, {"torch", "numpy"}),

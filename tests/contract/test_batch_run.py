@@ -428,7 +428,7 @@ def test_a_full_disk_ends_the_run_with_one_message_and_whole_records(
 def test_a_bug_that_one_request_meets_is_its_failure(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from setpoint.frontend.openai.completions import CompletionApi
+    from setpoint.frontend.apis.openai.completions import CompletionApi
 
     real = CompletionApi.open
 

@@ -22,15 +22,15 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.apis.openai.embeddings import EmbeddingBody
+from setpoint.frontend.apis.openai.protocol import ChatBody, CompletionBody
+from setpoint.frontend.apis.sglang.admin import AbortBody
+from setpoint.frontend.apis.sglang.native import EncodeBody, GenerateBody
+from setpoint.frontend.apis.sglang.routes import DetokenizeBody, TokenizeBody
 from setpoint.frontend.config import FrontendConfig
-from setpoint.frontend.http.admin import AbortBody
 from setpoint.frontend.http.app import create_app
-from setpoint.frontend.http.native import DetokenizeBody, TokenizeBody
 from setpoint.frontend.http.routes import each_route
 from setpoint.frontend.ipc.client import EngineClient
-from setpoint.frontend.native import EncodeBody, GenerateBody
-from setpoint.frontend.openai.embeddings import EmbeddingBody
-from setpoint.frontend.openai.protocol import ChatBody, CompletionBody
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.testing.byte_tokenizer import (

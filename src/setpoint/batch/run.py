@@ -17,10 +17,10 @@ from setpoint.batch.journal import Journal
 from setpoint.batch.output import Output
 from setpoint.batch.tally import Tally
 from setpoint.core.errors import RequestError, SetpointError
+from setpoint.frontend.apis.openai.replies import Exchange
+from setpoint.frontend.apis.openai.table import openai_apis
 from setpoint.frontend.feed import EngineView, Gate
 from setpoint.frontend.jobs import Job
-from setpoint.frontend.openai.apis import openai_apis
-from setpoint.frontend.openai.replies import Exchange
 from setpoint.frontend.service import Service
 
 logger = logging.getLogger(__name__)

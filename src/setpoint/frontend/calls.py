@@ -18,10 +18,8 @@ import msgspec
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Request
 from setpoint.core.sampling import NOT_YET, SamplingParams, unknown_parameter
-from setpoint.frontend.bodies import asks_for_something, parse
-from setpoint.frontend.feed import QUEUE_TARGET, EngineView, Gate
-from setpoint.frontend.jobs import SequenceOutput
-from setpoint.frontend.native import (
+from setpoint.frontend.apis.openai.chat import chat_prompt
+from setpoint.frontend.apis.sglang.native import (
     UNSUPPORTED,
     EncodeBody,
     GenerateBody,
@@ -29,7 +27,9 @@ from setpoint.frontend.native import (
     Prepared,
     naming_prompt,
 )
-from setpoint.frontend.openai.chat import chat_prompt
+from setpoint.frontend.bodies import asks_for_something, parse
+from setpoint.frontend.feed import QUEUE_TARGET, EngineView, Gate
+from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
 
 T = TypeVar("T", bound=msgspec.Struct)

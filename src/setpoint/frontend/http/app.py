@@ -6,13 +6,13 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from setpoint.frontend.http.admin import AdminRoutes
+from setpoint.frontend.apis.openai.routes import OpenAIRoutes
+from setpoint.frontend.apis.sglang.admin import AdminRoutes
+from setpoint.frontend.apis.sglang.routes import NativeRoutes
 from setpoint.frontend.http.auth import ApiKeyMiddleware
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.browsers import LocalOnlyMiddleware
 from setpoint.frontend.http.errors import add_error_handlers
-from setpoint.frontend.http.native import NativeRoutes
-from setpoint.frontend.http.openai import OpenAIRoutes
 from setpoint.frontend.http.openapi import describe_bodies
 from setpoint.frontend.service import Service
 

@@ -1,4 +1,4 @@
-"""The OpenAI routes: HTTP around ``frontend.openai``."""
+"""The OpenAI routes: HTTP around ``frontend.apis.openai``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
+from setpoint.frontend.apis.openai.table import Api, openai_apis
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
-from setpoint.frontend.openai.apis import Api, openai_apis
 from setpoint.frontend.service import Service
 
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, Protocol
 
+from setpoint.frontend.apis.openai.protocol import CommonBody
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.jobs import Job, Piece, SequenceOutput
-from setpoint.frontend.openai.protocol import CommonBody
 
 
 class ChoiceMaker(Protocol):

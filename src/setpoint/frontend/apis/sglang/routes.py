@@ -10,6 +10,13 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from setpoint.core.errors import RequestError
+from setpoint.frontend.apis.sglang.native import (
+    UNSUPPORTED,
+    EncodeBody,
+    GenerateBody,
+    NativeApi,
+    Prepared,
+)
 from setpoint.frontend.bodies import as_id_lists
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import json_response
@@ -17,7 +24,6 @@ from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, event
 from setpoint.frontend.intake import MAX_SEQUENCES
 from setpoint.frontend.jobs import Job, Piece
-from setpoint.frontend.native import UNSUPPORTED, EncodeBody, GenerateBody, NativeApi, Prepared
 from setpoint.frontend.service import Service
 
 

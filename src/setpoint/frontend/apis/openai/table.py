@@ -6,10 +6,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from setpoint.frontend.openai.chat import ChatApi
-from setpoint.frontend.openai.completions import CompletionApi
-from setpoint.frontend.openai.embeddings import EmbeddingApi
-from setpoint.frontend.openai.replies import Exchange
+from setpoint.frontend.apis.openai.chat import ChatApi
+from setpoint.frontend.apis.openai.completions import CompletionApi
+from setpoint.frontend.apis.openai.embeddings import EmbeddingApi
+from setpoint.frontend.apis.openai.replies import Exchange
 from setpoint.frontend.service import Service
 
 

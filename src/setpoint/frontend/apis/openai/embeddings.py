@@ -10,12 +10,12 @@ from typing import Any, Literal
 import msgspec
 
 from setpoint.core import request as core
+from setpoint.frontend.apis.openai.prompts import read_prompts
+from setpoint.frontend.apis.openai.protocol import AnyBody
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.intake import Options, namespace, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
-from setpoint.frontend.openai.prompts import read_prompts
-from setpoint.frontend.openai.protocol import AnyBody
 from setpoint.frontend.service import Service
 
 UNSUPPORTED = ("lora_path", "routed_dp_rank", "return_hidden_states", "stream")

@@ -11,11 +11,11 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 
+from setpoint.frontend.apis.openai.protocol import DEFAULT_MODEL
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import error_response, json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import check_rid
-from setpoint.frontend.openai.protocol import DEFAULT_MODEL
 from setpoint.frontend.service import Service
 
 _MAX_FLUSH_WAIT_S = 600.0

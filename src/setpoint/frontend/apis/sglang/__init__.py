@@ -1,0 +1,2 @@
+"""SGLang's API: generation, embeddings, tokenization, and the routes of health, information and
+control."""
