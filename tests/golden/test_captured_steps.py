@@ -114,7 +114,7 @@ def test_every_architecture(architecture: str, dtype: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("capture", [True, False])
-def test_the_result_says_whether_its_step_was_replayed(capture: bool, tmp_path: Path) -> None:
+def test_the_result_says_which_way_its_step_ran(capture: bool, tmp_path: Path) -> None:
     runner = make_runner(write_tiny(tmp_path, of_architecture("LlamaForCausalLM")), capture=capture)
     driver, prompt = (
         Driver(InprocExecutor(runner), PAGE, CONTEXT // PAGE),
@@ -126,9 +126,9 @@ def test_the_result_says_whether_its_step_was_replayed(capture: bool, tmp_path: 
         if begin == 0:
             driver.admit(plan, 0, prompt)
         plan.add_row(0, 0, begin, count, begin + count == len(prompt))
-        said.append(driver.run(plan).graph)
-    said += [result.graph for result in driver.decode([0], 2)]
-    assert said == [False, capture, capture, capture]
+        said.append(driver.run(plan).way)
+    said += [result.way for result in driver.decode([0], 2)]
+    assert said == ["eager"] + ["replay" if capture else "eager"] * 3
 
 
 def test_every_level_and_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_compiled_steps_say_the_same(
     plans = [
         compiling._last_tokens(len(PROMPTS[0]) + 16, size) for size in (MAX_TOKENS, MAX_TOKENS + 1)
     ]
-    assert [runner.forward(plan).graph for plan in plans] == [True, False]
+    assert [runner.forward(plan).way for plan in plans] == ["compiled", "eager"]
     runner.model.max_tokens = MAX_TOKENS + 3
     assert generate(runner) == wanted
     assert runner.model.max_tokens == 0, "chunks of 11 do not fit"

@@ -98,9 +98,9 @@ def test_what_is_shown_of_a_string() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("way", ["eager", "replay", "compiled"])
 def test_a_line_says_whether_its_step_was_replayed(
-    device: str, graph: bool, caplog: pytest.LogCaptureFixture
+    device: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = LogLines(decode_log_interval=1, device=device, started_at=0.0)
     pool = PoolStats(total=100, free=60, evictable=0, locked=30, held=10)
@@ -110,10 +110,12 @@ def test_a_line_says_whether_its_step_was_replayed(
                 StepStats(
                     step_id=1, finished_at=1.0, num_prefill_rows=num_prefill_rows, num_decode_rows=1 - num_prefill_rows, num_new_tokens=0,
                     num_cached_tokens=0, num_new_seqs=0, num_running=1, num_queued=0, num_pending_tokens=0, num_sampled=1, pool=pool,
-                    new_token_ratio=0.5, graph=graph,
+                    new_token_ratio=0.5, way=way,
                 )
             )  # fmt: skip
-    assert [f", {device} graph: {graph}, " in record.getMessage() for record in caplog.records] == [
+    assert [
+        f", {device} graph: {way != 'eager'}, " in record.getMessage() for record in caplog.records
+    ] == [
         True,
         True,
     ]

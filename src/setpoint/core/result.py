@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 from setpoint.core.request import Ids
 
+EAGER = "eager"
+"""The way that every step can run, the slowest."""
+
 Floats = npt.NDArray[np.float32]
 
 
@@ -52,6 +55,6 @@ class StepResult:
     forward_s: float = 0.0
     """Seconds the device was busy with the forward pass."""
     sample_s: float = 0.0
-    graph: bool = False
-    """The forward pass was replayed from a recording, or ran as compiled code, instead of operation
-    by operation."""
+    way: str = EAGER
+    """How the forward pass ran: "eager" (the model's own code, operation by operation), "replay"
+    (from a recording) or "compiled" (by torch.compile)."""

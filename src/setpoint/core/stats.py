@@ -10,6 +10,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from setpoint.core.result import EAGER
+
 
 class Refusal(enum.StrEnum):
     """Why a waiting request was not admitted this step."""
@@ -98,8 +100,8 @@ class StepStats:
     forward_s: float = 0.0
     sample_s: float = 0.0
     schedule_s: float = 0.0
-    graph: bool = False
-    """As the executor says (``StepResult.graph``)."""
+    way: str = EAGER
+    """As the executor says (``StepResult.way``)."""
 
 
 @dataclass(slots=True, frozen=True)

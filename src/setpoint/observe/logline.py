@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from types import TracebackType
 
+from setpoint.core.result import EAGER
 from setpoint.core.shown import printable, shown
 from setpoint.core.stats import PoolStats, Preemption, Retraction, StepStats
 
@@ -118,7 +119,7 @@ class LogLines:
             stats.num_queued,
             stats.num_pending_tokens,
             self._graph,
-            stats.graph,
+            stats.way != EAGER,
             stats.num_new_tokens / elapsed if elapsed > 0 else 0.0,
         )
 
@@ -134,7 +135,7 @@ class LogLines:
             stats.pool.used,
             stats.pool.usage,
             self._graph,
-            stats.graph,
+            stats.way != EAGER,
             self.last_gen_throughput,
             stats.num_queued,
         )

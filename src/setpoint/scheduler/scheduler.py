@@ -349,7 +349,7 @@ class Scheduler:
             forward_s=result.forward_s,
             sample_s=result.sample_s,
             schedule_s=step.schedule_s,
-            graph=result.graph,
+            way=result.way,
         )
 
 

@@ -83,7 +83,7 @@ class InprocStep:
             failures=self.forward.failures,
             forward_s=seconds_between(self.begin, self.forward_done),
             sample_s=seconds_between(self.sample_begin, self.sample_done),
-            graph=self.forward.graph,
+            way=self.forward.way,
         )
 
     def _output_logprobs(self, plan: StepPlan) -> dict[int, PositionLogprobs]:

@@ -16,6 +16,7 @@ from setpoint.core.failures import failure
 from setpoint.core.model import ModelSpec
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.request import Ids
+from setpoint.core.result import EAGER
 from setpoint.engine.attention.base import AttentionBackend, AttentionBatch
 from setpoint.engine.kernels.device import Shared, reading_is_free, to_device
 from setpoint.engine.kernels.ops import KernelsUnavailable, Ops
@@ -68,8 +69,8 @@ class Forward:
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """By row index."""
     pooled: Pooled | None = None
-    graph: bool = False
-    """The model's layers were replayed or ran compiled."""
+    way: str = EAGER
+    """As in StepResult."""
     failures: dict[int, str] = field(default_factory=dict)
     """As in StepResult; ``sample`` adds to it."""
 
@@ -151,7 +152,7 @@ class ModelRunner:
             return Forward(plan, None, failures=failures)
         batch = build_batch(plan.rows, self.slots)
         num_sampling = len(batch.sample_slots)
-        hidden, answer, graph = self._compute(batch, with_logits=0 < num_sampling <= LOGITS_ROWS)
+        hidden, answer, way = self._compute(batch, with_logits=0 < num_sampling <= LOGITS_ROWS)
         pooled = self.pooler.pool(plan.rows, batch, hidden, self.slots.columns)
         prompt = (
             self._prompt_logprobs(plan, batch, hidden, failures)
@@ -163,15 +164,16 @@ class ModelRunner:
             if num_sampling and answer is None
             else None
         )
-        return Forward(plan, batch, answer, sampling, prompt, pooled, graph, failures)
+        return Forward(plan, batch, answer, sampling, prompt, pooled, way, failures)
 
     def _compute(
         self, batch: ForwardBatch, *, with_logits: bool
-    ) -> tuple[torch.Tensor, Answer | None, bool]:
+    ) -> tuple[torch.Tensor, Answer | None, str]:
         """-> hidden states [>= T, H]; with logits, what the sampling rows come to;
-        ``Forward.graph``."""
-        graph = self.captured is not None and self.captured.takes(batch)
-        if graph:
+        ``Forward.way``."""
+        way = EAGER
+        if self.captured is not None and self.captured.takes(batch):
+            way = "replay"
             if self.slots.pages is not self._captured_table:
                 self._capture()
             hidden, answer = self.captured.run(batch, with_logits=with_logits)
@@ -183,10 +185,11 @@ class ModelRunner:
                 self.hidden_of(batch.num_tokens, *tensors, batch.cu_q, batch.kv_lens),
                 None,
             )
-            graph = isinstance(self.model, CompiledModel) and self.model.takes(batch.num_tokens)
+            if isinstance(self.model, CompiledModel) and self.model.takes(batch.num_tokens):
+                way = "compiled"
         if with_logits and answer is None:
             answer = self.answer_of(hidden, to_device(batch.sample_index, self.device))
-        return hidden, answer, graph
+        return hidden, answer, way
 
     @torch.inference_mode()
     def hidden_of(
