@@ -25,7 +25,7 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.openai.embeddings import EmbeddingBody
 from setpoint.frontend.apis.openai.protocol import ChatBody, CompletionBody
 from setpoint.frontend.apis.sglang.admin import AbortBody
-from setpoint.frontend.apis.sglang.native import EncodeBody, GenerateBody
+from setpoint.frontend.apis.sglang.protocol import EncodeBody, GenerateBody
 from setpoint.frontend.apis.sglang.routes import DetokenizeBody, TokenizeBody
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app

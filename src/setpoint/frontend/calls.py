@@ -19,12 +19,11 @@ from setpoint.core.errors import RequestError
 from setpoint.core.request import Request
 from setpoint.core.sampling import NOT_YET, SamplingParams, unknown_parameter
 from setpoint.frontend.apis.openai.chat import chat_prompt
-from setpoint.frontend.apis.sglang.native import (
+from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
+from setpoint.frontend.apis.sglang.protocol import (
     UNSUPPORTED,
     EncodeBody,
     GenerateBody,
-    NativeApi,
-    Prepared,
     naming_prompt,
 )
 from setpoint.frontend.bodies import asks_for_something, parse

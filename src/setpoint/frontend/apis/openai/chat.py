@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from setpoint.core import request as core
+from setpoint.frontend.apis.openai.logprobs import chat_logprobs
 from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, ChatBody, flatten_messages
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
-from setpoint.frontend.logprobs import chat_logprobs
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer

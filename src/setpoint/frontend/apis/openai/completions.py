@@ -9,12 +9,12 @@ import msgspec
 
 from setpoint.core import request as core
 from setpoint.core.errors import RequestError
+from setpoint.frontend.apis.openai.logprobs import CompletionLogprobs, join
 from setpoint.frontend.apis.openai.prompts import read_prompts
 from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CompletionBody
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.intake import MAX_SEQUENCES, new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
-from setpoint.frontend.logprobs import CompletionLogprobs, join
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.tokenizer import Tokenizer
 

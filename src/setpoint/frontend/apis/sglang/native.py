@@ -3,89 +3,26 @@ for the routes and the offline Engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from setpoint.core import request as core
 from setpoint.core.errors import RequestError
-from setpoint.core.sampling import NOT_YET, SamplingParams, unknown_parameter
-from setpoint.frontend.bodies import as_id_lists
+from setpoint.frontend.apis.sglang.logprobs import NativeLogprobs
+from setpoint.frontend.apis.sglang.protocol import (
+    EncodeBody,
+    GenerateBody,
+    naming_prompt,
+    options_of,
+    prompts_of,
+    rids_of,
+    samplings_of,
+)
 from setpoint.frontend.embedding import check_dimensions, vector_of
-from setpoint.frontend.intake import (
-    MAX_SEQUENCES,
-    Options,
-    check_key,
-    check_rid,
-    namespace,
-    new_rid,
-)
+from setpoint.frontend.intake import MAX_SEQUENCES, Options, check_key, namespace
 from setpoint.frontend.jobs import Piece, SequenceOutput
-from setpoint.frontend.logprobs import NativeLogprobs
 from setpoint.frontend.service import Service
-
-UNSUPPORTED = (
-    *(
-        "input_embeds",
-        "image_data",
-        "video_data",
-        "audio_data",
-        "lora_path",
-        "session_params",
-        "session_id",
-    ),
-    *(
-        "custom_logit_processor",
-        "return_hidden_states",
-        "return_routed_experts",
-        "return_prompt_token_ids",
-        "bootstrap_host",
-    ),
-    *(
-        "bootstrap_port",
-        "bootstrap_room",
-        "routed_dp_rank",
-        "data_parallel_rank",
-        "max_thinking_tokens",
-        "require_reasoning",
-        "background",
-    ),
-)
-
-
-class GenerateBody(msgspec.Struct, kw_only=True):
-    text: str | list[str] | None = None
-    input_ids: list[Any] | None = None
-    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
-    rid: str | list[str] | None = None
-    stream: bool = False
-    return_logprob: bool | list[bool] | None = False
-    logprob_start_len: int | list[int] | None = -1
-    top_logprobs_num: int | list[int] | None = 0
-    token_ids_logprob: list[Any] | None = None
-    return_text_in_logprobs: bool = False
-    priority: int | None = None
-    routing_key: str | None = None
-    extra_key: str | None = None
-    cache_salt: str | None = None
-    no_logs: bool = False
-
-
-class EncodeBody(msgspec.Struct, kw_only=True):
-    text: str | list[str] | None = None
-    input_ids: list[Any] | None = None
-    dimensions: int | None = None
-    rid: str | list[str] | None = None
-    priority: int | None = None
-    routing_key: str | None = None
-    extra_key: str | None = None
-    cache_salt: str | None = None
-    no_logs: bool = False
-    sampling_params: Any = None
-    """SGLang's clients send it; nothing is sampled."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -117,14 +54,14 @@ class NativeApi:
     ) -> Prepared:
         """Check and tokenize everything. Raises RequestError; of a list of prompts it names the
         index. Nothing runs yet."""
-        prompts, is_batch = _prompts(body, max_sequences)
+        prompts, is_batch = prompts_of(body, max_sequences)
         count = len(prompts)
-        samplings = _samplings(body.sampling_params, count)
+        samplings = samplings_of(body.sampling_params, count)
         num_sequences = sum(sampling.n for sampling in samplings)
         if max_sequences is not None and num_sequences > max_sequences:
             raise RequestError(f"One request may ask for at most {max_sequences} sequences.")
-        options = _options(body, count, is_batch)
-        rids = _rids(body.rid, count, is_batch)
+        options = options_of(body, count, is_batch)
+        rids = rids_of(body.rid, count, is_batch)
         check_key(body.routing_key, "routing_key")
         requests = []
         for index, prompt in enumerate(prompts):
@@ -148,8 +85,8 @@ class NativeApi:
     ) -> Prepared:
         """As ``prepare``."""
         check_dimensions(body.dimensions, self._service.config.pooling)
-        prompts, is_batch = _prompts(body, max_sequences)
-        rids = _rids(body.rid, len(prompts), is_batch)
+        prompts, is_batch = prompts_of(body, max_sequences)
+        rids = rids_of(body.rid, len(prompts), is_batch)
         check_key(body.routing_key, "routing_key")
         shared = namespace(body.extra_key, body.cache_salt)
         options = Options(
@@ -221,72 +158,6 @@ class NativeApi:
         return meta
 
 
-def _prompts(
-    body: GenerateBody | EncodeBody, max_sequences: int | None
-) -> tuple[Sequence[str | list[int]], bool]:
-    """Texts, or lists of ids; and whether there may be several."""
-    if (body.text is None) == (body.input_ids is None):
-        raise RequestError("Give exactly one of text and input_ids.")
-    if body.input_ids is not None:
-        return as_id_lists(body.input_ids, "input_ids", max_lists=max_sequences)
-    texts = [body.text] if isinstance(body.text, str) else body.text or []
-    if not texts:
-        raise RequestError("text must not be an empty list.")
-    if max_sequences is not None and len(texts) > max_sequences:
-        raise RequestError(f"One request may ask for at most {max_sequences} sequences.")
-    return texts, not isinstance(body.text, str)
-
-
-def _options(body: GenerateBody, count: int, is_batch: bool) -> list[Options]:
-    return_logprob = _spread(body.return_logprob, count, "return_logprob")
-    starts = _spread(body.logprob_start_len, count, "logprob_start_len")
-    tops = _spread(body.top_logprobs_num, count, "top_logprobs_num")
-    picked = _picked_ids(body.token_ids_logprob, count, is_batch)
-    options = []
-    for wants, start, top, ids in zip(map(bool, return_logprob), starts, tops, picked, strict=True):
-        options.append(
-            Options(
-                stream=body.stream,
-                return_logprob=wants,
-                logprob_start_len=-1 if start is None or not wants else start,
-                top_logprobs_num=(top or 0) if wants else 0,
-                token_ids_logprob=tuple(ids) if wants else (),
-                namespace=namespace(body.extra_key, body.cache_salt),
-                priority=body.priority,
-                routing_key=body.routing_key or "",
-            )
-        )
-    return options
-
-
-@contextmanager
-def naming_prompt(index: int, count: int, *, is_list: bool = True) -> Iterator[None]:
-    """A RequestError from the block says which prompt of a list it is about; people count from
-    1."""
-    try:
-        yield
-    except RequestError as error:
-        if is_list:
-            error.message = f"prompt {index + 1} of {count}: {error.message}"
-            error.args = (error.message,)
-        raise
-
-
-def _rids(rid: str | list[str] | None, count: int, is_batch: bool) -> list[str]:
-    if rid is None:
-        return [new_rid() for _ in range(count)]
-    base, rids = (rid, [rid]) if isinstance(rid, str) else (None, rid)
-    if base is not None and is_batch:
-        rids = [f"{base}_{index}" for index in range(count)]
-    if len(rids) != count:
-        raise RequestError(f"rid has {len(rids)} entries for {count} prompts.")
-    for each in [base] if base is not None else rids:
-        check_rid(each)
-    if len(set(rids)) < count:
-        raise RequestError("The rids of a batch must differ.")
-    return rids
-
-
 def _finish_reason(output: SequenceOutput) -> dict[str, Any]:
     finish = output.finish
     assert finish is not None
@@ -305,48 +176,3 @@ def _finish_reason(output: SequenceOutput) -> dict[str, Any]:
                 "status_code": finish.status_code,
                 "err_type": finish.err_type,
             }
-
-
-def _samplings(raw: Any, count: int) -> list[SamplingParams]:
-    if not isinstance(raw, list):
-        return [_sampling(raw)] * count
-    samplings = []
-    for index, each in enumerate(_spread(raw, count, "sampling_params")):
-        with naming_prompt(index, count):
-            samplings.append(_sampling(each))
-    return samplings
-
-
-def _sampling(raw: SamplingParams | dict[str, Any] | None) -> SamplingParams:
-    if isinstance(raw, SamplingParams):
-        return raw
-    for key in raw or {}:
-        if key not in SamplingParams.__struct_fields__ and key not in NOT_YET:
-            raise RequestError(unknown_parameter(key))
-    # SGLang sends and accepts null and empty values of keys that are not supported here; they ask
-    # for nothing.
-    return SamplingParams.parse(
-        {
-            key: value
-            for key, value in (raw or {}).items()
-            if key not in NOT_YET or value not in (None, "", [], {})
-        }
-    )
-
-
-def _spread(value: Any, count: int, name: str) -> list[Any]:
-    """A per-prompt option: a list has one entry per prompt, anything else holds for all."""
-    if not isinstance(value, list):
-        return [value] * count
-    if len(value) != count:
-        raise RequestError(f"{name} has {len(value)} entries for {count} prompts.")
-    return value
-
-
-def _picked_ids(value: list[Any] | None, count: int, is_batch: bool) -> list[list[int]]:
-    if not value:
-        return [[] for _ in range(count)]
-    lists, one_each = as_id_lists(value, "token_ids_logprob", max_lists=None)
-    return (
-        _spread(lists, count, "token_ids_logprob") if is_batch and one_each else [lists[0]] * count
-    )

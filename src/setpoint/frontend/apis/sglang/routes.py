@@ -10,13 +10,8 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from setpoint.core.errors import RequestError
-from setpoint.frontend.apis.sglang.native import (
-    UNSUPPORTED,
-    EncodeBody,
-    GenerateBody,
-    NativeApi,
-    Prepared,
-)
+from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
+from setpoint.frontend.apis.sglang.protocol import UNSUPPORTED, EncodeBody, GenerateBody
 from setpoint.frontend.bodies import as_id_lists
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import json_response
