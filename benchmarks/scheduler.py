@@ -126,9 +126,7 @@ class Bench:
             chunked_prefill_size=None,
             max_prefill_tokens=PROMPT_TOKENS,
         )
-        self._scheduler = Scheduler(
-            config, self._cache, clock=WallClock(), draw_seed=lambda: 0, observer=Silent()
-        )
+        self._scheduler = Scheduler(config, self._cache, clock=WallClock(), observer=Silent())
         self._preempts = policy == PRIORITY
         self._urgency = 0
         self._requests = enumerate(_requests())
@@ -193,7 +191,11 @@ def _requests() -> Iterator[Request]:
     for number in itertools.count():
         prompt = rng.integers(0, VOCAB, PROMPT_TOKENS, dtype=np.int32)
         yield Request(
-            rid=f"request-{number:06}", prompt_ids=pack_ids(prompt), sampling=sampling, stream=True
+            rid=f"request-{number:06}",
+            prompt_ids=pack_ids(prompt),
+            sampling=sampling,
+            seed=0,
+            stream=True,
         )
 
 

@@ -115,7 +115,7 @@ def test_n_samples_have_their_own_indices_and_seeds(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         answer = await server.openai.chat.completions.create(model="m", messages=HI, n=3, seed=7)
         assert [choice.index for choice in answer.choices] == [0, 1, 2]
-        assert [request.sampling.sampling_seed for request in server.engine.submitted] == [7, 8, 9]
+        assert [request.seed for request in server.engine.submitted] == [7, 8, 9]
         assert len({request.rid for request in server.engine.submitted}) == 3
         assert answer.usage.prompt_tokens == len(server.engine.submitted[0].prompt())
         assert answer.usage.completion_tokens == 9
@@ -331,7 +331,7 @@ def test_every_sampling_field_reaches_the_engine(serve: Serve) -> None:
         assert (
             sampling.skip_special_tokens,
             sampling.logit_bias,
-            sampling.sampling_seed,
+            request.seed,
             sampling.stop,
         ) == (
             False,

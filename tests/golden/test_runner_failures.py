@@ -22,7 +22,7 @@ POISON = 0.321
 """The temperature of the request that fails."""
 HEALTHY: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
-    "drawn": {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 3},
+    "drawn": {"temperature": 0.8, "top_p": 0.9, "seed": 3},
     "told": {
         "temperature": 0.0,
         "return_logprob": True,
@@ -32,7 +32,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
     },
     "biased": {
         "temperature": 0.5,
-        "sampling_seed": 4,
+        "seed": 4,
         "logit_bias": {9: 3.0},
         "frequency_penalty": 0.5,
     },

@@ -43,7 +43,9 @@ def ends() -> Iterator[Ends]:
 
 
 def request(rid: str, num_prompt: int = 3) -> Request:
-    return Request(rid=rid, prompt_ids=pack_ids(range(num_prompt)), sampling=SamplingParams())
+    return Request(
+        rid=rid, prompt_ids=pack_ids(range(num_prompt)), sampling=SamplingParams(), seed=0
+    )
 
 
 def receive_some(engine: EngineSocket) -> list[object]:

@@ -36,7 +36,8 @@ def test_each_piece_shows_its_own_ids_and_only_the_last_one_the_end(tmp_path: Pa
         client.start()
         link.receive(encode(Ready({})))
         requests = [
-            Request(rid=rid, prompt_ids=pack_ids([1]), sampling=SamplingParams()) for rid in "ab"
+            Request(rid=rid, prompt_ids=pack_ids([1]), sampling=SamplingParams(), seed=0)
+            for rid in "ab"
         ]
         with Job(client, tokenizer, requests, on_finish=lambda output: None) as job:
             # One message per step, all here before the reader wakes up.

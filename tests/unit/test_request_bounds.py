@@ -77,7 +77,9 @@ def test_every_number_of_a_request_has_a_range(path: str) -> None:
 def admitted(sampling: SamplingParams, **options: Any) -> np.void:
     """The columns of a request that has crossed to the engine; a value that does not fit them, or
     loses its meaning there, raises."""
-    request = Request(rid="r", prompt_ids=pack_ids([1]), sampling=sampling, **options)
+    request = Request(
+        rid="r", prompt_ids=pack_ids([1]), sampling=sampling, **{"seed": 5, **options}
+    )
     message = decode_to_engine(encode(Submit(0, request)))
     assert isinstance(message, Submit)
     assert message.request == request
@@ -87,7 +89,7 @@ def admitted(sampling: SamplingParams, **options: Any) -> np.void:
         "top_logprobs_num": got.top_logprobs_num,
         "token_ids_logprob": got.token_ids_logprob,
     }
-    admit = Admit(0, 0, got.prompt(), 1, got.sampling, 5, (2,), return_logprob=True, **lists)
+    admit = Admit(0, 0, got.prompt(), 1, got.sampling, got.seed, (2,), return_logprob=True, **lists)
     columns = np.zeros(1, SLOT_DTYPE)
     with np.errstate(over="raise", invalid="raise"):
         columns[0] = slot_values(admit)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from setpoint.core.bounds import INT32_MAX, Int64, TokenId
+from setpoint.core.bounds import INT32_MAX, INT64_MAX, Int64, TokenId
 from setpoint.core.sampling import SamplingParams
 
 MAX_LOGPROBS = 1000
@@ -48,6 +48,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_ids: bytes
     """Packed by :func:`pack_ids`; never empty."""
     sampling: SamplingParams
+    seed: Annotated[int, Meta(ge=0, le=INT64_MAX)]
+    """Of the counter-based generator: the client's ``sampling_seed`` or one that the frontend drew,
+    so that a request is the same whichever engine runs it."""
     prior_output_ids: bytes = b""
     """Outputs that already exist (a resumed request): they count as outputs for penalties, limits,
     usage and seeds."""

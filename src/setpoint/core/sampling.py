@@ -102,7 +102,7 @@ class SamplingParams(
     logit_bias: tuple[tuple[TokenId, Bias], ...] = ()
     """(token id, additive bias) pairs."""
     sampling_seed: Int64 | None = None
-    """Seed of the counter-based generator; None = the engine draws one for the request."""
+    """Seed of the counter-based generator; None = the frontend draws one (see Request.seed)."""
     stream_interval: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
     """Tokens between stream emissions; None = the server's ``--stream-interval``."""
 

@@ -21,6 +21,8 @@ class FrontendConfig:
     pool."""
     vocab_size: int
     """Of the model (which may pad the tokenizer's): prompt ids must be below it."""
+    random_seed: int = 0
+    """Of the generator that draws a seed for every request without one."""
     pooling: Pooling | None = None
     """Set: the server embeds and does not generate."""
     api_key: str | None = None

@@ -8,9 +8,10 @@ RequestError.
 from __future__ import annotations
 
 import logging
+import random
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import msgspec
 import numpy as np
@@ -91,9 +92,9 @@ def namespace(extra_key: str | None, cache_salt: str | None) -> str:
 _NUMBERS = {
     field.name: field.type
     for field in msgspec.structs.fields(Request)
-    if bounds_of(field.type) is not None
+    if bounds_of(field.type) is not None and field.name in {own.name for own in fields(Options)}
 }
-"""Of a Request: field -> its bounded type."""
+"""Of a Request's fields that clients set: field -> its bounded type."""
 
 
 def _check_numbers(options: Options) -> None:
@@ -107,6 +108,7 @@ class Intake:
     def __init__(self, config: FrontendConfig, text: TextProcessor) -> None:
         self._config = config
         self._text = text
+        self._random = random.Random(config.random_seed)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> Ids:
         """Ids of a prompt. A text that cannot fit the context is refused before it is tokenized,
@@ -141,7 +143,7 @@ class Intake:
         """The ``sampling.n`` requests of one prompt. Raises RequestError (400).
 
         With n > 1 the rids are the given one with a suffix, so that aborting the given rid reaches
-        them all, and a given seed is counted up, so that the samples differ.
+        them all. Each has a seed of its own: a given one is counted up, else each is drawn.
         """
         if self._config.pooling is not None:
             raise RequestError(
@@ -161,33 +163,29 @@ class Intake:
         )
         base = rid or new_rid()
         one = msgspec.structs.replace(sampling, n=1)
-        requests = []
-        for index in range(sampling.n):
-            seed = (
-                None
-                if sampling.sampling_seed is None
-                else (sampling.sampling_seed + index) & INT64_MAX
+        return [
+            Request(
+                rid=base if sampling.n == 1 else f"{base}_{index}",
+                prompt_ids=pack_ids(prompt),
+                sampling=one,
+                seed=self._seed(sampling.sampling_seed, index),
+                stream=options.stream,
+                return_logprob=options.return_logprob,
+                logprob_start_len=logprob_start_len,
+                top_logprobs_num=options.top_logprobs_num,
+                token_ids_logprob=options.token_ids_logprob,
+                namespace=options.namespace,
+                priority=options.priority,
+                routing_key=options.routing_key,
             )
-            requests.append(
-                Request(
-                    rid=base if sampling.n == 1 else f"{base}_{index}",
-                    prompt_ids=pack_ids(prompt),
-                    sampling=(
-                        msgspec.structs.replace(one, sampling_seed=seed)
-                        if index and seed is not None
-                        else one
-                    ),
-                    stream=options.stream,
-                    return_logprob=options.return_logprob,
-                    logprob_start_len=logprob_start_len,
-                    top_logprobs_num=options.top_logprobs_num,
-                    token_ids_logprob=options.token_ids_logprob,
-                    namespace=options.namespace,
-                    priority=options.priority,
-                    routing_key=options.routing_key,
-                )
-            )
-        return requests
+            for index in range(sampling.n)
+        ]
+
+    def _seed(self, given: int | None, index: int) -> int:
+        """Of the sample ``index`` of a prompt; ``given`` is any 64-bit integer."""
+        if given is None:
+            return self._random.getrandbits(63)
+        return (given + index) & INT64_MAX
 
     def check_logprobs(self, requests: Sequence[Request]) -> None:
         """Raise RequestError (400) if the answers to these requests together could hold too many
@@ -223,6 +221,7 @@ class Intake:
             rid=rid or new_rid(),
             prompt_ids=pack_ids(prompt),
             sampling=sampling,
+            seed=0,
             namespace=options.namespace,
             priority=options.priority,
             routing_key=options.routing_key,

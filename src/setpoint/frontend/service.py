@@ -120,6 +120,7 @@ class Service:
             rid=f"HEALTH_CHECK_{new_rid()}",
             prompt_ids=pack_ids([0]),
             sampling=sampling,
+            seed=0,
             pooling=kind,
         )
         seq_id = self.engine.submit(probe, Mailbox())

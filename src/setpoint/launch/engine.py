@@ -395,8 +395,7 @@ def _service(engine: Launched, client: EngineClient, phases: Phases) -> Service:
     from setpoint.frontend.config import FrontendConfig
     from setpoint.frontend.service import Service
 
-    config, spec, source = engine.config, engine.spec, engine.source
-    options = config.options
+    config, options, spec, source = engine.config, engine.config.options, engine.spec, engine.source
     frontend = FrontendConfig(
         pooling=spec.pooling,
         model_path=options.model_path or source.name,
@@ -405,6 +404,7 @@ def _service(engine: Launched, client: EngineClient, phases: Phases) -> Service:
         context_len=config.context_len,
         max_req_input_len=client.info["max_req_input_len"],
         vocab_size=spec.vocab_size,
+        random_seed=config.random_seed,
         api_key=options.api_key,
         max_body_bytes=config.max_body_bytes,
         allow_auto_truncate=options.allow_auto_truncate,

@@ -11,7 +11,6 @@ import faulthandler
 import gc
 import logging
 import os
-import random
 import sys
 import threading
 import time
@@ -94,12 +93,10 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
         device=config.options.device,
         started_at=time.monotonic(),
     )
-    rng = random.Random(config.random_seed)
     scheduler = Scheduler(
         scheduler_config(config, pool, spec),
         empty_cache(config.options, pool),
         clock=WallClock(),
-        draw_seed=lambda: rng.getrandbits(63),
         observer=lines,
     )
     watchdog = _watchdog(config.options.watchdog_timeout)

@@ -12,7 +12,6 @@ from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.sequence import Sequence
 
 UNLIMITED = 1 << 30
-SEED_MASK = (1 << 63) - 1
 PRIORITY_DISABLED = (
     "Using priority is disabled for this server. Please send a new request without a priority."
 )
@@ -23,7 +22,6 @@ def new_sequence(
     config: SchedulerConfig,
     *,
     seq_id: int,
-    seed: int,
     pool_tokens: int,
     page_size: int,
 ) -> Sequence:
@@ -66,7 +64,6 @@ def new_sequence(
         prompt=np.ascontiguousarray(prompt),
         max_new_tokens=min(wanted, limit),
         stop_ids=frozenset() if request.sampling.ignore_eos else stop_ids,
-        seed=seed & SEED_MASK,
         rank=0 if config.priority is None else config.priority.rank(request.priority),
         outputs=outputs,
         num_sent=len(outputs),

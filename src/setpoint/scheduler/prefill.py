@@ -306,7 +306,7 @@ def _admission(seq: Sequence) -> Admit:
         ids=seq.ids,
         num_prompt=len(seq.prompt),
         sampling=request.sampling,
-        seed=seq.seed,
+        seed=request.seed,
         stop_ids=tuple(sorted(seq.stop_ids)) if request.sampling.min_new_tokens > 0 else (),
         return_logprob=request.return_logprob,
         logprob_start=request.logprob_start_len + 1 if _wants_prompt_logprobs(seq) else -1,

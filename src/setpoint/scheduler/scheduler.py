@@ -1,10 +1,10 @@
 """The scheduler: decides step by step which sequences run, how many tokens of each, and on which
 pages.
 
-Works on ids, page numbers and counts, under an injected clock and seed source. Prefill has
-priority: a step that can admit or continue a prompt does so, and decode waits unless mixed chunks
-are on (docs/sglang/scheduling.md#one-step). It knows nothing of tensors, text or sockets; the loop
-moves plans and results between it and an executor.
+Works on ids, page numbers and counts, under an injected clock. Prefill has priority: a step that
+can admit or continue a prompt does so, and decode waits unless mixed chunks are on
+(docs/sglang/scheduling.md#one-step). It knows nothing of tensors, text or sockets; the loop moves
+plans and results between it and an executor.
 
 Contract with the loop: ``schedule`` and ``update`` alternate freely, but every plan is executed and
 its result given to ``update`` exactly once, in order. ``masks`` of a plan is asked for after the
@@ -13,7 +13,7 @@ results it depends on. Events that planning itself causes wait in ``take_events`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 
 import numpy as np
@@ -51,14 +51,12 @@ class Scheduler:
         cache: KVCache,
         *,
         clock: Clock,
-        draw_seed: Callable[[], int],
         observer: Observer,
         grammar: GrammarFactory | None = None,
     ) -> None:
         self.config = config
         self.state = State(config, cache)
         self._clock = clock
-        self._draw_seed = draw_seed
         self._observer = observer
         self._grammar = grammar
         self._prefill = PrefillPlanner(self.state, observer)
@@ -111,12 +109,10 @@ class Scheduler:
 
     def _accept(self, seq_id: int, request: Request) -> Sequence:
         state = self.state
-        given = request.sampling.sampling_seed
         seq = new_sequence(
             request,
             self.config,
             seq_id=seq_id,
-            seed=self._draw_seed() if given is None else given,
             pool_tokens=state.cache.total_tokens,
             page_size=state.cache.page_size,
         )

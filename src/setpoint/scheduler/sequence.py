@@ -37,7 +37,6 @@ class Sequence:
     (docs/sglang/scheduling.md#length-limits)."""
     stop_ids: frozenset[int]
     """Ids that end the sequence; empty with ignore_eos."""
-    seed: int
     rank: int = 0
     """Lower is more urgent; 0 for all without priority scheduling."""
     outputs: array[int] = field(default_factory=lambda: array("i"))

@@ -3,7 +3,6 @@ step by step, rules in milliseconds."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,12 +149,10 @@ class Harness:
         self.executor = executor or ScriptedExecutor(
             num_pages=num_pages, page_size=page_size, next_token=next_token or hashed_token(VOCAB)
         )
-        seeds = itertools.count()
         self.scheduler = Scheduler(
             self.config,
             self.cache,
             clock=self.clock,
-            draw_seed=lambda: next(seeds),
             observer=self.recorder,
             grammar=grammar,
         )
@@ -178,6 +175,8 @@ class Harness:
         SamplingParams."""
         own = {key: options.pop(key) for key in list(options) if key in Request.__struct_fields__}
         sampling = SamplingParams(**{"max_new_tokens": 4, **options})
+        seq_id = len(self._rids)
+        own.setdefault("seed", seq_id)
         request = Request(
             rid=rid,
             prompt_ids=pack_ids(ids_of(prompt)),
@@ -187,7 +186,6 @@ class Harness:
             **own,
         )
         self.outcomes[rid] = Outcome()
-        seq_id = len(self._rids)
         self._rids.append(rid)
         self.wire.inbox.append(Submit(seq_id, request))
 
