@@ -45,12 +45,12 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
             f"frontend.{name}"
             for name in (
                 "bodies",
+                "chat",
                 "config",
                 "embedding",
                 "http",
                 "intake",
                 "jobs",
-                "logprobs",
                 "service",
                 "text",
             )

@@ -18,7 +18,6 @@ import msgspec
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Request
 from setpoint.core.sampling import NOT_YET, SamplingParams, unknown_parameter
-from setpoint.frontend.apis.openai.chat import chat_prompt
 from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
 from setpoint.frontend.apis.sglang.protocol import (
     UNSUPPORTED,
@@ -27,6 +26,7 @@ from setpoint.frontend.apis.sglang.protocol import (
     naming_prompt,
 )
 from setpoint.frontend.bodies import asks_for_something, parse
+from setpoint.frontend.chat.prompt import chat_prompt
 from setpoint.frontend.feed import QUEUE_TARGET, EngineView, Gate
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
@@ -226,11 +226,10 @@ class Calls:
                 'This model has no chat template. Build the Engine with chat_template="FILE", or'
                 " call generate()."
             )
-        text = await chat_prompt(
-            self.service.text, [dict(message) for message in messages], variables=variables
+        ids = await chat_prompt(
+            messages, self.service.text, self.service.intake, variables=variables
         )
-        # The template writes the special tokens itself.
-        return (await self.service.intake.encode(text, add_special_tokens=False)).tolist()  # type: ignore[no-any-return]
+        return ids.tolist()  # type: ignore[no-any-return]
 
 
 def _prompt(prompt: Any, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,19 +3,21 @@ without HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from setpoint.core import request as core
 from setpoint.frontend.apis.openai.logprobs import chat_logprobs
-from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, ChatBody, flatten_messages
+from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, ChatBody
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
+from setpoint.frontend.chat.deltas import Delta, ToolCallDelta, reasoning_of, text_of, tool_calls_of
+from setpoint.frontend.chat.parser import DeltaParser, MakeParser, PlainParser, parsed
+from setpoint.frontend.chat.prompt import chat_prompt
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.service import Service
-from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 
 
@@ -36,9 +38,8 @@ class ChatApi:
         job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         reply = Reply(rid, body, kind=kind, config=self._service.config, warnings=warnings)
-        return TextExchange(
-            job, reply, ChatChoices(self._service.text.tokenizer), is_stream=bool(body.stream)
-        )
+        maker = ChatChoices(self._service.text.tokenizer, PlainParser)
+        return TextExchange(job, reply, maker, is_stream=bool(body.stream))
 
     async def _requests(self, body: ChatBody, rid: str) -> list[core.Request]:
         sampling = body.sampling(
@@ -48,71 +49,95 @@ class ChatApi:
         variables = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             variables["reasoning_effort"] = body.reasoning_effort
-        text = await chat_prompt(
-            self._service.text,
+        prompt = await chat_prompt(
             body.messages,
+            self._service.text,
+            self._service.intake,
             variables=variables,
-            continue_final_message=body.continue_final_message,
+            continue_final_message=bool(body.continue_final_message),
         )
-        # The template writes the special tokens itself.
-        prompt = await self._service.intake.encode(text, add_special_tokens=False)
         return self._service.intake.requests(
             prompt, sampling, body.options(top_logprobs_num=top), rid=rid
         )
-
-
-async def chat_prompt(
-    text: TextProcessor,
-    messages: list[dict[str, Any]],
-    *,
-    variables: Mapping[str, Any],
-    continue_final_message: bool | None = False,
-) -> str:
-    """What the model reads. Raises RequestError for messages that are not text, or that the
-    template refuses."""
-    flat = flatten_messages(messages)
-    started = ""
-    if continue_final_message and flat[-1]["role"] == "assistant":
-        started = flat.pop()["content"]
-    return await text.render_chat(flat, variables=variables) + started
 
 
 class ChatChoices:
     """Choices of a chat, whole or as a stream: the role first, then deltas, the finish reason in
     one of its own."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, make_parser: MakeParser) -> None:
         self._tokenizer = tokenizer
+        self._make_parser = make_parser
+        self._parsers: dict[int, DeltaParser] = {}
+        """Per sequence of a stream, made at its opening."""
+        self._callers: set[int] = set()
+        """Sequences of a stream that have called a tool."""
 
     def whole(self, output: SequenceOutput) -> dict[str, Any]:
+        deltas = parsed(self._make_parser(), output.text)
+        calls = tool_calls_of(deltas)
         return {
             "index": output.index,
-            "message": {"role": "assistant", "content": output.text, "reasoning_content": None},
+            "message": _fields(deltas, calls, role="assistant", content=text_of(deltas)),
             "logprobs": (
                 chat_logprobs(self._tokenizer, output.logprobs)
                 if output.request.return_logprob
                 else None
             ),
-            **finish_fields(output),
+            **_finish_fields(output, has_calls=bool(calls)),
         }
 
     def opening(self, output: SequenceOutput) -> dict[str, Any]:
-        return _chunk_choice(
-            output, {"role": "assistant", "content": "", "reasoning_content": None}
-        )
+        self._parsers[output.index] = self._make_parser()
+        return _chunk_choice(output, _fields(role="assistant", content=""))
 
     def choice(self, piece: Piece) -> dict[str, Any] | None:
+        output = piece.output
+        parser = self._parsers[output.index]
+        deltas = [*parser.feed(piece.text), *(() if output.finish is None else parser.end())]
         logprobs = (
             None if piece.logprobs is None else chat_logprobs(self._tokenizer, [piece.logprobs])
         )
-        if not piece.text and logprobs is None:
+        if not deltas and logprobs is None:
             return None
+        calls = tool_calls_of(deltas)
+        if calls:
+            self._callers.add(output.index)
         return _chunk_choice(
-            piece.output, {"content": piece.text, "reasoning_content": None}, logprobs=logprobs
+            output, _fields(deltas, calls, content=text_of(deltas)), logprobs=logprobs
         )
 
     def closing(self, output: SequenceOutput) -> dict[str, Any]:
-        return {**_chunk_choice(output, {"reasoning_content": None}), **finish_fields(output)}
+        has_calls = output.index in self._callers
+        return {
+            **_chunk_choice(output, _fields()),
+            **_finish_fields(output, has_calls=has_calls),
+        }
+
+
+def _fields(
+    deltas: Iterable[Delta] = (), calls: Sequence[ToolCallDelta] = (), **first: str
+) -> dict[str, Any]:
+    """A ``message``, or the ``delta`` of a chunk, which begins with ``first``; ``calls``: those of
+    ``deltas``."""
+    fields: dict[str, Any] = {**first, "reasoning_content": reasoning_of(deltas) or None}
+    if calls:
+        fields["tool_calls"] = [_tool_call(call) for call in calls]
+    return fields
+
+
+def _tool_call(call: ToolCallDelta) -> dict[str, Any]:
+    """The id, type and name stand in the first piece of a call only."""
+    begins = {"id": call.id, "type": "function"} if call.id else {}
+    name = {"name": call.name} if call.name else {}
+    return {"index": call.index, **begins, "function": {**name, "arguments": call.arguments}}
+
+
+def _finish_fields(output: SequenceOutput, *, has_calls: bool) -> dict[str, Any]:
+    fields = finish_fields(output)
+    if has_calls and fields["finish_reason"] == "stop":
+        fields["finish_reason"] = "tool_calls"
+    return fields
 
 
 def _chunk_choice(

@@ -18,7 +18,6 @@ from setpoint.core.errors import RequestError
 from setpoint.core.request import LogprobCount
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.shown import shown
-from setpoint.core.wording import kind_of
 from setpoint.frontend.intake import Options, check_key, check_rid, namespace
 
 UNSUPPORTED = (
@@ -54,8 +53,6 @@ UNSUPPORTED = (
 
 DEFAULT_MODEL = "default"
 """The name that always means the served model."""
-
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit for ``top_logprobs`` of chat completions."""
@@ -260,50 +257,3 @@ def _naming_as_sent(names: Mapping[str, str]) -> Iterator[None]:
         )
         error.args = (error.message,)
         raise
-
-
-def flatten_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as templates expect them: every content a string. Raises RequestError (400) for what
-    is not text."""
-    flat = []
-    for index, message in enumerate(messages):
-        role = message.get("role")
-        if role not in ROLES:
-            got = repr(shown(role, 64)) if isinstance(role, str) else kind_of(role)
-            raise RequestError(
-                f"messages[{index}].role must be one of {', '.join(ROLES)}; got {got}."
-            )
-        if (
-            role in ("tool", "function")
-            or message.get("tool_calls")
-            or message.get("function_call")
-        ):
-            raise RequestError(
-                f"messages[{index}]: tool calls are not supported by this server yet."
-            )
-        if role in ("system", "user") and message.get("content") is None:
-            raise RequestError(f"messages[{index}].content is missing.")
-        flat.append({**message, "content": _text_of(message.get("content"), index)})
-    return flat
-
-
-def _text_of(content: Any, index: int) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RequestError(
-            f"messages[{index}].content must be a string or a list of parts, got"
-            f" {kind_of(content)}."
-        )
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise RequestError(
-                f"messages[{index}].content: this model reads text parts only, got"
-                f" {repr(kind) if kind else kind_of(part)}."
-            )
-        texts.append(part["text"])
-    return " ".join(texts)
