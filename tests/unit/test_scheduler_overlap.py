@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from setpoint.core.messages import Announce, Call, Shutdown
+from setpoint.core.messages import Call, Shutdown
 from setpoint.core.request import Ids, Request
 from setpoint.scheduler.config import RatioConfig
 from setpoint.scheduler.loop import StrictAccountingError
@@ -178,16 +178,6 @@ def test_a_resumed_request_replays_its_outputs_through_the_grammar() -> None:
     harness.drain()
     assert grammar.accepted[:3] == [2, 1, 4]
     assert len(harness.outcomes["a"].ids) == 4
-
-
-def test_newcomers_of_a_step_are_announced_before_it_runs() -> None:
-    harness = Harness()
-    harness.submit("a", prompt(4))
-    harness.submit("b", prompt(4, 20))
-    harness.loop.step()
-    assert [message.rids for message in harness.wire.outbox if isinstance(message, Announce)] == [
-        ["a", "b"]
-    ]
 
 
 def test_control_calls_are_answered() -> None:

@@ -119,11 +119,17 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):
-    """Request ids of a plan, sent before it executes, so that after a crash the suspects are
-    known."""
+    """How the set of sequences changes that the plans in flight name; sent before the newest of
+    them executes, so that after a crash the suspects are known.
 
-    step_id: int
-    rids: list[str]
+    A sequence leaves when no plan in flight names it any more: it has finished, was retracted or
+    preempted, or the newer plans leave it out.
+    """
+
+    joined: dict[int, str]
+    """Sequence number -> rid: the frontend may have forgotten a sequence that it has just
+    stopped."""
+    left: list[int]
 
 
 ToEngine = Submit | Abort | Stop | Call | Shutdown

@@ -81,6 +81,8 @@ class Loop:
         self._was_idle = True
         self._unchanged = False
         """Nothing has happened since the last check."""
+        self._announced: set[int] = set()
+        """The sequences in flight, as the frontend knows them."""
 
     def run(self) -> None:
         """Serve until a Shutdown message."""
@@ -110,20 +112,20 @@ class Loop:
             self._check(idle)
         self._unchanged = not self._intake(timeout_s) and idle
         plan = scheduler.schedule()
-        pending = None
-        if plan is not None:
-            if plan.admits:
-                self._announce(plan.step_id, {admit.seq_id for admit in plan.admits})
-            pending = self._executor.submit(plan)
+        self._announce()
+        pending = None if plan is None else self._executor.submit(plan)
         self._emit(scheduler.take_events())
         if inflight and (pending is None or len(inflight) >= depth > 0):
             self._emit(scheduler.update(inflight.popleft().result()))
+            self._announce()
         if pending is not None:
             assert plan is not None
             pending.finish(scheduler.masks(plan))
             inflight.append(pending)
         if depth == 0 and inflight:
             self._emit(scheduler.update(inflight.popleft().result()))
+            if scheduler.state.is_idle:
+                self._announce()
 
     def _idle_wait_s(self) -> float:
         """How long an idle turn waits for a message; not at all while the executor still has
@@ -154,10 +156,19 @@ class Loop:
                     )
                 )
 
-    def _announce(self, step_id: int, seq_ids: set[int]) -> None:
-        """Name the newcomers of a step before it runs: after a crash they are the suspects."""
-        rids = [seq.rid for seq in self._scheduler.state.running.values() if seq.seq_id in seq_ids]
-        self._link.send(Announce(step_id, rids))
+    def _announce(self) -> None:
+        """Say how the set of sequences in flight has changed, if it has.
+
+        Called before a plan executes, and when nothing follows a result. In between, a synchronous
+        engine says nothing: most steps run the sequences of the step before.
+        """
+        steps, before = self._scheduler.state.inflight, self._announced
+        named = {seq.seq_id: seq for step in steps for seq in step.seqs}
+        if named.keys() == before:
+            return
+        joined = {seq_id: seq.rid for seq_id, seq in named.items() if seq_id not in before}
+        self._link.send(Announce(joined, sorted(before - named.keys())))
+        self._announced = set(named)
 
     def _intake(self, timeout_s: float) -> bool:
         """Take what has come; whether anything has."""

@@ -123,10 +123,11 @@ class Harness:
         next_token: NextToken | None = None,
         grammar: GrammarFactory | None = None,
         executor: Executor | None = None,
+        wire: Wire | None = None,
         **config: Any,
     ) -> None:
-        """``executor`` takes the place of the scripted one; ``config`` are fields of
-        SchedulerConfig."""
+        """``executor`` takes the place of the scripted one, ``wire`` that of one that only keeps
+        messages; ``config`` are fields of SchedulerConfig."""
         tokens = num_pages * page_size
         settings: dict[str, Any] = {
             "max_running_requests": 8,
@@ -138,7 +139,7 @@ class Harness:
         self.config = SchedulerConfig(**(settings | config))
         self.recorder = Recorder()
         self.clock = ManualClock()
-        self.wire = Wire()
+        self.wire = wire or Wire()
         self.cache = KVCache(
             num_pages=num_pages,
             page_size=page_size,

@@ -134,8 +134,8 @@ class EngineClient:
         """Why the engine is gone, for people."""
         self.failed: Failed | None = None
         """Set when the engine said that it cannot start."""
-        self.suspects: list[str] = []
-        """Request ids of the last plan the engine announced; after a crash, the ones to look at."""
+        self._in_flight: dict[int, str] = {}
+        """Sequence number -> rid, of the plans that the engine works on, as it announced them."""
 
     def start(self) -> None:
         """Begin to receive; inside the running loop."""
@@ -270,9 +270,9 @@ class EngineClient:
         EngineDeadError(reason)."""
         if self.state is not EngineState.DEAD:
             logger.error(
-                "The engine died: %s Requests of its last plan: %s",
+                "The engine died: %s Requests of the steps in flight: %s",
                 reason,
-                ", ".join(map(shown, self.suspects)) or "none",
+                ", ".join(map(shown, self._in_flight.values())) or "none",
             )
             self._end(EngineState.DEAD, reason)
 
@@ -308,8 +308,10 @@ class EngineClient:
             case Tokens(events):
                 self._result_at = time.monotonic()
                 self._route(events)
-            case Announce(_, rids):
-                self.suspects = rids
+            case Announce(joined, left):
+                for seq_id in left:
+                    self._in_flight.pop(seq_id, None)
+                self._in_flight.update(joined)
             case Reply(call_id):
                 future = self._calls.get(call_id)
                 if future is not None and not future.done():
