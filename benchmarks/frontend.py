@@ -26,6 +26,7 @@ import uvloop
 from machine import environment
 
 from setpoint.core.messages import Finish, Ready, Shutdown, Stop, Submit, TokenEvent, Tokens
+from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.port import bind_socket
@@ -125,7 +126,7 @@ async def measure(
     service.engine.start()
     assert await service.engine.wait_ready(timeout_s=10)
     listener = bind_socket("127.0.0.1", 0)
-    server = make_server(create_app(service), log_level="warning")
+    server = make_server(create_app(service, DIALECTS), log_level="warning")
     serving = asyncio.create_task(listen(server, listener))
     while not server.started:
         await asyncio.sleep(0.01)

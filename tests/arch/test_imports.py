@@ -51,6 +51,7 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
                 "http",
                 "intake",
                 "jobs",
+                "refusal",
                 "service",
                 "text",
             )

@@ -16,6 +16,7 @@ from setpoint.config.commands import COMMANDS
 from setpoint.config.environment import ENV_FIELDS
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.routes import each_route
@@ -38,7 +39,8 @@ def surface() -> dict[str, Any]:
         vocab_size=300,
     )
     app = create_app(
-        Service(config, EngineClient(FakeEngine()), TextProcessor(make_byte_tokenizer()))
+        Service(config, EngineClient(FakeEngine()), TextProcessor(make_byte_tokenizer())),
+        DIALECTS,
     )
     routes = {
         f"{method} {route.path}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,9 @@ import openai
 import pytest
 from fastapi import FastAPI
 
+from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.config import FrontendConfig
-from setpoint.frontend.http.app import create_app
+from setpoint.frontend.http.app import MakeDialect, create_app
 from setpoint.frontend.http.port import bind_socket
 from setpoint.frontend.http.serve import listen, make_server
 from setpoint.frontend.ipc.client import EngineClient
@@ -62,12 +63,16 @@ def make_service(engine: FakeEngine, **options: Any) -> Service:
 
 @asynccontextmanager
 async def serving(
-    engine: FakeEngine | None = None, *, local_only: bool = False, **options: Any
+    engine: FakeEngine | None = None,
+    *,
+    local_only: bool = False,
+    dialects: Sequence[MakeDialect] = DIALECTS,
+    **options: Any,
 ) -> AsyncIterator[Server]:
     engine = engine or FakeEngine(eos_ids=frozenset({EOS_ID}))
     service = make_service(engine, **options)
     service.engine.start()
-    app = create_app(service, local_only=local_only)
+    app = create_app(service, dialects, local_only=local_only)
     transport = httpx.ASGITransport(app)
     key = options.get("api_key") or "none"
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
@@ -100,14 +105,16 @@ def serve() -> Callable[..., None]:
 
 
 @contextmanager
-def _on_a_port(engine: FakeEngine, **options: Any) -> Iterator[str]:
+def _on_a_port(
+    engine: FakeEngine, *, dialects: Sequence[MakeDialect] = DIALECTS, **options: Any
+) -> Iterator[str]:
     ready, base_url, server = threading.Event(), "", None
 
     async def main() -> None:
         nonlocal base_url, server
         service = make_service(engine, **options)
         service.engine.start()
-        server = make_server(create_app(service), drain_s=1)
+        server = make_server(create_app(service, dialects), drain_s=1)
         serving = asyncio.create_task(listen(server, bind_socket("127.0.0.1", 0)))
         while not server.started:
             await asyncio.sleep(0.005)

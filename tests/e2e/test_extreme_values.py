@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.apis.openai.embeddings import EmbeddingBody
 from setpoint.frontend.apis.openai.protocol import ChatBody, CompletionBody
 from setpoint.frontend.apis.sglang.admin import AbortBody
@@ -225,7 +226,8 @@ def test_every_route_that_takes_values_is_here() -> None:
         vocab_size=300,
     )
     app = create_app(
-        Service(config, EngineClient(FakeEngine()), TextProcessor(make_byte_tokenizer()))
+        Service(config, EngineClient(FakeEngine()), TextProcessor(make_byte_tokenizer())),
+        DIALECTS,
     )
     posts = {
         route.path

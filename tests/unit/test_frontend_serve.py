@@ -10,6 +10,7 @@ import socket
 import pytest
 
 from setpoint.core.errors import ConfigError
+from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.port import bind_socket
@@ -49,7 +50,7 @@ def test_a_closed_connection_frees_the_sequence(stream: bool) -> None:
 
     async def scenario(sock: socket.socket) -> None:
         service.engine.start()
-        server = make_server(create_app(service), log_level="warning")
+        server = make_server(create_app(service, DIALECTS), log_level="warning")
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started:
             await asyncio.sleep(0.01)
@@ -99,7 +100,7 @@ def test_an_end_in_the_middle_of_requests_is_quiet(caplog: pytest.LogCaptureFixt
 
     async def scenario(sock: socket.socket) -> None:
         service.engine.start()
-        server = make_server(create_app(service), drain_s=1)
+        server = make_server(create_app(service, DIALECTS), drain_s=1)
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started:
             await asyncio.sleep(0.01)

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from setpoint.batch.entry import Entry, Problem
-from setpoint.frontend.bodies import error_body
+from setpoint.frontend.apis.openai.errors import error_body
+from setpoint.frontend.refusal import Refusal
 
 _PREFIX = "batch_req_"
 
@@ -86,7 +87,7 @@ def failed(digest: str, entry: Entry, problem: Problem) -> Record:
 def refused(digest: str, entry: Entry, message: str, *, status_code: int, err_type: str) -> Record:
     """A request that was sent and refused: the response is what a server would have answered."""
     own_id = record_id(digest, entry.number)
-    body = error_body(message, code=status_code, err_type=err_type)
+    body = error_body(Refusal(message=message, status_code=status_code, err_type=err_type))
     error = Error(f"status_{status_code}", message, entry.number)
     return Record(own_id, entry.custom_id, Response(status_code, own_id, body), error)
 

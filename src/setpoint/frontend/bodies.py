@@ -1,5 +1,4 @@
-"""Request bodies: JSON to checked msgspec structs, with 400 (not 422) for anything else, and the
-JSON shapes of refusals.
+"""Request bodies: JSON to checked msgspec structs, with 400 (not 422) for anything else.
 
 Keys that a route knows and cannot honour are refused by name unless they ask for nothing; of those
 it does not know, ``unknown_keys`` tells. It knows nothing of HTTP frameworks.
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from setpoint.core.errors import RequestError, SetpointError
+from setpoint.core.errors import RequestError
 from setpoint.core.wording import kind_of, plain
 from setpoint.frontend.intake import MAX_SEQUENCES
 from setpoint.frontend.json_shape import excess
@@ -86,19 +85,3 @@ def as_id_lists(
         )
     except msgspec.ValidationError as error:
         raise InvalidBodyError(plain(error, name=name)) from None
-
-
-def error_body(
-    message: str, *, code: int | str, err_type: str, param: str | None = None
-) -> dict[str, Any]:
-    """SGLang's flat keys, and the same again under ``error``, where OpenAI's clients look.
-    ``code``: the status, or OpenAI's own word."""
-    error = {"message": message, "type": err_type, "param": param, "code": code}
-    return {"object": "error", **error, "error": error}
-
-
-def as_request_error(error: SetpointError) -> RequestError:
-    """The engine's death, seen as the refusal of one request."""
-    if isinstance(error, RequestError):
-        return error
-    return RequestError(str(error), status_code=503, err_type="SERVICE_UNAVAILABLE")

@@ -69,11 +69,11 @@ class Service:
         requests: Sequence[Request],
         *,
         received: dict[str, Any],
-        openai: bool = False,
+        api: str = "",
         no_logs: bool = False,
     ) -> Job:
-        """The requests of one client body, ``received``; ``no_logs`` keeps them out of the request
-        log.
+        """The requests of one client body, ``received``; ``api``: whose body it is, for the request
+        log; ``no_logs`` keeps them out of that.
 
         Raises RequestError (400) if they ask for too much together.
         """
@@ -81,7 +81,7 @@ class Service:
         if no_logs or not self.config.log_requests:
             return Job(self.engine, self.text.tokenizer, requests, on_finish=self._record)
         shown = self._loggable({**received, "rid": [request.rid for request in requests]})
-        logger.info("Receive%s: obj=%s", " OpenAI" if openai else "", shown)
+        logger.info("Receive%s: obj=%s", f" {api}" if api else "", shown)
         return Job(self.engine, self.text.tokenizer, requests, on_finish=self._record_and_log)
 
     def read(

@@ -66,6 +66,7 @@ async def _serve(
         )
     release_signals()
     # After the handlers: these take long enough for somebody to change their mind.
+    from setpoint.frontend.apis.dialects import DIALECTS
     from setpoint.frontend.http.app import create_app
     from setpoint.frontend.http.port import is_loopback
     from setpoint.frontend.http.serve import make_server
@@ -77,7 +78,7 @@ async def _serve(
             return 0
         options = engine.config.options
         log_level = options.log_level_http or options.log_level
-        app = create_app(service, local_only=is_loopback(sock))
+        app = create_app(service, DIALECTS, local_only=is_loopback(sock))
         server = make_server(app, log_level=log_level, drain_s=DRAIN_S + CLOSE_S)
         await _answer(
             service,

@@ -3,37 +3,42 @@ without sockets or engine."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from setpoint.frontend.apis.openai.routes import OpenAIRoutes
-from setpoint.frontend.apis.sglang.admin import AdminRoutes
-from setpoint.frontend.apis.sglang.routes import NativeRoutes
 from setpoint.frontend.http.auth import ApiKeyMiddleware
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.browsers import LocalOnlyMiddleware
-from setpoint.frontend.http.errors import add_error_handlers
+from setpoint.frontend.http.dialect import Dialect, Dialects
+from setpoint.frontend.http.errors import ErrorHandlers
 from setpoint.frontend.http.openapi import describe_bodies
 from setpoint.frontend.service import Service
 
+MakeDialect = Callable[[Service, BodyReader], Dialect]
 
-def create_app(service: Service, *, local_only: bool = False) -> FastAPI:
-    """``local_only``: nobody but this machine can reach the port, and nobody but this machine is
-    meant to."""
+
+def create_app(
+    service: Service, makers: Sequence[MakeDialect], *, local_only: bool = False
+) -> FastAPI:
+    """``makers``: of the dialects that it speaks; ``local_only``: nobody but this machine can reach
+    the port, and nobody but this machine is meant to."""
     app = FastAPI(title="Setpoint")
-    app.state.service = service
     bodies = BodyReader(service.config.max_body_bytes)
-    for routes in (NativeRoutes, AdminRoutes, OpenAIRoutes):
-        routes(service, bodies).install(app)
+    dialects = Dialects([make(service, bodies) for make in makers])
+    app.state.dialects = dialects
+    for dialect in dialects.all:
+        app.include_router(dialect.router)
     describe_bodies(app)
-    add_error_handlers(app)
+    ErrorHandlers(dialects).install(app)
     if service.config.api_key is not None:
-        app.add_middleware(ApiKeyMiddleware, api_key=service.config.api_key)
+        app.add_middleware(ApiKeyMiddleware, api_key=service.config.api_key, dialects=dialects)
     # Added after it, so around it: a page can read a 401 too. Without the browser's credentials
     # (cookies): there are none to use.
     app.add_middleware(
         CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"]
     )
     if local_only and service.config.api_key is None:
-        app.add_middleware(LocalOnlyMiddleware)
+        app.add_middleware(LocalOnlyMiddleware, dialects=dialects)
     return app

@@ -8,29 +8,33 @@ import hmac
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.http.errors import error_response
+from setpoint.frontend.refusal import Refusal
 
-_EXEMPT = ("/health", "/ready", "/metrics")
-_UNAUTHORIZED = error_response(
-    "The API key is missing or wrong. Send it in the header 'Authorization: Bearer KEY'.",
+_UNAUTHORIZED = Refusal(
+    message="The API key is missing or wrong. Send it in the header 'Authorization: Bearer KEY'.",
     status_code=401,
 )
-_UNAUTHORIZED.headers["www-authenticate"] = "Bearer"
 
 
 class ApiKeyMiddleware:
-    def __init__(self, app: ASGIApp, *, api_key: str) -> None:
+    def __init__(self, app: ASGIApp, *, api_key: str, dialects: Dialects) -> None:
         self._app = app
+        self._dialects = dialects
+        self._public = tuple(path for dialect in dialects.all for path in dialect.public)
         self._expected = f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._allows(scope):
-            await _UNAUTHORIZED(scope, receive, send)
+            response = error_response(self._dialects.of(scope["path"]), _UNAUTHORIZED)
+            response.headers["www-authenticate"] = "Bearer"
+            await response(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     def _allows(self, scope: Scope) -> bool:
-        if scope["method"] == "OPTIONS" or scope["path"].startswith(_EXEMPT):
+        if scope["method"] == "OPTIONS" or scope["path"].startswith(self._public):
             return True
         given = Headers(scope=scope).get("authorization", "")
         return hmac.compare_digest(given.encode("latin-1"), self._expected)

@@ -18,23 +18,24 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from setpoint.core.shown import shown
+from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.http.errors import error_response
+from setpoint.frontend.refusal import Refusal
 
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
 """Nobody can register a name with one of these; containers reach their host as
 host.docker.internal."""
 
-_CHANGED_BY_GET = "/flush_cache"
-"""The one path where a GET changes something: browsers send no Origin with the GET of a link or an
-image."""
-
 
 class LocalOnlyMiddleware:
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, dialects: Dialects) -> None:
         self._app = app
+        self._dialects = dialects
+        # Browsers send no Origin with the GET of a link or an image.
+        self._changed_by_get = {path for each in dialects.all for path in each.changed_by_get}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reason = _refusal(scope["path"], Headers(scope=scope)) if scope["type"] == "http" else None
+        reason = self._reason(scope) if scope["type"] == "http" else None
         if reason is None:
             await self._app(scope, receive, send)
             return
@@ -42,17 +43,22 @@ class LocalOnlyMiddleware:
             f"{reason} This server listens on this machine only and has no API key, so it answers"
             " this machine only; see --api-key."
         )
-        await error_response(message, status_code=403, err_type="Forbidden")(scope, receive, send)
+        refusal = Refusal(message=message, status_code=403, err_type="Forbidden")
+        await error_response(self._dialects.of(scope["path"]), refusal)(scope, receive, send)
+
+    def _reason(self, scope: Scope) -> str | None:
+        """Why the request is refused, or None."""
+        changes = scope["path"] in self._changed_by_get
+        return _refusal(Headers(scope=scope), changes_by_get=changes)
 
 
-def _refusal(path: str, headers: Headers) -> str | None:
-    """Why the request is refused, or None."""
+def _refusal(headers: Headers, *, changes_by_get: bool) -> str | None:
     host, origin = headers.get("host"), headers.get("origin")
     if host and not _is_private(_name_in(f"//{host}")):
         return f"The Host header names {shown(host)!r}, which is not this machine."
     if origin is not None and not _is_local_page(origin):
         return f"The request comes from a web page of {shown(origin)!r}."
-    if origin is None and path == _CHANGED_BY_GET and headers.get("sec-fetch-site") == "cross-site":
+    if origin is None and changes_by_get and headers.get("sec-fetch-site") == "cross-site":
         return "The request comes from a web page of another site."
     return None
 

@@ -18,7 +18,8 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from setpoint.frontend.bodies import error_body
+from setpoint.frontend.http.dialect import Dialects
+from setpoint.frontend.refusal import Refusal
 
 MAX_HEAD_BYTES = 64 << 10
 """Of a request line with its headers; a head that arrives in one piece may be somewhat longer."""
@@ -33,6 +34,12 @@ be reset, and the refusal lost."""
 
 class Connection(HttpToolsProtocol):
     receive_s = RECEIVE_S
+
+    def __init__(self, *args: Any, dialects: Dialects, **kwargs: Any) -> None:
+        """``dialects`` refuse in their shape what never becomes a request; the others are
+        uvicorn's."""
+        super().__init__(*args, **kwargs)
+        self._dialects = dialects
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -163,7 +170,10 @@ class Connection(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        body = msgspec.json.encode(error_body(message, code=status_code, err_type="Bad Request"))
+        refusal = Refusal(message=message, status_code=status_code, err_type="Bad Request")
+        # Its path may be what has not come yet, or is in no encoding.
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        body = msgspec.json.encode(self._dialects.of(path).error_body(refusal))
         head = (
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection:"
             " close\r\n\r\n"

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
@@ -49,12 +50,12 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> Server:
-    """A uvicorn server on uvloop and httptools; run it with ``await listen(server,
-    bind_socket(…))``."""
+    """A uvicorn server on uvloop and httptools, of an app that ``create_app`` has made; run it with
+    ``await listen(server, bind_socket(…))``."""
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=Connection,
+        http=partial(Connection, dialects=app.state.dialects),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

@@ -16,8 +16,8 @@ from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from setpoint.core.errors import SetpointError
-from setpoint.frontend.http.errors import refused
 from setpoint.frontend.jobs import ClientGoneError, Job
+from setpoint.frontend.refusal import Refusal, refusal_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,18 +47,24 @@ def cancelled_with_client(job: Job, receive: Callable[[], Awaitable[Message]]) -
 
 
 class EventStream(Response):
-    """Sends ``chunks`` as they come, then ``[DONE]``. Owns the job: it ends with the response,
-    whatever happens.
+    """Sends ``chunks`` as they come, then what ``end`` makes of that: its argument is the refusal
+    that cut the stream short. Owns the job: it ends with the response, whatever happens.
 
     An error before the first chunk is raised, so that it gets its own HTTP status; later ones
     become a last chunk.
     """
 
-    def __init__(self, job: Job, chunks: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        chunks: AsyncGenerator[bytes, None],
+        end: Callable[[Refusal | None], bytes],
+    ) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._job = job
         self._chunks = chunks
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._job, cancelled_with_client(self._job, receive):
@@ -77,14 +83,15 @@ class EventStream(Response):
                 await self._chunks.aclose()
 
     async def _send_rest(self, send: Send) -> None:
+        refusal = None
         try:
             async for chunk in self._chunks:
                 await _send_chunk(send, chunk)
         except ClientGoneError:
             logger.debug("A client left in mid-stream.")
         except SetpointError as error:
-            await _send_chunk(send, event(refused(error)))
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+            refusal = refusal_of(error)
+        await send({"type": "http.response.body", "body": self._end(refusal), "more_body": False})
 
 
 async def _send_chunk(send: Send, chunk: bytes) -> None:

@@ -35,7 +35,7 @@ class ChatApi:
         )
         body.check()
         rid = body.rid or new_rid()
-        job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
+        job = self._service.job(await self._requests(body, rid), received=raw, api="OpenAI")
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         reply = Reply(rid, body, kind=kind, config=self._service.config, warnings=warnings)
         maker = ChatChoices(self._service.text.tokenizer, PlainParser)

@@ -33,7 +33,7 @@ class CompletionApi:
         )
         body.check()
         rid = body.rid or new_rid()
-        job = self._service.job(await self._requests(body, rid), received=raw, openai=True)
+        job = self._service.job(await self._requests(body, rid), received=raw, api="OpenAI")
         reply = Reply(
             rid, body, kind="text_completion", config=self._service.config, warnings=warnings
         )

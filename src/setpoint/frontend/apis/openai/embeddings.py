@@ -41,7 +41,7 @@ class EmbeddingApi:
         )
         body.check()
         check_dimensions(body.dimensions, self._service.config.pooling)
-        job = self._service.job(await self._requests(body), received=raw, openai=True)
+        job = self._service.job(await self._requests(body), received=raw, api="OpenAI")
         return EmbeddingExchange(job, body, self._service.config, warnings)
 
     async def _requests(self, body: EmbeddingBody) -> list[core.Request]:

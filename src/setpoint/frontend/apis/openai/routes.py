@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 
+from setpoint.frontend.apis.openai.errors import stream_end
 from setpoint.frontend.apis.openai.table import Api, openai_apis
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import json_response
@@ -21,18 +22,16 @@ class OpenAIRoutes:
         self._bodies = bodies
         self._apis = openai_apis(service)
 
-    def install(self, app: FastAPI) -> None:
-        router = APIRouter(tags=["openai"])
+    def install(self, router: APIRouter) -> None:
         for route, api in self._apis.items():
             add_route(router, route, _handler(api, self._bodies), "POST", body=api.body)
-        app.include_router(router)
 
 
 def _handler(api: Api, bodies: BodyReader) -> Callable[[Request], Awaitable[Response]]:
     async def create(request: Request) -> Response:
         exchange = await bodies.read(request, api.open)
         if exchange.is_stream:
-            return EventStream(exchange.job, _events(exchange.chunks()))
+            return EventStream(exchange.job, _events(exchange.chunks()), stream_end)
         with exchange.job, cancelled_with_client(exchange.job, request.receive):
             outputs = await exchange.job.wait()
         return await bodies.answer(outputs, lambda: json_response(exchange.reply(outputs)))

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from setpoint.frontend.apis.openai.protocol import DEFAULT_MODEL
 from setpoint.frontend.http.bodies import BodyReader
-from setpoint.frontend.http.errors import error_response, json_response
+from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.intake import check_rid
 from setpoint.frontend.service import Service
 
+FLUSH_ROUTE = "/flush_cache"
 _MAX_FLUSH_WAIT_S = 600.0
 _FLUSH_POLL_S = 0.05
 
@@ -33,10 +33,9 @@ class AdminRoutes:
         self._bodies = bodies
         self._config = service.config
         self._engine = service.engine
-        self._started_at = int(time.time())
         self._flushing = False
 
-    def install(self, app: FastAPI) -> None:
+    def install(self, parent: APIRouter) -> None:
         router = APIRouter(tags=["admin"])
         reads: dict[str, Callable[..., Any]] = {
             "/": self.root,
@@ -48,14 +47,12 @@ class AdminRoutes:
             "/get_model_info": self.model_info,
             "/server_info": self.server_info,
             "/get_server_info": self.server_info,
-            "/v1/models": self.models,
-            "/v1/models/{model_id:path}": self.model,
         }
         for path, handler in reads.items():
             add_route(router, path, handler, "GET", "HEAD")
-        add_route(router, "/flush_cache", self.flush_cache, "GET", "POST")
+        add_route(router, FLUSH_ROUTE, self.flush_cache, "GET", "POST")
         add_route(router, "/abort_request", self.abort_request, "POST", body=AbortBody)
-        app.include_router(router)
+        parent.include_router(router)
 
     async def root(self) -> Response:
         return PlainTextResponse(f"Setpoint serves {self._config.served_model_name}.\n")
@@ -130,30 +127,3 @@ class AdminRoutes:
 
     async def _read_abort(self, raw: dict[str, Any]) -> tuple[AbortBody, list[str]]:
         return self._service.read(raw, AbortBody, route="/abort_request")
-
-    async def models(self) -> Response:
-        return json_response({"object": "list", "data": [self._model_card()]})
-
-    async def model(self, model_id: str) -> Response:
-        if model_id in (self._config.served_model_name, DEFAULT_MODEL):
-            return json_response(self._model_card())
-        message = f"The model {model_id!r} does not exist."
-        return error_response(
-            message,
-            status_code=404,
-            err_type="invalid_request_error",
-            param="model",
-            code="model_not_found",
-        )
-
-    def _model_card(self) -> dict[str, Any]:
-        name = self._config.served_model_name
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._started_at,
-            "owned_by": "setpoint",
-            "root": name,
-            "parent": None,
-            "max_model_len": self._config.context_len,
-        }

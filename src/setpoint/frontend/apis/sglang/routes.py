@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from setpoint.core.errors import RequestError
+from setpoint.frontend.apis.openai.errors import stream_end
 from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
 from setpoint.frontend.apis.sglang.protocol import UNSUPPORTED, EncodeBody, GenerateBody
 from setpoint.frontend.bodies import as_id_lists
@@ -41,7 +42,7 @@ class NativeRoutes:
         self._config = service.config
         self._api = NativeApi(service)
 
-    def install(self, app: FastAPI) -> None:
+    def install(self, parent: APIRouter) -> None:
         router = APIRouter(tags=["native"])
         add_route(router, "/generate", self.generate, "POST", "PUT", body=GenerateBody)
         add_route(router, "/encode", self.encode, "POST", "PUT", body=EncodeBody)
@@ -49,12 +50,12 @@ class NativeRoutes:
         add_route(router, "/detokenize", self.detokenize, "POST", body=DetokenizeBody)
         add_route(router, "/v1/tokenize", self.tokenize, "POST", body=TokenizeBody)
         add_route(router, "/v1/detokenize", self.detokenize, "POST", body=DetokenizeBody)
-        app.include_router(router)
+        parent.include_router(router)
 
     async def generate(self, request: Request) -> Response:
         body, prepared, job = await self._bodies.read(request, self._open_generate)
         if body.stream:
-            return EventStream(job, self._stream(job, prepared))
+            return EventStream(job, self._stream(job, prepared), stream_end)
         with job, cancelled_with_client(job, request.receive):
             outputs = await job.wait()
 

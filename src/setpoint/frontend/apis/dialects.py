@@ -1,0 +1,11 @@
+"""The dialects that a server speaks. Each is a folder in this one, and an entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from setpoint.frontend.apis.openai.dialect import OpenAIDialect
+from setpoint.frontend.apis.sglang.dialect import SGLangDialect
+from setpoint.frontend.http.app import MakeDialect
+
+DIALECTS: Sequence[MakeDialect] = (SGLangDialect, OpenAIDialect)

@@ -1,0 +1,44 @@
+"""OpenAI's API as a dialect: every path below ``/v1`` that no other claims."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from fastapi import APIRouter
+
+from setpoint.frontend.apis.openai.chat import ChatApi
+from setpoint.frontend.apis.openai.completions import CompletionApi
+from setpoint.frontend.apis.openai.embeddings import EmbeddingApi
+from setpoint.frontend.apis.openai.errors import error_body, stream_end
+from setpoint.frontend.apis.openai.models import MODELS_ROUTE, ModelRoutes
+from setpoint.frontend.apis.openai.routes import OpenAIRoutes
+from setpoint.frontend.http.bodies import BodyReader
+from setpoint.frontend.http.dialect import Dialect
+from setpoint.frontend.refusal import Refusal
+from setpoint.frontend.service import Service
+
+
+class OpenAIDialect(Dialect):
+    prefix = "/v1"
+    hint = f"Chats go to {ChatApi.route}; /docs lists every route."
+    # Of Anthropic's API, OpenAI's newer one, and Ollama's.
+    aliases: ClassVar = {
+        "/v1/messages": ChatApi.route,
+        "/v1/responses": ChatApi.route,
+        "/api/chat": ChatApi.route,
+        "/api/generate": CompletionApi.route,
+        "/api/embed": EmbeddingApi.route,
+        "/api/embeddings": EmbeddingApi.route,
+        "/api/tags": MODELS_ROUTE,
+    }
+
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
+        self.router = APIRouter(tags=["openai"])
+        OpenAIRoutes(service, bodies).install(self.router)
+        ModelRoutes(service.config).install(self.router)
+
+    def error_body(self, refusal: Refusal) -> dict[str, Any]:
+        return error_body(refusal)
+
+    def stream_end(self, refusal: Refusal | None) -> bytes:
+        return stream_end(refusal)
