@@ -17,7 +17,7 @@ MAX_FUNCTION = 60
 LONG_FILES: dict[str, int] = {
     "src/setpoint/config/options.py": 510,
     "src/setpoint/config/resolve.py": 527,
-    "src/setpoint/engine/models/transformers_model.py": 444,
+    "src/setpoint/engine/models/transformers_model.py": 432,
     "src/setpoint/launch/engine.py": 471,
     "tests/contract/test_bad_input.py": 425,
     "tests/contract/test_batch_run.py": 448,

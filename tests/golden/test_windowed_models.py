@@ -152,8 +152,8 @@ def test_the_language_model_of_a_gemma3_with_an_image_tower(
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
             "'rope_parameters' .* must have sections full_attention",
         ),
-        (GEMMA3, {"sliding_window": None}, "'sliding_window' = None .* local layers need one"),
-        (GEMMA3, {"layer_types": ["full_attention"]}, "'layer_types' .* must name 4 layers"),
+        (GEMMA3, {"sliding_window": None}, "'sliding_window' is missing; local layers need one"),
+        (GEMMA3, {"layer_types": ["full_attention"]}, "'layer_types' must name 4 layers"),
         (GEMMA3, {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' = 50.0"),
         (
             GEMMA2,
@@ -166,7 +166,7 @@ def test_the_language_model_of_a_gemma3_with_an_image_tower(
             {"hidden_activation": "relu"},
             "'hidden_activation' = 'relu' .* gelu_pytorch_tanh",
         ),
-        (MISTRAL, {"sliding_window": 0}, "'sliding_window' = 0"),
+        (MISTRAL, {"sliding_window": 0}, "'sliding_window' must be a positive integer"),
         (MISTRAL, {"layer_types": ["full_attention", "sliding_attention"]}, "'layer_types'"),
     ],
 )

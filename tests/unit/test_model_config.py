@@ -11,7 +11,7 @@ import pytest
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError
-from setpoint.engine.models.config import NEUTRAL, ConfigReader
+from setpoint.engine.models.config import NEUTRAL
 from setpoint.engine.models.registry import build_model
 from setpoint.testing.goldens import GOLDENS
 
@@ -45,23 +45,28 @@ def build(folder: Path, family: str, **changes: Any) -> Any:
         (
             "qwen2",
             {"use_sliding_window": 1},
-            "'use_sliding_window' = 1 in config.json is not supported: it must be true or false.",
+            "config.json: 'use_sliding_window' must be true or false, not 1.",
         ),
         (
             "qwen2",
             {"sliding_window": 0},
-            (
-                "'sliding_window' = 0 in config.json is not supported: it must be an integer of at"
-                " least 1."
-            ),
+            "config.json: 'sliding_window' must be a positive integer, not 0.",
         ),
-        ("qwen2", {"max_window_layers": -1}, "it must be an integer of at least 0."),
+        (
+            "qwen2",
+            {"max_window_layers": -1},
+            "'max_window_layers' must be an integer of at least 0, not -1.",
+        ),
         (
             "qwen2",
             {"layer_types": ["full_attention"]},
-            "it must name 2 layers, each sliding_attention or full_attention.",
+            "'layer_types' must name 2 layers, each sliding_attention or full_attention",
         ),
-        ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "it must name 2 layers"),
+        (
+            "qwen2",
+            {"layer_types": ["full_attention", "linear_attention"]},
+            "'layer_types' must name 2 layers",
+        ),
         ("qwen2", {"is_causal": False}, "Qwen2ForCausalLM with 'is_causal' = False"),
         (
             "qwen2",
@@ -143,14 +148,3 @@ def test_what_is_not_computed_is_refused(
 @pytest.mark.parametrize("family", SOME)
 def test_neutral_values_are_fine(tmp_path: Path, family: str) -> None:
     build(tmp_path, family, **{key: values[0] for key, values in NEUTRAL.items() if values})
-
-
-def test_windows_stand_on_the_layers_the_config_picks() -> None:
-    def windows(**config: Any) -> list[int | None]:
-        return ConfigReader("Any", config).windows(3, lambda layer: layer == 1)
-
-    assert windows(sliding_window=5) == [None, 5, None]
-    assert windows(
-        sliding_window=5, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
-    ) == [5, None, 5]
-    assert windows(sliding_window=None) == windows() == [None, None, None]

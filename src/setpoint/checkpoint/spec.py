@@ -7,32 +7,23 @@ declaration.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from setpoint.checkpoint import safetensors_file
-from setpoint.core.errors import CheckpointError
+from setpoint.checkpoint import safetensors_file, windows
+from setpoint.checkpoint.configfile import LONGEST, ConfigFile, shown
 from setpoint.core.jsonfile import read_object
 from setpoint.core.model import BLOCKS_FILE, KeptBlocks, ModelSpec, language_tensor
 
 CONFIG_NAME = "config.json"
 EMBEDDING = "model.embed_tokens.weight"
 GENERATION_NAME = "generation_config.json"
-MOST = 1 << 28
-"""Of what makes a tensor's extent: far above every model, and products of two still count in 64
-bits."""
 MOST_HEADS = 1 << 16
 MOST_LAYERS = 1 << 12
 """The deepest models have some hundred; objects are made for each layer before any weight is
 missed."""
-LONGEST = (1 << 31) - 1
-"""Positions are 32-bit integers."""
-DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-SHOWN = 60
-"""Characters of a refused value in the message."""
 ROPES_THAT_STRETCH = ("linear", "dynamic", "yarn")
 """Rope types whose factor multiplies the original length; what max_position_embeddings says may be
 more."""
@@ -70,6 +61,8 @@ class Family:
     """A norm over each head of q and of k."""
     num_norms: int = 2
     """Norms over the hidden size in a layer."""
+    windows: Callable[[ConfigFile, int], tuple[int | None, ...]] = windows.none
+    """(config, number of layers) -> ``ModelSpec.windows``."""
 
 
 WRAPPERS = {"Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "gemma3_text")}
@@ -92,14 +85,23 @@ FAMILIES = {
     "gemma2": Family(
         defaults={**GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         num_norms=4,
+        windows=windows.gemma2,
     ),
     "gemma3_text": Family(
-        defaults=GEMMA | GEMMA3, stretched=True, num_rotaries=2, head_norms=True, num_norms=4
+        defaults=GEMMA | GEMMA3,
+        stretched=True,
+        num_rotaries=2,
+        head_norms=True,
+        num_norms=4,
+        windows=windows.gemma3,
     ),
-    "mistral": Family(defaults={"sliding_window": 4096}),
-    "phi3": Family(defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(defaults={"head_dim": 128}, head_norms=True),
+    "mistral": Family(defaults={"sliding_window": 4096}, windows=windows.every_layer),
+    "phi3": Family(
+        defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+        windows=windows.every_layer,
+    ),
+    "qwen2": Family(qkv_bias=True, windows=windows.qwen),
+    "qwen3": Family(defaults={"head_dim": 128}, head_norms=True, windows=windows.qwen),
 }
 """By model_type (transformers' Gemma2Config, Gemma3TextConfig, MistralConfig, Phi3Config,
 Qwen2Config, Qwen3Config)."""
@@ -116,7 +118,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
     )
     family = FAMILIES.get(str(config.get("model_type", "")), Family())
     config = {**family.defaults, **config}
-    reader = _Reader(folder / CONFIG_NAME, {**_usual_names(config), **config})
+    reader = ConfigFile(folder / CONFIG_NAME, {**_usual_names(config), **config})
     architecture = reader.architecture()
     hidden, num_heads = (
         reader.positive("hidden_size"),
@@ -138,7 +140,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
     ]
     tie = config.get("tie_word_embeddings", False)
     if not isinstance(tie, bool):
-        reader.fail("tie_word_embeddings", f"must be true or false, not {_shown(tie)}")
+        reader.fail("tie_word_embeddings", f"must be true or false, not {shown(tie)}")
     spec = {
         "num_layers": reader.positive("num_hidden_layers", at_most=MOST_LAYERS),
         "hidden_size": hidden,
@@ -163,6 +165,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
         blocks=_blocks(folder, tensors),
         wrapper=wrapper,
         pooling=None,
+        windows=family.windows(reader, spec["num_layers"]),
         config=config,
         **spec,
     )
@@ -173,7 +176,7 @@ def _language_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any]
     both say the whole says."""
     if config.get("text_config") is None:
         return config, ""
-    reader = _Reader(path, config)
+    reader = ConfigFile(path, config)
     wrapper, inner = reader.architecture(), config["text_config"]
     if wrapper not in WRAPPERS:
         reader.fail(
@@ -182,7 +185,7 @@ def _language_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any]
             " supported among such models",
         )
     if not isinstance(inner, dict):
-        reader.fail("text_config", f"must be an object, not {_shown(inner)}")
+        reader.fail("text_config", f"must be an object, not {shown(inner)}")
     architecture, model_type = WRAPPERS[wrapper]
     whole = {key: value for key, value in config.items() if key != "text_config"}
     return {**inner, **whole, "architectures": [architecture], "model_type": model_type}, wrapper
@@ -200,84 +203,20 @@ def _usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-class _Reader:
-    """Typed access to a config whose errors name the key and the file."""
-
-    def __init__(self, path: Path, config: dict[str, Any]) -> None:
-        self.path = path
-        self.config = config
-
-    def fail(self, key: str, problem: str) -> NoReturn:
-        raise CheckpointError(f"{self.path}: {key!r} {problem}.")
-
-    def positive(self, key: str, default: int | None = None, *, at_most: int = MOST) -> int:
-        value = self.config.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            self.fail(
-                key, f"is missing; {self.architecture()} does not look like a decoder of text"
-            )
-        if type(value) is not int or value < 1:
-            self.fail(key, f"must be a positive integer, not {_shown(value)}")
-        if value > at_most:
-            self.fail(key, f"is {value}; the most that is supported is {at_most}")
-        return value
-
-    def architecture(self) -> str:
-        names = self.config.get("architectures")
-        if (
-            not isinstance(names, list)
-            or not names
-            or not isinstance(names[0], str)
-            or not names[0].isidentifier()
-        ):
-            self.fail("architectures", f"must list the model's class, not {_shown(names)}")
-        return str(self.config["architectures"][0])
-
-    def ids(self, key: str) -> tuple[int, ...]:
-        """A token id or a list of them; absent or null = none."""
-        value = self.config.get(key)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
-            self.fail(key, f"must be a token id or a list of them, not {_shown(value)}")
-        return tuple(ids)
-
-    def dtype(self, tensors: list[safetensors_file.TensorInfo]) -> str:
-        """The config's word (transformers 5 writes "dtype", older ones "torch_dtype"), else what
-        most weights are stored in."""
-        named = self.config.get("dtype") or self.config.get("torch_dtype")
-        if named is None:
-            sizes: Counter[str] = Counter()
-            for tensor in tensors:
-                sizes[tensor.dtype] += tensor.num_elements
-            named = DTYPES.get(sizes.most_common(1)[0][0]) if sizes else None
-        named = str(named).removeprefix("torch.")
-        if named not in DTYPES.values():
-            self.fail("dtype", f"must be one of {', '.join(DTYPES.values())}, not {_shown(named)}")
-        return named
-
-
-def _shown(value: object) -> str:
-    """A refused value in a message: one line, of bounded length."""
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-
-
-def _rope(reader: _Reader) -> tuple[str, dict[str, Any]]:
+def _rope(reader: ConfigFile) -> tuple[str, dict[str, Any]]:
     """The rope type and the section that names it."""
     rope = (
         reader.config.get("rope_scaling") or reader.config.get("rope_parameters") or {}
     )  # the second is transformers 5's
     if not isinstance(rope, dict):
-        reader.fail("rope_scaling", f"must be an object, not {_shown(rope)}")
+        reader.fail("rope_scaling", f"must be an object, not {shown(rope)}")
     kind = rope.get("rope_type") or rope.get("type")
     if kind is not None and not isinstance(kind, str):
-        reader.fail("rope_scaling", f"must name its type, not {_shown(kind)}")
+        reader.fail("rope_scaling", f"must name its type, not {shown(kind)}")
     return kind or "default", rope
 
 
-def _context_len(reader: _Reader, family: Family) -> int:
+def _context_len(reader: ConfigFile, family: Family) -> int:
     length = reader.positive("max_position_embeddings", at_most=LONGEST)
     kind, rope = _rope(reader)
     if family.stretched or kind not in ROPES_THAT_STRETCH:
@@ -287,12 +226,12 @@ def _context_len(reader: _Reader, family: Family) -> int:
         reader.fail(
             "rope_scaling",
             f"of type {kind} needs a factor of at least 1 and at most {LONGEST}, not"
-            f" {_shown(factor)}",
+            f" {shown(factor)}",
         )
     if type(original) is not int or original < 1:
         reader.fail(
             "rope_scaling",
-            f"has an original_max_position_embeddings of {_shown(original)}; it must be a positive"
+            f"has an original_max_position_embeddings of {shown(original)}; it must be a positive"
             " integer",
         )
     if original * factor > LONGEST:
@@ -304,11 +243,11 @@ def _context_len(reader: _Reader, family: Family) -> int:
     return max(length, int(original * factor))
 
 
-def _eos_ids(folder: Path, reader: _Reader) -> tuple[int, ...]:
+def _eos_ids(folder: Path, reader: ConfigFile) -> tuple[int, ...]:
     """generation_config.json's ids, which list every token that ends a turn, then the config's
     own."""
     path = folder / GENERATION_NAME
-    generation = _Reader(path, read_object(path)).ids("eos_token_id") if path.is_file() else ()
+    generation = ConfigFile(path, read_object(path)).ids("eos_token_id") if path.is_file() else ()
     return tuple(dict.fromkeys(generation + reader.ids("eos_token_id")))
 
 

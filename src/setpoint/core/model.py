@@ -109,11 +109,16 @@ class ModelSpec:
     wrapper: str = ""
     """The architecture that takes more than text and whose language model this is; empty for a
     model of its own."""
+    windows: tuple[int | None, ...] = ()
+    """Per layer the positions that a token sees there, its own included; None = all before it.
+    Empty if no layer has a window."""
     pooling: Pooling | None = None
     """Set when the model is served for embeddings."""
     config: dict[str, Any] = field(default_factory=dict)
     """config.json as read, for the engine's model declaration."""
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """K and V of one token over all layers, in bytes (docs/sglang/options.md#pool-limits)."""
+        """K and V of one token over all layers, in bytes (docs/sglang/options.md#pool-limits).
+
+        What a pool keeps of it: ``core.cachegroups``."""
         return 2 * self.num_kv_heads * self.head_dim * self.num_layers * element_bytes

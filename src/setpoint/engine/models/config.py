@@ -7,10 +7,11 @@ Knows keys and their values; knows no architecture.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from setpoint.core.errors import CheckpointError
+from setpoint.core.model import ModelSpec
 
 GATED = {"silu": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}
 """config.json's activation -> the operation of ``kernels.ops.Ops`` that a gated MLP calls."""
@@ -48,8 +49,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Keys that change what is computed, with the values that do not; null and an absent key never do.
 A declaration that reads a key answers for it; of the others any other value is refused."""
 
-SLIDING, FULL = "sliding_attention", "full_attention"
-"""What ``layer_types`` calls layers with and without a window."""
 ELSEWHERE = "--model-impl transformers may serve it"
 UNQUANTISED = (
     "use the checkpoint that it was made from; --quantization rounds that one when it is loaded"
@@ -109,30 +108,11 @@ class ConfigReader:
             self.refuse(key, f"the most that is supported is {LONGEST}")
         return value
 
-    def window(self) -> int | None:
-        """sliding_window: tokens that a layer sees; None if absent."""
-        return (
-            None
-            if self._get("sliding_window", None) is None
-            else self.count("sliding_window", 0, low=1)
-        )
-
-    def windows(self, num_layers: int, is_sliding: Callable[[int], bool]) -> list[int | None]:
-        """Per layer the tokens it sees, None = all: sliding_window on the layers that layer_types
-        or else ``is_sliding`` picks."""
-        window = self.window()
-        kinds = self._get(
-            "layer_types", [SLIDING if is_sliding(layer) else FULL for layer in range(num_layers)]
-        )
-        if (
-            not isinstance(kinds, list)
-            or len(kinds) != num_layers
-            or not all(kind in (SLIDING, FULL) for kind in kinds)
-        ):
-            self.refuse(
-                "layer_types", f"it must name {num_layers} layers, each {SLIDING} or {FULL}"
-            )
-        return [window if kind == SLIDING else None for kind in kinds]
+    def windows(self, spec: ModelSpec, *keys: str) -> tuple[int | None, ...]:
+        """Per layer the positions that a token sees, None = all: what the reader of the checkpoint
+        made of ``keys``."""
+        self._read.update(keys)
+        return spec.windows or (None,) * spec.num_layers
 
     def gated(self, key: str = "hidden_act", default: str = "silu") -> str:
         """The operation of a gated MLP with this activation."""

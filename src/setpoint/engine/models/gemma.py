@@ -15,7 +15,7 @@ from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.layers.embedding import Embedding
 from setpoint.engine.layers.norm import RMSNorm
 from setpoint.engine.layers.rotary import RotaryEmbedding
-from setpoint.engine.models.config import FULL, SLIDING, ConfigReader
+from setpoint.engine.models.config import ConfigReader
 from setpoint.engine.models.decoder import CausalLM, Decoder, GatedMLP, SelfAttention, head
 
 GELU = "gelu_pytorch_tanh"
@@ -47,42 +47,35 @@ class GemmaLayer(Layer):
 
 def gemma2(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     """Every other layer is local; attention scores are capped."""
-    windows = config.windows(spec.num_layers, lambda layer: layer % 2 == 0)
     rotaries = [RotaryEmbedding.from_config(spec.config, spec.head_dim)]
-    return _gemma(
-        spec, config, windows, rotaries, softcap=config.number_or_none("attn_logit_softcapping")
-    )
+    return _gemma(spec, config, rotaries, softcap=config.number_or_none("attn_logit_softcapping"))
 
 
 def gemma3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     """All but every sixth layer are local and rotate with a base of their own; q and k are
     normalised."""
-    period = config.count("sliding_window_pattern", 6, low=1)
-    windows = config.windows(spec.num_layers, lambda layer: (layer + 1) % period > 0)
     rotaries = [
         RotaryEmbedding.from_config(rope, spec.head_dim) for rope in _ropes(spec.config, config)
     ]
-    return _gemma(spec, config, windows, rotaries, head_norm=True)
+    return _gemma(spec, config, rotaries, head_norm=True)
 
 
 def _gemma(
     spec: ModelSpec,
     config: ConfigReader,
-    windows: Sequence[int | None],
     rotaries: Sequence[RotaryEmbedding],
     *,
     softcap: float | None = None,
     head_norm: bool = False,
 ) -> CausalLM:
     """rotaries: of global layers first, of local ones last; softcap: on attention scores."""
-    if spec.config.get("sliding_window") is None:
-        config.refuse("sliding_window", "local layers need one")
     eps, gated, bias = (
         config.number("rms_norm_eps", 1e-6),
         config.gated("hidden_activation", GELU),
         config.flag("attention_bias"),
     )
     scale = config.number("query_pre_attn_scalar", 256) ** -0.5
+    windows = config.windows(spec, "sliding_window", "layer_types")
 
     def norm(size: int) -> RMSNorm:
         return RMSNorm(size, eps, offset=1.0)
@@ -116,12 +109,12 @@ def _ropes(keys: Mapping[str, Any], config: ConfigReader) -> list[dict[str, Any]
     layers only.
     """
     thetas = {
-        FULL: config.number("rope_theta", 1e6),
-        SLIDING: config.number("rope_local_base_freq", 1e4),
+        "full_attention": config.number("rope_theta", 1e6),
+        "sliding_attention": config.number("rope_local_base_freq", 1e4),
     }
-    sections = keys.get("rope_parameters") or {FULL: keys.get("rope_scaling")}
+    sections = keys.get("rope_parameters") or {"full_attention": keys.get("rope_scaling")}
     if not sections.keys() <= thetas.keys():
-        config.refuse("rope_parameters", f"it must have sections {FULL} and {SLIDING}")
+        config.refuse("rope_parameters", f"it must have sections {' and '.join(thetas)}")
     length = keys["max_position_embeddings"]
     return [
         {

@@ -29,10 +29,14 @@ def llama(spec: ModelSpec, config: ConfigReader) -> CausalLM:
 
 def mistral(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     """Every layer has the window, or none (``sliding_window`` null, as from version 0.2 on)."""
-    eps, gated, window = config.number("rms_norm_eps", 1e-6), config.gated(), config.window()
+    eps, gated, windows = (
+        config.number("rms_norm_eps", 1e-6),
+        config.gated(),
+        config.windows(spec, "sliding_window"),
+    )
 
     def layer(index: int) -> PreNormLayer:
-        attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=window))
+        attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=windows[index]))
         return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
 
     return causal_lm(spec, eps, map(layer, range(spec.num_layers)))

@@ -15,11 +15,15 @@ from setpoint.engine.models.decoder import (
 
 
 def phi3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
-    eps, gated, window = config.number("rms_norm_eps", 1e-5), config.gated(), config.window()
+    eps, gated, windows = (
+        config.number("rms_norm_eps", 1e-5),
+        config.gated(),
+        config.windows(spec, "sliding_window"),
+    )
     config.number("partial_rotary_factor", 1.0)  # the rotation's, which reads it again
 
     def layer(index: int) -> PreNormLayer:
-        attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=window))
+        attention = SelfAttention(spec, PagedAttention(index, spec.head_dim, window=windows[index]))
         return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
 
     model = causal_lm(spec, eps, map(layer, range(spec.num_layers)))

@@ -14,10 +14,12 @@ from setpoint.engine.models.decoder import (
     causal_lm,
 )
 
+WINDOW_KEYS = ("sliding_window", "use_sliding_window", "layer_types", "max_window_layers")
+
 
 def qwen2(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     eps, gated = config.number("rms_norm_eps", 1e-6), config.gated()
-    windows = _windows(spec, config)
+    windows = config.windows(spec, *WINDOW_KEYS)
 
     def layer(index: int) -> PreNormLayer:
         attention = SelfAttention(
@@ -30,7 +32,7 @@ def qwen2(spec: ModelSpec, config: ConfigReader) -> CausalLM:
 
 def qwen3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
     eps, gated = config.number("rms_norm_eps", 1e-6), config.gated()
-    bias, windows = config.flag("attention_bias"), _windows(spec, config)
+    bias, windows = config.flag("attention_bias"), config.windows(spec, *WINDOW_KEYS)
 
     def layer(index: int) -> PreNormLayer:
         attend = PagedAttention(index, spec.head_dim, window=windows[index])
@@ -40,10 +42,3 @@ def qwen3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
         return PreNormLayer(spec, eps, attention, GatedMLP(spec, gated))
 
     return causal_lm(spec, eps, map(layer, range(spec.num_layers)))
-
-
-def _windows(spec: ModelSpec, config: ConfigReader) -> list[int | None]:
-    """Most configs carry a window and say that it is not used."""
-    first = config.count("max_window_layers", 28)
-    windows = config.windows(spec.num_layers, lambda layer: layer >= first)
-    return windows if config.flag("use_sliding_window") else [None] * spec.num_layers

@@ -66,4 +66,6 @@ def build_model(spec: ModelSpec) -> nn.Module:
         if spec.pooling is not None:
             model.lm_head = NoHead()
     config.refuse_unread()
+    windows = tuple(variant.window for _, variant in sorted(model.variants.items()))
+    assert windows == (spec.windows or (None,) * spec.num_layers), "pages are freed by spec.windows"
     return model

@@ -25,6 +25,7 @@ from setpoint.engine.attention.base import AttentionVariant
 from setpoint.engine.layers.attention import store_and_attend
 from setpoint.engine.layers.context import ForwardContext
 from setpoint.engine.layers.opaque import attend
+from setpoint.engine.models.transformers_windows import Windows
 from setpoint.engine.quant.base import LinearMethod, PackedWeight
 
 NAME = "setpoint"
@@ -91,7 +92,7 @@ class TransformersModel:
         """[V]: the library's own logits behind ``trial_ids``."""
         self.trial_ids = trial_ids(spec)
         self._layers = list(range(spec.num_layers))
-        self._windowed = _windowed_layers(causal_lm.config, spec)
+        self._declared = Windows(causal_lm.config, spec)
         self._seat = Seat()
         for module in causal_lm.modules():
             if hasattr(module, "layer_idx"):
@@ -119,10 +120,8 @@ class TransformersModel:
                 f"the attention interface was called by layers {seat.layers}, not once by each of"
                 f" its {len(self._layers)}"
             )
-        if any(seat.variants[layer].window is None for layer in self._windowed):
-            raise Undrivable(
-                "its layers with a sliding window do not pass the window to their attention"
-            )
+        if why := self._declared.contradicted_by(seat.variants):
+            raise Undrivable(why)
         return hidden
 
     def _decode(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -368,17 +367,6 @@ def _pack_linears(causal_lm: nn.Module, method: LinearMethod) -> int:
         if method.copies
         else before
     )
-
-
-def _windowed_layers(config: Any, spec: ModelSpec) -> list[int]:
-    """Layers that the config says have a window: no trial is long enough to tell."""
-    types = getattr(config, "layer_types", None)
-    if types:
-        return [layer for layer, kind in enumerate(types) if kind == "sliding_attention"]
-    declared = getattr(config, "sliding_window", None) is not None and getattr(
-        config, "use_sliding_window", True
-    )
-    return list(range(spec.num_layers)) if declared else []
 
 
 def _decoder_of(causal_lm: nn.Module) -> nn.Module:

@@ -1,0 +1,90 @@
+"""Typed access to a config.json; knows how values are written, not what they mean."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, NoReturn
+
+from setpoint.checkpoint import safetensors_file
+from setpoint.core.errors import CheckpointError
+
+MOST = 1 << 28
+"""Of what makes a tensor's extent: far above every model, and products of two still count in 64
+bits."""
+LONGEST = (1 << 31) - 1
+"""Positions are 32-bit integers."""
+DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
+SHOWN = 60
+"""Characters of a refused value in the message."""
+
+
+class ConfigFile:
+    """Its errors name the key and the file."""
+
+    def __init__(self, path: Path, config: dict[str, Any]) -> None:
+        self.path = path
+        self.config = config
+
+    def fail(self, key: str, problem: str) -> NoReturn:
+        raise CheckpointError(f"{self.path}: {key!r} {problem}.")
+
+    def positive(self, key: str, default: int | None = None, *, at_most: int = MOST) -> int:
+        value = self.config.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            self.fail(
+                key, f"is missing; {self.architecture()} does not look like a decoder of text"
+            )
+        if type(value) is not int or value < 1:
+            self.fail(key, f"must be a positive integer, not {shown(value)}")
+        if value > at_most:
+            self.fail(key, f"is {value}; the most that is supported is {at_most}")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """true or false; false if absent or null."""
+        value = self.config.get(key)
+        if value is not None and not isinstance(value, bool):
+            self.fail(key, f"must be true or false, not {shown(value)}")
+        return bool(value)
+
+    def architecture(self) -> str:
+        names = self.config.get("architectures")
+        if (
+            not isinstance(names, list)
+            or not names
+            or not isinstance(names[0], str)
+            or not names[0].isidentifier()
+        ):
+            self.fail("architectures", f"must list the model's class, not {shown(names)}")
+        return str(self.config["architectures"][0])
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """A token id or a list of them; absent or null = none."""
+        value = self.config.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+            self.fail(key, f"must be a token id or a list of them, not {shown(value)}")
+        return tuple(ids)
+
+    def dtype(self, tensors: list[safetensors_file.TensorInfo]) -> str:
+        """The config's word (transformers 5 writes "dtype", older ones "torch_dtype"), else what
+        most weights are stored in."""
+        named = self.config.get("dtype") or self.config.get("torch_dtype")
+        if named is None:
+            sizes: Counter[str] = Counter()
+            for tensor in tensors:
+                sizes[tensor.dtype] += tensor.num_elements
+            named = DTYPES.get(sizes.most_common(1)[0][0]) if sizes else None
+        named = str(named).removeprefix("torch.")
+        if named not in DTYPES.values():
+            self.fail("dtype", f"must be one of {', '.join(DTYPES.values())}, not {shown(named)}")
+        return named
+
+
+def shown(value: object) -> str:
+    """A refused value in a message: one line, of bounded length."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

@@ -1,0 +1,34 @@
+"""Which layers of a library's model have a window, by its config and by what its layers ask for: no
+trial is long enough to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from setpoint.core.model import ModelSpec
+from setpoint.engine.attention.base import AttentionVariant
+
+
+class Windows:
+    def __init__(self, config: Any, spec: ModelSpec) -> None:
+        """config: the library's own."""
+        self._declared = spec.windows
+        self._windowed = list(range(spec.num_layers))
+        if types := getattr(config, "layer_types", None):
+            self._windowed = [
+                layer for layer, kind in enumerate(types) if kind == "sliding_attention"
+            ]
+        elif getattr(config, "sliding_window", None) is None or not getattr(
+            config, "use_sliding_window", True
+        ):
+            self._windowed = []
+
+    def contradicted_by(self, variants: Mapping[int, AttentionVariant]) -> str:
+        """Why attention as the layers asked for it is not what the configs say; empty if it is."""
+        if any(variants[layer].window is None for layer in self._windowed):
+            return "its layers with a sliding window do not pass the window to their attention"
+        asked = tuple(variants[layer].window for layer in sorted(variants))
+        if self._declared and asked != self._declared:
+            return f"its layers ask for the windows {asked}, not for {self._declared}"
+        return ""
