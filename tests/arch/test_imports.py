@@ -80,7 +80,13 @@ ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
         {"torch", "numpy", "safetensors"},
     ),
     "engine.models.transformers_model": (
-        {"core", "engine.attention", "engine.layers", "engine.quant"},
+        {
+            "core",
+            "engine.attention",
+            "engine.layers",
+            "engine.models.transformers_windows",
+            "engine.quant",
+        },
         {"torch", "transformers"},
     ),
     "engine.runner": (
