@@ -35,7 +35,6 @@ LONG_FILES: dict[str, int] = {
 }
 # "path:function" -> lines it has now. Shrink or remove entries; never raise or add one.
 LONG_FUNCTIONS: dict[str, int] = {
-    "src/setpoint/checkpoint/spec.py:read_spec": 61,
     "src/setpoint/config/resolve.py:resolve": 68,
     "src/setpoint/engine/executor/build.py:build_runner": 68,
     "src/setpoint/engine/models/loader.py:load_weights": 61,

@@ -138,9 +138,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
         for tensor in safetensors_file.read_headers(folder)
         if not wrapper or language_tensor(tensor.name)
     ]
-    tie = config.get("tie_word_embeddings", False)
-    if not isinstance(tie, bool):
-        reader.fail("tie_word_embeddings", f"must be true or false, not {shown(tie)}")
+    tie = reader.flag("tie_word_embeddings")
     spec = {
         "num_layers": reader.positive("num_hidden_layers", at_most=MOST_LAYERS),
         "hidden_size": hidden,
