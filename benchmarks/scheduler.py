@@ -27,10 +27,10 @@ import numpy as np
 from machine import environment
 
 from setpoint.core.plan import StepPlan
+from setpoint.core.records import Record
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.result import StepResult
 from setpoint.core.sampling import SamplingParams
-from setpoint.core.stats import PoolStats, Preemption, Retraction, StepStats
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import PriorityConfig, SchedulerConfig
 from setpoint.scheduler.policy import POLICIES, QUEUE_LIMIT
@@ -53,29 +53,10 @@ AIM_PROMPT_MS = 1.0
 AIM_BYTES_PER_TOKEN = 24.0
 
 
-class WallClock:
-    def now(self) -> float:
-        return time.perf_counter()
-
-
 class Silent:
     """An observer that ignores everything: log lines are not the scheduler's cost."""
 
-    def on_step(self, stats: StepStats) -> None: ...
-
-    def on_retraction(self, retraction: Retraction) -> None: ...
-
-    def on_preemption(self, preemption: Preemption) -> None: ...
-
-    def on_dropped(self, rid: str, why: str) -> None: ...
-
-    def on_failed(self, rid: str, why: str) -> None: ...
-
-    def on_fallback(self, what: str, why: str) -> None: ...
-
-    def on_clip(self, rid: str, wanted: int, granted: int) -> None: ...
-
-    def on_unservable(self, rid: str, why: str, pool: PoolStats) -> None: ...
+    def on(self, record: Record) -> None: ...
 
 
 def answer(plan: StepPlan) -> StepResult:
@@ -126,7 +107,7 @@ class Bench:
             chunked_prefill_size=None,
             max_prefill_tokens=PROMPT_TOKENS,
         )
-        self._scheduler = Scheduler(config, self._cache, clock=WallClock(), observer=Silent())
+        self._scheduler = Scheduler(config, self._cache, observer=Silent())
         self._preempts = policy == PRIORITY
         self._urgency = 0
         self._requests = enumerate(_requests())
@@ -177,7 +158,7 @@ class Bench:
         assert plan is not None
         result = answer(plan)
         executed = time.perf_counter()
-        self._scheduler.update(result)
+        self._scheduler.update(result, 0.0)
         end = time.perf_counter()
         times.schedule.append(planned - begin)
         times.update.append(end - executed)

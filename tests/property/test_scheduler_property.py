@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from setpoint.core.records import RequestClipped, RequestDropped, RequestUnservable
 from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, RatioConfig
 from setpoint.scheduler.policy import POLICIES
 from setpoint.testing.harness import VOCAB, Harness, ids_of
@@ -141,10 +142,10 @@ def run_trace(seed: int) -> tuple[Harness, int]:
             assert outcome.finish.status_code in (400, 503), (seed, rid, outcome.finish)
             assert outcome.ids == expected[rid][: len(outcome.ids)], (seed, rid)
             continue
-        clipped = any(clip[0] == rid for clip in harness.recorder.clips)
+        clipped = any(clip.rid == rid for clip in harness.recorder.of(RequestClipped))
         want = expected[rid][: len(outcome.ids)] if clipped else expected[rid]
         assert outcome.ids == want, (seed, rid)
-    assert not harness.recorder.unservable, seed
+    assert not harness.recorder.of(RequestUnservable), seed
     assert harness.cache.locked_tokens == 0
     assert harness.cache.pool_stats().held == 0
     return harness, len(expected)
@@ -161,7 +162,7 @@ def test_random_traces_end_with_the_right_tokens(block: int) -> None:
         hits += sum(outcome.num_cached > 0 for outcome in harness.outcomes.values())
         steps += len(harness.plans)
         preemptions += len(harness.recorder.preemptions)
-        dropped += len(harness.recorder.dropped)
+        dropped += len(harness.recorder.of(RequestDropped))
         policies.add(harness.config.policy)
     # The traces must exercise what they claim to.
     assert requests > 300

@@ -8,8 +8,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from setpoint.core.records import PoolStats
 from setpoint.core.request import Ids
-from setpoint.core.stats import PoolStats
 from setpoint.scheduler.cache.evict import Lru
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.cache.node import Node

@@ -12,6 +12,7 @@ import pytest
 
 from setpoint.core.messages import ToFrontend, Tokens
 from setpoint.core.plan import Admit, StepPlan
+from setpoint.core.records import RequestFailed
 from setpoint.core.request import Ids, Request
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.scripted import hashed_token, reference
@@ -49,7 +50,7 @@ def run(harness: Harness, *, num_tokens: int = 9, message: str) -> None:
                 assert message in outcome.finish.message
     pool = harness.cache.pool_stats()
     assert pool.locked == pool.held == 0
-    assert [rid for rid, _ in harness.recorder.failed] == ["bad", "again-bad"]
+    assert [failed.rid for failed in harness.recorder.of(RequestFailed)] == ["bad", "again-bad"]
 
 
 def is_bad(ids: Ids) -> bool:

@@ -118,7 +118,7 @@ def test_two_streams_beside_a_prompt_of_eight_chunks(options: dict[str, Any], st
         harness.submit(f"stream{number}", [number, 1, 2], max_new_tokens=64)
     harness.turn(4)
     harness.submit("long", [3, *(index % 90 for index in range(8 * 61 - 1))], max_new_tokens=4)
-    harness.recorder.steps.clear()
+    harness.recorder.records.clear()
     harness.turn(len(steps))
     kinds = {(True, False): "P", (False, True): "D", (True, True): "M"}
     assert (

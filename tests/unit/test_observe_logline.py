@@ -9,8 +9,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from setpoint.core.records import (
+    Fallback,
+    PoolStats,
+    Preemption,
+    RequestClipped,
+    RequestDropped,
+    RequestUnservable,
+    Retraction,
+    StepDone,
+)
 from setpoint.core.shown import printable, shown
-from setpoint.core.stats import PoolStats, Preemption, Retraction, StepStats
 from setpoint.observe.logline import LogLines, setup_logging
 
 FORGED = "x\n[2026-01-01 00:00:00] ERROR: The server was broken into. \x1b[2J\u2028\r"
@@ -30,10 +39,10 @@ def test_what_happens_to_requests_is_logged_with_its_reason(
 ) -> None:
     lines = LogLines(decode_log_interval=40, device="cpu", started_at=0.0)
     with caplog.at_level(logging.INFO):
-        lines.on_retraction(Retraction(2, 31, 0.25, 0.5))
-        lines.on_preemption(Preemption("u", ("a", "b"), 12))
-        lines.on_dropped("r", "Request waiting timeout reached.")
-        lines.on_fallback("lpm acts as fcfs", "there is no prefix cache")
+        lines.on(Retraction(2, 31, 0.25, 0.5))
+        lines.on(Preemption("u", ("a", "b"), 12))
+        lines.on(RequestDropped("r", "Request waiting timeout reached."))
+        lines.on(Fallback("lpm acts as fcfs", "there is no prefix cache"))
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         (
             "WARNING",
@@ -57,13 +66,13 @@ def test_what_happens_to_requests_is_logged_with_its_reason(
 def test_a_clients_string_does_not_write_a_line_of_its_own(
     root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Red before: on_clip and on_unservable wrote a second line that looked like the server's."""
+    """Red before: a clipped and an unservable request wrote a second line that looked like the server's."""
     setup_logging("info")
     lines = LogLines(decode_log_interval=40, device="cpu", started_at=0.0)
-    lines.on_clip(FORGED, 2000, 1000)
-    lines.on_unservable(FORGED, "no room", PoolStats(1, 1, 0, 0, 0))
-    lines.on_dropped(FORGED * 10_000, "Request waiting timeout reached.")
-    lines.on_preemption(Preemption(FORGED, (FORGED, FORGED), 12))
+    lines.on(RequestClipped(FORGED, 2000, 1000))
+    lines.on(RequestUnservable(FORGED, "no room", PoolStats(1, 1, 0, 0, 0)))
+    lines.on(RequestDropped(FORGED * 10_000, "Request waiting timeout reached."))
+    lines.on(Preemption(FORGED, (FORGED, FORGED), 12))
     logging.getLogger("anybody").warning("who forgets: %s", FORGED)
     logging.getLogger("uvicorn.access").info(
         '%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "GET", "/" + "y" * 100_000, "1.1", 404
@@ -106,8 +115,8 @@ def test_a_line_says_whether_its_step_was_replayed(
     pool = PoolStats(total=100, free=60, evictable=0, locked=30, held=10)
     with caplog.at_level(logging.INFO):
         for num_prefill_rows in (1, 0):
-            lines.on_step(
-                StepStats(
+            lines.on(
+                StepDone(
                     step_id=1, finished_at=1.0, num_prefill_rows=num_prefill_rows, num_decode_rows=1 - num_prefill_rows, num_new_tokens=0,
                     num_cached_tokens=0, num_new_seqs=0, num_running=1, num_queued=0, num_pending_tokens=0, num_sampled=1, pool=pool,
                     new_token_ratio=0.5, way=way,

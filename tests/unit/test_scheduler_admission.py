@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from setpoint.core.plan import OWN_LENGTH
-from setpoint.core.stats import Refusal
+from setpoint.core.records import Refusal, RequestClipped, RequestUnservable
 from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
 from setpoint.scheduler.config import PriorityConfig, RatioConfig
 from setpoint.testing.harness import VOCAB, Harness
@@ -338,7 +338,8 @@ def test_max_new_tokens_is_clipped_to_what_an_empty_pool_can_hold_and_said() -> 
     harness = Harness(num_pages=64)
     harness.submit("a", prompt(20), max_new_tokens=1000)
     harness.drain()
-    assert harness.recorder.clips == [("a", 1000, 42)]  # 64 - 20 - one page - 1, also 63 - 20 - 1
+    # 64 - 20 - one page - 1, also 63 - 20 - 1
+    assert harness.recorder.of(RequestClipped) == [RequestClipped("a", 1000, 42)]
     assert len(harness.outcomes["a"].ids) == 42
 
 
@@ -387,7 +388,7 @@ def test_an_unservable_head_is_aborted_instead_of_waiting_for_ever() -> None:
     finish = harness.outcomes["a"].finish
     assert finish is not None
     assert (finish.type, finish.status_code) == ("abort", 500)
-    assert harness.recorder.unservable == ["a"]
+    assert [record.rid for record in harness.recorder.of(RequestUnservable)] == ["a"]
 
 
 def test_budget_lets_the_chunk_in_progress_pass_the_memory_reserve() -> None:

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+from setpoint.core.records import Fallback
 from setpoint.scheduler.budget import PrefillBudget
 from setpoint.scheduler.policy import QUEUE_LIMIT, Candidate, QueueView, lpm
 from setpoint.testing.harness import VOCAB, Harness
@@ -75,14 +76,14 @@ def test_policies_that_match_prefixes_fall_back_to_arrival_order_in_a_long_queue
     crowded = warmed(policy, QUEUE_LIMIT + 1)
     assert crowded.outcomes["cold0"].finish is not None
     crowded.turn(9)
-    assert crowded.recorder.fallbacks == [
-        (f"{policy} acts as fcfs", "129 requests wait, more than 128")
+    assert crowded.recorder.of(Fallback) == [
+        Fallback(f"{policy} acts as fcfs", "129 requests wait, more than 128")
     ]
 
 
 @pytest.mark.parametrize("policy", ["dfs-weight", "shortest-prefill-first"])
 def test_other_policies_have_no_limit(policy: str) -> None:
-    assert warmed(policy, 3 * QUEUE_LIMIT).recorder.fallbacks == []
+    assert warmed(policy, 3 * QUEUE_LIMIT).recorder.of(Fallback) == []
 
 
 def test_fcfs_keeps_the_prefixes_of_waiting_requests_recent() -> None:
@@ -125,10 +126,10 @@ def test_random_in_the_loop_is_repeatable() -> None:
         return admissions(harness)
 
     assert run(1) == run(1) != run(2)
-    harness = Harness(policy="random", num_pages=200)
+    harness = Harness(policy="random", num_pages=200, max_running_requests=1)
     for number in range(8):
         harness.submit(f"r{number}", prompt(4, 10 + number))
-    harness.loop._intake(0.0)
+    harness.loop.step()
     order = harness.scheduler._prefill._order
     assert [seq.rid for seq in order.take()] != [seq.rid for seq in order.take()], (
         "another order in every pass"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from setpoint.core.stats import Refusal
+from setpoint.core.records import Fallback, Refusal, RequestDropped
 from setpoint.scheduler.config import PriorityConfig, RatioConfig
 from setpoint.scheduler.preemption import RankedView, preemption_order
 from setpoint.scheduler.retraction import RunningView, retraction_order
@@ -86,8 +86,8 @@ def test_without_priority_scheduling_a_priority_means_nothing() -> None:
     for number, priority in enumerate([0, 50, 90]):
         harness.submit(f"r{number}", prompt(4, 10 + number), priority=priority)
     assert order_of_ends(harness) == ["r0", "r1", "r2"]
-    assert harness.recorder.fallbacks == [
-        ("priorities do not order the queue", "--enable-priority-scheduling is off")
+    assert harness.recorder.of(Fallback) == [
+        Fallback("priorities do not order the queue", "--enable-priority-scheduling is off")
     ]
 
 
@@ -105,7 +105,7 @@ def test_a_priority_can_be_refused_where_it_means_nothing() -> None:
         " priority."
     )
     assert len(harness.outcomes["without"].ids) == 4
-    assert not harness.recorder.fallbacks
+    assert not harness.recorder.of(Fallback)
 
 
 def test_victims_are_the_least_urgent_then_the_newest_beyond_the_threshold() -> None:
@@ -292,8 +292,8 @@ def test_a_full_queue_gives_up_its_least_urgent_for_a_better_one() -> None:
         "equal": (503, "The request queue is full."),
     }
     assert harness.waiting() == ["better", "urgent"]
-    assert harness.recorder.dropped == [
-        ("worse", "The request is aborted by a higher priority request.")
+    assert harness.recorder.of(RequestDropped) == [
+        RequestDropped("worse", "The request is aborted by a higher priority request.")
     ]
     assert order_of_ends(harness)[-3:] == ["running", "urgent", "better"]
 

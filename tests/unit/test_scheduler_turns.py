@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from setpoint.core.stats import Refusal
+from setpoint.core.records import Refusal, RequestDropped
 from setpoint.scheduler import loop
 from setpoint.scheduler.cadence import Cadence
 from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, RatioConfig
@@ -218,7 +218,7 @@ def test_a_request_waits_no_longer_than_allowed(depth: int, replan: bool) -> Non
     harness.turn()
     assert harness.waiting() == ["young"]
     assert finish_of(harness, "old") == ("abort", 503, WAITED)
-    assert harness.recorder.dropped == [("old", WAITED)]
+    assert harness.recorder.of(RequestDropped) == [RequestDropped("old", WAITED)]
     harness.drain()
     assert harness.outcomes["runs"].ids == expected(4, 10, 30)
     assert harness.outcomes["young"].ids == expected(4, 30, 4)

@@ -3,100 +3,91 @@ twice."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
-import numpy as np
 import pytest
 
 from setpoint.core.messages import ToEngine, ToFrontend
-from setpoint.core.plan import OWN_LENGTH, PlanBuilder, StepPlan, TokenMasks
+from setpoint.core.plan import StepPlan, TokenMasks
+from setpoint.core.records import TurnDone
 from setpoint.core.result import StepResult
-from setpoint.launch import turn_times
-from setpoint.launch.turn_times import TimedExecutor, TimedLink, TurnTimes
+from setpoint.observe.turn_times import TurnTimes
+from setpoint.testing.harness import VOCAB, Harness, ManualClock
+from setpoint.testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token
 
-SUBMIT, FINISH, RESULT, RECEIVE, SEND, OTHER, PREPARE = 1000, 200, 100, 10, 20, 3, 7000
+SUBMIT, FINISH, RESULT, RECEIVE, SEND, PREPARE = 1000, 200, 100, 10, 20, 7000
 """Seconds of each."""
 
 
-class Slow:
-    """A clock, and an executor, its steps and a link whose calls take time on it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def submit(self, plan: StepPlan) -> Slow:
-        self.now += SUBMIT
-        return self
+class SlowStep:
+    def __init__(self, step: ScriptedStep, clock: ManualClock) -> None:
+        self._step, self._clock = step, clock
 
     def finish(self, masks: TokenMasks | None) -> None:
-        self.now += FINISH
+        self._clock.advance(FINISH)
+        self._step.finish(masks)
 
     def result(self) -> StepResult:
-        self.now += RESULT
-        return StepResult(1, np.zeros(0, np.int64), np.zeros(0, np.int32))
+        self._clock.advance(RESULT)
+        return self._step.result()
+
+
+class SlowExecutor(ScriptedExecutor):
+    clock: ManualClock
+
+    def submit(self, plan: StepPlan) -> SlowStep:  # type: ignore[override]
+        self.clock.advance(SUBMIT)
+        return SlowStep(super().submit(plan), self.clock)
 
     def idle(self) -> bool:
-        self.now += PREPARE
+        self.clock.advance(PREPARE)
         return True
 
-    def shutdown(self) -> None: ...
 
-    def receive(self, timeout_s: float) -> list[ToEngine]:
-        self.now += timeout_s or RECEIVE
-        return []
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Harness:
+    """Calls to its executor and its link take time on its clock."""
+    executor = SlowExecutor(num_pages=64, page_size=1, next_token=hashed_token(VOCAB))
+    harness = Harness(executor=executor)
+    executor.clock, wire = harness.clock, harness.wire
+    receive, send = wire.receive, wire.send
 
-    def send(self, message: ToFrontend) -> None:
-        self.now += SEND
+    def slow_receive(timeout_s: float) -> list[ToEngine]:
+        harness.clock.advance(timeout_s * 1e6 + RECEIVE)
+        return receive(timeout_s)
+
+    def slow_send(message: ToFrontend) -> None:
+        harness.clock.advance(SEND)
+        send(message)
+
+    monkeypatch.setattr(wire, "receive", slow_receive)
+    monkeypatch.setattr(wire, "send", slow_send)
+    return harness
 
 
-def plan_of(*starts: int) -> StepPlan:
-    builder = PlanBuilder(0)
-    for slot, start in enumerate(starts):
-        builder.add_row(slot, slot, start, 1, True)
-    return builder.build()
+def test_each_part_of_a_turn_gets_its_time(slow: Harness) -> None:
+    """Waiting, and what is done meanwhile, counts nowhere: of an idle turn the receiving neither."""
+    times, model = TurnTimes(), SUBMIT + FINISH + RESULT
+    slow.submit("a", [1, 2, 3], max_new_tokens=3)
+    slow.drain()
+    slow.turn(2)
+    for record in slow.recorder.records:
+        times.on(record)
+    info = times.info()
+    assert info["prefill"]["num_steps"] == 1
+    assert info["prefill"]["model_s"] == pytest.approx(model, abs=0.1)
+    assert info["prefill"]["link_s"] == pytest.approx(2 * SEND, abs=0.1)  # announced, and a token
+    assert info["prefill"]["turn_s"] == pytest.approx(model + 2 * SEND, abs=0.1)
+    assert info["decode"]["num_steps"] == 2
+    assert info["decode"]["model_s"] == pytest.approx(2 * model, abs=0.1)
+    link_s = 2 * (RECEIVE + SEND) + SEND  # the end is announced, too
+    assert info["decode"]["link_s"] == pytest.approx(link_s, abs=0.1)
+    assert info["decode"]["turn_s"] == pytest.approx(2 * model + link_s, abs=0.1)
 
 
-def test_each_part_of_a_turn_gets_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow()
-    monkeypatch.setattr(turn_times, "time", SimpleNamespace(perf_counter=slow.perf_counter))
-    times = TurnTimes()
-    executor, link = TimedExecutor(slow, times), TimedLink(slow, times)
-    message: Any = None
-
-    def turn(plan: StepPlan | None, wait_s: float = 0.0) -> None:
-        times.turn()
-        if wait_s:
-            assert executor.idle()
-        link.receive(wait_s)
-        if plan is not None:
-            step = executor.submit(plan)
-            step.finish(None)
-            step.result()
-            link.send(message)
-        slow.now += OTHER
-
-    turn(None, 5e6)
-    turn(plan_of(0, OWN_LENGTH), 5e6)
-    turn(plan_of(OWN_LENGTH, OWN_LENGTH))
-    turn(plan_of(OWN_LENGTH))
-    turn(plan_of())
-    times.turn()
-    model = SUBMIT + FINISH + RESULT
-    assert times.info() == {
-        "prefill": {
-            "num_steps": 1,
-            "turn_s": model + SEND + OTHER,
-            "model_s": model,
-            "link_s": SEND,
-        },
-        "decode": {
-            "num_steps": 2,
-            "turn_s": 2 * (model + RECEIVE + SEND + OTHER),
-            "model_s": 2 * model,
-            "link_s": 2 * (RECEIVE + SEND),
-        },
-    }
+def test_a_turn_is_told_once_and_only_if_it_planned_a_step(slow: Harness) -> None:
+    slow.submit("a", [1, 2, 3], max_new_tokens=2)
+    slow.drain()
+    slow.turn(3)
+    turns = slow.recorder.of(TurnDone)
+    assert [turn.step_id for turn in turns] == [plan.step_id for plan in slow.plans]
+    assert [turn.prefill for turn in turns] == [True, False]
+    assert all(0 < turn.plan_s < 0.1 for turn in turns)

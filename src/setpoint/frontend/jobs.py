@@ -14,8 +14,8 @@ from types import TracebackType
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.failures import failure
 from setpoint.core.messages import Finish, LogprobBlock, TokenEvent
+from setpoint.core.records import RequestStats
 from setpoint.core.request import Request
-from setpoint.core.stats import RequestStats
 from setpoint.frontend.ipc.client import EngineClient, Mailbox
 from setpoint.frontend.text.detokenizer import make_detokenizer
 from setpoint.frontend.text.stops import StopFinder

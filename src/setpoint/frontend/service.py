@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from setpoint.core.errors import EngineDeadError
+from setpoint.core.records import RequestStats
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.core.stats import RequestStats
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import Intake, Options, new_rid

@@ -39,8 +39,9 @@ from setpoint.ipc import EngineSocket
 from setpoint.launch.announce import log_decisions
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.mapping import empty_cache, engine_config, scheduler_config
-from setpoint.launch.turn_times import TimedExecutor, TimedLink, TurnTimes
 from setpoint.observe.logline import LogLines, gib, ready_line, setup_logging
+from setpoint.observe.tee import Tee
+from setpoint.observe.turn_times import TurnTimes
 from setpoint.planning.memory import CAPTURED_TOKENS
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
@@ -93,24 +94,20 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
         device=config.options.device,
         started_at=time.monotonic(),
     )
+    observer = Tee(lines, times)
     scheduler = Scheduler(
         scheduler_config(config, pool, spec),
         empty_cache(config.options, pool),
-        clock=WallClock(),
-        observer=lines,
+        observer=observer,
     )
-    watchdog = _watchdog(config.options.watchdog_timeout)
-
-    def beat() -> None:
-        times.turn()
-        watchdog()
-
     loop = Loop(
         scheduler,
-        TimedExecutor(InprocExecutor(runner), times),
-        TimedLink(socket, times),
+        InprocExecutor(runner),
+        socket,
         depth=config.overlap_depth,
-        heartbeat=beat,
+        clock=WallClock(),
+        observer=observer,
+        heartbeat=_watchdog(config.options.watchdog_timeout),
         state_info=lambda: _state_info(runner, lines) | {"turn_times": times.info()},
     )
     gc.collect()

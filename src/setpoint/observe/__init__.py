@@ -1,2 +1,2 @@
-"""What the engine says about itself, made from the records of ``core.stats`` alone: log lines
+"""What the engine says about itself, made from the records of ``core.records`` alone: log lines
 now."""

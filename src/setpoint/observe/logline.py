@@ -10,13 +10,33 @@ from __future__ import annotations
 import logging
 from types import TracebackType
 
+from setpoint.core.records import (
+    CacheFlushed,
+    Fallback,
+    PoolRebuilt,
+    Preemption,
+    Record,
+    RequestClipped,
+    RequestDropped,
+    RequestFailed,
+    RequestUnservable,
+    Retraction,
+    StepDone,
+)
 from setpoint.core.result import EAGER
 from setpoint.core.shown import printable, shown
-from setpoint.core.stats import PoolStats, Preemption, Retraction, StepStats
 
 logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
+CLIPPED = (
+    "Request %s: max_new_tokens lowered from %d to %d, the most that the context length and the KV"
+    " pool can hold."
+)
+UNSERVABLE = "Request %s was aborted: nothing else runs and it cannot be admitted (%s); pool: %s"
+NOT_FLUSHED = (
+    "Cache not flushed because there are pending requests. #queue-req: %d, #running-req: %d"
+)
 
 _ExceptionInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -95,7 +115,34 @@ class LogLines:
         self._num_decodes = 0
         self.last_gen_throughput = 0.0
 
-    def on_step(self, stats: StepStats) -> None:
+    def on(self, record: Record) -> None:
+        match record:
+            case StepDone():
+                self._step(record)
+            case Retraction():
+                _retraction(record)
+            case Preemption():
+                _preemption(record)
+            case RequestDropped(rid, why):
+                logger.warning("Request %s was answered 503: %s", shown(rid), why)
+            case RequestFailed(rid, why):
+                logger.error("Request %s was answered 500: %s", shown(rid), why)
+            case RequestClipped(rid, wanted, granted):
+                logger.warning(CLIPPED, shown(rid), wanted, granted)
+            case RequestUnservable(rid, why, pool):
+                logger.error(UNSERVABLE, shown(rid), why, pool)
+            case Fallback(what, why):
+                logger.warning("Fallback: %s (%s)", what, why)
+            case CacheFlushed(True):
+                logger.info("Cache flushed successfully!")
+            case CacheFlushed(False, _, num_queued, num_running):
+                logger.warning(NOT_FLUSHED, num_queued, num_running)
+            case PoolRebuilt(violations):
+                logger.error(
+                    "KV cache accounting is broken and was rebuilt empty: %s", "; ".join(violations)
+                )
+
+    def _step(self, stats: StepDone) -> None:
         self._num_generated += stats.num_sampled
         if stats.num_prefill_rows:
             self._prefill(stats)
@@ -104,7 +151,7 @@ class LogLines:
             if self._num_decodes % self._interval == 0:
                 self._decode(stats)
 
-    def _prefill(self, stats: StepStats) -> None:
+    def _prefill(self, stats: StepDone) -> None:
         elapsed = stats.finished_at - self._last_prefill
         self._last_prefill = stats.finished_at
         logger.info(
@@ -123,7 +170,7 @@ class LogLines:
             stats.num_new_tokens / elapsed if elapsed > 0 else 0.0,
         )
 
-    def _decode(self, stats: StepStats) -> None:
+    def _decode(self, stats: StepDone) -> None:
         elapsed = stats.finished_at - self._last_decode
         self._last_decode = stats.finished_at
         self.last_gen_throughput = self._num_generated / elapsed if elapsed > 0 else 0.0
@@ -140,53 +187,29 @@ class LogLines:
             stats.num_queued,
         )
 
-    def on_retraction(self, retraction: Retraction) -> None:
-        counts = (
-            f"#retracted_reqs: {retraction.num_seqs}, #new_tokens_gained:"
-            f" {retraction.num_tokens_gained}"
-        )
-        if retraction.testing:
-            logger.warning("Testing retraction. %s", counts)
-            return
-        logger.warning(
-            "KV cache pool is full. Retract requests. %s, #new_token_ratio: %.4f -> %.4f",
-            counts,
-            retraction.ratio_before,
-            retraction.ratio_after,
-        )
 
-    def on_preemption(self, preemption: Preemption) -> None:
-        logger.info(
-            "Priority preemption. #preempted_reqs: %d, #new_tokens_gained: %d, for request %s; back"
-            " in the queue: %s",
-            len(preemption.preempted),
-            preemption.num_tokens_gained,
-            shown(preemption.rid),
-            ", ".join(map(shown, preemption.preempted)),
-        )
+def _retraction(retraction: Retraction) -> None:
+    counts = (
+        f"#retracted_reqs: {retraction.num_seqs}, #new_tokens_gained:"
+        f" {retraction.num_tokens_gained}"
+    )
+    if retraction.testing:
+        logger.warning("Testing retraction. %s", counts)
+        return
+    logger.warning(
+        "KV cache pool is full. Retract requests. %s, #new_token_ratio: %.4f -> %.4f",
+        counts,
+        retraction.ratio_before,
+        retraction.ratio_after,
+    )
 
-    def on_dropped(self, rid: str, why: str) -> None:
-        logger.warning("Request %s was answered 503: %s", shown(rid), why)
 
-    def on_failed(self, rid: str, why: str) -> None:
-        logger.error("Request %s was answered 500: %s", shown(rid), why)
-
-    def on_fallback(self, what: str, why: str) -> None:
-        logger.warning("Fallback: %s (%s)", what, why)
-
-    def on_clip(self, rid: str, wanted: int, granted: int) -> None:
-        logger.warning(
-            "Request %s: max_new_tokens lowered from %d to %d, the most that the context length and"
-            " the KV pool can hold.",
-            shown(rid),
-            wanted,
-            granted,
-        )
-
-    def on_unservable(self, rid: str, why: str, pool: PoolStats) -> None:
-        logger.error(
-            "Request %s was aborted: nothing else runs and it cannot be admitted (%s); pool: %s",
-            shown(rid),
-            why,
-            pool,
-        )
+def _preemption(preemption: Preemption) -> None:
+    logger.info(
+        "Priority preemption. #preempted_reqs: %d, #new_tokens_gained: %d, for request %s; back"
+        " in the queue: %s",
+        len(preemption.preempted),
+        preemption.num_tokens_gained,
+        shown(preemption.rid),
+        ", ".join(map(shown, preemption.preempted)),
+    )

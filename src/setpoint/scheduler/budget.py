@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from setpoint.core.stats import Refusal
+from setpoint.core.records import Refusal
 
 
 @dataclass(slots=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.plan import OWN_LENGTH, PlanBuilder
-from setpoint.core.stats import Retraction
-from setpoint.scheduler.observer import Observer
+from setpoint.core.records import Observer, Retraction
 from setpoint.scheduler.retraction import RunningView, retraction_order
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.state import State, StepDraft
@@ -138,7 +137,7 @@ class DecodePlanner:
             len(kept),
         )
         gained = state.available_tokens - before
-        self._observer.on_retraction(
+        self._observer.on(
             Retraction(num_retracted, gained, ratio_before, state.ratio.current, testing)
         )
         return events

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from setpoint.core.stats import PoolStats
+from setpoint.core.records import PoolStats
 from setpoint.scheduler.sequence import Status
 from setpoint.scheduler.state import State
 

@@ -1,7 +1,8 @@
 """The engine's one loop: messages in, plans to the executor, results back, events out.
 
 Overlap and pipelining are its queue depth, not other loops. It runs in the engine process's main
-thread and is the only caller of the scheduler and the executor.
+thread and is the only caller of the scheduler and the executor. All that enters it and all that
+leaves it goes to its observer as records, and it alone looks at the clock.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from setpoint.core.executor import Executor, PendingStep
+from setpoint.core.executor import Clock, Executor, PendingStep
 from setpoint.core.failures import failure
 from setpoint.core.messages import (
     Abort,
@@ -27,6 +28,17 @@ from setpoint.core.messages import (
     TokenEvent,
     Tokens,
 )
+from setpoint.core.plan import OWN_LENGTH, StepPlan
+from setpoint.core.records import (
+    CacheFlushed,
+    Observer,
+    PoolRebuilt,
+    Received,
+    ResultTaken,
+    StepPlanned,
+    Turn,
+    TurnDone,
+)
 from setpoint.core.shown import shown
 from setpoint.scheduler import invariants
 from setpoint.scheduler.scheduler import Scheduler
@@ -36,8 +48,8 @@ logger = logging.getLogger(__name__)
 IDLE_WAIT_S = 1.0
 """An idle loop looks up this often, so that a dead frontend is noticed."""
 SETTLING_S = 0.05
-"""A loop that has just fallen idle leaves the cores to those who answer for that long, before it
-prepares for what may come."""
+"""A loop that has just fallen idle leaves the cores to the frontend for this long, which sends the
+last answers, before it prepares for what may come."""
 
 
 class Link(Protocol):
@@ -55,6 +67,16 @@ class StrictAccountingError(AssertionError):
     """``--strict-accounting`` found the state inconsistent; the message lists every violation."""
 
 
+@dataclass(slots=True)
+class _TurnTimes:
+    """Seconds of the present turn; written by the loop as it goes (see ``TurnDone``)."""
+
+    began: float = 0.0
+    plan_s: float = 0.0
+    model_s: float = 0.0
+    link_s: float = 0.0
+
+
 class Loop:
     """``depth`` steps may be in flight while the next one is planned (0 = synchronous)."""
 
@@ -65,6 +87,8 @@ class Loop:
         link: Link,
         *,
         depth: int,
+        clock: Clock,
+        observer: Observer,
         heartbeat: Callable[[], None] = lambda: None,
         state_info: Callable[[], dict[str, Any]] = dict,
     ) -> None:
@@ -74,13 +98,16 @@ class Loop:
         self._executor = executor
         self._link = link
         self._depth = depth
+        self._clock = clock
+        self._observer = observer
         self._heartbeat = heartbeat
         self._state_info = state_info
         self._inflight: deque[PendingStep] = deque()
+        self._times = _TurnTimes()
         self._stopping = False
         self._was_idle = True
         self._unchanged = False
-        """Nothing has happened since the last check."""
+        """The last turn found the engine idle and no message; written by ``_turn``."""
         self._announced: set[int] = set()
         """The sequences in flight, as the frontend knows them."""
 
@@ -104,28 +131,90 @@ class Loop:
             raise
 
     def _turn(self) -> None:
+        """The order matters: what has arrived is taken in before the step is planned, and with
+        ``depth`` > 0 the step is submitted before the result of an earlier one is waited for, so
+        that the device has work while the host commits."""
         scheduler, inflight, depth = self._scheduler, self._inflight, self._depth
         self._heartbeat()
         idle = scheduler.state.is_idle
         timeout_s = self._idle_wait_s() if idle else 0.0
         if not self._unchanged:
             self._check(idle)
-        self._unchanged = not self._intake(timeout_s) and idle
-        plan = scheduler.schedule()
+        messages = self._receive(timeout_s, idle=idle)
+        quiet = idle and not messages
+        if quiet and self._unchanged:
+            return
+        self._unchanged = quiet
+        self._observer.on(Turn(scheduler.state.now))
+        for message in messages:
+            self._take(message)
+        plan = self._plan()
         self._announce()
-        pending = None if plan is None else self._executor.submit(plan)
+        pending = None if plan is None else self._submit(plan)
         self._emit(scheduler.take_events())
         if inflight and (pending is None or len(inflight) >= depth > 0):
-            self._emit(scheduler.update(inflight.popleft().result()))
+            self._commit_oldest()
             self._announce()
         if pending is not None:
             assert plan is not None
-            pending.finish(scheduler.masks(plan))
+            self._finish(pending, plan)
             inflight.append(pending)
         if depth == 0 and inflight:
-            self._emit(scheduler.update(inflight.popleft().result()))
+            self._commit_oldest()
             if scheduler.state.is_idle:
                 self._announce()
+        if plan is not None:
+            self._observer.on(self._turn_done(plan))
+
+    def _receive(self, timeout_s: float, *, idle: bool) -> list[ToEngine]:
+        """What has arrived; an idle loop waits for it. The turn's clock starts with it."""
+        times = self._times = _TurnTimes()
+        before = self._clock.now()
+        messages = self._link.receive(timeout_s)
+        now = self._clock.now()
+        # An idle loop has waited: how much of that was receiving cannot be told.
+        times.began, times.link_s = (now, 0.0) if idle else (before, now - before)
+        self._scheduler.state.now = now
+        return messages
+
+    def _plan(self) -> StepPlan | None:
+        began = self._clock.now()
+        plan = self._scheduler.schedule()
+        self._times.plan_s = self._clock.now() - began
+        if plan is not None:
+            self._observer.on(StepPlanned(plan))
+        return plan
+
+    def _submit(self, plan: StepPlan) -> PendingStep:
+        began = self._clock.now()
+        pending = self._executor.submit(plan)
+        self._times.model_s += self._clock.now() - began
+        return pending
+
+    def _finish(self, pending: PendingStep, plan: StepPlan) -> None:
+        masks = self._scheduler.masks(plan)
+        began = self._clock.now()
+        pending.finish(masks)
+        self._times.model_s += self._clock.now() - began
+
+    def _commit_oldest(self) -> None:
+        began = self._clock.now()
+        result = self._inflight.popleft().result()
+        now = self._clock.now()
+        self._times.model_s += now - began
+        self._observer.on(ResultTaken(result))
+        self._emit(self._scheduler.update(result, now))
+
+    def _turn_done(self, plan: StepPlan) -> TurnDone:
+        times, starts = self._times, plan.rows.starts
+        return TurnDone(
+            step_id=plan.step_id,
+            prefill=bool((starts != OWN_LENGTH).any()),
+            turn_s=self._clock.now() - times.began,
+            plan_s=times.plan_s,
+            model_s=times.model_s,
+            link_s=times.link_s,
+        )
 
     def _idle_wait_s(self) -> float:
         """How long an idle turn waits for a message; not at all while the executor still has
@@ -140,21 +229,19 @@ class Loop:
         if not events:
             return
         try:
-            self._link.send(Tokens(events))
+            self._send(Tokens(events))
         except Exception as error:
             if len(events) > 1:
                 for event in events:
                     self._emit([event])
             else:
-                self._link.send(
-                    Tokens(
-                        [
-                            self._scheduler.give_up(
-                                events[0].seq_id, failure("sending its tokens", error)
-                            )
-                        ]
-                    )
-                )
+                why = failure("sending its tokens", error)
+                self._send(Tokens([self._scheduler.give_up(events[0].seq_id, why)]))
+
+    def _send(self, message: ToFrontend) -> None:
+        began = self._clock.now()
+        self._link.send(message)
+        self._times.link_s += self._clock.now() - began
 
     def _announce(self) -> None:
         """Say how the set of sequences in flight has changed, if it has.
@@ -167,53 +254,41 @@ class Loop:
         if named.keys() == before:
             return
         joined = {seq_id: seq.rid for seq_id, seq in named.items() if seq_id not in before}
-        self._link.send(Announce(joined, sorted(before - named.keys())))
+        self._send(Announce(joined, sorted(before - named.keys())))
         self._announced = set(named)
 
-    def _intake(self, timeout_s: float) -> bool:
-        """Take what has come; whether anything has."""
-        messages = self._link.receive(timeout_s)
-        for message in messages:
-            match message:
-                case Submit(seq_id, request):
-                    event = self._scheduler.add(seq_id, request)
-                    self._emit([event] if event is not None else [])
-                case Stop(seq_id):
-                    self._scheduler.stop(seq_id)
-                case Abort(seq_ids):
-                    self._emit(self._scheduler.abort(seq_ids))
-                case Call():
-                    self._link.send(self._answer(message))
-                case Shutdown():
-                    self._stopping = True
-        return bool(messages)
+    def _take(self, message: ToEngine) -> None:
+        self._observer.on(Received(message))
+        match message:
+            case Submit(seq_id, request):
+                event = self._scheduler.add(seq_id, request)
+                self._emit([event] if event is not None else [])
+            case Stop(seq_id):
+                self._scheduler.stop(seq_id)
+            case Abort(seq_ids):
+                self._emit(self._scheduler.abort(seq_ids))
+            case Call():
+                self._send(self._answer(message))
+            case Shutdown():
+                self._stopping = True
 
     def _answer(self, call: Call) -> Reply:
         state = self._scheduler.state
         counts = {"num_queued": len(state.queue), "num_running": len(state.running)}
         if call.name == "state":
-            return Reply(
-                call.id,
-                True,
-                self._state_info() | counts | {"pool": asdict(state.cache.pool_stats())},
-            )
+            info = self._state_info() | counts | {"pool": state.cache.pool_stats()}
+            return Reply(call.id, True, info)
         if call.name == "flush_cache":
-            if not state.is_idle:
-                logger.warning(
-                    "Cache not flushed because there are pending requests. #queue-req: %d,"
-                    " #running-req: %d",
-                    counts["num_queued"],
-                    counts["num_running"],
-                )
-                return Reply(call.id, False, counts)
-            logger.info("Cache flushed successfully!")
-            return Reply(call.id, True, {"num_tokens": state.cache.flush()})
+            idle = state.is_idle
+            num_tokens = state.cache.flush() if idle else 0
+            self._observer.on(CacheFlushed(idle, num_tokens, **counts))
+            return Reply(call.id, idle, {"num_tokens": num_tokens} if idle else counts)
         return Reply(call.id, False, {"error": f"unknown call {call.name!r}"})
 
     def _check(self, idle: bool) -> None:
         """Accounting: every step when strict, else whenever the engine falls idle.
 
-        A leak found idle is logged and repaired (no sequence can lose anything then) instead of
+        A leak found idle is recorded and repaired (no sequence can lose anything then) instead of
         ending the server.
         """
         state = self._scheduler.state
@@ -224,8 +299,6 @@ class Loop:
         elif idle and not self._was_idle:
             found = invariants.leaks(state.cache.pool_stats(), idle=True)
             if found:
-                logger.error(
-                    "KV cache accounting is broken and was rebuilt empty: %s", "; ".join(found)
-                )
+                self._observer.on(PoolRebuilt(tuple(found)))
                 state.cache.reset()
         self._was_idle = idle

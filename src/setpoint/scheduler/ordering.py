@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from setpoint.scheduler.observer import Observer
+from setpoint.core.records import Fallback, Observer
 from setpoint.scheduler.policy import POLICIES, Candidate, QueueView, fcfs
 from setpoint.scheduler.sequence import Sequence
 from setpoint.scheduler.state import State
@@ -44,7 +44,7 @@ class WaitingOrder:
                 if crowded
                 else "there is no prefix cache"
             )
-            self._observer.on_fallback(f"{config.policy} acts as fcfs", why)
+            self._observer.on(Fallback(f"{config.policy} acts as fcfs", why))
         if policy.reads_cache != matches or (policy.order is fcfs and config.priority is None):
             return list(state.queue)
         view = QueueView(

@@ -12,10 +12,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from setpoint.core.plan import Admit, PlanBuilder
-from setpoint.core.stats import Preemption, Refusal
+from setpoint.core.records import Observer, Preemption, Refusal
 from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
 from setpoint.scheduler.delay import AdmissionDelay, DelayView
-from setpoint.scheduler.observer import Observer
 from setpoint.scheduler.ordering import WaitingOrder
 from setpoint.scheduler.preemption import RankedView, preemption_order
 from setpoint.scheduler.sequence import Sequence
@@ -227,9 +226,7 @@ class PrefillPlanner:
             state.send_back(victim)
         if victims:
             gained = state.available_tokens - before
-            self._observer.on_preemption(
-                Preemption(seq.rid, tuple(victim.rid for victim in victims), gained)
-            )
+            self._observer.on(Preemption(seq.rid, tuple(victim.rid for victim in victims), gained))
         return bool(victims)
 
     def _victims(self, seq: Sequence, order: list[int], budget: PrefillBudget) -> list[Sequence]:

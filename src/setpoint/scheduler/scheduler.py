@@ -1,10 +1,10 @@
 """The scheduler: decides step by step which sequences run, how many tokens of each, and on which
 pages.
 
-Works on ids, page numbers and counts, under an injected clock. Prefill has priority: a step that
-can admit or continue a prompt does so, and decode waits unless mixed chunks are on
-(docs/sglang/scheduling.md#one-step). It knows nothing of tensors, text or sockets; the loop moves
-plans and results between it and an executor.
+Works on ids, page numbers and counts. Prefill has priority: a step that can admit or continue a
+prompt does so, and decode waits unless mixed chunks are on (docs/sglang/scheduling.md#one-step). It
+knows nothing of tensors, text, sockets or the clock; the loop moves plans and results between it
+and an executor.
 
 Contract with the loop: ``schedule`` and ``update`` alternate freely, but every plan is executed and
 its result given to ``update`` exactly once, in order. ``masks`` of a plan is asked for after the
@@ -19,13 +19,21 @@ from itertools import takewhile
 import numpy as np
 
 from setpoint.core.errors import RequestError
-from setpoint.core.executor import Clock
 from setpoint.core.failures import failed, failure
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.plan import PlanBuilder, StepPlan, TokenMasks
+from setpoint.core.records import (
+    Fallback,
+    Observer,
+    Refusal,
+    RequestClipped,
+    RequestDropped,
+    RequestFailed,
+    RequestUnservable,
+    StepDone,
+)
 from setpoint.core.request import Request
 from setpoint.core.result import StepResult
-from setpoint.core.stats import Refusal, StepStats
 from setpoint.scheduler.arrival import new_sequence
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.cadence import Cadence
@@ -33,7 +41,6 @@ from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.decode import DecodePlanner
 from setpoint.scheduler.emit import NOT_FINITE, finish_after, is_due, logprob_block, token_event
 from setpoint.scheduler.grammar import Grammar, GrammarFactory
-from setpoint.scheduler.observer import Observer
 from setpoint.scheduler.prefill import PrefillPlanner
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.state import State, StepDraft
@@ -50,13 +57,11 @@ class Scheduler:
         config: SchedulerConfig,
         cache: KVCache,
         *,
-        clock: Clock,
         observer: Observer,
         grammar: GrammarFactory | None = None,
     ) -> None:
         self.config = config
         self.state = State(config, cache)
-        self._clock = clock
         self._observer = observer
         self._grammar = grammar
         self._prefill = PrefillPlanner(self.state, observer)
@@ -71,7 +76,6 @@ class Scheduler:
 
         ``seq_id`` was never used before, and is larger than all before it: it tells who came first.
         """
-        self.state.now = self._clock.now()
         try:
             seq = self._accept(seq_id, request)
             complete = bool(seq.outputs) and seq.remaining <= 0
@@ -88,11 +92,11 @@ class Scheduler:
             return TokenEvent(seq_id, [], finish, num_prompt=len(request.prompt_ids) // 4)
         except Exception as error:
             why = failure("taking it in", error)
-            self._observer.on_failed(request.rid, why)
+            self._observer.on(RequestFailed(request.rid, why))
             return TokenEvent(seq_id, [], failed(why), num_prompt=len(request.prompt_ids) // 4)
         wanted = request.sampling.max_new_tokens
         if wanted is not None and seq.max_new_tokens < wanted:
-            self._observer.on_clip(request.rid, wanted, seq.max_new_tokens)
+            self._observer.on(RequestClipped(request.rid, wanted, seq.max_new_tokens))
         if complete:
             seq.finish = Finish("length", length=len(seq.outputs))
             return token_event(seq)
@@ -122,9 +126,8 @@ class Scheduler:
             and not self._ignored_priority
         ):
             self._ignored_priority = True
-            self._observer.on_fallback(
-                "priorities do not order the queue", "--enable-priority-scheduling is off"
-            )
+            why = "--enable-priority-scheduling is off"
+            self._observer.on(Fallback("priorities do not order the queue", why))
         return seq
 
     def _make_room(self, seq: Sequence) -> None:
@@ -141,7 +144,7 @@ class Scheduler:
 
     def _drop(self, seq: Sequence, why: str) -> None:
         """End a request that was accepted; its event is among the next ``take_events``."""
-        self._observer.on_dropped(seq.rid, why)
+        self._observer.on(RequestDropped(seq.rid, why))
         self._events.append(
             self.state.end(seq, Finish("abort", message=why, status_code=503, err_type=UNAVAILABLE))
         )
@@ -172,8 +175,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can run before a result comes back or a request
         arrives."""
-        state, started = self.state, self._clock.now()
-        state.now = started
+        state = self.state
         self._drop_late()
         builder, step = PlanBuilder(self._next_step_id), StepDraft()
         step.num_running = state.num_decoding
@@ -196,7 +198,6 @@ class Scheduler:
         )
         step.num_queued = len(state.queue)
         step.num_pending_tokens = state.num_pending_tokens
-        step.schedule_s = self._clock.now() - started
         return plan
 
     def _when_nothing_runs(self, step: StepDraft) -> None:
@@ -207,7 +208,7 @@ class Scheduler:
             state.ratio.reset()
         elif state.queue and not (state.running or state.draining or state.inflight):
             head, why = next(iter(state.queue)), ", ".join(step.refusals)
-            self._observer.on_unservable(head.rid, why, state.cache.pool_stats())
+            self._observer.on(RequestUnservable(head.rid, why, state.cache.pool_stats()))
             message = f"Nothing else runs and this request still cannot be admitted ({why})."
             self._events.append(
                 state.end(
@@ -244,7 +245,7 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
-    def update(self, result: StepResult) -> list[TokenEvent]:
+    def update(self, result: StepResult, finished_at: float) -> list[TokenEvent]:
         """Commit the oldest step in flight; returns the events to send. Rows of sequences that
         ended meanwhile are discarded."""
         step = self.state.inflight.popleft()
@@ -267,7 +268,7 @@ class Scheduler:
                 event = self._fail(seq, failure("taking in its result", error))
             if event is not None:
                 events.append(event)
-        self._observer.on_step(self._stats(step, result, num_sampled))
+        self._observer.on(self._done(step, result, finished_at, num_sampled))
         return events
 
     def _event_after(
@@ -291,7 +292,7 @@ class Scheduler:
     def _fail(self, seq: Sequence, why: str) -> TokenEvent:
         """End a sequence, if it has not ended yet, for which something raised. What it has computed
         is not sent any more."""
-        self._observer.on_failed(seq.rid, why)
+        self._observer.on(RequestFailed(seq.rid, why))
         seq.num_sent = len(seq.outputs)
         seq.output_logprobs, seq.prompt_logprobs, seq.embedding = [], [], b""
         if seq.finish is None:
@@ -326,10 +327,12 @@ class Scheduler:
             seq.embedding = vector.astype("<f4", copy=False).tobytes()
         return Finish("length", length=0)
 
-    def _stats(self, step: StepDraft, result: StepResult, num_sampled: int) -> StepStats:
-        return StepStats(
+    def _done(
+        self, step: StepDraft, result: StepResult, finished_at: float, num_sampled: int
+    ) -> StepDone:
+        return StepDone(
             step_id=result.step_id,
-            finished_at=self._clock.now(),
+            finished_at=finished_at,
             num_prefill_rows=step.num_prefill_rows,
             num_decode_rows=step.num_decode_rows,
             num_new_tokens=step.num_new_tokens,
@@ -344,7 +347,6 @@ class Scheduler:
             refusals=step.refusals,
             forward_s=result.forward_s,
             sample_s=result.sample_s,
-            schedule_s=step.schedule_s,
             way=result.way,
         )
 

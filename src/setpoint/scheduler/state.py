@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.plan import StepPlan
-from setpoint.core.stats import Refusal
+from setpoint.core.records import Refusal
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.conservativeness import NewTokenRatio
@@ -24,7 +24,7 @@ from setpoint.scheduler.sequence import Sequence, Status
 
 @dataclass(slots=True)
 class StepDraft:
-    """A step while it is planned and until its result is back: who is in it, and what its StepStats
+    """A step while it is planned and until its result is back: who is in it, and what its StepDone
     will say."""
 
     plan: StepPlan | None = None
@@ -39,7 +39,6 @@ class StepDraft:
     num_running: int = 0
     num_queued: int = 0
     num_pending_tokens: int = 0
-    schedule_s: float = 0.0
     hold: bool = False
     """Nothing may be planned: a preemption waits for the steps in flight."""
     refusals: dict[Refusal, int] = field(default_factory=dict)
@@ -78,7 +77,7 @@ class State:
         self.num_processed = 0
         """Prompt tokens planned since the start."""
         self.now = 0.0
-        """Clock seconds; written by the scheduler before it plans or takes a request in."""
+        """Clock seconds of this turn; written by the loop at its beginning."""
         self.standing_refusal: Refusal | None = None
         """Why admission is pointless until a sequence ends, running or waiting, or is retracted
         (SGLang: batch_is_full)."""

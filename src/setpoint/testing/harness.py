@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from setpoint.core.executor import Executor
 from setpoint.core.messages import Abort, Finish, Reply, Stop, Submit, ToEngine, ToFrontend, Tokens
 from setpoint.core.plan import StepPlan
+from setpoint.core.records import Preemption, Record, Retraction, StepDone
 from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.core.stats import PoolStats, Preemption, Retraction, StepStats
 from setpoint.scheduler import invariants
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig
@@ -25,58 +25,50 @@ from setpoint.scheduler.sequence import Sequence
 from setpoint.testing.scripted import NextToken, ScriptedExecutor, hashed_token
 
 VOCAB = 97
+TURN_S = 0.003
+"""A turn of a harness takes this long on its clock."""
 
 
 class ManualClock:
-    """Advances by one millisecond per look, and by :meth:`advance`."""
+    """Advances by a microsecond per look, and by :meth:`advance`."""
 
     def __init__(self) -> None:
         self._now = 0.0
 
     def now(self) -> float:
-        self._now += 0.001
+        self._now += 1e-6
         return self._now
 
     def advance(self, seconds: float) -> None:
         self._now += seconds
 
 
-@dataclass
+R = TypeVar("R")
+
+
 class Recorder:
     """An Observer that keeps everything."""
 
-    steps: list[StepStats] = field(default_factory=list)
-    retractions: list[Retraction] = field(default_factory=list)
-    preemptions: list[Preemption] = field(default_factory=list)
-    dropped: list[tuple[str, str]] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)
-    fallbacks: list[tuple[str, str]] = field(default_factory=list)
-    clips: list[tuple[str, int, int]] = field(default_factory=list)
-    unservable: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.records: list[Record] = []
 
-    def on_step(self, stats: StepStats) -> None:
-        self.steps.append(stats)
+    def on(self, record: Record) -> None:
+        self.records.append(record)
 
-    def on_retraction(self, retraction: Retraction) -> None:
-        self.retractions.append(retraction)
+    def of(self, kind: type[R]) -> list[R]:
+        return [record for record in self.records if isinstance(record, kind)]
 
-    def on_preemption(self, preemption: Preemption) -> None:
-        self.preemptions.append(preemption)
+    @property
+    def steps(self) -> list[StepDone]:
+        return self.of(StepDone)
 
-    def on_dropped(self, rid: str, why: str) -> None:
-        self.dropped.append((rid, why))
+    @property
+    def retractions(self) -> list[Retraction]:
+        return self.of(Retraction)
 
-    def on_failed(self, rid: str, why: str) -> None:
-        self.failed.append((rid, why))
-
-    def on_fallback(self, what: str, why: str) -> None:
-        self.fallbacks.append((what, why))
-
-    def on_clip(self, rid: str, wanted: int, granted: int) -> None:
-        self.clips.append((rid, wanted, granted))
-
-    def on_unservable(self, rid: str, why: str, pool: PoolStats) -> None:
-        self.unservable.append(rid)
+    @property
+    def preemptions(self) -> list[Preemption]:
+        return self.of(Preemption)
 
 
 @dataclass
@@ -153,11 +145,17 @@ class Harness:
         self.scheduler = Scheduler(
             self.config,
             self.cache,
-            clock=self.clock,
             observer=self.recorder,
             grammar=grammar,
         )
-        self.loop = Loop(self.scheduler, self.executor, self.wire, depth=self.config.depth)
+        self.loop = Loop(
+            self.scheduler,
+            self.executor,
+            self.wire,
+            depth=self.config.depth,
+            clock=self.clock,
+            observer=self.recorder,
+        )
         self._rids: list[str] = []
         """Of everything submitted: a sequence's number is its place here."""
         self.outcomes: dict[str, Outcome] = {}
@@ -204,6 +202,7 @@ class Harness:
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
+            self.clock.advance(TURN_S)
             self.loop.step()
             found = invariants.violations(self.scheduler.state)
             assert not found, found

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from setpoint.core.records import PoolStats
 from setpoint.core.request import Ids
-from setpoint.core.stats import PoolStats
 from setpoint.scheduler.cache.evict import eviction_policy as policy_of
 from setpoint.scheduler.cache.pages import PagePool
 from setpoint.scheduler.cache.radix import PrefixHandle, RadixTree
