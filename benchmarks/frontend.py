@@ -32,6 +32,7 @@ from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.port import bind_socket
 from setpoint.frontend.http.serve import listen, make_server
 from setpoint.frontend.ipc.client import EngineClient
+from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.ipc.link import SocketLink
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
@@ -120,11 +121,10 @@ async def measure(
     config = FrontendConfig(
         "tiny", "tiny", "", context_len=CONTEXT, max_req_input_len=CONTEXT, vocab_size=VOCAB_SIZE
     )
-    service = Service(
-        config, EngineClient(SocketLink(ours)), TextProcessor(Tokenizer(make_byte_tokenizer()))
-    )
-    service.engine.start()
-    assert await service.engine.wait_ready(timeout_s=10)
+    service = Service(config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())))
+    line = EngineLine(SocketLink(ours))
+    service.engine.attach(line)
+    assert await line.wait_ready(timeout_s=10)
     listener = bind_socket("127.0.0.1", 0)
     server = make_server(create_app(service, DIALECTS), log_level="warning")
     serving = asyncio.create_task(listen(server, listener))

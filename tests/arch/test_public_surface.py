@@ -24,7 +24,6 @@ from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
-from setpoint.testing.fake_engine import FakeEngine
 
 SNAPSHOT = Path(__file__).with_name("public_surface.json")
 
@@ -39,7 +38,7 @@ def surface() -> dict[str, Any]:
         vocab_size=300,
     )
     app = create_app(
-        Service(config, EngineClient(FakeEngine()), TextProcessor(make_byte_tokenizer())),
+        Service(config, EngineClient(), TextProcessor(make_byte_tokenizer())),
         DIALECTS,
     )
     routes = {

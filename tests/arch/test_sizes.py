@@ -18,7 +18,6 @@ LONG_FILES: dict[str, int] = {
     "src/setpoint/config/options.py": 510,
     "src/setpoint/config/resolve.py": 527,
     "src/setpoint/engine/models/transformers_model.py": 432,
-    "src/setpoint/launch/engine.py": 471,
     "tests/contract/test_bad_input.py": 425,
     "tests/contract/test_batch_run.py": 448,
     "tests/contract/test_bench_serving.py": 438,

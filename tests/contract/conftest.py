@@ -20,6 +20,7 @@ from setpoint.frontend.http.app import MakeDialect, create_app
 from setpoint.frontend.http.port import bind_socket
 from setpoint.frontend.http.serve import listen, make_server
 from setpoint.frontend.ipc.client import EngineClient
+from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
@@ -32,6 +33,7 @@ from setpoint.testing.fake_engine import FakeEngine
 class Server:
     app: FastAPI
     service: Service
+    line: EngineLine
     engine: FakeEngine
     http: httpx.AsyncClient
     openai: openai.AsyncOpenAI
@@ -57,7 +59,7 @@ def make_service(engine: FakeEngine, **options: Any) -> Service:
     )
     template = ChatTemplate(CHAT_TEMPLATE, special_tokens={"eos_token": "<|eos|>"})
     return Service(
-        config, EngineClient(engine), TextProcessor(Tokenizer(make_byte_tokenizer()), template)
+        config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer()), template)
     )
 
 
@@ -71,7 +73,8 @@ async def serving(
 ) -> AsyncIterator[Server]:
     engine = engine or FakeEngine(eos_ids=frozenset({EOS_ID}))
     service = make_service(engine, **options)
-    service.engine.start()
+    line = EngineLine(engine)
+    service.engine.attach(line)
     app = create_app(service, dialects, local_only=local_only)
     transport = httpx.ASGITransport(app)
     key = options.get("api_key") or "none"
@@ -79,7 +82,7 @@ async def serving(
         client = openai.AsyncOpenAI(
             base_url="http://test/v1", api_key=key, http_client=http, max_retries=0
         )
-        yield Server(app, service, engine, http, client)
+        yield Server(app, service, line, engine, http, client)
         assert not engine.running or engine.silent, "requests left behind"
         assert service.engine.num_open == 0
     service.engine.close()
@@ -113,7 +116,7 @@ def _on_a_port(
     async def main() -> None:
         nonlocal base_url, server
         service = make_service(engine, **options)
-        service.engine.start()
+        service.engine.attach(EngineLine(engine))
         server = make_server(create_app(service, dialects), drain_s=1)
         serving = asyncio.create_task(listen(server, bind_socket("127.0.0.1", 0)))
         while not server.started:

@@ -385,7 +385,7 @@ def test_the_engines_death_ends_the_run_and_costs_no_answer(serve: Serve, tmp_pa
         while not out.exists() or not out.stat().st_size:
             await asyncio.sleep(0)
         server.engine.running.clear()
-        server.service.engine.engine_died("It ran out of luck.")
+        server.line.died("It ran out of luck.")
         with pytest.raises(EngineDeadError, match="out of luck"):
             await running
         assert 0 < len(records(out)) < 40

@@ -107,7 +107,7 @@ def test_the_death_of_the_engine_ends_everything(serve: Serve) -> None:
         ):
             await asyncio.sleep(0.005)
         server.engine.silent = True
-        server.service.engine.engine_died("exit code -9")
+        server.line.died("exit code -9")
         native, chat, chat_stream, native_stream = await asyncio.gather(*waiting)
         assert (native.status_code, native.json()["type"], native.json()["message"]) == (
             503,
@@ -149,7 +149,7 @@ def test_health_submits_a_token_and_believes_any_message(serve: Serve) -> None:
             "the probe's own token answers the second question"
         )
         server.engine.silent = True
-        server.service.engine._result_at -= RECENT_S
+        server.line._result_at -= RECENT_S
         started = time.monotonic()
         assert (await server.http.get("/health")).status_code == 503
         assert time.monotonic() - started >= 0.2
@@ -169,7 +169,7 @@ def test_health_of_a_busy_server_costs_nothing(serve: Serve) -> None:
             await asyncio.sleep(0.001)
         for _ in range(10):
             assert (await server.http.get("/health")).status_code == 200
-            server.service.engine._result_at -= RECENT_S  # nothing for a while: a long prefill
+            server.line._result_at -= RECENT_S  # nothing for a while: a long prefill
         await busy
         assert len(server.engine.submitted) == 1
 
@@ -179,7 +179,7 @@ def test_health_of_a_busy_server_costs_nothing(serve: Serve) -> None:
 def test_a_stopped_engine_is_not_ready(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         for is_suspended, status in ((True, 503), (False, 200)):
-            server.service.engine.suspended(is_suspended)
+            server.line.suspended(is_suspended)
             for path in ("/ready", "/ping", "/health", "/health_generate"):
                 assert (await server.http.get(path)).status_code == status, path
 
@@ -209,8 +209,8 @@ def test_a_server_that_is_starting_or_stopping_is_not_healthy(serve: Serve) -> N
 def test_an_engine_that_cannot_start_says_why(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         server.engine.emit(Failed("no memory for one page"))
-        assert not await server.service.engine.wait_ready(timeout_s=1)
-        assert server.service.engine.failed == Failed("no memory for one page")
+        assert not await server.line.wait_ready(timeout_s=1)
+        assert server.line.failed == Failed("no memory for one page")
 
     serve(scenario)
 

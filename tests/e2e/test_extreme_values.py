@@ -41,7 +41,6 @@ from setpoint.testing.byte_tokenizer import (
     make_byte_tokenizer,
     write_byte_tokenizer,
 )
-from setpoint.testing.fake_engine import FakeEngine
 from setpoint.testing.server import ServerProcess, running_server
 from setpoint.testing.tiny_models import write_tiny_llama
 
@@ -226,7 +225,7 @@ def test_every_route_that_takes_values_is_here() -> None:
         vocab_size=300,
     )
     app = create_app(
-        Service(config, EngineClient(FakeEngine()), TextProcessor(make_byte_tokenizer())),
+        Service(config, EngineClient(), TextProcessor(make_byte_tokenizer())),
         DIALECTS,
     )
     posts = {

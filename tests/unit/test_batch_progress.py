@@ -14,13 +14,12 @@ from setpoint.batch.progress import display, status
 from setpoint.batch.tally import Tally
 from setpoint.frontend.feed import EngineView
 from setpoint.frontend.ipc.client import EngineClient
-from setpoint.testing.fake_engine import FakeEngine
 
 
 def running() -> tuple[Tally, EngineView]:
     tally, view = (
         Tally(2000, num_done=500, num_before=100, num_failed=3),
-        EngineView(EngineClient(FakeEngine())),
+        EngineView(EngineClient()),
     )
     tally.started_at -= 100
     tally.prompt_tokens, tally.output_tokens = 40_000, 8_000

@@ -17,7 +17,7 @@ from setpoint.core.errors import CheckpointError
 from setpoint.core.jsonfile import parse_json
 from setpoint.engine.models.config import ConfigReader
 from setpoint.frontend.text.processor import TextProcessor
-from setpoint.launch.engine import configured, sampling_defaults
+from setpoint.launch.configuration import configured, sampling_defaults
 from setpoint.testing.byte_tokenizer import write_byte_tokenizer
 from setpoint.testing.tiny_models import write_tiny_llama
 

@@ -15,7 +15,8 @@ from setpoint.config.environment import EnvSettings
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.core.errors import ConfigError
 from setpoint.launch.announce import announce
-from setpoint.launch.engine import configured, server_info
+from setpoint.launch.assembly import server_info
+from setpoint.launch.configuration import configured
 from setpoint.testing.tiny_models import write_tiny_llama
 
 
@@ -39,19 +40,13 @@ def test_a_secret_is_neither_logged_nor_in_server_info(
             options, EnvSettings(), frozenset({"api_key", "served_model_name"})
         )
         announce(config, source, {})
-    info = server_info(config, {"max_total_num_tokens": 5, "phases": {}}, startup_s=1.0)
+    info = server_info(config, startup_s=1.0)
     assert "sesame" not in caplog.text + str(info)
-    assert (info["api_key"], info[second_secret], info["port"], info["max_total_num_tokens"]) == (
-        MASK,
-        MASK,
-        30000,
-        5,
-    )
+    assert (info["api_key"], info[second_secret], info["port"]) == (MASK, MASK, 30000)
     assert MASK in caplog.text
     assert (
         server_info(
             configured(Options(model_path=str(tmp_path)), EnvSettings(), frozenset())[2],
-            {},
             startup_s=1.0,
         )["api_key"]
         is None

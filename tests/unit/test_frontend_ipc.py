@@ -26,8 +26,10 @@ from setpoint.core.messages import (
 )
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.frontend.ipc.client import EngineClient, EngineState, Mailbox
+from setpoint.frontend.ipc.client import EngineClient
+from setpoint.frontend.ipc.line import EngineLine, EngineState
 from setpoint.frontend.ipc.link import SocketLink
+from setpoint.frontend.ipc.mailbox import Mailbox
 from setpoint.ipc import EngineSocket, MessageSocket
 
 Ends = tuple[SocketLink, EngineSocket]
@@ -48,6 +50,10 @@ def request(rid: str, num_prompt: int = 3) -> Request:
     )
 
 
+def nobody() -> None:
+    """Nobody wants to know that the link is cut."""
+
+
 def receive_some(engine: EngineSocket) -> list[object]:
     return list(engine.receive(timeout_s=5))
 
@@ -56,12 +62,12 @@ def test_requests_go_out_and_tokens_come_back_in_order(ends: Ends) -> None:
     link, engine = ends
 
     async def scenario() -> None:
-        client = EngineClient(link)
-        client.start()
+        client, line = EngineClient(), EngineLine(link)
+        client.attach(line)
         try:
             engine.send(Ready({"max_req_input_len": 7}))
-            assert await client.wait_ready(timeout_s=5)
-            assert client.info == {"max_req_input_len": 7}
+            assert await line.wait_ready(timeout_s=5)
+            assert line.info == {"max_req_input_len": 7}
             mailbox = Mailbox()
             client.submit(request("a", 100_000), mailbox, 0)
             client.submit(request("b"), mailbox, 1)
@@ -109,10 +115,10 @@ def test_late_events_of_a_stopped_request_do_not_reach_the_next_one_with_its_rid
     link, engine = ends
 
     async def scenario() -> None:
-        client = EngineClient(link)
-        client.start()
+        client, line = EngineClient(), EngineLine(link)
+        client.attach(line)
         engine.send(Ready({}))
-        assert await client.wait_ready(timeout_s=5)
+        assert await line.wait_ready(timeout_s=5)
         old = client.submit(request("again"), Mailbox())
         with pytest.raises(RequestError, match="Duplicate request id 'again'"):
             client.submit(request("again"), Mailbox())
@@ -134,10 +140,10 @@ def test_an_abort_reaches_the_open_requests_whose_rid_begins_with_it(ends: Ends)
     link, engine = ends
 
     async def scenario() -> None:
-        client = EngineClient(link)
-        client.start()
+        client, line = EngineClient(), EngineLine(link)
+        client.attach(line)
         engine.send(Ready({}))
-        assert await client.wait_ready(timeout_s=5)
+        assert await line.wait_ready(timeout_s=5)
         gone, *numbers = (
             client.submit(request(rid), Mailbox()) for rid in ("job-0", "job-1", "job-2", "other")
         )
@@ -161,13 +167,13 @@ def test_an_engine_that_starts_first_or_late_misses_nothing(ends: Ends) -> None:
     engine.send(Ready({}))
 
     async def scenario() -> None:
-        client = EngineClient(link)
-        client.start()
-        assert await client.wait_ready(timeout_s=5)
+        client, line = EngineClient(), EngineLine(link)
+        client.attach(line)
+        assert await line.wait_ready(timeout_s=5)
         client.submit(request("a"), Mailbox())
         await asyncio.sleep(0)
         client.shutdown()
-        assert client.state is EngineState.STOPPING
+        assert line.state is EngineState.STOPPING
         messages: list[object] = []
         while len(messages) < 2:
             messages += receive_some(engine)
@@ -203,7 +209,7 @@ def test_neither_end_waits_for_the_other(ends: Ends) -> None:
     received: list[ToFrontend] = []
 
     async def scenario() -> None:
-        link.start(lambda data: received.append(decode_to_frontend(data)))
+        link.start(lambda data: received.append(decode_to_frontend(data)), nobody)
         for number in range(20):
             link.send(encode(Submit(number, request(f"{number}", 100_000))))
         for event in events:
@@ -227,7 +233,7 @@ def test_an_idle_engine_wakes_to_send_what_waits(ends: Ends) -> None:
     received: list[bytes] = []
 
     async def scenario() -> None:
-        link.start(received.append)
+        link.start(received.append, nobody)
         async with asyncio.timeout(30):
             while not received:
                 assert await asyncio.to_thread(engine.receive, 0.2) == []
@@ -253,7 +259,7 @@ def test_an_engine_that_is_gone_leaves_its_last_words(ends: Ends) -> None:
     received: list[bytes] = []
 
     async def scenario() -> None:
-        link.start(received.append)
+        link.start(received.append, nobody)
         while not received:
             await asyncio.sleep(0.001)
         link.send(encode(Shutdown()))  # nobody to read it

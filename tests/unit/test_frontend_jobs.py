@@ -10,6 +10,7 @@ from setpoint.core.messages import Finish, Ready, TokenEvent, Tokens, encode
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.ipc.client import EngineClient
+from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import write_byte_tokenizer
@@ -18,7 +19,7 @@ from setpoint.testing.byte_tokenizer import write_byte_tokenizer
 class Link:
     """An engine whose messages the test sends."""
 
-    def start(self, receiver: Callable[[bytes], None]) -> None:
+    def start(self, receiver: Callable[[bytes], None], on_cut: Callable[[], None]) -> None:
         self.receive = receiver
 
     def send(self, data: bytes) -> None: ...
@@ -32,8 +33,8 @@ def test_each_piece_shows_its_own_ids_and_only_the_last_one_the_end(tmp_path: Pa
 
     async def scenario() -> list[tuple[int, str, list[int], int, bool]]:
         link = Link()
-        client = EngineClient(link)
-        client.start()
+        client = EngineClient()
+        client.attach(EngineLine(link))
         link.receive(encode(Ready({})))
         requests = [
             Request(rid=rid, prompt_ids=pack_ids([1]), sampling=SamplingParams(), seed=0)

@@ -16,6 +16,7 @@ from setpoint.frontend.http.app import create_app
 from setpoint.frontend.http.port import bind_socket
 from setpoint.frontend.http.serve import make_server
 from setpoint.frontend.ipc.client import EngineClient
+from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
@@ -46,10 +47,10 @@ def test_a_closed_connection_frees_the_sequence(stream: bool) -> None:
         max_req_input_len=90_000,
         vocab_size=VOCAB_SIZE,
     )
-    service = Service(config, EngineClient(engine), TextProcessor(Tokenizer(make_byte_tokenizer())))
+    service = Service(config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())))
 
     async def scenario(sock: socket.socket) -> None:
-        service.engine.start()
+        service.engine.attach(EngineLine(engine))
         server = make_server(create_app(service, DIALECTS), log_level="warning")
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started:
@@ -96,10 +97,10 @@ def test_an_end_in_the_middle_of_requests_is_quiet(caplog: pytest.LogCaptureFixt
         max_req_input_len=90_000,
         vocab_size=VOCAB_SIZE,
     )
-    service = Service(config, EngineClient(engine), TextProcessor(Tokenizer(make_byte_tokenizer())))
+    service = Service(config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())))
 
     async def scenario(sock: socket.socket) -> None:
-        service.engine.start()
+        service.engine.attach(EngineLine(engine))
         server = make_server(create_app(service, DIALECTS), drain_s=1)
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started:

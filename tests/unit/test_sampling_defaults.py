@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from setpoint.checkpoint.source import DEFAULT_SAMPLING, ModelSource
-from setpoint.launch.engine import sampling_defaults
+from setpoint.launch.configuration import sampling_defaults
 
 
 def source(folder: Path, *, is_default: bool) -> ModelSource:

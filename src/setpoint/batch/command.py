@@ -27,7 +27,10 @@ from setpoint.config.commands import BatchOptions
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError, EngineDeadError
-from setpoint.launch.engine import SIGNALS, EngineSession, Launched, Phases, launched, signals_held
+from setpoint.launch.engine import Launched, launched
+from setpoint.launch.engine_session import EngineSession
+from setpoint.launch.held_signals import SIGNALS, signals_held
+from setpoint.launch.phases import Phases
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.waiting import stderr_lines
 

@@ -16,7 +16,8 @@ from setpoint.core.failures import failure
 from setpoint.core.messages import Finish, LogprobBlock, TokenEvent
 from setpoint.core.records import RequestStats
 from setpoint.core.request import Request
-from setpoint.frontend.ipc.client import EngineClient, Mailbox
+from setpoint.frontend.ipc.client import EngineClient
+from setpoint.frontend.ipc.mailbox import Mailbox
 from setpoint.frontend.text.detokenizer import make_detokenizer
 from setpoint.frontend.text.stops import StopFinder
 from setpoint.frontend.text.tokenizer import Tokenizer

@@ -18,7 +18,9 @@ from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import Intake, Options, new_rid
-from setpoint.frontend.ipc.client import EngineClient, Mailbox
+from setpoint.frontend.ipc.client import EngineClient
+from setpoint.frontend.ipc.line import EngineLine
+from setpoint.frontend.ipc.mailbox import Mailbox
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.unknown_keys import unknown_keys
@@ -100,17 +102,18 @@ class Service:
         only an idle one is given a request."""
         if not self.engine.is_ready:
             return False
-        if self.engine.result_age_s < RECENT_S:
-            return True
         try:
+            line = self.engine.choose()
+            if line.result_age_s < RECENT_S:
+                return True
             if self.engine.num_open:
-                await self.engine.call("state", timeout_s=self.config.health_timeout_s)
-                return self.engine.is_ready
-            return await self._answers_a_probe()
+                await line.call("state", timeout_s=self.config.health_timeout_s)
+                return line.is_ready
+            return await self._answers_a_probe(line)
         except EngineDeadError:
             return False
 
-    async def _answers_a_probe(self) -> bool:
+    async def _answers_a_probe(self, line: EngineLine) -> bool:
         """Submit a one-token request; any message of the engine after that is a sign of life.
         Raises EngineDeadError."""
         pooling = self.config.pooling
@@ -125,16 +128,23 @@ class Service:
         )
         seq_id = self.engine.submit(probe, Mailbox())
         try:
-            heard = await self.engine.wait_message(timeout_s=self.config.health_timeout_s)
+            heard = await line.wait_message(timeout_s=self.config.health_timeout_s)
         finally:
             self.engine.stop(seq_id)
-        return heard and self.engine.is_ready
+        return heard and line.is_ready
 
     async def server_info(self) -> dict[str, Any]:
-        """Resolved options, figures of start-up, and what the engine holds now. Raises
-        EngineDeadError."""
-        state = await self.engine.call("state")
-        return {**self.engine.info, **self.config.server_info, "internal_states": [state.value]}
+        """Resolved options, what the present engine said of itself when it was ready, and what it
+        holds now. Raises EngineDeadError."""
+        line = self.engine.choose()
+        state = await line.call("state")
+        options, engine = self.config.server_info, line.info
+        return {
+            **options,
+            **engine,
+            "decisions": [*options.get("decisions", ()), *engine.get("decisions", ())],
+            "internal_states": [state.value],
+        }
 
     async def warm_up(self, *, timeout_s: float = 600.0) -> None:
         """One real request before the world is told that the server is ready. Raises

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.core.errors import EngineDeadError
-from setpoint.launch.engine import EngineSession, Launched, Phases, launched
+from setpoint.launch.engine import Launched, launched
+from setpoint.launch.engine_session import EngineSession
+from setpoint.launch.phases import Phases
 from setpoint.observe.waiting import on_stderr
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from setpoint.config.environment import EnvSettings
 from setpoint.core.errors import ConfigError
 from setpoint.core.progress import reported_to
 from setpoint.launch.announce import announce
-from setpoint.launch.engine import configured, engine_environment
+from setpoint.launch.configuration import configured
 from setpoint.launch.preflight import preflight
+from setpoint.launch.process import engine_environment
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.waiting import Waiting, on_stderr
 

@@ -1,8 +1,8 @@
 """``setpoint serve``: the parent process. It owns the port and the HTTP side, and supervises the
 engine process.
 
-Order of start: port, engine (see ``launch.engine``), HTTP parts while it loads, listening, warm-up.
-Order of end: no new requests, open ones, engine.
+Order of start: port, engine (see ``launch.engine``, ``launch.engine_session``), HTTP parts while it
+loads, listening, warm-up. Order of end: no new requests, open ones, engine.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
-from setpoint.config.resolve import ResolvedConfig
 from setpoint.core.errors import EngineDeadError
-from setpoint.launch.engine import SIGNALS, EngineSession, Launched, Phases, launched, signals_held
+from setpoint.launch.engine import Launched, launched
+from setpoint.launch.engine_session import EngineSession
+from setpoint.launch.held_signals import SIGNALS, signals_held
 from setpoint.launch.invitation import address, invitation
+from setpoint.launch.phases import Phases
 from setpoint.observe.logline import setup_logging
 from setpoint.observe.waiting import in_the_log
 
@@ -84,12 +86,12 @@ async def _serve(
             service,
             server,
             sock,
-            _open(engine.config, service, phases),
+            _open(session, service, phases),
             [stopped, session.watcher],
             urged,
         )
         if not stop.is_set():
-            raise EngineDeadError(session.client.death)
+            raise EngineDeadError(session.line.death)
         return 0
 
 
@@ -129,17 +131,15 @@ async def _cut_when(urged: asyncio.Event, server: Server) -> None:
     server.cut()
 
 
-async def _open(config: ResolvedConfig, service: Service, phases: Phases) -> None:
-    if not config.options.skip_server_warmup:
+async def _open(session: EngineSession, service: Service, phases: Phases) -> None:
+    options = session.engine.config.options
+    if not options.skip_server_warmup:
         await service.warm_up()
     phases.mark("warm-up")
     gc.collect()
     gc.freeze()  # what is here stays: a full collection would look at all of it while streams wait
     logger.info("The server is fired up and ready to roll!")
-    logger.debug(
-        "Start-up took %s; engine: %s", phases, _seconds(service.engine.info.get("phases", {}))
-    )
-    options = config.options
+    logger.debug("Start-up took %s; engine: %s", phases, _seconds(session.line.info["phases"]))
     url = address(options.host, options.port)
     print(
         invitation(url, has_key=options.api_key is not None, is_embedding=options.is_embedding),

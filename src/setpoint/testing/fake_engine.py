@@ -71,7 +71,7 @@ class FakeEngine:
     _receiver: Callable[[bytes], None] | None = None
     _ticking: bool = False
 
-    def start(self, receiver: Callable[[bytes], None]) -> None:
+    def start(self, receiver: Callable[[bytes], None], on_cut: Callable[[], None]) -> None:
         self._receiver = receiver
         self.emit(Ready({"max_req_input_len": self.context_len}))
 

@@ -1,6 +1,6 @@
 """The frontend's end of the link to the engine process, inside an asyncio loop.
 
-Carries bytes both ways; what they mean is the EngineClient's business. It reads the socket from the
+Carries bytes both ways; what they mean is the EngineLine's business. It reads the socket from the
 loop's own reader callback instead of through futures: one wake-up drains everything that arrived.
 """
 
@@ -21,8 +21,9 @@ class SocketLink:
         self._messages = MessageSocket(sock)
         self._receiver: Callable[[bytes], None] | None = None
 
-    def start(self, receiver: Callable[[bytes], None]) -> None:
+    def start(self, receiver: Callable[[bytes], None], on_cut: Callable[[], None]) -> None:
         self._receiver = receiver
+        self._on_cut = on_cut
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._messages.fileno(), self._drain)
 
@@ -48,6 +49,5 @@ class SocketLink:
             if self._receiver is not None:
                 self._receiver(data)
         if self._messages.is_cut and self._receiver is not None:
-            self._loop.remove_reader(
-                self._messages.fileno()
-            )  # whoever watches the process says what has happened
+            self._loop.remove_reader(self._messages.fileno())
+            self._on_cut()

@@ -1,0 +1,263 @@
+"""One life of an engine process, as the frontend sees it: the link, what the engine says of itself,
+the control calls that it has yet to answer, and its end.
+
+Works on ``core.messages`` over any EngineLink (a socket in production, a fake engine in tests). It
+does not know whose the tokens are that it hands on: requests outlive a line, and the EngineClient
+has them. Everything here runs on one event loop, so nothing is locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from setpoint.core.errors import EngineDeadError
+from setpoint.core.messages import (
+    Announce,
+    Call,
+    Failed,
+    Ready,
+    Reply,
+    Shutdown,
+    Starting,
+    ToEngine,
+    ToFrontend,
+    TokenEvent,
+    Tokens,
+    decode_to_frontend,
+    encode,
+)
+from setpoint.core.shown import shown
+
+logger = logging.getLogger(__name__)
+
+CUT_S = 2.0
+"""How long whoever watches the process has to say why its end of the link is closed."""
+
+
+class EngineLink(Protocol):
+    """Carries encoded messages to an engine and hands back each one that comes, on the event
+    loop."""
+
+    def start(self, receiver: Callable[[bytes], None], on_cut: Callable[[], None]) -> None:
+        """``on_cut`` is called once if the engine has closed its end, after its last message."""
+        ...
+
+    def send(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class EngineState(enum.StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    DEAD = "dead"
+
+
+class EngineLine:
+    """See the module docstring. Contract: once the line has ended, its owner hears nothing more of
+    it, whatever is still on the way."""
+
+    def __init__(
+        self, link: EngineLink, *, on_progress: Callable[[str], None] = lambda doing: None
+    ) -> None:
+        """``on_progress`` gets what the engine does before it is ready."""
+        self._link = link
+        self._on_progress = on_progress
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._next_call = 0
+        self._waiters: set[asyncio.Future[None]] = set()
+        """Who wants to know of the next message, or of the line's end."""
+        self._in_flight: dict[int, str] = {}
+        """Sequence number -> rid, of the plans that the engine works on, as it announced them."""
+        self._is_suspended = False
+        self._result_at = -math.inf
+        """time.monotonic() of the last tokens that came."""
+        self.state = EngineState.STARTING
+        self.info: dict[str, Any] = {}
+        """``Ready.info``, once the engine is ready."""
+        self.death = ""
+        """Why the line has ended, for people."""
+        self.failed: Failed | None = None
+        """Set when the engine said that it cannot start."""
+        self.dead = asyncio.Event()
+        """Set when the line ends without having been asked to."""
+
+    def start(
+        self, on_tokens: Callable[[list[TokenEvent]], None], on_end: Callable[[], None]
+    ) -> None:
+        """Begin to receive, inside the running loop; for the owner. ``on_end`` is called when the
+        line ends, once ``death`` says why."""
+        self._on_tokens = on_tokens
+        self._on_end = on_end
+        self._link.start(self._receive, self._cut)
+
+    def close(self) -> None:
+        self._link.close()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in (EngineState.STOPPING, EngineState.DEAD)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request would be worked on now."""
+        return self.state is EngineState.READY and not self._is_suspended
+
+    @property
+    def result_age_s(self) -> float:
+        """Since the engine's last tokens, of whichever request."""
+        return time.monotonic() - self._result_at
+
+    @property
+    def suspects(self) -> list[str]:
+        """Request ids of the steps in flight: after a crash, the ones to look at."""
+        return list(self._in_flight.values())
+
+    def send(self, message: ToEngine) -> None:
+        """Raises OverflowError or UnicodeEncodeError for a number or a text that no message can
+        carry; then nothing is sent."""
+        self._link.send(encode(message))
+
+    async def call(self, name: str, *, timeout_s: float = 20.0) -> Reply:
+        """A control call. Raises EngineDeadError if the engine is not ready, dies, or does not
+        answer in time."""
+        self.check_ready()
+        self._next_call += 1
+        call_id = self._next_call
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        self.send(Call(call_id, name))
+        try:
+            # Not wait_for: before Python 3.12 that forgets a cancellation that comes together with
+            # the answer.
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            raise EngineDeadError(
+                f"The engine did not answer {name!r} within {timeout_s:g} s."
+            ) from None
+        finally:
+            del self._calls[call_id]
+
+    def check_ready(self) -> None:
+        """Raise EngineDeadError with the reason if no request can be sent now."""
+        if self.state is not EngineState.READY:
+            raise EngineDeadError(self.death or f"The engine is {self.state}.")
+
+    async def wait_message(self, *, timeout_s: float) -> bool:
+        """True as soon as the engine says anything at all (or changes state), False after
+        ``timeout_s``."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiters.add(future)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.discard(future)
+        return True
+
+    async def wait_ready(self, *, timeout_s: float) -> bool:
+        """Wait for the end of start-up: True if the engine is ready, False if it failed, died or
+        took too long."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self.state is EngineState.STARTING:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0 or not await self.wait_message(timeout_s=left):
+                break
+        return self.state is EngineState.READY
+
+    def suspended(self, is_suspended: bool) -> None:
+        """Called by whoever watches the process when it is stopped (SIGSTOP) or goes on
+        (SIGCONT)."""
+        self._is_suspended = is_suspended
+        if is_suspended:
+            logger.warning(
+                "The engine process has been stopped by a signal: requests wait, and the server is"
+                " not ready."
+            )
+        else:
+            logger.warning("The engine process goes on.")
+
+    def shutdown(self) -> None:
+        """Ask the engine to end. For the owner and its requests the line has ended then."""
+        if not self.has_ended:
+            self.send(Shutdown())
+            self._end(EngineState.STOPPING, "The engine is shutting down.")
+
+    def died(self, reason: str) -> None:
+        """Called by whoever watches the process. Nothing happens if the line has ended before."""
+        if not self.has_ended:
+            logger.error(
+                "The engine died: %s Requests of the steps in flight: %s",
+                reason,
+                ", ".join(map(shown, self.suspects)) or "none",
+            )
+            self._end(EngineState.DEAD, reason)
+
+    def _end(self, state: EngineState, reason: str) -> None:
+        self.state = state
+        self.death = reason
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDeadError(reason))
+        if state is EngineState.DEAD:
+            self.dead.set()
+        self._on_end()
+        self._notify()
+
+    def _cut(self) -> None:
+        asyncio.get_running_loop().call_later(
+            CUT_S, self.died, "The engine process has closed its link to the frontend."
+        )
+
+    def _receive(self, data: bytes) -> None:
+        if self.has_ended:
+            return
+        try:
+            message = decode_to_frontend(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            logger.error(
+                "Dropped a malformed message of %d bytes from the engine: %s", len(data), error
+            )
+            return
+        self._dispatch(message)
+        self._notify()
+
+    def _dispatch(self, message: ToFrontend) -> None:
+        match message:
+            case Tokens(events):
+                self._result_at = time.monotonic()
+                self._on_tokens(events)
+            case Announce(joined, left):
+                for seq_id in left:
+                    self._in_flight.pop(seq_id, None)
+                self._in_flight.update(joined)
+            case Reply(call_id):
+                future = self._calls.get(call_id)
+                if future is not None and not future.done():
+                    future.set_result(message)
+            case Starting(doing):
+                self._on_progress(doing)
+            case Ready(info):
+                if self.state is EngineState.STARTING:
+                    self.state = EngineState.READY
+                    self.info = info
+            case Failed(reason):
+                self.failed = message
+                self._end(EngineState.DEAD, reason)
+
+    def _notify(self) -> None:
+        for future in self._waiters:
+            if not future.done():
+                future.set_result(None)

@@ -1,0 +1,62 @@
+"""The frontend of a configured server: what it needs to know of options, model and engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from setpoint import __version__
+from setpoint.config.options import server_args
+from setpoint.config.resolve import ResolvedConfig
+from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.ipc.client import EngineClient
+from setpoint.frontend.service import Service
+from setpoint.launch.engine import Launched
+
+
+def make_service(
+    engine: Launched, client: EngineClient, info: Mapping[str, Any], *, startup_s: float
+) -> Service:
+    """``info``: what the engine said of itself when it was ready; ``startup_s``: how long that
+    took."""
+    config, options, spec, source = engine.config, engine.config.options, engine.spec, engine.source
+    frontend = FrontendConfig(
+        pooling=spec.pooling,
+        model_path=options.model_path or source.name,
+        served_model_name=options.served_model_name or source.name,
+        tokenizer_path=options.tokenizer_path or str(source.folder),
+        context_len=config.context_len,
+        max_req_input_len=info["max_req_input_len"],
+        vocab_size=spec.vocab_size,
+        random_seed=config.random_seed,
+        api_key=options.api_key,
+        max_body_bytes=config.max_body_bytes,
+        allow_auto_truncate=options.allow_auto_truncate,
+        refuse_unknown_keys=options.refuse_unknown_keys,
+        incremental_streaming_output=options.incremental_streaming_output,
+        enable_cache_report=options.enable_cache_report,
+        stream_include_usage=options.stream_response_default_include_usage,
+        sampling_defaults=engine.sampling,
+        log_requests=options.log_requests,
+        log_requests_level=options.log_requests_level,
+        model_info={
+            "model_type": spec.model_type,
+            "architectures": [spec.architecture],
+            "load_format": options.load_format,
+        },
+        server_info=server_info(config, startup_s=startup_s),
+        health_generates=config.env.health_endpoint_generation,
+        health_timeout_s=config.env.health_check_timeout_s,
+    )
+    return Service(frontend, client, engine.text)
+
+
+def server_info(config: ResolvedConfig, *, startup_s: float) -> dict[str, Any]:
+    """What ``/server_info`` says whatever engine there is."""
+    return {
+        **server_args(config.options),
+        "version": __version__,
+        "startup_time": startup_s,
+        "decisions": [asdict(decision) for decision in config.decisions],
+    }

@@ -1,0 +1,93 @@
+"""What is served and how, settled before weights are loaded: the model on disk, the configuration
+for it, what its authors recommend.
+
+It starts nothing and reads no weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Set
+from dataclasses import replace
+from pathlib import Path
+
+from setpoint.checkpoint.end_tokens import tokenizer_end_ids
+from setpoint.checkpoint.pooling import read_pooling
+from setpoint.checkpoint.source import DEFAULT_SAMPLING, ModelSource, locate
+from setpoint.checkpoint.spec import GENERATION_NAME, read_spec
+from setpoint.config.check import model_overrides
+from setpoint.config.environment import EnvSettings
+from setpoint.config.hardware import probe_hardware
+from setpoint.config.options import Options
+from setpoint.config.resolve import ResolvedConfig, resolve
+from setpoint.core.errors import CheckpointError, RequestError
+from setpoint.core.jsonfile import read_object
+from setpoint.core.model import ModelSpec
+from setpoint.core.sampling import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+def configured(
+    options: Options, env: EnvSettings, given: Set[str]
+) -> tuple[ModelSource, ModelSpec, ResolvedConfig]:
+    """The model on disk and the configuration for it. Raises SetpointError for one that cannot be
+    served."""
+    source = locate(
+        options.model_path,
+        revision=options.revision,
+        load_format=options.load_format,
+        log=logger.info,
+    )
+    spec = read_spec(source.folder, overrides=model_overrides(options))
+    ends = dict.fromkeys(
+        (*spec.eos_token_ids, *tokenizer_end_ids(Path(options.tokenizer_path or source.folder)))
+    )
+    # A tokenizer may know more ids than the model, which never chooses those.
+    spec = replace(
+        spec, eos_token_ids=tuple(token_id for token_id in ends if token_id < spec.vocab_size)
+    )
+    if options.is_embedding:
+        spec = replace(spec, pooling=read_pooling(source.folder, spec))
+    found = {
+        "model_path": (source.name, "the default model"),
+        "tokenizer_path": (str(source.folder), "the model's own"),
+    }
+    config = resolve(
+        options,
+        probe_hardware(),
+        spec,
+        given=given,
+        found=found,
+        env=env,
+        drawn_seed=secrets.randbelow(1 << 30),
+    )
+    return source, spec, config
+
+
+def sampling_defaults(wanted: str, source: ModelSource) -> dict[str, float]:
+    """With ``--sampling-defaults model``: what the model's authors recommend, for requests to
+    OpenAI's routes and for chats."""
+    if wanted != "model":
+        return {}
+    recommended = dict(DEFAULT_SAMPLING) if source.is_default else {}
+    path = source.folder / GENERATION_NAME
+    if path.exists():
+        given = read_object(path)
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        recommended |= {name: given[name] for name in names if given.get(name) is not None}
+        if recommended.get("top_k") == 0:
+            recommended["top_k"] = -1  # transformers' word for the whole vocabulary
+        try:
+            SamplingParams.parse(recommended)
+        except RequestError as error:
+            raise CheckpointError(
+                f"{path}: {error} Correct it, or start with --sampling-defaults openai."
+            ) from None
+    if recommended:
+        logger.debug(
+            "Default sampling of chats and of OpenAI's routes: %s",
+            ", ".join(f"{name}={value}" for name, value in recommended.items()),
+        )
+    return recommended

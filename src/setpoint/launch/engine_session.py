@@ -1,0 +1,83 @@
+"""A launched engine on an event loop: its line, its watcher, and the service that sends it
+requests."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from setpoint.launch.engine import Launched
+from setpoint.launch.phases import Phases
+from setpoint.launch.process import EXIT_S, StartupError, kill_with_children, watch
+
+if TYPE_CHECKING:
+    from setpoint.frontend.ipc.client import EngineClient
+    from setpoint.frontend.ipc.line import EngineLine
+    from setpoint.frontend.service import Service
+
+READY_TIMEOUT_S = 600.0
+
+
+class EngineSession:
+    """The link to a launched engine, inside a running event loop: an async context manager whose
+    exit ends the engine in order."""
+
+    def __init__(self, engine: Launched, phases: Phases) -> None:
+        from setpoint.frontend.ipc.client import EngineClient
+        from setpoint.frontend.ipc.line import EngineLine
+        from setpoint.frontend.ipc.link import SocketLink
+
+        self.engine = engine
+        self.line: EngineLine = EngineLine(
+            SocketLink(engine.link), on_progress=engine.waiting.doing
+        )
+        self.client: EngineClient = EngineClient()
+        self._phases = phases
+
+    async def __aenter__(self) -> EngineSession:
+        self.client.attach(self.line)
+        self.watcher = asyncio.create_task(watch(self.engine.process, self.line))
+        """Done when the process has ended; the line knows by then."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.client.shutdown()
+        await asyncio.wait([self.watcher], timeout=EXIT_S)
+        self.kill()
+        await self.watcher
+        self.client.close()
+
+    async def service_unless(self, called_off: asyncio.Future[Any]) -> Service | None:
+        """As ``service``; if ``called_off`` is done first, None, and the engine is killed."""
+        starting = asyncio.create_task(self.service())
+        await asyncio.wait([starting, called_off], return_when=asyncio.FIRST_COMPLETED)
+        if called_off.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            self.kill()
+            return None
+        return starting.result()
+
+    def kill(self) -> None:
+        """End the process at once; the only way while it loads and does not listen."""
+        kill_with_children(self.engine.process)
+
+    async def service(self) -> Service:
+        """Wait until the engine can take requests. Raises StartupError if it cannot start."""
+        from setpoint.launch.assembly import make_service
+
+        self._phases.mark("HTTP")
+        if not await self.line.wait_ready(timeout_s=READY_TIMEOUT_S):
+            raise StartupError(
+                self.line.death or f"The engine was not ready after {READY_TIMEOUT_S:g} s."
+            )
+        self.engine.waiting.end()
+        self._phases.mark("waiting for the engine")
+        startup_s = sum(self._phases.seconds.values())
+        return make_service(self.engine, self.client, self.line.info, startup_s=startup_s)

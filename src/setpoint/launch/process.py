@@ -1,0 +1,148 @@
+"""The life of an engine process as its parent sees it: begun, told its job, watched, ended.
+
+It knows the process and the line that its messages come on, and nothing of what they say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from setpoint.core.errors import SetpointError
+from setpoint.launch.held_signals import SIGNALS
+from setpoint.launch.job import EngineJob, encode_job
+
+if TYPE_CHECKING:
+    from setpoint.frontend.ipc.line import EngineLine
+
+EXIT_S = 10.0
+"""How long a process may take to end once its line has."""
+OPENMP_SPINS = "1000"
+"""Rounds, some hundredths of a millisecond, that an OpenMP thread of the engine spins for its next
+piece of work before it sleeps.
+
+The default of 300,000 keeps a core busy while the thread that has the work waits for one: with
+other busy processes on two cores a stream decoded many times slower. On an idle machine 1,000
+rounds cost nothing that could be measured (docs/notebook.md).
+"""
+LAST_WORDS_S = 0.2
+"""How long messages of an engine process that has ended may still be on their way."""
+
+
+class StartupError(SetpointError):
+    """The engine process ended, or never got ready; its own words are in the message."""
+
+
+def spawn_engine(stderr: int | None, link: int) -> subprocess.Popen[bytes]:
+    """A new engine process, which inherits the descriptor ``link``.
+
+    SIGINT and SIGTERM are blocked from its first instruction on: it ends when this process says so,
+    or ends itself.
+    """
+    command = [sys.executable, "-m", "setpoint.launch"]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=stderr, env=engine_environment(), pass_fds=[link]
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def engine_environment() -> dict[str, str]:
+    """Ours, with OPENMP_SPINS unless the user has said how OpenMP's threads wait."""
+    given = os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
+    return dict(os.environ) if given else {**os.environ, "GOMP_SPINCOUNT": OPENMP_SPINS}
+
+
+def hand_over(process: subprocess.Popen[bytes], job: EngineJob) -> None:
+    """Tell the engine its job. The pipe stays open: its end tells the engine that this process is
+    gone."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(encode_job(job))
+        process.stdin.flush()
+    except BrokenPipeError:
+        raise StartupError(f"The engine process {_ending(process.wait())}.") from None
+
+
+async def watch(process: subprocess.Popen[bytes], line: EngineLine) -> None:
+    """Tell the line what becomes of its process, until that has ended. A process that outlives its
+    line is of no use and is killed."""
+    code: Future[int] = Future()
+    loop = asyncio.get_running_loop()
+
+    def follow() -> None:
+        while (change := _next_change(process.pid)) in (os.CLD_STOPPED, os.CLD_CONTINUED):
+            with suppress(RuntimeError):  # the loop may be closed by now
+                loop.call_soon_threadsafe(line.suspended, change == os.CLD_STOPPED)
+        code.set_result(process.wait())
+
+    # Not an executor's thread: an interpreter that exits without ending the engine would wait for
+    # that one first.
+    threading.Thread(target=follow, daemon=True).start()
+    ended: asyncio.Future[int] = asyncio.wrap_future(code)
+    dead: asyncio.Future[bool] = asyncio.ensure_future(line.dead.wait())
+    await asyncio.wait((ended, dead), return_when=asyncio.FIRST_COMPLETED)
+    if dead.done():
+        await asyncio.wait([ended], timeout=EXIT_S)
+        kill_with_children(process)
+    dead.cancel()
+    await ended
+    await asyncio.sleep(LAST_WORDS_S)
+    line.died(f"The engine process {_ending(code.result())}.")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    kill_with_children(process)
+    process.wait()
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # a job that nobody read
+        process.stdin.close()
+
+
+def kill_with_children(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to a process and all below it: compilers go on without the one who started them."""
+    import psutil
+
+    if process.poll() is not None:
+        return
+    with suppress(psutil.NoSuchProcess):
+        top = psutil.Process(process.pid)
+        top.suspend()  # it starts no more
+        for child in top.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    process.kill()
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}; its output above says why"
+    name = signal.Signals(-code).name
+    advice = (
+        "; if nobody sent that signal, the machine probably ran out of memory: lower"
+        " --max-total-tokens or --mem-fraction-static"
+        if name == "SIGKILL"
+        else ""
+    )
+    return f"was ended by {name}{advice}"
+
+
+def _next_change(pid: int) -> int | None:
+    """Wait until the child stops (os.CLD_STOPPED), goes on (os.CLD_CONTINUED) or ends (anything
+    else; it is left to be reaped)."""
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOWAIT)
+        if found is not None and found.si_code in (os.CLD_STOPPED, os.CLD_CONTINUED):
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+    except ChildProcessError:  # somebody else has reaped it
+        return None
+    return None if found is None else found.si_code
