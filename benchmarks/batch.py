@@ -1,5 +1,5 @@
-"""`setpoint batch`: killed and resumed, and its throughput beside the same load through `setpoint
-serve` over HTTP, in one run.
+"""`setpoint batch`: killed and resumed, and its throughput compared with that of the same load
+through `setpoint serve` over HTTP, in one run.
 
     python benchmarks/batch.py  # 2,000 requests of 32 tokens in, 1 to 15 out; six minutes
     python benchmarks/batch.py --quick  # does everything work?

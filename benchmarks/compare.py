@@ -1,4 +1,4 @@
-"""Setpoint beside llama.cpp's server, vLLM's CPU build and transformers, in one run, on the
+"""Setpoint compared with llama.cpp's server, vLLM's CPU build and transformers, in one run, on the
 workloads W1-W4 of benchmarks/serving.py.
 
     python benchmarks/peers/install.py  # once

@@ -280,7 +280,7 @@ class OfflineEngine:
 
 def end_tree(process: subprocess.Popen[Any]) -> None:
     """Ask a process to end, and kill what is left of it and its children after a while: nothing may
-    work beside the next contender."""
+    work next to the next contender."""
     try:
         members = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:

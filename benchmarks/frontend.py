@@ -5,7 +5,7 @@ that speaks HTTP.
 
 The real application and link; a process that sends a token per stream and step stands for the
 engine, another one that only reads for the clients. With one stream every token is a wake-up of a
-cold process, which is what it costs beside an engine that computes.
+cold process, which is what it costs next to an engine that computes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the C++ kernels cost beside torch's own, for the shapes of SmolLM2-135M (hidden 576, 9 query
-and 3 key/value heads of 64).
+"""What the C++ kernels cost compared with torch's own, for the shapes of SmolLM2-135M (hidden 576,
+9 query and 3 key/value heads of 64).
 
     python benchmarks/kernels.py [--threads N] [--level avx2]
 

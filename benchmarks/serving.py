@@ -1,7 +1,7 @@
-"""Setpoint over HTTP beside its peers, in one run: wall times, throughput and latency on four
+"""Setpoint over HTTP and its peers, in one run: wall times, throughput and latency on four
 workloads of random tokens.
 
-    python benchmarks/serving.py  # W1-W4, three repetitions, transformers beside it
+    python benchmarks/serving.py  # W1-W4, three repetitions, and transformers
     python benchmarks/serving.py --only W1,W2 --reps 5
     python benchmarks/serving.py --only W2,W4 --no-peer --variant "512=--chunked-prefill-size 512"
     python benchmarks/serving.py --offline  # what HTTP costs: the server and an Engine
@@ -93,7 +93,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--offline",
         action="store_true",
-        help="beside the Engine without HTTP and the server with streams, nobody else",
+        help="compare only with the Engine without HTTP and the server with streams",
     )
     parser.add_argument(
         "--peer-w3", action="store_true", help="run W3 on transformers too, which takes minutes"

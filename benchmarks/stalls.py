@@ -1,4 +1,4 @@
-"""Streams beside a long prompt, over HTTP: how long they stand still while it is read, and how long
+"""Streams while a long prompt is read, over HTTP: how long they stand still, and how long
 it waits for its first token.
 
     python benchmarks/stalls.py --reps 3 --variant "no interval=--prefill-decode-interval 0"

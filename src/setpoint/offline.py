@@ -59,7 +59,7 @@ class Embedding(TypedDict):
 
 
 class AnyRequest(TypedDict, total=False):
-    """What a call may say beside its main arguments, as in a ``/generate`` body; lists have one
+    """What a call may say besides its main arguments, as in a ``/generate`` body; lists have one
     entry per prompt."""
 
     rid: str | list[str]

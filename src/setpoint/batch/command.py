@@ -2,7 +2,7 @@
 summary and an exit code.
 
 Exit codes: 0 every request answered; 3 all done, some failed; 1 it ended early with an error, 130
-by a signal: the same command goes on.
+by a signal: run the same command again and it continues.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The lines of an output file, in OpenAI's batch output format, and reading back of what a run has
 left.
 
-A record's id names its batch and the line it answers, so that the output needs nothing beside it to
+A record's id names its batch and the line it answers, so that the output needs nothing else to
 be understood.
 """
 

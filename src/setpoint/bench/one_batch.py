@@ -44,7 +44,7 @@ class Seams(Protocol):
         ...
 
     def take(self) -> dict[str, Work]:
-        """What has come together since the last call."""
+        """What was counted since the last call."""
         ...
 
 

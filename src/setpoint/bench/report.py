@@ -53,7 +53,7 @@ COMPARED = {
     "duration": ("duration, s", False),
     "total_latency": ("duration, s", False),
 }
-"""Key of a result -> what it is called beside another one's, and whether more is better."""
+"""Key of a result -> what it is called in a comparison, and whether more is better."""
 
 
 def print_serving(result: Mapping[str, Any], own: ServingOptions) -> None:
@@ -182,7 +182,7 @@ _NOT_TRAFFIC = {
 
 
 class Comparison:
-    """Results of other runs, to be set beside these."""
+    """Results of other runs, to compare these with."""
 
     def __init__(self, path: str) -> None:
         """Raises ConfigError."""

@@ -1,7 +1,7 @@
 """Turns a GGUF file into a Hugging Face-style folder, once: config, safetensors, tokenizer, chat
 template.
 
-Quantised matrices are dequantised for every reader of such folders, and kept as they are beside
+Quantised matrices are dequantised for every reader of such folders, and kept as they are next to
 that (``core.model.BLOCKS_FILE``) for the engine. Works tensor by tensor with numpy, so that memory
 stays at one tensor. The result is cached under the user's cache folder by what the file holds,
 wherever it lies; a folder that is there is complete. It knows nothing of torch and of how the
@@ -86,7 +86,7 @@ def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
 
 
 def _convert_into(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) -> None:
-    """Build ``folder`` beside its place and rename it there, so that it is either absent or
+    """Build ``folder`` next to its place and rename it there, so that it is either absent or
     complete. The caller has its lock."""
     started = time.monotonic()
     log(f"Converting {file.path.name} once, to {folder} …")
@@ -207,7 +207,7 @@ def _dtype(targets: list[gguf_llama.Target]) -> str:
     32-bit float, else bfloat16.
 
     Norms are stored as F32 in every GGUF but were trained in the matrices' dtype, so they follow.
-    Dequantised values have more bits than bfloat16 keeps; that error is small beside the
+    Dequantised values have more bits than bfloat16 keeps; that error is small compared with the
     quantisation's own, and bfloat16 is what the models were made in.
     """
     kinds = {target.source.kind.name for target in targets if len(target.source.shape) > 1}

@@ -1,7 +1,7 @@
 """How a model folder says that hidden states become embeddings: the layout of
 sentence-transformers, and what holds without it.
 
-Works on JSON files beside the weights: ``modules.json`` lists the steps (transformer, pooling,
+Works on the JSON files next to the weights: ``modules.json`` lists the steps (transformer, pooling,
 normalisation), ``1_Pooling/config.json`` says which pooling. Reads no weights.
 """
 

@@ -125,7 +125,7 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OfflineOptions(DatasetOptions, frozen=True, kw_only=True):
-    """``setpoint bench offline`` beside the engine's options."""
+    """``setpoint bench offline`` in addition to the engine's options."""
 
     skip_warmup: Annotated[
         bool, Option(DATASET, "Measure a fresh engine, without warm-up requests.")
@@ -133,8 +133,8 @@ class OfflineOptions(DatasetOptions, frozen=True, kw_only=True):
 
 
 class OneBatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``setpoint bench one-batch`` beside the engine's options. Every combination of the three
-    lists is measured."""
+    """``setpoint bench one-batch`` in addition to the engine's options. Every combination of the
+    three lists is measured."""
 
     batch_size: Annotated[
         tuple[int, ...], Option(BATCH, "Number of sequences in the batch.", metavar="N", low=1)
@@ -176,7 +176,7 @@ class OneBatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QualityOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``setpoint bench quality`` beside the engine's options."""
+    """``setpoint bench quality`` in addition to the engine's options."""
 
     text_file: Annotated[
         str | None,

@@ -33,7 +33,7 @@ class NoOptions(msgspec.Struct, frozen=True):
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``setpoint batch`` has beside the engine's options."""
+    """What ``setpoint batch`` has in addition to the engine's options."""
 
     input: Annotated[
         str | None,
@@ -64,7 +64,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``setpoint chat`` has beside the engine's options."""
+    """What ``setpoint chat`` has in addition to the engine's options."""
 
     base_url: Annotated[
         str | None,

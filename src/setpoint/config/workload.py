@@ -80,8 +80,8 @@ def _large_chunk(hardware: Hardware, device: str) -> tuple[Scalar, str] | None:
         return (
             None,
             (
-                "the guide's 16384 tokens need 24 GB beside weights and pool, which only a GPU"
-                " known to be large has"
+                "the guide's 16384 tokens need 24 GB in addition to weights and pool, which only a"
+                " GPU known to be large has"
             ),
         )
     return None
@@ -99,7 +99,7 @@ def _large_share(hardware: Hardware, device: str) -> tuple[Scalar, str] | None:
     if hardware.gpu_bytes is not None and hardware.gpu_bytes * 0.1 < 5 * GIB:
         return (
             None,
-            "the guide's 0.9 would leave less than the 5 GB that it wants free beside the pool",
+            "the guide's 0.9 would leave less than the 5 GB that it wants free besides the pool",
         )
     return None
 

@@ -24,7 +24,7 @@ class Pooling:
 
 
 BLOCKS_FILE = "model.blocks"
-"""Beside a converted GGUF's weights in bfloat16: those matrices whose blocks can be multiplied as
+"""Next to a converted GGUF's weights in bfloat16: those matrices whose blocks can be multiplied as
 they are. "NAME.KIND" is the tensor NAME as uint8 [rows, bytes of a row]. In the safetensors format
 but without its ending: other engines load every file that has it."""
 
@@ -104,7 +104,7 @@ class ModelSpec:
     """Positions are rotated otherwise for a longer context; the engine decides once, by the
     configured length."""
     blocks: KeptBlocks | None = None
-    """Quantised matrices that a converted GGUF holds as they were, beside all of them in
+    """Quantised matrices that a converted GGUF holds as they were, in addition to all of them in
     ``dtype``."""
     wrapper: str = ""
     """The architecture that takes more than text and whose language model this is; empty for a

@@ -1,4 +1,5 @@
-"""What one kind of operation did during a step: its time, and what it could not do without."""
+"""What one kind of operation did during a step: its time, and the least that it had to read and
+compute."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ answers repeat the last."""
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Options:
-    """What a request wants beside sampling; shared by its n sequences."""
+    """What a request wants besides sampling; shared by its n sequences."""
 
     stream: bool = False
     return_logprob: bool = False

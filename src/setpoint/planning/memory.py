@@ -31,7 +31,7 @@ CPU_RESERVE_SHARE, CPU_RESERVE_BYTES = 0.1, GIB
 bytes."""
 
 INT8_CHANNEL_BYTES = 8
-"""Of an output channel of 8-bit weights, beside the weights: its scale and the sum of its
+"""Of an output channel of 8-bit weights, in addition to the weights: its scale and the sum of its
 weights."""
 
 LOGITS_ROWS = 256

@@ -1,2 +1,2 @@
 """Attention over the paged KV pool for any mix of rows: one protocol, its definition
-(``torch_ref``), faster ones beside it."""
+(``torch_ref``), and faster ones that are tested against it."""

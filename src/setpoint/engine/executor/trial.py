@@ -21,8 +21,8 @@ position or order is near 1."""
 
 
 def try_out(runner: ModelRunner) -> None:
-    """Compute ``trial_ids`` once in a row of two chunks and once in a row of its own beside the
-    second chunk.
+    """Compute ``trial_ids`` once in a row of two chunks and once in a row of its own in the same
+    step as the second chunk.
 
     Raises CheckpointError unless both give the logits that the model expects. The runner's pool is
     the trial's afterwards: ``allocate`` it anew.

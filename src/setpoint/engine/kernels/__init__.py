@@ -1,2 +1,2 @@
 """The pointwise operations of a layer, per device: one protocol (``ops``), its definition
-(``ref``), faster ones beside it."""
+(``ref``), and faster ones that are tested against it."""

@@ -1,8 +1,8 @@
 """What depends on the kind of device and is no kernel: copies to it and from it, time marks, the
 memory of the KV pool, whether a look is free.
 
-Beside the registries the only file of the data plane that compares device kinds. Works on tensors
-and host arrays; knows nothing of models, slots or plans.
+Apart from the registries the only file of the data plane that compares device kinds. Works on
+tensors and host arrays; knows nothing of models, slots or plans.
 """
 
 from __future__ import annotations

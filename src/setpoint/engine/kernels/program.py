@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 KINDS = ("linear", "attention", "norm", "rope", "activation", "embedding", "head", "sampling")
-"""What a program's time is told apart into."""
+"""The kinds of kernel that a program's time is split by."""
 
 
 class NotCapturable(Exception):

@@ -63,7 +63,7 @@ class RotaryEmbedding:
             **section,
         }
         max_positions = config["max_position_embeddings"]
-        # Phi-3 keeps the original length beside the section; transformers lets that one win.
+        # Phi-3 keeps the original length outside the section; transformers lets that one win.
         original = (
             config.get("original_max_position_embeddings")
             or section.get("original_max_position_embeddings")

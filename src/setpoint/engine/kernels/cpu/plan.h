@@ -23,8 +23,8 @@ constexpr int kQueryRows = 128;
 constexpr int kStripRows = 6;
 // Query rows whose scores are held at a time, at most: a strip, or a tile.
 constexpr int kScoreRows = 16;
-// Rows with more query rows than this do not share blocks: packing is nothing beside their
-// products, keeping partial results is not.
+// Rows with more query rows than this do not share blocks: packing costs nothing compared with
+// their products, keeping partial results is not.
 constexpr int kSharingQueryRows = 32;
 
 class AttentionPlan;

@@ -127,8 +127,8 @@ static inline float max(vf v) {
 #endif
 
 // 2^x: exactly 1 at 0 and exactly 0 at -inf, which is what makes merging an empty block exact; NaN
-// stays NaN. The relative error is below 2e-7, with kCoarse below 1e-4, which is little beside a
-// rounding to bf16.
+// stays NaN. The relative error is below 2e-7, with kCoarse below 1e-4, which is little compared
+// with a rounding to bf16.
 #if SP_WIDTH == 16
 // 2^f on [0, 1) is 1 + f q(f) with q fitted for the least relative error (weighted least squares,
 // repeated); scalef multiplies by 2^floor(x).
