@@ -156,9 +156,9 @@ def _bench_offline(arguments: list[str]) -> int:
 
 def _bench_one_batch(arguments: list[str]) -> int:
     line, env = _read("bench one-batch", arguments)
-    from setpoint.bench.breakdown import engine_turns
+    from setpoint.bench.bare import bare_engine
+    from setpoint.bench.engine_turns import engine_turns
     from setpoint.bench.one_batch import bench_one_batch
-    from setpoint.launch.bare import bare_engine
 
     return bench_one_batch(
         line.own,

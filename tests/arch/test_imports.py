@@ -3,124 +3,150 @@ torch out of the process."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Collection
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
+from package_source import MODULES, ROOT, imports, is_below, top_level_imports
 
-import setpoint
-
-ROOT = Path(setpoint.__file__).parent
-
-# room -> (rooms of ours it may import, third-party packages it may import). A room is matched by
-# its longest prefix. None as the second entry: anything that is a dependency.
-ALLOWED: dict[str, tuple[set[str], set[str] | None]] = {
+# room -> (rooms of ours it may import, third-party packages it may import). A module is in the room of
+# the longest prefix that it has. Both sets hold exactly what the room uses.
+ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), {"numpy", "msgspec"}),
     "planning": ({"core"}, set()),
     "observe": ({"core"}, set()),
     "config": ({"core", "planning"}, {"msgspec", "psutil", "yaml"}),
     "checkpoint": ({"core"}, {"numpy", "gguf", "huggingface_hub", "tokenizers"}),
     "ipc": ({"core"}, {"msgspec"}),
-    "scheduler": ({"core", "config", "planning", "observe"}, {"numpy"}),
-    "frontend": (
-        {"core", "config", "observe", "ipc"},
-        {
-            "fastapi",
-            "starlette",
-            "pydantic",
-            "uvicorn",
-            "uvloop",
-            "msgspec",
-            "tokenizers",
-            "jinja2",
-            "numpy",
-        },
-    ),
+    "scheduler.cache": ({"core"}, {"numpy"}),
+    "scheduler": ({"core", "scheduler.cache"}, {"numpy"}),
+    "frontend.text": ({"core"}, {"jinja2", "msgspec", "numpy", "tokenizers"}),
+    "frontend.ipc": ({"core", "ipc"}, {"msgspec"}),
+    "frontend": ({"core", "frontend.ipc", "frontend.text"}, {"msgspec", "numpy"}),
+    "frontend.chat": ({"core", "frontend.intake", "frontend.text"}, {"msgspec"}),
+    "frontend.http": ({"core", "frontend"}, {"fastapi", "msgspec", "starlette", "uvicorn"}),
     "frontend.apis.openai": (
-        {"core"}
-        | {
-            f"frontend.{name}"
-            for name in (
-                "bodies",
-                "chat",
-                "config",
-                "embedding",
-                "http",
-                "intake",
-                "jobs",
-                "refusal",
-                "service",
-                "text",
-            )
-        },
-        {"fastapi", "msgspec", "numpy"},
+        {"core", "frontend", "frontend.chat", "frontend.http", "frontend.text"},
+        {"fastapi", "msgspec"},
     ),
+    "frontend.apis.sglang": (
+        {"core", "frontend", "frontend.apis.openai", "frontend.http", "frontend.text"},
+        {"fastapi", "msgspec"},
+    ),
+    "frontend.apis": ({"frontend.apis.openai", "frontend.apis.sglang", "frontend.http"}, set()),
+    "frontend.calls": ({"core", "frontend", "frontend.apis.sglang", "frontend.chat"}, {"msgspec"}),
     "engine": (set(), set()),
-    "engine.kernels": ({"core", "config", "planning"}, {"torch", "numpy"}),
-    "engine.attention": ({"core", "config", "planning", "engine.kernels"}, {"torch", "numpy"}),
-    "engine.quant": ({"core", "config", "planning", "engine.kernels"}, {"torch", "numpy"}),
-    "engine.sampling": ({"core", "config", "planning", "engine.kernels"}, {"torch", "numpy"}),
-    "engine.layers": (
-        {"core", "config", "planning", "engine.kernels", "engine.attention", "engine.quant"},
+    "engine.kernels": ({"core"}, {"torch", "numpy"}),
+    "engine.attention": ({"core", "engine.kernels"}, {"torch", "numpy"}),
+    "engine.quant": ({"core", "engine.kernels"}, {"torch"}),
+    "engine.sampling": ({"core", "engine.kernels"}, {"torch", "numpy"}),
+    "engine.layers": ({"core", "engine.kernels", "engine.attention", "engine.quant"}, {"torch"}),
+    "engine.models": (
+        {"core", "engine.kernels", "engine.attention", "engine.quant", "engine.layers"},
+        {"torch", "safetensors"},
+    ),
+    "engine.models.transformers_model": (
+        {"core", "engine.attention", "engine.layers", "engine.models", "engine.quant"},
+        {"torch", "transformers"},
+    ),
+    "engine.runner": (
+        {
+            "core",
+            "planning",
+            "engine.kernels",
+            "engine.attention",
+            "engine.layers",
+            "engine.sampling",
+        },
         {"torch", "numpy"},
     ),
-    "engine.models": (
+    "engine.executor": (
+        {
+            "core",
+            "engine.kernels",
+            "engine.attention",
+            "engine.quant",
+            "engine.sampling",
+            "engine.models",
+            "engine.models.transformers_model",
+            "engine.runner",
+        },
+        {"torch", "numpy"},
+    ),
+    "launch": (
         {
             "core",
             "config",
             "planning",
+            "checkpoint",
+            "observe",
+            "ipc",
+            "scheduler",
+            "scheduler.cache",
+            "frontend",
+            "frontend.apis",
+            "frontend.http",
+            "frontend.ipc",
+            "frontend.text",
             "engine.kernels",
-            "engine.attention",
-            "engine.quant",
-            "engine.layers",
+            "engine.runner",
+            "engine.executor",
         },
-        {"torch", "numpy", "safetensors"},
+        {"msgspec", "psutil", "torch", "uvloop"},
     ),
-    "engine.models.transformers_model": (
-        {
-            "core",
-            "engine.attention",
-            "engine.layers",
-            "engine.models.transformers_windows",
-            "engine.quant",
-        },
-        {"torch", "transformers"},
-    ),
-    "engine.runner": (
-        {"core", "config", "planning"}
-        | {
-            f"engine.{room}"
-            for room in ("kernels", "attention", "quant", "sampling", "layers", "models")
-        },
-        {"torch", "numpy"},
-    ),
-    "engine.executor": ({"core", "config", "planning", "engine"}, {"torch", "numpy"}),
+    "offline": ({"config", "core", "frontend.calls", "launch.background"}, set()),
     "batch": (
-        {"core", "config", "observe", "frontend", "launch"},
+        {"core", "config", "observe", "frontend", "frontend.apis.openai", "launch"},
         {"msgspec", "numpy", "rich", "pyarrow", "uvloop"},
     ),
-    "launch": ({""}, None),
+    "chat": ({"config", "core", "observe", "offline"}, {"httpx2", "msgspec"}),
     "bench": (
-        {"core", "config", "planning", "observe", "checkpoint.source", "frontend.text"},
+        {"core", "config", "observe", "checkpoint.source", "frontend.text"},
         {"httptools", "msgspec", "numpy", "rich", "uvloop"},
     ),
+    # What measures whole Engines, or a model without one.
     "bench.offline": (
-        {"bench", "config", "core", "observe", "frontend.text", "offline"},
+        {"bench", "config", "observe", "frontend.text", "offline"},
         {"msgspec"},
     ),
-    "bench.breakdown": ({"bench", "config", "core", "frontend.text", "offline"}, set()),
+    "bench.engine_turns": ({"bench", "config", "core", "frontend.text", "offline"}, set()),
     "bench.quality": (
         {"bench", "config", "core", "observe", "frontend.text", "offline"},
         {"msgspec", "numpy"},
     ),
-    "chat": ({"config", "core", "observe", "offline"}, {"httpx2", "msgspec"}),
-    "offline": ({"config", "core", "frontend.calls", "launch.background"}, set()),
-    "cli": ({""}, None),
-    "testing": ({""}, None),
+    "bench.bare": (
+        {
+            "bench",
+            "checkpoint.source",
+            "config",
+            "core",
+            "engine.executor",
+            "engine.kernels",
+            "launch",
+            "observe",
+        },
+        set(),
+    ),
+    "cli": (
+        {
+            "batch",
+            "bench",
+            "bench.bare",
+            "bench.engine_turns",
+            "bench.offline",
+            "bench.quality",
+            "chat",
+            "config",
+            "core",
+            "launch",
+        },
+        set(),
+    ),
 }
+EVERYTHING = {"testing"}
+"""Rooms that may import whatever is there."""
 CONTROL_PLANE = (
     "core",
     "planning",
@@ -144,75 +170,81 @@ DETERMINISTIC = ("scheduler", "planning")
 """Clock and randomness are injected here, so that a simulator can own them."""
 
 
-def modules() -> dict[str, ast.Module]:
-    """Dotted name below setpoint -> syntax tree."""
-    found = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        name = ".".join(part for part in parts if part != "__init__")
-        found[name] = ast.parse(path.read_text(), filename=str(path))
-    return found
+def room_of(module: str) -> str | None:
+    """None for what is in no room of the table."""
+    return max((room for room in ALLOWED if is_below(module, room)), key=len, default=None)
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Every imported module, type-checking and function-level ones included."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide the room"
-            assert node.module is not None
-            yield node.module
-            yield from (
-                f"{node.module}.{alias.name}"
-                for alias in node.names
-                if node.module.startswith("setpoint")
-            )
+ROOMED = [name for name in MODULES if name and not any(is_below(name, room) for room in EVERYTHING)]
 
 
-def is_below(name: str, room: str) -> bool:
-    return room == "" or name == room or name.startswith(room + ".")
+def inner_imports(module: str) -> set[str]:
+    """Modules of ours that a module imports. A package is named with what is in it, and has no code
+    itself."""
+    found = {
+        name.removeprefix("setpoint.")
+        for name in imports(MODULES[module])
+        if name.startswith("setpoint.")
+    }
+    return {
+        name for name in found if name in MODULES and not (ROOT / name.replace(".", "/")).is_dir()
+    }
 
 
-def rule_of(module: str) -> tuple[str, set[str], set[str] | None]:
-    rooms = [room for room in ALLOWED if is_below(module, room)]
-    assert rooms, (
-        f"setpoint.{module} is in no room of the table: add the room with its allowed imports"
+def outer_imports(module: str) -> set[str]:
+    """Packages that are neither ours nor Python's."""
+    tops = {name.partition(".")[0] for name in imports(MODULES[module])}
+    return tops - sys.stdlib_module_names - {"setpoint"}
+
+
+def allows(entries: Collection[str], module: str) -> bool:
+    """An entry allows what is below it, but not what is a room of its own there."""
+    return any(
+        is_below(module, entry)
+        and not any(
+            is_below(module, room) and room != entry and is_below(room, entry) for room in ALLOWED
+        )
+        for entry in entries
     )
-    room = max(rooms, key=len)
-    return room, *ALLOWED[room]
 
 
-def top_level_imports(tree: ast.Module) -> Iterator[str]:
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from imports(node)
+def test_every_module_is_in_a_room() -> None:
+    """If this fails: add the room with what it imports."""
+    assert [name for name in ROOMED if room_of(name) is None] == []
 
 
-MODULES = modules()
+@pytest.mark.parametrize("room", ALLOWED)
+def test_a_room_imports_exactly_what_the_table_allows(room: str) -> None:
+    ours, third_party = ALLOWED[room]
+    members = [module for module in ROOMED if room_of(module) == room]
+    assert members, "the room is gone: remove its entry"
+    used: set[str] = set()
+    for module in members:
+        for imported in inner_imports(module):
+            if room_of(imported) != room:
+                assert allows(ours, imported), f"{module} imports {imported}"
+                used.add(imported)
+        assert outer_imports(module) <= third_party, module
+    unused = {entry for entry in ours if not any(allows([entry], each) for each in used)}
+    unused |= third_party - {package for module in members for package in outer_imports(module)}
+    assert not unused, "remove what is allowed and not used"
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name])
-def test_room_imports_only_what_the_table_allows(module: str) -> None:
-    room, ours, third_party = rule_of(module)
-    for imported in imports(MODULES[module]):
-        if is_below(imported, "setpoint"):
-            inner = imported.removeprefix("setpoint").removeprefix(".")
-            allowed = inner in ("", "__version__") or any(
-                is_below(inner, other) for other in {room, *ours}
-            )
-            assert allowed, (
-                f"setpoint.{module} imports setpoint.{inner}; {room} may import only {sorted(ours)}"
-            )
-        elif (top := imported.partition(".")[0]) not in sys.stdlib_module_names:
-            assert third_party is None or top in third_party, (
-                f"setpoint.{module} imports {top}; {room} may use only {third_party}"
-            )
-
-
-def test_the_table_names_only_rooms_that_exist() -> None:
-    unused = [room for room in ALLOWED if not any(is_below(module, room) for module in MODULES)]
-    assert not unused
+def test_rooms_form_no_circles() -> None:
+    graph = {
+        room: {
+            other
+            for module in ROOMED
+            if room_of(module) == room
+            for imported in inner_imports(module)
+            if (other := room_of(imported)) is not None and other != room
+        }
+        for room in ALLOWED
+    }
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise AssertionError(f"a circle of rooms: {' <- '.join(error.args[1])}") from None
 
 
 def test_no_import_cycles() -> None:
@@ -294,39 +326,3 @@ def test_pickle_is_never_imported_and_transformers_in_one_place_on_use() -> None
     assert not any(name.startswith("transformers") for name in top_level_imports(tree)), (
         "importing it takes seconds"
     )
-
-
-def test_model_names_stand_only_in_models_and_tables() -> None:
-    """A base file that names a model is how engines become unreadable."""
-    words = ("llama", "smollm", "qwen", "mistral", "gemma", "deepseek")
-    homes = ("engine.models", "checkpoint", "testing")
-    for module, tree in MODULES.items():
-        if any(is_below(module, home) for home in homes):
-            continue
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        names |= {
-            node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        }
-        assert not [name for name in names if any(word in name.lower() for word in words)], module
-
-
-def test_device_kinds_are_compared_in_kernels_alone() -> None:
-    """Registries look a kind up; all else that differs between devices is in engine/kernels
-    (decision 0007)."""
-    for module, tree in MODULES.items():
-        if is_below(module, "engine.kernels") or is_below(module, "launch"):
-            continue
-        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        assert not {"is_cuda", "is_cpu", "cuda"} & names, module
-        if is_below(module, "engine"):
-            comparisons = [
-                node for node in ast.walk(tree) if isinstance(node, ast.Compare | ast.match_case)
-            ]
-            words = {
-                node.value
-                for each in comparisons
-                for node in ast.walk(each)
-                if isinstance(node, ast.Constant)
-            }
-            assert not {"cpu", "cuda"} & words, module

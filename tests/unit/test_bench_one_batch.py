@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from setpoint.bench.breakdown import Part, Turns, engine_turns, parts_of, table
+from setpoint.bench.breakdown import Part, Turns, parts_of, table
+from setpoint.bench.engine_turns import engine_turns
 from setpoint.bench.one_batch import REPEATS, Subject, bench_one_batch
 from setpoint.config.bench import OneBatchOptions
 from setpoint.config.commandline import parse

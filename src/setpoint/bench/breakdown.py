@@ -12,19 +12,11 @@ take the place of.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from setpoint.bench.progress import waiting
-from setpoint.bench.prompts import make_prompts
-from setpoint.config.bench import OfflineOptions
-from setpoint.config.commandline import CommandLine
-from setpoint.config.environment import EnvSettings
-from setpoint.core.errors import ConfigError
 from setpoint.core.work import Work
-from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.offline import Engine
 
 Shape = tuple[int, int, int]
 """Batch size, tokens of a prompt, tokens of an answer."""
@@ -199,66 +191,3 @@ def described_limits(measured: Mapping[str, Any]) -> str:
         + ", ".join([*reads, *rates])
         + "."
     )
-
-
-def engine_turns(
-    line: CommandLine, env: EnvSettings, shapes: Sequence[Shape]
-) -> dict[Shape, dict[str, Turns]]:
-    """Give the batches to a whole engine with the same options, and ask its loop. Raises
-    ConfigError for one that it cannot hold."""
-    with Engine.from_options(line.options, env, given=line.given) as engine:
-        info = engine.get_server_info()
-        tokenizer = Tokenizer.from_folder(info["tokenizer_path"])
-        for batch_size, input_len, output_len in shapes:
-            slots, tokens = info["max_running_requests"], info["max_total_num_tokens"]
-            if batch_size > slots or batch_size * (input_len + output_len) > tokens:
-                raise ConfigError(
-                    f"--breakdown runs {batch_size} requests of {input_len} + {output_len} tokens"
-                    f" at once; the engine has room for {slots} requests and {tokens} tokens. Raise"
-                    " --max-running-requests or --max-total-tokens, or measure a smaller batch."
-                )
-        return {shape: _turns(engine, tokenizer, shape) for shape in shapes}
-
-
-def _turns(engine: Engine, tokenizer: Tokenizer, shape: Shape) -> dict[str, Turns]:
-    batch_size, input_len, output_len = shape
-    found: list[dict[str, Turns]] = []
-    for seed, answer in enumerate((2, output_len)):  # the first warms up
-        options = OfflineOptions(
-            dataset_name="random-ids",
-            num_prompts=batch_size,
-            random_input_len=input_len,
-            random_output_len=answer,
-            random_range_ratio=1.0,
-            seed=seed,
-        )
-        prompts = [
-            [int(token) for token in prompt.content]
-            for prompt in make_prompts(options, tokenizer, as_ids=True)
-        ]
-        before = _sums(engine)
-        with waiting(
-            f"{'Measuring' if found else 'Warming up'} the engine with {described(shape)}"
-        ):
-            engine.generate(
-                input_ids=prompts,
-                sampling_params={"temperature": 0.0, "max_new_tokens": answer, "ignore_eos": True},
-            )
-        found.append(dict(_differences(before, _sums(engine))))
-        engine.flush_cache()
-    return found[-1]
-
-
-def _sums(engine: Engine) -> dict[str, dict[str, float]]:
-    sums: dict[str, dict[str, float]] = engine.get_server_info()["internal_states"][0]["turn_times"]
-    return sums
-
-
-def _differences(
-    before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
-) -> Iterator[tuple[str, Turns]]:
-    for phase in PHASES:
-        spent = {name: after[phase][name] - before[phase][name] for name in after[phase]}
-        per = spent["num_steps"] if phase == "decode" else 1
-        seconds, link = spent["turn_s"] / per, spent["link_s"] / per
-        yield phase, Turns(seconds, link, seconds - link - spent["model_s"] / per)

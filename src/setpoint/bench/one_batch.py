@@ -50,7 +50,7 @@ class Seams(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Subject:
-    """What is measured; made by ``launch.bare``."""
+    """What is measured; made by ``bench.bare``."""
 
     executor: Executor
     page_size: int

@@ -1,0 +1,50 @@
+"""The source of the package as syntax trees, for the tests of its rules."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import setpoint
+
+ROOT = Path(setpoint.__file__).parent
+
+
+def modules() -> dict[str, ast.Module]:
+    """Dotted name below setpoint -> syntax tree."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(part for part in parts if part != "__init__")
+        found[name] = ast.parse(path.read_text(), filename=str(path))
+    return found
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every imported module, type-checking and function-level ones included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the room"
+            assert node.module is not None
+            yield node.module
+            yield from (
+                f"{node.module}.{alias.name}"
+                for alias in node.names
+                if node.module.startswith("setpoint")
+            )
+
+
+def is_below(name: str, room: str) -> bool:
+    return room == "" or name == room or name.startswith(room + ".")
+
+
+def top_level_imports(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from imports(node)
+
+
+MODULES = modules()

@@ -1,0 +1,43 @@
+"""Where words may stand: names of models, and kinds of devices."""
+
+from __future__ import annotations
+
+import ast
+
+from package_source import MODULES, is_below
+
+
+def test_model_names_stand_only_in_models_and_tables() -> None:
+    """A base file that names a model is how engines become unreadable."""
+    words = ("llama", "smollm", "qwen", "mistral", "gemma", "deepseek")
+    homes = ("engine.models", "checkpoint", "testing")
+    for module, tree in MODULES.items():
+        if any(is_below(module, home) for home in homes):
+            continue
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        names |= {
+            node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        }
+        assert not [name for name in names if any(word in name.lower() for word in words)], module
+
+
+def test_device_kinds_are_compared_in_kernels_alone() -> None:
+    """Registries look a kind up; all else that differs between devices is in engine/kernels
+    (decision 0007)."""
+    for module, tree in MODULES.items():
+        if is_below(module, "engine.kernels") or is_below(module, "launch"):
+            continue
+        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert not {"is_cuda", "is_cpu", "cuda"} & names, module
+        if is_below(module, "engine"):
+            comparisons = [
+                node for node in ast.walk(tree) if isinstance(node, ast.Compare | ast.match_case)
+            ]
+            words = {
+                node.value
+                for each in comparisons
+                for node in ast.walk(each)
+                if isinstance(node, ast.Constant)
+            }
+            assert not {"cpu", "cuda"} & words, module
