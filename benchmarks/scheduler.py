@@ -29,7 +29,7 @@ from machine import environment
 from setpoint.core.plan import StepPlan
 from setpoint.core.records import Record
 from setpoint.core.request import Request, pack_ids
-from setpoint.core.result import StepResult
+from setpoint.core.result import StepResult, one_each
 from setpoint.core.sampling import SamplingParams
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import PriorityConfig, SchedulerConfig
@@ -61,8 +61,9 @@ class Silent:
 
 def answer(plan: StepPlan) -> StepResult:
     """What an engine in no time at all would bring back."""
-    seq_ids = plan.rows.seq_ids[plan.rows.samples]
-    return StepResult(plan.step_id, seq_ids, np.full(len(seq_ids), 7, np.int32))
+    seq_ids = plan.rows.seq_ids[plan.rows.sampling]
+    num_rows = len(seq_ids)
+    return StepResult(plan.step_id, seq_ids, np.full(num_rows, 7, np.int32), one_each(num_rows))
 
 
 @dataclass

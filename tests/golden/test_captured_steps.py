@@ -84,9 +84,9 @@ def said(runner: ModelRunner, chunk: int = 23) -> tuple[dict[int, list[int]], li
     ids = driver.generate(PROMPTS, 12, chunk=chunk)
     plan = driver.plan()
     driver.admit(plan, 18, PROMPTS[6])  # a higher slot: the page table grows
-    plan.add_row(18, 18, 0, 40, False)
+    plan.add_row(18, 18, 0, 40, 0)
     for slot in PROMPTS:
-        plan.add_row(slot, slot, OWN_LENGTH, 1, True)
+        plan.add_row(slot, slot, OWN_LENGTH, 1, 1)
     driver.run(plan)
     runner.forward = forward
     return ids, logits
@@ -125,7 +125,7 @@ def test_the_result_says_which_way_its_step_ran(capture: bool, tmp_path: Path) -
         plan = driver.plan()
         if begin == 0:
             driver.admit(plan, 0, prompt)
-        plan.add_row(0, 0, begin, count, begin + count == len(prompt))
+        plan.add_row(0, 0, begin, count, int(begin + count == len(prompt)))
         said.append(driver.run(plan).way)
     said += [result.way for result in driver.decode([0], 2)]
     assert said == ["eager"] + ["replay" if capture else "eager"] * 3

@@ -150,7 +150,7 @@ def logits_of(runner: ModelRunner, ids: list[int]) -> torch.Tensor:
     driver = Driver(InprocExecutor(runner), 4, 16)
     plan = driver.plan()
     driver.admit(plan, 0, ids)
-    plan.add_row(0, 0, 0, len(ids), True)
+    plan.add_row(0, 0, 0, len(ids), 1)
     return runner.forward(plan.build()).logits
 
 

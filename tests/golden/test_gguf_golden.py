@@ -117,7 +117,7 @@ def test_the_default_model_answers_bit_for_bit_from_its_blocks(folder: Path) -> 
         for slot, count in enumerate((70, 1, 5)):  # many rows, one, a few
             plan = driver.plan()
             driver.admit(plan, slot, ids[:count])
-            plan.add_row(slot, slot, 0, count, True)
+            plan.add_row(slot, slot, 0, count, 1)
             steps.append(runner.forward(plan.build()).logits.clone())
         logits.append(torch.cat(steps))
         assert ("120 Q4_1 and 1 Q8_0" in runner.report.weights) is (quantization is None)

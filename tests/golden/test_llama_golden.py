@@ -61,11 +61,11 @@ def test_prompt_logprobs_equal_transformers(tmp_path: Path, device: str) -> None
         top_logprobs_num=3,
         token_ids_logprob=(7, 9),
     )
-    plan.add_row(0, 0, 0, 30, False)
+    plan.add_row(0, 0, 0, 30, 0)
     first = driver.run(plan)
     assert not first.output_logprobs
     plan = driver.plan()
-    plan.add_row(0, 0, 30, len(PROMPT) - 30, True)
+    plan.add_row(0, 0, 30, len(PROMPT) - 30, 1)
     second = driver.run(plan)
     for logprobs, begin, end in (
         (first.prompt_logprobs[0], 1, 31),
@@ -92,7 +92,7 @@ def test_bfloat16_stays_near_float32(tmp_path: Path, device: str) -> None:
         driver = Driver(InprocExecutor(runner), PAGE, PAGES)
         plan = driver.plan()
         driver.admit(plan, 0, PROMPT)
-        plan.add_row(0, 0, 0, len(PROMPT), True)
+        plan.add_row(0, 0, 0, len(PROMPT), 1)
         logits.append(runner.forward(plan.build()).logits.clone())
     assert logits[1].dtype == torch.bfloat16
     assert (logits[0] - logits[1]).abs().max() < 0.1 * logits[0].std()

@@ -100,9 +100,9 @@ def test_rows_read_pages_that_another_row_of_the_same_step_fills(
     driver.admit(plan, 1, prompt, share=(0, 12))
     driver.admit(plan, 2, prompt[:33] + prompt[:10], share=(0, 8))
     # The readers stand before the row whose pages they read.
-    plan.add_row(1, 1, 48, 2, True)
-    plan.add_row(2, 2, 32, 11, True)
-    plan.add_row(0, 0, 0, 50, True)
+    plan.add_row(1, 1, 48, 2, 1)
+    plan.add_row(2, 2, 32, 11, 1)
+    plan.add_row(0, 0, 0, 50, 1)
     driver.run(plan)
     driver.decode([2, 0, 1], 23)
     alone = driver_of(4).generate({0: prompt[:33] + prompt[:10]}, 24)[0]
@@ -129,8 +129,8 @@ def test_resumption_continues_with_the_same_tokens(
     driver.admit(
         plan, 7, PROMPTS[3] + whole[:13], num_prompt=len(PROMPTS[3]), sampling=sampling, seed=3
     )
-    plan.add_row(7, 7, 0, len(PROMPTS[3]) + 13, True)
-    plan.add_row(0, 0, OWN_LENGTH, 1, True)
+    plan.add_row(7, 7, 0, len(PROMPTS[3]) + 13, 1)
+    plan.add_row(0, 0, OWN_LENGTH, 1, 1)
     driver.run(plan)
     driver.decode([0, 7], 16)
     assert driver.outputs[7] == whole[13:]
@@ -154,14 +154,14 @@ def test_steps_may_be_submitted_before_the_result_is_taken(
     plan = driver.plan()
     for slot, ids in PROMPTS.items():
         driver.admit(plan, slot, ids)
-        plan.add_row(slot, slot, 0, len(ids), True)
+        plan.add_row(slot, slot, 0, len(ids), 1)
     pending = [driver.executor.submit(plan.build())]
     pending[0].finish(None)
     ids: dict[int, list[int]] = {slot: [] for slot in PROMPTS}
     for _ in range(23):
         plan = driver.plan()
         for slot in PROMPTS:
-            plan.add_row(slot, slot, OWN_LENGTH, 1, True)
+            plan.add_row(slot, slot, OWN_LENGTH, 1, 1)
         pending.append(driver.executor.submit(plan.build()))
         pending[-1].finish(None)
     for step in pending:
@@ -178,12 +178,12 @@ def test_slots_grow_when_a_higher_one_is_used(
     slots = driver.executor.runner.slots
     plan = driver.plan()
     driver.admit(plan, 0, PROMPTS[0])
-    plan.add_row(0, 0, 0, 37, True)
+    plan.add_row(0, 0, 0, 37, 1)
     driver.run(plan)
     assert len(slots.columns) == 16
     plan = driver.plan()
     driver.admit(plan, 19, PROMPTS[3])
-    plan.add_row(19, 19, 0, 17, True)
+    plan.add_row(19, 19, 0, 17, 1)
     driver.run(plan)
     assert len(slots.columns) == len(slots.ids.tensor) == 20
     driver.decode([19, 0], 22)

@@ -53,7 +53,7 @@ def test_kv_dtype_may_differ_from_the_models(
         driver = Driver(InprocExecutor(runner), 4, 16)
         plan = driver.plan()
         driver.admit(plan, 0, PROMPT)
-        plan.add_row(0, 0, 0, len(PROMPT), True)
+        plan.add_row(0, 0, 0, len(PROMPT), 1)
         logits.append(runner.forward(plan.build()).logits.clone())
     assert runner.pool.memory.dtype == getattr(torch, kv_dtype)
     assert 0 < (logits[0] - logits[1]).abs().max() < 0.1 * logits[0].std()
@@ -84,7 +84,7 @@ def test_plan_without_rows_delivers_its_admissions(tmp_path: Path) -> None:
     result = driver.run(plan)
     assert len(result.seq_ids) == len(result.token_ids) == 0
     plan = PlanBuilder(99)
-    plan.add_row(0, 0, 0, len(PROMPT), True)
+    plan.add_row(0, 0, 0, len(PROMPT), 1)
     driver.run(plan)
     driver.decode([0], 4)
     assert driver.outputs[0] == wanted
@@ -100,7 +100,7 @@ def test_prompt_logprobs_in_pieces(
         driver = Driver(InprocExecutor(runner_of(folder, "float64", "float64")), 4, 16)
         plan = driver.plan()
         driver.admit(plan, 0, PROMPT, return_logprob=True, logprob_start=4, top_logprobs_num=2)
-        plan.add_row(0, 0, 0, len(PROMPT), True)
+        plan.add_row(0, 0, 0, len(PROMPT), 1)
         return driver.run(plan).prompt_logprobs[0]
 
     whole = run()

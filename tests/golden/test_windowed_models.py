@@ -46,7 +46,7 @@ def bfloat16_logits(folder: Path, prompts: list[list[int]]) -> torch.Tensor:
     for prompt in prompts:
         plan = driver.plan()
         driver.admit(plan, 0, prompt)
-        plan.add_row(0, 0, 0, len(prompt), True)
+        plan.add_row(0, 0, 0, len(prompt), 1)
         logits.append(
             runner.forward(plan.build()).logits[0].clone()
         )  # a replayed step leaves them in its own memory

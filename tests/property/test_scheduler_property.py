@@ -19,6 +19,7 @@ from setpoint.testing.scripted import hashed_token, reference
 
 NEXT = hashed_token(VOCAB)
 EOS = frozenset({0, 1, 2, 3})
+TOKENS_PER_ROW = pytest.mark.parametrize("most", [1, 4])
 EVICTION = {
     "lru": {},
     "lfu": {},
@@ -28,7 +29,9 @@ EVICTION = {
 }
 
 
-def random_harness(rng: random.Random) -> Harness:
+def random_harness(rng: random.Random, most: int) -> Harness:
+    """``most``: tokens that a decode row may bring; it brings any number from none on."""
+    how_many = random.Random(rng.random())
     page_size = rng.choice([1, 2, 4, 16])
     num_pages = rng.choice([12, 20, 40]) * max(1, 8 // page_size)
     depth = rng.choice([0, 1, 2])
@@ -51,6 +54,8 @@ def random_harness(rng: random.Random) -> Harness:
         in_batch_check=4,
         in_batch_deprioritize=4,
         test_retract_interval=rng.choice([0, 0, 1, 3, 7]),
+        max_tokens_per_row=most,
+        num_tokens=lambda n: how_many.randint(0, n) if most > 1 else n,
         seed=rng.randrange(100),
         ratio=RatioConfig(conservativeness=rng.choice([1.0, 1.0, 0.05])),
         **random_queue_rules(rng),
@@ -92,9 +97,9 @@ def random_queue_rules(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def run_trace(seed: int) -> tuple[Harness, int]:
+def run_trace(seed: int, most: int) -> tuple[Harness, int]:
     rng = random.Random(seed)
-    harness = random_harness(rng)
+    harness = random_harness(rng, most)
     limit = harness.config.max_req_input_len
     prefixes = [
         [rng.randrange(VOCAB) for _ in range(rng.randrange(1, max(2, min(limit // 2, 60))))]
@@ -123,6 +128,7 @@ def run_trace(seed: int) -> tuple[Harness, int]:
             namespace=rng.choice(["", "a"]),
             priority=rng.choice([None, 0, 1, 5, 20]),
             routing_key=rng.choice(["", "k", "l"]),
+            return_logprob=True,
         )
         expected[rid] = full[len(prior) :]
         harness.turn(rng.choice([0, 0, 1, 5, 20]))
@@ -132,6 +138,7 @@ def run_trace(seed: int) -> tuple[Harness, int]:
             harness.stop(victim) if rng.random() < 0.5 else harness.abort(victim)
     harness.drain()
     for rid, outcome in harness.outcomes.items():
+        assert outcome.logprob_ids == outcome.ids, (seed, rid)
         if rid in ended:
             assert outcome.ids == expected[rid][: len(outcome.ids)], (seed, rid)
             continue
@@ -151,12 +158,13 @@ def run_trace(seed: int) -> tuple[Harness, int]:
     return harness, len(expected)
 
 
+@TOKENS_PER_ROW
 @pytest.mark.parametrize("block", range(8))
-def test_random_traces_end_with_the_right_tokens(block: int) -> None:
+def test_random_traces_end_with_the_right_tokens(block: int, most: int) -> None:
     requests = retractions = hits = steps = preemptions = dropped = 0
-    policies = set()
+    policies, brought = set(), set()
     for seed in range(block * 50, block * 50 + 50):
-        harness, count = run_trace(seed)
+        harness, count = run_trace(seed, most)
         requests += count
         retractions += len(harness.recorder.retractions)
         hits += sum(outcome.num_cached > 0 for outcome in harness.outcomes.values())
@@ -164,6 +172,9 @@ def test_random_traces_end_with_the_right_tokens(block: int) -> None:
         preemptions += len(harness.recorder.preemptions)
         dropped += len(harness.recorder.of(RequestDropped))
         policies.add(harness.config.policy)
+        brought |= {
+            step.num_sampled for step in harness.recorder.steps if step.num_decode_rows == 1
+        }
     # The traces must exercise what they claim to.
     assert requests > 300
     assert retractions > 20
@@ -172,10 +183,12 @@ def test_random_traces_end_with_the_right_tokens(block: int) -> None:
     assert preemptions > 1
     assert dropped > 5
     assert len(policies) > 5
+    assert brought >= set(range(most + 1) if most > 1 else [1])
 
 
+@TOKENS_PER_ROW
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-def test_many_random_traces() -> None:
+def test_many_random_traces(most: int) -> None:
     for seed in range(1_000, 6_000):
-        run_trace(seed)
+        run_trace(seed, most)

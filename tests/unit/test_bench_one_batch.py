@@ -22,7 +22,7 @@ from setpoint.config.commands import COMMANDS
 from setpoint.config.environment import read_environment
 from setpoint.core.errors import ConfigError
 from setpoint.core.plan import OWN_LENGTH, StepPlan, TokenMasks
-from setpoint.core.result import StepResult
+from setpoint.core.result import StepResult, one_each
 from setpoint.core.work import Work
 from setpoint.offline import Engine
 from setpoint.testing.byte_tokenizer import write_byte_tokenizer
@@ -53,10 +53,12 @@ class Recorder:
 
     def result(self) -> StepResult:
         rows = self.plans[-1].rows
+        seq_ids = rows.seq_ids[rows.sampling]
         return StepResult(
             self.plans[-1].step_id,
-            rows.seq_ids[rows.samples],
-            np.zeros(int(rows.samples.sum()), np.int32),
+            seq_ids,
+            np.zeros(len(seq_ids), np.int32),
+            one_each(len(seq_ids)),
         )
 
     def idle(self) -> bool:

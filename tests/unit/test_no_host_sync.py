@@ -151,16 +151,16 @@ def run_everything(remote: Remote, driver: Driver) -> None:
             logprob_start=1 if slot == 2 else -1,
             **more,
         )
-        plan.add_row(slot, slot, 0, len(prompts[slot]), True)
+        plan.add_row(slot, slot, 0, len(prompts[slot]), 1)
     driver.admit(plan, 18, [9] * 30, share=(7, 2))
-    plan.add_row(18, 18, 8, 6, False)
+    plan.add_row(18, 18, 8, 6, 0)
     driver.admit(plan, 19, [5] * 12, pooling="mean")
-    plan.add_row(19, 19, 0, 12, False)
+    plan.add_row(19, 19, 0, 12, 0)
     remote.step(plan.build())
     for number in range(3):
         plan = driver.plan()
         for slot in prompts:
-            plan.add_row(slot, slot, OWN_LENGTH, 1, True)
+            plan.add_row(slot, slot, OWN_LENGTH, 1, 1)
         masks = (
             TokenMasks(np.array([1, 3], np.int32), np.full((2, VOCAB // 32), 5, np.int32))
             if number == 1

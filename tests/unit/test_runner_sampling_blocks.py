@@ -42,7 +42,7 @@ def run(folder: Path) -> StepResult:
             top_logprobs_num=num_top,
             token_ids_logprob=picked,
         )
-        plan.add_row(slot, slot, 0, len(prompt), True)
+        plan.add_row(slot, slot, 0, len(prompt), 1)
     words = np.zeros((2, -(-spec.vocab_size // 32)), np.int32)
     words[0, 1], words[1, 2] = 1, 1  # slot 4 may only take token 32, slot 1 only token 64
     return driver.run(plan, TokenMasks(np.array([4, 1], np.int32), words))

@@ -22,8 +22,8 @@ def test_one_request_prefills_then_decodes_to_its_limit() -> None:
     harness.drain()
     assert [harness.rows(index) for index in range(len(harness.plans))] == [
         [(0, 0, 5, True)],
-        [(0, OWN_LENGTH, 1, True)],
-        [(0, OWN_LENGTH, 1, True)],
+        [(0, OWN_LENGTH, 1, 1)],
+        [(0, OWN_LENGTH, 1, 1)],
     ]
     assert harness.outcomes["a"].finish is not None
     assert harness.outcomes["a"].finish.type == "length"
@@ -49,10 +49,10 @@ def test_mixed_chunk_runs_decode_rows_beside_the_prompt() -> None:
     harness.turn()
     assert harness.rows() == [
         (1, 0, 7, False),
-        (0, OWN_LENGTH, 1, True),
+        (0, OWN_LENGTH, 1, 1),
     ]  # the chunk is less the running batch
     harness.turn()
-    assert harness.rows() == [(1, 7, 5, True), (0, OWN_LENGTH, 1, True)]
+    assert harness.rows() == [(1, 7, 5, True), (0, OWN_LENGTH, 1, 1)]
 
 
 def test_mixed_chunk_never_locks_prefill_out() -> None:
@@ -65,7 +65,7 @@ def test_mixed_chunk_never_locks_prefill_out() -> None:
         harness.turn()
     harness.submit("late", prompt(3, 60), max_new_tokens=2)
     harness.turn(4)
-    assert not harness.sequence("late").prefilling
+    assert harness.sequence("late").prefilled
 
 
 def test_a_long_prompt_is_cut_into_chunks_and_only_the_last_samples() -> None:
@@ -76,7 +76,7 @@ def test_a_long_prompt_is_cut_into_chunks_and_only_the_last_samples() -> None:
         (0, 8, False),
         (8, 8, False),
         (16, 3, True),
-        (OWN_LENGTH, 1, True),
+        (OWN_LENGTH, 1, 1),
     ]
 
 

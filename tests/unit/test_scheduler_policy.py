@@ -207,7 +207,7 @@ def test_shortest_prefill_first_runs_short_prompts_beside_a_long_one() -> None:
         harness.submit(rid, prompt(length, 10 + length), max_new_tokens=2)
     harness.turn()
     assert harness.rows() == [(0, 16, 5, False), (1, 0, 4, True), (2, 0, 7, True)]
-    assert harness.sequence("long").prefilling
+    assert not harness.sequence("long").prefilled
     harness.turn()
     assert harness.rows() == [(0, 21, 16, False)], (
         "30 tokens would have to be cut, and one prompt at a time is in pieces"

@@ -234,7 +234,7 @@ def test_the_prompt_in_mid_prefill_is_not_interrupted(depth: int, replan: bool) 
     harness.turn(2)
     harness.submit("urgent", prompt(4, 30), max_new_tokens=5, priority=90)
     harness.turn()
-    while harness.sequence("long").prefilling:
+    while not harness.sequence("long").prefilled:
         assert harness.waiting() == ["urgent"]
         harness.turn()
     harness.turn(2 * depth + 2)

@@ -209,7 +209,7 @@ class _Steps:
             for _ in range(output_len - 1):
                 plan = self._plan()
                 for slot in slots:
-                    plan.add_row(slot, slot, OWN_LENGTH, 1, True)
+                    plan.add_row(slot, slot, OWN_LENGTH, 1, 1)
                 times.decodes.append(self._time(plan))
                 if seams is not None:
                     times.works["decode"].append(seams.take())
@@ -235,7 +235,7 @@ class _Steps:
                     spent += self._time(plan)
                     plan, room = self._plan(), self._subject.chunk_tokens
                 count = min(input_len - done, room)
-                plan.add_row(slot, slot, done, count, done + count == input_len)
+                plan.add_row(slot, slot, done, count, int(done + count == input_len))
                 done, room = done + count, room - count
         return spent + self._time(plan)
 

@@ -8,9 +8,16 @@ Contract between the planes:
   of the same slot overwrites everything.
 * The *length* of a slot is the number of its known tokens: ``len(Admit.ids)`` at admission, one
   more per sampled token, whether or not anybody has seen that token yet. A row computes the known
-  positions start .. start + count - 1. It may sample only if start + count is the length, and the
-  sampled token then takes position start + count. OWN_LENGTH stands for start = length - 1 with
-  count 1: the last known token is computed, the next one sampled.
+  positions start .. start + count - 1. It may sample only if start + count is the length.
+* A sampling row brings back 0 to ``samples`` tokens (``StepResult.offsets``), which take the
+  positions from the length on and make the slot longer by as many. To bring more than one, the
+  runner may compute up to ``samples`` - 1 guessed tokens behind the known ones: positions up to
+  start + count + samples - 2 have pages. What a guess that was not confirmed has written lies at or
+  behind the last known token, where the slot's next row writes before anything is read.
+* OWN_LENGTH stands for start = length - 1 with count 1: the last known token is computed, the next
+  ones sampled. A row is planned while results of earlier rows are on their way, and those may bring
+  fewer tokens than they could: only the runner knows the position then. The pages cover the case
+  that each brings all.
 * Steps execute in the order of submission. Within a step every layer writes the KV of all rows
   before attention reads any, so a row may read pages that another row of the same step fills.
 * Page 0 is the dummy page: never allocated, never read; padding may write to it.
@@ -72,11 +79,17 @@ class Rows:
     """Position of the row's first token, or OWN_LENGTH (then the count is 1)."""
     counts: Ids
     """Tokens computed for this row in this step, >= 1."""
-    samples: npt.NDArray[np.bool_]
-    """True where the row's last token is the last known one, so that a next token is sampled."""
+    samples: Ids
+    """The most tokens that the row's result may bring; 0 where the row's last token is not the last
+    known one, so that nothing is sampled."""
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    @property
+    def sampling(self) -> npt.NDArray[np.bool_]:
+        """[rows]: which of them sample."""
+        return self.samples > 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -125,12 +138,12 @@ class PlanBuilder:
     seq_ids: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    samples: list[bool] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
     page_slots: list[Ids] = field(default_factory=list)
     page_indices: list[Ids] = field(default_factory=list)
     page_numbers: list[Ids] = field(default_factory=list)
 
-    def add_row(self, slot: int, seq_id: int, start: int, count: int, samples: bool) -> None:
+    def add_row(self, slot: int, seq_id: int, start: int, count: int, samples: int) -> None:
         self.slots.append(slot)
         self.seq_ids.append(seq_id)
         self.starts.append(start)
@@ -146,7 +159,7 @@ class PlanBuilder:
             )
             self.page_numbers.append(pages)
 
-    def map_one_page_each(self, slots: list[int], indices: list[int], pages: Ids) -> None:
+    def map_each(self, slots: list[int], indices: list[int], pages: Ids) -> None:
         """``table[slots[i], indices[i]] = pages[i]``: the growth of a decode batch."""
         if slots:
             self.page_slots.append(np.array(slots, np.int32))
@@ -159,7 +172,7 @@ class PlanBuilder:
             seq_ids=np.array(self.seq_ids, np.int64),
             starts=np.array(self.starts, np.int32),
             counts=np.array(self.counts, np.int32),
-            samples=np.array(self.samples, np.bool_),
+            samples=np.array(self.samples, np.int32),
         )
         deltas = PageDeltas(
             _join(self.page_slots), _join(self.page_indices), _join(self.page_numbers)

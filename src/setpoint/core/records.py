@@ -103,6 +103,7 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     num_pending_tokens: int
     """Sequence lengths waiting, plus the remainder of the sequence in mid-prefill."""
     num_sampled: int
+    """Tokens that the step brought for sequences that had not ended before."""
     pool: PoolStats
     new_token_ratio: float
     refusals: Mapping[Refusal, int] = {}

@@ -1,4 +1,5 @@
-"""What a step brought back: sampled ids and, where asked for, their logprobs."""
+"""What a step brought back: sampled ids, any number per row, and where asked for their
+logprobs."""
 
 from __future__ import annotations
 
@@ -31,18 +32,37 @@ class PositionLogprobs:
     top_ids: Ids
     picked: Floats
 
+    def first(self, num_positions: int) -> PositionLogprobs:
+        """The first of these positions."""
+        if num_positions == len(self.ids):
+            return self
+        cut = slice(num_positions)
+        return PositionLogprobs(
+            self.values[cut],
+            self.ids[cut],
+            self.top_values[cut],
+            self.top_ids[cut],
+            self.picked[cut],
+        )
+
 
 @dataclass(slots=True, frozen=True)
 class StepResult:
-    """The sampling rows of a plan in the plan's row order, with what was sampled for them."""
+    """The sampling rows of a plan in the plan's row order, with what was sampled for them.
+
+    The tokens of row i are ``token_ids[offsets[i] : offsets[i + 1]]``: none, or as many as
+    ``Rows.samples`` allows.
+    """
 
     step_id: int
     seq_ids: npt.NDArray[np.int64]
     token_ids: Ids
-    """A negative id means the logits of that row were not finite (NaN): the scheduler aborts the
-    sequence."""
+    """A negative id means the logits of that position were not finite (NaN): the scheduler aborts
+    the sequence."""
+    offsets: Ids
+    """[sampling rows + 1], beginning with 0; :func:`one_each` where every row brings one token."""
     output_logprobs: Mapping[int, PositionLogprobs] = field(default_factory=dict)
-    """seq_id -> one position (the sampled token), for sequences admitted with return_logprob."""
+    """seq_id -> one position per token of its row, for sequences admitted with return_logprob."""
     prompt_logprobs: Mapping[int, PositionLogprobs] = field(default_factory=dict)
     """seq_id -> the prompt positions that this step's chunk made known (position p needs the logits
     of p - 1)."""
@@ -58,3 +78,8 @@ class StepResult:
     way: str = EAGER
     """How the forward pass ran: "eager" (the model's own code, operation by operation), "replay"
     (from a recording) or "compiled" (by torch.compile)."""
+
+
+def one_each(num_rows: int) -> Ids:
+    """The offsets of rows that bring one token each."""
+    return np.arange(num_rows + 1, dtype=np.int32)

@@ -112,6 +112,9 @@ class SchedulerConfig:
     replan_inflight: bool = True
     """Whether a sequence may be planned again before its last result is known (overlap yes,
     pipeline stages no)."""
+    max_tokens_per_row: int = 1
+    """The most tokens that the result of a decode row may bring, for all of which it takes pages
+    beforehand."""
     ratio: RatioConfig = field(default_factory=RatioConfig)
     clip_max_new_tokens: int = 4096
     """An output longer than this is counted as this long when admission reserves memory

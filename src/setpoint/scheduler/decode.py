@@ -1,5 +1,5 @@
-"""Planning of decode rows: one token for every prefilled sequence, and retraction when the pool
-cannot hold them.
+"""Planning of decode rows: the next tokens of every prefilled sequence, and retraction when the
+pool cannot hold them.
 
 The rules are SGLang's (docs/sglang/scheduling.md#retraction).
 """
@@ -26,8 +26,11 @@ class DecodePlanner:
         self._steps_since_test = 0
 
     def plan(self, builder: PlanBuilder, step: StepDraft) -> list[TokenEvent]:
-        """Add a row for every sequence that wants a token, or none if memory must come back from
+        """Add a row for every sequence that wants tokens, or none if memory must come back from
         steps in flight first.
+
+        Rows may bring as many tokens as the policy says where the pool has room for all of them,
+        and one token otherwise: nobody is retracted so that others can bring more.
 
         Returns the event of a sequence aborted because not even it alone fits.
         """
@@ -41,16 +44,28 @@ class DecodePlanner:
             return []
         events: list[TokenEvent] = []
         testing = self._test_is_due(len(rows))
-        if testing or not self._fits(rows):
+        samples = _samples(rows, state.config.max_tokens_per_row)
+        growth = self._growth(rows, samples)
+        if max(samples) > 1 and not self._fits(growth):
+            samples = _samples(rows, 1)
+            growth = self._growth(rows, samples)
+        if testing or not self._fits(growth):
             # Retract only on a quiet pipeline: what is in flight may end sequences, and their
             # memory is only then free.
             if planned or state.inflight:
                 return []
             events = self._retract(rows, testing=testing)
             rows = [seq for seq in rows if seq.status is Status.RUNNING]
+            samples = _samples(rows, 1)
+            growth = self._growth(rows, samples)
         else:
             state.ratio.decay()
-        self._add_rows(rows, builder, step)
+        self._grow(growth, builder)
+        for seq, count in zip(rows, samples, strict=True):
+            builder.add_row(seq.slot, seq.seq_id, OWN_LENGTH, 1, count)
+            seq.num_scheduled += count
+            step.add(seq, samples=count)
+        step.num_decode_rows = len(rows)
         self._steps_since_test = 0 if testing else self._steps_since_test + 1
         return events
 
@@ -63,27 +78,31 @@ class DecodePlanner:
         # the loop has it in time.
         return seq.grammar is None or self._state.config.depth < 2
 
-    def _needs_page(self, seq: Sequence) -> bool:
-        return seq.num_scheduled == len(seq.pages) * self._state.cache.page_size
+    def _growth(self, rows: list[Sequence], samples: list[int]) -> list[tuple[Sequence, int]]:
+        """The sequences that need pages to bring so many tokens each, and how many pages."""
+        page_size = self._state.cache.page_size
+        found = []
+        for seq, count in zip(rows, samples, strict=True):
+            short = seq.num_scheduled + count - len(seq.pages) * page_size
+            if short > 0:
+                found.append((seq, -(-short // page_size)))
+        return found
 
-    def _fits(self, rows: list[Sequence]) -> bool:
-        needed = sum(map(self._needs_page, rows))
-        return needed * self._state.cache.page_size <= self._state.available_tokens
+    def _fits(self, growth: list[tuple[Sequence, int]]) -> bool:
+        num_pages = sum(count for _, count in growth)
+        return num_pages * self._state.cache.page_size <= self._state.available_tokens
 
-    def _add_rows(self, rows: list[Sequence], builder: PlanBuilder, step: StepDraft) -> None:
-        growing = [seq for seq in rows if self._needs_page(seq)]
-        pages = self._state.cache.alloc(len(growing))
+    def _grow(self, growth: list[tuple[Sequence, int]], builder: PlanBuilder) -> None:
+        pages = self._state.cache.alloc(sum(count for _, count in growth))
         assert pages is not None, "checked by _fits()"
-        builder.map_one_page_each(
-            [seq.slot for seq in growing], [len(seq.pages) for seq in growing], pages
-        )
-        for seq, page in zip(growing, pages.tolist(), strict=True):
-            seq.pages.append(page)
-        for seq in rows:
-            builder.add_row(seq.slot, seq.seq_id, OWN_LENGTH, 1, True)
-            seq.num_scheduled += 1
-            step.add(seq, samples=True)
-        step.num_decode_rows = len(rows)
+        numbers = iter(pages.tolist())
+        slots, indices = [], []
+        for seq, count in growth:
+            for _ in range(count):
+                slots.append(seq.slot)
+                indices.append(len(seq.pages))
+                seq.pages.append(next(numbers))
+        builder.map_each(slots, indices, pages)
 
     def _test_is_due(self, num_rows: int) -> bool:
         interval = self._state.config.test_retract_interval
@@ -102,6 +121,11 @@ class DecodePlanner:
             self._state.ratio.current,
         )
         living = {seq.seq_id: seq for seq in rows}
+
+        def fits() -> bool:
+            left = list(living.values())
+            return self._fits(self._growth(left, _samples(left, 1)))
+
         num_retracted = 0
         by_rank = state.config.priority is not None and state.config.priority.retract_first
         views = [
@@ -111,13 +135,13 @@ class DecodePlanner:
         for seq_id in retraction_order(views)[:-1]:
             state.send_back(living.pop(seq_id))
             num_retracted += 1
-            if self._fits(list(living.values())):
+            if fits():
                 break
-        if state.chunking is not None and not self._fits(list(living.values())):
+        if state.chunking is not None and not fits():
             state.send_back(state.chunking)
             num_retracted += 1
         events = []
-        if not self._fits(list(living.values())):
+        if not fits():
             (last,) = living.values()
             events.append(
                 state.end(
@@ -141,3 +165,14 @@ class DecodePlanner:
             Retraction(num_retracted, gained, ratio_before, state.ratio.current, testing)
         )
         return events
+
+
+def _samples(rows: list[Sequence], most: int) -> list[int]:
+    """Tokens that the next row of each of these may bring: never more than may still be committed,
+    and one under a grammar, whose mask is for one position."""
+    if most == 1:
+        return [1] * len(rows)
+    return [
+        1 if seq.grammar is not None else min(most, seq.remaining - seq.inflight_samples)
+        for seq in rows
+    ]

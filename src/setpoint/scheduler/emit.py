@@ -21,10 +21,8 @@ def finish_after(seq: Sequence, token: int) -> Finish | None:
     """Whether the token just committed ends the sequence, and why; in SGLang's order
     (docs/sglang/scheduling.md#finish-tests).
 
-    Stop strings are the frontend's. A negative token reports logits that were not finite.
+    Stop strings are the frontend's.
     """
-    if token < 0:
-        return NOT_FINITE
     if token in seq.stop_ids:
         return Finish("stop", matched=token)
     if seq.remaining <= 0:
@@ -63,12 +61,12 @@ def token_event(seq: Sequence) -> TokenEvent:
         num_outputs=len(seq.outputs),
         num_cached=seq.num_cached,
         num_retractions=seq.num_retractions,
-        output_logprobs=_joined(seq.output_logprobs),
-        prompt_logprobs=_joined(seq.prompt_logprobs),
+        output_logprobs=_joined(seq.output_logprobs) if seq.output_logprobs else None,
+        prompt_logprobs=_joined(seq.prompt_logprobs) if seq.prompt_logprobs else None,
         embedding=seq.embedding,
     )
-    seq.output_logprobs = []
-    seq.prompt_logprobs = []
+    if seq.request.return_logprob:
+        seq.output_logprobs, seq.prompt_logprobs = [], []
     return event
 
 
@@ -82,9 +80,9 @@ def logprob_block(positions: PositionLogprobs) -> LogprobBlock:
     )
 
 
-def _joined(blocks: list[LogprobBlock]) -> LogprobBlock | None:
-    if len(blocks) < 2:
-        return blocks[0] if blocks else None
+def _joined(blocks: list[LogprobBlock]) -> LogprobBlock:
+    if len(blocks) == 1:
+        return blocks[0]
     return LogprobBlock(
         [value for block in blocks for value in block.values],
         [token for block in blocks for token in block.ids],

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 
 from setpoint.core.records import PoolStats
-from setpoint.scheduler.sequence import Status
+from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.state import State
 
 
@@ -45,6 +45,12 @@ def violations(state: State) -> list[str]:
                 " pages"
             )
     found += [
+        f"sequence {seq.seq_id} counts {seq.num_scheduled} tokens planned, knows {seq.num_known}"
+        f" and may get {seq.inflight_samples}"
+        for seq in state.running.values()
+        if seq.prefilled and seq.max_new_tokens and seq.num_scheduled != _num_planned(seq)
+    ]
+    found += [
         f"sequence {seq.seq_id} drains without a step in flight"
         for seq in state.draining.values()
         if not seq.inflight_steps
@@ -57,6 +63,11 @@ def violations(state: State) -> list[str]:
     if sum(seq.num_known for seq in state.queue) != state.queue.num_tokens:
         found.append("the queue's token count is wrong")
     return found
+
+
+def _num_planned(seq: Sequence) -> int:
+    """Of a sequence past its prompt: all tokens but the last one have KV, computed or planned."""
+    return seq.num_known + seq.inflight_samples - 1
 
 
 def leaks(pool: PoolStats, *, idle: bool) -> list[str]:

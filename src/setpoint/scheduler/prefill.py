@@ -93,7 +93,7 @@ class PrefillPlanner:
 
     def _budget(self) -> PrefillBudget:
         state, config = self._state, self._state.config
-        mixed = len(state.running) if config.mixed_chunk else 0
+        mixed = len(state.running) * config.max_tokens_per_row if config.mixed_chunk else 0
         page, chunk = state.cache.page_size, config.chunked_prefill_size
         return PrefillBudget(
             page_size=page,
@@ -265,8 +265,8 @@ class PrefillPlanner:
         grown = state.holdings.grow(seq, start + count, builder)
         assert grown, "the budget counted these pages as available"
         seq.num_scheduled += count
-        last = not seq.prefilling
-        samples = last and seq.remaining > 0
+        last = seq.prefilled = seq.num_scheduled == len(seq.ids)
+        samples = int(last and seq.remaining > 0)
         builder.add_row(seq.slot, seq.seq_id, start, count, samples)
         step.add(seq, samples=samples)
         step.num_prefill_rows += 1

@@ -13,7 +13,7 @@ results it depends on. Events that planning itself causes wait in ``take_events`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import takewhile
 
 import numpy as np
@@ -30,16 +30,16 @@ from setpoint.core.records import (
     RequestDropped,
     RequestFailed,
     RequestUnservable,
-    StepDone,
 )
 from setpoint.core.request import Request
 from setpoint.core.result import StepResult
 from setpoint.scheduler.arrival import new_sequence
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.cadence import Cadence
+from setpoint.scheduler.commit import Committer
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.decode import DecodePlanner
-from setpoint.scheduler.emit import NOT_FINITE, finish_after, is_due, logprob_block, token_event
+from setpoint.scheduler.emit import token_event
 from setpoint.scheduler.grammar import Grammar, GrammarFactory
 from setpoint.scheduler.prefill import PrefillPlanner
 from setpoint.scheduler.sequence import Sequence, Status
@@ -66,6 +66,7 @@ class Scheduler:
         self._grammar = grammar
         self._prefill = PrefillPlanner(self.state, observer)
         self._decode = DecodePlanner(self.state, observer)
+        self._committer = Committer(self.state, observer)
         self._cadence = Cadence(config.cadence)
         self._events: list[TokenEvent] = []
         self._ignored_priority = False
@@ -246,109 +247,15 @@ class Scheduler:
         return events
 
     def update(self, result: StepResult, finished_at: float) -> list[TokenEvent]:
-        """Commit the oldest step in flight; returns the events to send. Rows of sequences that
-        ended meanwhile are discarded."""
-        step = self.state.inflight.popleft()
-        assert step.plan is not None
-        assert step.plan.step_id == result.step_id
-        events: list[TokenEvent] = []
-        tokens = iter(result.token_ids.tolist())
-        num_sampled = 0
-        for seq, samples in zip(step.seqs, step.plan.rows.samples.tolist(), strict=True):
-            seq.inflight_steps -= 1
-            seq.inflight_samples -= samples
-            token = next(tokens) if samples else None
-            if seq.finish is not None:
-                self.state.release_if_idle(seq)
-                continue
-            num_sampled += samples
-            try:
-                event = self._event_after(seq, token, result, step.failures)
-            except Exception as error:
-                event = self._fail(seq, failure("taking in its result", error))
-            if event is not None:
-                events.append(event)
-        self._observer.on(self._done(step, result, finished_at, num_sampled))
-        return events
-
-    def _event_after(
-        self, seq: Sequence, token: int | None, result: StepResult, failures: Mapping[int, str]
-    ) -> TokenEvent | None:
-        """Take in what a step brought for one of its sequences; the event to send, if one is
-        due."""
-        why = failures.get(seq.seq_id) or result.failures.get(seq.seq_id)
-        if why is not None:
-            return self._fail(seq, why)
-        finish = self._commit(seq, token, result)
-        if finish is not None:
-            return self.state.end(seq, finish)
-        return token_event(seq) if is_due(seq, self.config.stream_interval) else None
+        """Commit the oldest step in flight; returns the events to send."""
+        return self._committer.commit(result, finished_at)
 
     def give_up(self, seq_id: int, why: str) -> TokenEvent:
         """The last event of a sequence whose events cannot be sent, whether or not it has ended."""
         seq = self.state.by_id.get(seq_id)
-        return TokenEvent(seq_id, [], failed(why)) if seq is None else self._fail(seq, why)
-
-    def _fail(self, seq: Sequence, why: str) -> TokenEvent:
-        """End a sequence, if it has not ended yet, for which something raised. What it has computed
-        is not sent any more."""
-        self._observer.on(RequestFailed(seq.rid, why))
-        seq.num_sent = len(seq.outputs)
-        seq.output_logprobs, seq.prompt_logprobs, seq.embedding = [], [], b""
-        if seq.finish is None:
-            return self.state.end(seq, failed(why))
-        seq.finish = failed(why)
-        return token_event(seq)
-
-    def _commit(self, seq: Sequence, token: int | None, result: StepResult) -> Finish | None:
-        """Append a sampled token (None: the row only computed prompt tokens); returns how the
-        sequence ends, if it does."""
-        if seq.request.return_logprob:
-            if seq.seq_id in result.prompt_logprobs:
-                seq.prompt_logprobs.append(logprob_block(result.prompt_logprobs[seq.seq_id]))
-            if seq.seq_id in result.output_logprobs:
-                seq.output_logprobs.append(logprob_block(result.output_logprobs[seq.seq_id]))
-        if token is None:
-            return self._end_of_prompt(seq, result)
-        if token >= 0:
-            seq.outputs.append(token)
-            if seq.grammar is not None:
-                seq.grammar.accept(token)
-        return finish_after(seq, token)
-
-    def _end_of_prompt(self, seq: Sequence, result: StepResult) -> Finish | None:
-        """max_new_tokens = 0: with the last chunk's result there is nothing left to compute."""
-        if seq.prefilling or seq.inflight_steps or seq.remaining > 0:
-            return None
-        if seq.request.pooling is not None:
-            vector = result.embeddings[seq.seq_id]
-            if not np.isfinite(vector).all():
-                return NOT_FINITE
-            seq.embedding = vector.astype("<f4", copy=False).tobytes()
-        return Finish("length", length=0)
-
-    def _done(
-        self, step: StepDraft, result: StepResult, finished_at: float, num_sampled: int
-    ) -> StepDone:
-        return StepDone(
-            step_id=result.step_id,
-            finished_at=finished_at,
-            num_prefill_rows=step.num_prefill_rows,
-            num_decode_rows=step.num_decode_rows,
-            num_new_tokens=step.num_new_tokens,
-            num_cached_tokens=step.num_cached_tokens,
-            num_new_seqs=step.num_new_seqs,
-            num_running=step.num_running,
-            num_queued=step.num_queued,
-            num_pending_tokens=step.num_pending_tokens,
-            num_sampled=num_sampled,
-            pool=self.state.cache.pool_stats(),
-            new_token_ratio=self.state.ratio.current,
-            refusals=step.refusals,
-            forward_s=result.forward_s,
-            sample_s=result.sample_s,
-            way=result.way,
-        )
+        if seq is None:
+            return TokenEvent(seq_id, [], failed(why))
+        return self._committer.fail(seq, why)
 
 
 def _aborted(seq: Sequence) -> Finish:

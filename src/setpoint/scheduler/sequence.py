@@ -2,7 +2,8 @@
 FINISHED.
 
 Counts three lengths that only coincide in a synchronous engine: *scheduled* (a KV write is
-planned), *committed* (the sampled token is known) and *in flight* (planned, result not back).
+planned), *committed* (the sampled token is known) and *in flight* (planned, result not back). Once
+the prompt is planned, ``num_scheduled`` is ``num_known`` + ``inflight_samples`` - 1.
 """
 
 from __future__ import annotations
@@ -58,10 +59,15 @@ class Sequence:
     release."""
     ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
     """Prompt + outputs as of the last admission: what prefill has to cover."""
+    prefilled: bool = False
+    """Every token of the last admission has KV, computed or planned. Written with each row of
+    it."""
     num_scheduled: int = 0
-    """Tokens whose KV is computed or planned (the cached prefix included)."""
+    """Tokens whose KV is computed or planned (the cached prefix included), if the rows in flight
+    bring all they may; what they did not bring is taken back."""
     inflight_steps: int = 0
     inflight_samples: int = 0
+    """The most tokens that results in flight may bring."""
     num_cached: int = 0
     """Prefix hit of the first admission, in tokens."""
     num_retractions: int = 0
@@ -84,11 +90,6 @@ class Sequence:
         return len(self.prompt) + len(self.outputs)
 
     @property
-    def prefilling(self) -> bool:
-        """Some tokens of the last admission have no KV planned yet."""
-        return self.num_scheduled < len(self.ids)
-
-    @property
     def remaining(self) -> int:
         """Outputs that may still be committed."""
         return self.max_new_tokens - len(self.outputs)
@@ -96,11 +97,7 @@ class Sequence:
     @property
     def wants_row(self) -> bool:
         """Prefilled, and not every allowed output is committed or in flight."""
-        return (
-            self.finish is None
-            and self.num_scheduled >= len(self.ids)
-            and self.remaining > self.inflight_samples
-        )
+        return self.finish is None and self.prefilled and self.remaining > self.inflight_samples
 
     def known_ids(self) -> Ids:
         """Prompt + committed outputs, [num_known] int32."""

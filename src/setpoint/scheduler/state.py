@@ -45,8 +45,8 @@ class StepDraft:
     failures: dict[int, str] = field(default_factory=dict)
     """seq_id -> why, of sequences that failed alone while the step was prepared."""
 
-    def add(self, seq: Sequence, *, samples: bool) -> None:
-        """A row of this sequence was planned."""
+    def add(self, seq: Sequence, *, samples: int) -> None:
+        """A row of this sequence was planned, whose result may bring so many tokens."""
         seq.inflight_steps += 1
         seq.inflight_samples += samples
         self.seqs.append(seq)

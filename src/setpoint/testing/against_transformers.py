@@ -82,7 +82,7 @@ class Recording:
         if step.forward.logits is not None:
             # Sampling may work in place.
             for seq_id, row in zip(
-                plan.rows.seq_ids[plan.rows.samples].tolist(),
+                plan.rows.seq_ids[plan.rows.sampling].tolist(),
                 step.forward.logits.clone().cpu(),
                 strict=True,
             ):

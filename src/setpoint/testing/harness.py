@@ -22,7 +22,7 @@ from setpoint.scheduler.grammar import GrammarFactory
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 from setpoint.scheduler.sequence import Sequence
-from setpoint.testing.scripted import NextToken, ScriptedExecutor, hashed_token
+from setpoint.testing.scripted import NextToken, NumTokens, ScriptedExecutor, hashed_token
 
 VOCAB = 97
 TURN_S = 0.003
@@ -96,6 +96,8 @@ class Outcome:
     num_retractions: int = 0
     num_events: int = 0
     embedding: bytes = b""
+    logprob_ids: list[int] = field(default_factory=list)
+    """The token of each output position whose logprob came."""
     top_logprobs: list[list[float]] = field(default_factory=list)
     """Per output position, if asked for."""
 
@@ -113,13 +115,15 @@ class Harness:
         eviction_policy: str = "lru",
         eviction_parameters: Mapping[str, int] | None = None,
         next_token: NextToken | None = None,
+        num_tokens: NumTokens = lambda most: most,
         grammar: GrammarFactory | None = None,
         executor: Executor | None = None,
         wire: Wire | None = None,
         **config: Any,
     ) -> None:
         """``executor`` takes the place of the scripted one, ``wire`` that of one that only keeps
-        messages; ``config`` are fields of SchedulerConfig."""
+        messages; ``num_tokens``: how many of the tokens that a row may bring it does; ``config``
+        are fields of SchedulerConfig."""
         tokens = num_pages * page_size
         settings: dict[str, Any] = {
             "max_running_requests": 8,
@@ -140,14 +144,12 @@ class Harness:
             eviction_parameters=eviction_parameters,
         )
         self.executor = executor or ScriptedExecutor(
-            num_pages=num_pages, page_size=page_size, next_token=next_token or hashed_token(VOCAB)
+            num_pages=num_pages,
+            page_size=page_size,
+            next_token=next_token or hashed_token(VOCAB),
+            num_tokens=num_tokens,
         )
-        self.scheduler = Scheduler(
-            self.config,
-            self.cache,
-            observer=self.recorder,
-            grammar=grammar,
-        )
+        self.scheduler = Scheduler(self.config, self.cache, observer=self.recorder, grammar=grammar)
         self.loop = Loop(
             self.scheduler,
             self.executor,
@@ -233,6 +235,7 @@ class Harness:
                 outcome.num_events += 1
                 outcome.embedding = event.embedding
                 if event.output_logprobs is not None:
+                    outcome.logprob_ids += event.output_logprobs.ids
                     outcome.top_logprobs += event.output_logprobs.top_values
 
     # ------------------------------------------------------------------ looking inside

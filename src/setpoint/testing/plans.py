@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -72,8 +73,9 @@ class Driver:
         step = self.executor.submit(plan.build())
         step.finish(masks)
         result = step.result()
-        for slot, token in zip(result.seq_ids.tolist(), result.token_ids.tolist(), strict=True):
-            self.outputs[slot].append(token)
+        bounds = pairwise(result.offsets.tolist())
+        for slot, (begin, end) in zip(result.seq_ids.tolist(), bounds, strict=True):
+            self.outputs[slot] += result.token_ids[begin:end].tolist()
         return result
 
     def decode(self, slots: Sequence[int], steps: int = 1) -> list[StepResult]:
@@ -81,7 +83,7 @@ class Driver:
         for _ in range(steps):
             plan = self.plan()
             for slot in slots:
-                plan.add_row(slot, slot, OWN_LENGTH, 1, True)
+                plan.add_row(slot, slot, OWN_LENGTH, 1, 1)
             results.append(self.run(plan))
         return results
 
@@ -105,9 +107,9 @@ class Driver:
                 if start < len(ids):
                     count = min(chunk, len(ids) - start)
                     done[slot] = start + count
-                    plan.add_row(slot, slot, start, count, done[slot] == len(ids))
+                    plan.add_row(slot, slot, start, count, int(done[slot] == len(ids)))
                 elif len(self.outputs[slot]) < num_tokens:
-                    plan.add_row(slot, slot, OWN_LENGTH, 1, True)
+                    plan.add_row(slot, slot, OWN_LENGTH, 1, 1)
             self.run(plan)
             plan = self.plan()
         return {slot: list(self.outputs[slot]) for slot in prompts}

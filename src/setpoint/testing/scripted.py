@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 
 from setpoint.core.failures import failure
 from setpoint.core.plan import OWN_LENGTH, Admit, StepPlan, TokenMasks
 from setpoint.core.request import Ids
-from setpoint.core.result import Floats, StepResult
+from setpoint.core.result import Floats, PositionLogprobs, StepResult
 
 NextToken = Callable[[Ids], int]
 """History (prompt and outputs so far) -> next token."""
 
+NumTokens = Callable[[int], int]
+"""The most tokens that a row may bring -> how many this one brings."""
+
 EMPTY = -1
+WRONG = -2
+"""What a guessed token leaves in the store unless it is confirmed: nobody may read it."""
 
 
 def hashed_token(vocab_size: int) -> NextToken:
@@ -50,7 +56,7 @@ class ScriptedStep:
         self,
         executor: ScriptedExecutor,
         plan: StepPlan,
-        histories: list[tuple[int, Ids]],
+        histories: list[tuple[int, Ids, int]],
         embeddings: dict[int, Floats],
         failures: dict[int, str],
     ) -> None:
@@ -59,7 +65,8 @@ class ScriptedStep:
         self._executor = executor
         self._plan = plan
         self._histories = histories
-        self._tokens: list[int] | None = None
+        """Per sampling row its slot, the tokens before the next, and how many it may bring."""
+        self._tokens: list[list[int]] | None = None
         self.masks: TokenMasks | None = None
 
     def finish(self, masks: TokenMasks | None) -> None:
@@ -67,13 +74,17 @@ class ScriptedStep:
         self.masks = masks
         allowed = {} if masks is None else dict(zip(masks.slots.tolist(), masks.words, strict=True))
         self._tokens = []
-        for slot, history in self._histories:
-            token = self._next_token(slot, history)
-            if slot in allowed:
-                bits = np.unpackbits(allowed[slot].view(np.uint8), bitorder="little")
-                token = int(np.flatnonzero(bits)[token % int(bits.sum())])
-            self._executor.append(slot, token)
-            self._tokens.append(token)
+        for slot, history, most in self._histories:
+            assert slot not in allowed or most == 1, "one mask for several positions"
+            tokens: list[int] = []
+            for _ in range(self._executor.num_tokens(most)):
+                token = self._next_token(slot, np.append(history, tokens).astype(np.int32))
+                if slot in allowed:
+                    bits = np.unpackbits(allowed[slot].view(np.uint8), bitorder="little")
+                    token = int(np.flatnonzero(bits)[token % int(bits.sum())])
+                tokens.append(token)
+            self._executor.append(slot, tokens)
+            self._tokens.append(tokens)
 
     def _next_token(self, slot: int, history: Ids) -> int:
         try:
@@ -87,21 +98,47 @@ class ScriptedStep:
     def result(self) -> StepResult:
         assert self._tokens is not None, "result() before finish()"
         rows = self._plan.rows
+        seq_ids = rows.seq_ids[rows.sampling]
         return StepResult(
             self._plan.step_id,
-            rows.seq_ids[rows.samples],
-            np.array(self._tokens, np.int32),
+            seq_ids,
+            np.array(list(chain(*self._tokens)), np.int32),
+            np.cumsum([0, *map(len, self._tokens)], dtype=np.int32),
+            output_logprobs={
+                seq_id: _logprobs(tokens)
+                for seq_id, (slot, _, _), tokens in zip(
+                    seq_ids.tolist(), self._histories, self._tokens, strict=True
+                )
+                if slot in self._executor.with_logprobs
+            },
             embeddings=self._embeddings,
             failures=self._failures,
         )
+
+
+def _logprobs(tokens: list[int]) -> PositionLogprobs:
+    """The "logprob" of a token is its negative id."""
+    none = np.zeros((len(tokens), 0), np.float32)
+    ids = np.array(tokens, np.int32)
+    return PositionLogprobs(-ids.astype(np.float32), ids, none, none.astype(np.int32), none)
 
 
 class ScriptedExecutor:
     """Implements core.executor.Executor; keeps every plan in ``plans``. Slots and table grow as
     plans name them."""
 
-    def __init__(self, *, num_pages: int, page_size: int, next_token: NextToken) -> None:
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        next_token: NextToken,
+        num_tokens: NumTokens = lambda most: most,
+    ) -> None:
         self.next_token = next_token
+        self.num_tokens = num_tokens
+        self.with_logprobs: set[int] = set()
+        """Slots admitted with return_logprob."""
         self.look_at: Callable[[Admit], None] = lambda admit: None
         """Sees every admission, and may raise: then that sequence fails. So may ``next_token``."""
         self.plans: list[StepPlan] = []
@@ -138,20 +175,24 @@ class ScriptedExecutor:
             )
         ]
         assert len({slot for slot, _, _ in spans}) == len(spans), "a slot has two rows in one step"
-        for slot, start, end in spans:  # every row writes before any row reads
+        num_samples = rows.samples.tolist()
+        for (slot, start, end), most in zip(spans, num_samples, strict=True):
+            # Every row writes before any row reads; guesses are wrong until they are confirmed.
             where = self._where(slot, start, end)
             assert len(where) == len(set(where))
             self._store[where] = self._ids[slot][start:end]
+            self._store[self._where(slot, end, end + most - 1)] = WRONG
         histories = []
         embeddings = {}
-        for (slot, start, end), samples in zip(spans, rows.samples.tolist(), strict=True):
+        for (slot, start, end), most in zip(spans, num_samples, strict=True):
             history = self._store[self._where(slot, 0, end)].astype(np.int32)
             assert EMPTY not in history, f"slot {slot} reads a position that nothing wrote"
+            assert WRONG not in history, f"slot {slot} reads a guess that nothing confirmed"
             if slot in self._pooled:
                 embeddings.update(self._pool(slot, start, end, history))
-            if samples:
+            if most:
                 assert end == len(self._ids[slot]), "a row samples before its last known token"
-                histories.append((slot, history))
+                histories.append((slot, history, most))
         return ScriptedStep(self, plan, histories, embeddings, failures)
 
     def idle(self) -> bool:
@@ -160,12 +201,18 @@ class ScriptedExecutor:
     def shutdown(self) -> None:
         """Nothing to free."""
 
-    def append(self, slot: int, token: int) -> None:
-        self._ids[slot].append(token)
+    def append(self, slot: int, tokens: list[int]) -> None:
+        """The slot's row brings these: all but the last were computed as guesses."""
+        confirmed, length = tokens[:-1], len(self._ids[slot])
+        self._store[self._where(slot, length, length + len(confirmed))] = confirmed
+        self._ids[slot] += tokens
 
     def _admit(self, admit: Admit) -> None:
         self._ids[admit.slot] = admit.ids.tolist()
         self._table[admit.slot] = {}
+        self.with_logprobs.discard(admit.slot)
+        if admit.return_logprob:
+            self.with_logprobs.add(admit.slot)
         self._pooled.pop(admit.slot, None)
         if admit.pooling is not None:
             self._pooled[admit.slot] = admit, []

@@ -138,7 +138,7 @@ def _first_answer(runner: ModelRunner, length: int) -> torch.Tensor:
     plan = PlanBuilder(0)
     plan.admits.append(Admit(0, 0, ids, length, SamplingParams(temperature=0.0), seed=0))
     plan.map_pages(0, 0, np.arange(1, 1 + -(-length // runner.page_size), dtype=np.int32))
-    plan.add_row(0, 0, 0, length, True)
+    plan.add_row(0, 0, 0, length, 1)
     return _logits(runner, plan.build())
 
 
@@ -146,7 +146,7 @@ def _last_tokens(length: int, size: int) -> StepPlan:
     """The last tokens of that sequence once more: but for attention the work of a decode step of as
     many rows."""
     plan = PlanBuilder(0)
-    plan.add_row(0, 0, length - size, size, True)
+    plan.add_row(0, 0, length - size, size, 1)
     return plan.build()
 
 

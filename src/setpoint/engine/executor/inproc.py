@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from setpoint.core.plan import StepPlan, TokenMasks
-from setpoint.core.result import PositionLogprobs, StepResult
+from setpoint.core.result import PositionLogprobs, StepResult, one_each
 from setpoint.engine.kernels.device import Mark, marker, seconds_between, to_host, wait
 from setpoint.engine.runner.model_runner import Forward, ModelRunner
 from setpoint.engine.sampling.logprobs import Logprobs
@@ -62,14 +62,16 @@ class InprocStep:
     def result(self) -> StepResult:
         wait(self.sample_done)
         plan = self.forward.plan
+        seq_ids = plan.rows.seq_ids[plan.rows.sampling]
         return StepResult(
             step_id=plan.step_id,
-            seq_ids=plan.rows.seq_ids[plan.rows.samples],
+            seq_ids=seq_ids,
             token_ids=(
                 np.zeros(0, np.int32)
                 if self.sampled_ids is None
                 else self.sampled_ids.astype(np.int32)
             ),
+            offsets=one_each(len(seq_ids)),
             output_logprobs=self._output_logprobs(plan),
             prompt_logprobs={
                 int(plan.rows.seq_ids[row]): self._cut(row, logprobs, slice(None))
@@ -89,7 +91,7 @@ class InprocStep:
     def _output_logprobs(self, plan: StepPlan) -> dict[int, PositionLogprobs]:
         if self.output is None:
             return {}
-        wanted = plan.rows.samples & self.runner.slots.columns["logprobs"][plan.rows.slots]
+        wanted = plan.rows.sampling & self.runner.slots.columns["logprobs"][plan.rows.slots]
         found = enumerate(np.flatnonzero(wanted).tolist())
         return {
             int(plan.rows.seq_ids[row]): self._cut(row, self.output, slice(at, at + 1))

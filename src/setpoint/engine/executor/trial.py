@@ -39,9 +39,9 @@ def try_out(runner: ModelRunner) -> None:
             slot, 0, np.arange(1 + slot * num_pages, 1 + (slot + 1) * num_pages, dtype=np.int32)
         )
     half = len(ids) // 2
-    first.add_row(0, 0, 0, half, False)
-    second.add_row(0, 0, half, len(ids) - half, True)
-    second.add_row(1, 1, 0, len(ids), True)
+    first.add_row(0, 0, 0, half, 0)
+    second.add_row(0, 0, half, len(ids) - half, 1)
+    second.add_row(1, 1, 0, len(ids), 1)
     try:
         runner.forward(first.build())
         logits = runner.forward(second.build()).logits

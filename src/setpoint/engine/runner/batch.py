@@ -41,7 +41,8 @@ def build_batch(rows: Rows, table: SlotTable) -> ForwardBatch:
     starts = np.where(rows.starts == OWN_LENGTH, lengths - 1, rows.starts).astype(np.int32)
     ends = starts + rows.counts
     assert (ends <= lengths).all(), "a row beyond the known tokens"
-    assert (ends == lengths)[rows.samples].all(), (
+    sampling = rows.sampling
+    assert (ends == lengths)[sampling].all(), (
         "a sampling row that does not end at the last known token"
     )
     cu_q = np.zeros(len(slots) + 1, np.int32)
@@ -52,6 +53,6 @@ def build_batch(rows: Rows, table: SlotTable) -> ForwardBatch:
         cu_q=cu_q,
         kv_lens=ends,
         starts=starts,
-        sample_slots=slots[rows.samples],
-        sample_index=cu_q[1:][rows.samples] - 1,
+        sample_slots=slots[sampling],
+        sample_index=cu_q[1:][sampling] - 1,
     )

@@ -16,7 +16,7 @@ from setpoint.core.failures import failure
 from setpoint.core.model import ModelSpec
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.request import Ids
-from setpoint.core.result import EAGER
+from setpoint.core.result import EAGER, one_each
 from setpoint.engine.attention.base import AttentionBackend, AttentionBatch
 from setpoint.engine.kernels.device import Shared, reading_is_free, to_device
 from setpoint.engine.kernels.ops import KernelsUnavailable, Ops
@@ -270,7 +270,7 @@ class ModelRunner:
             sampled = self._choose(forward, slots, masks)
         else:
             sampled = Sampled(answer.best, None)
-        self.slots.append(slots, sampled.ids)
+        self.slots.append(slots, sampled.ids, one_each(len(slots)))
         return sampled
 
     @torch.inference_mode()
@@ -282,7 +282,7 @@ class ModelRunner:
         except Exception:
             if not self._fail_culprits(forward, slots, masks):
                 raise
-            seq_ids = forward.plan.rows.seq_ids[forward.plan.rows.samples]
+            seq_ids = forward.plan.rows.seq_ids[forward.plan.rows.sampling]
             healthy = ~np.isin(seq_ids, list(forward.failures))
             return self._sample(forward, slots, masks_of(masks, slots[healthy]))
 
@@ -307,7 +307,7 @@ class ModelRunner:
 
     def _fail_culprits(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> bool:
         """Make the rows plain that cannot be sampled alone; whether there are any."""
-        seq_ids = forward.plan.rows.seq_ids[forward.plan.rows.samples].tolist()
+        seq_ids = forward.plan.rows.seq_ids[forward.plan.rows.sampling].tolist()
         found = False
         for row, (slot, seq_id) in enumerate(zip(slots.tolist(), seq_ids, strict=True)):
             try:

@@ -117,13 +117,16 @@ class SlotTable:
         lists = self.lists.get(slot)
         return int(self.columns["num_top"][slot]), 0 if lists is None else len(lists.picked)
 
-    def append(self, slots: Ids, ids: Shared) -> None:
-        """Append one sampled token per slot; ids [>= S] stays on the device. A failed row (-1) gets
-        token 0: it is aborted anyway, but rows of it may already be planned."""
+    def append(self, slots: Ids, ids: Shared, offsets: Ids) -> None:
+        """Append the sampled tokens ``ids[offsets[i] : offsets[i + 1]]`` to each of ``slots``
+        [S]; ``ids`` [>= offsets[S]] stays on the device. A failed row (-1) gets token 0: it is
+        aborted anyway, but rows of it may already be planned."""
         lengths = self.columns["length"]
+        counts = np.diff(offsets)
         known = lengths[slots]
-        self.ids.put_tokens(slots, known, ids)
-        lengths[slots] = known + 1
+        positions = np.arange(offsets[-1]) + np.repeat(known - offsets[:-1], counts)
+        self.ids.put_tokens(np.repeat(slots, counts), positions, ids)
+        lengths[slots] = known + counts
 
     def _grow(self, num_slots: int) -> None:
         size = len(self.columns)

@@ -1,0 +1,158 @@
+"""What a step brought becomes outputs and events: every token is appended, told to the grammar and
+tested for the end; what lies behind an end is discarded.
+
+A row may bring fewer tokens than it was planned with room for (``Rows.samples``): what was counted
+for the others is taken back. Their pages stay with the sequence, whose next row writes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from setpoint.core.failures import failed, failure
+from setpoint.core.messages import Finish, TokenEvent
+from setpoint.core.records import Observer, RequestFailed, StepDone
+from setpoint.core.result import StepResult
+from setpoint.scheduler.emit import NOT_FINITE, finish_after, is_due, logprob_block, token_event
+from setpoint.scheduler.sequence import Sequence
+from setpoint.scheduler.state import State, StepDraft
+
+
+class Committer:
+    """Works on the steps in flight, oldest first, and on the sequences in them."""
+
+    def __init__(self, state: State, observer: Observer) -> None:
+        self._state = state
+        self._observer = observer
+
+    def commit(self, result: StepResult, finished_at: float) -> list[TokenEvent]:
+        """Take in the result of the oldest step in flight; returns the events to send. Rows of
+        sequences that ended meanwhile are discarded."""
+        step = self._state.inflight.popleft()
+        assert step.plan is not None
+        assert step.plan.step_id == result.step_id
+        failures = {**result.failures, **step.failures}
+        ids, ends = result.token_ids.tolist(), iter(result.offsets.tolist())
+        end, num_sampled = next(ends), len(ids)
+        events: list[TokenEvent] = []
+        for seq, samples in zip(step.seqs, step.plan.rows.samples.tolist(), strict=True):
+            seq.inflight_steps -= 1
+            begin = end
+            if samples:
+                end = next(ends)
+                seq.inflight_samples -= samples
+                if end - begin != samples:
+                    _take_back(seq, samples, end - begin)
+            if seq.finish is not None:
+                num_sampled -= end - begin
+                self._state.release_if_idle(seq)
+                continue
+            try:
+                event = self._event_after(seq, ids, begin, end, result, failures)
+            except Exception as error:
+                event = self.fail(seq, failure("taking in its result", error))
+            if event is not None:
+                events.append(event)
+        self._observer.on(self._done(step, result, finished_at, num_sampled))
+        return events
+
+    def fail(self, seq: Sequence, why: str) -> TokenEvent:
+        """End a sequence, if it has not ended yet, for which something raised. What it has computed
+        is not sent any more."""
+        self._observer.on(RequestFailed(seq.rid, why))
+        seq.num_sent = len(seq.outputs)
+        seq.output_logprobs, seq.prompt_logprobs, seq.embedding = [], [], b""
+        if seq.finish is None:
+            return self._state.end(seq, failed(why))
+        seq.finish = failed(why)
+        return token_event(seq)
+
+    def _event_after(
+        self,
+        seq: Sequence,
+        ids: list[int],
+        begin: int,
+        end: int,
+        result: StepResult,
+        failures: Mapping[int, str],
+    ) -> TokenEvent | None:
+        """Take in what a step brought for one of its sequences, ``ids[begin:end]``; the event to
+        send, if one is due."""
+        if failures and seq.seq_id in failures:
+            return self.fail(seq, failures[seq.seq_id])
+        before = len(seq.outputs)
+        finish = _append(seq, ids, begin, end) if begin < end else _end_of_prompt(seq, result)
+        if seq.request.return_logprob:
+            _keep_logprobs(seq, result, len(seq.outputs) - before)
+        if finish is not None:
+            return self._state.end(seq, finish)
+        return token_event(seq) if is_due(seq, self._state.config.stream_interval) else None
+
+    def _done(
+        self, step: StepDraft, result: StepResult, finished_at: float, num_sampled: int
+    ) -> StepDone:
+        return StepDone(
+            step_id=result.step_id,
+            finished_at=finished_at,
+            num_prefill_rows=step.num_prefill_rows,
+            num_decode_rows=step.num_decode_rows,
+            num_new_tokens=step.num_new_tokens,
+            num_cached_tokens=step.num_cached_tokens,
+            num_new_seqs=step.num_new_seqs,
+            num_running=step.num_running,
+            num_queued=step.num_queued,
+            num_pending_tokens=step.num_pending_tokens,
+            num_sampled=num_sampled,
+            pool=self._state.cache.pool_stats(),
+            new_token_ratio=self._state.ratio.current,
+            refusals=step.refusals,
+            forward_s=result.forward_s,
+            sample_s=result.sample_s,
+            way=result.way,
+        )
+
+
+def _take_back(seq: Sequence, samples: int, num_tokens: int) -> None:
+    """A row brought ``num_tokens`` of the ``samples`` it had room for. Also for a sequence that has
+    ended: what it leaves in the cache must be computed."""
+    assert num_tokens < samples, "a row brought more tokens than its plan allows"
+    seq.num_scheduled -= samples - num_tokens
+
+
+def _append(seq: Sequence, ids: list[int], begin: int, end: int) -> Finish | None:
+    """Commit ``ids[begin:end]`` up to the first that ends the sequence; how it ends, if it
+    does."""
+    while begin < end:
+        token, begin = ids[begin], begin + 1
+        if token < 0:
+            return NOT_FINITE
+        seq.outputs.append(token)
+        if seq.grammar is not None:
+            seq.grammar.accept(token)
+        finish = finish_after(seq, token)
+        if finish is not None:
+            return finish
+    return None
+
+
+def _keep_logprobs(seq: Sequence, result: StepResult, num_committed: int) -> None:
+    """Until the next event: of the prompt, and of as many output tokens as were committed."""
+    if seq.seq_id in result.prompt_logprobs:
+        seq.prompt_logprobs.append(logprob_block(result.prompt_logprobs[seq.seq_id]))
+    if seq.seq_id in result.output_logprobs and num_committed:
+        positions = result.output_logprobs[seq.seq_id].first(num_committed)
+        seq.output_logprobs.append(logprob_block(positions))
+
+
+def _end_of_prompt(seq: Sequence, result: StepResult) -> Finish | None:
+    """max_new_tokens = 0: with the last chunk's result there is nothing left to compute."""
+    if not seq.prefilled or seq.inflight_steps or seq.remaining > 0:
+        return None
+    if seq.request.pooling is not None:
+        vector = result.embeddings[seq.seq_id]
+        if not np.isfinite(vector).all():
+            return NOT_FINITE
+        seq.embedding = vector.astype("<f4", copy=False).tobytes()
+    return Finish("length", length=0)
