@@ -48,13 +48,12 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"torch", "safetensors"},
     ),
     "engine.models.transformers_model": (
-        {"core", "engine.attention", "engine.layers", "engine.models", "engine.quant"},
+        {"core", "engine.models", "engine.quant"},
         {"torch", "transformers"},
     ),
     "engine.runner": (
         {
             "core",
-            "planning",
             "engine.kernels",
             "engine.attention",
             "engine.layers",
@@ -68,6 +67,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "engine.kernels",
             "engine.attention",
             "engine.quant",
+            "engine.layers",
             "engine.sampling",
             "engine.models",
             "engine.models.transformers_model",

@@ -17,7 +17,6 @@ MAX_FUNCTION = 60
 LONG_FILES: dict[str, int] = {
     "src/setpoint/config/options.py": 510,
     "src/setpoint/config/resolve.py": 527,
-    "src/setpoint/engine/models/transformers_model.py": 432,
     "tests/contract/test_bad_input.py": 425,
     "tests/contract/test_batch_run.py": 448,
     "tests/contract/test_bench_serving.py": 438,
@@ -35,9 +34,7 @@ LONG_FILES: dict[str, int] = {
 # "path:function" -> lines it has now. Shrink or remove entries; never raise or add one.
 LONG_FUNCTIONS: dict[str, int] = {
     "src/setpoint/config/resolve.py:resolve": 68,
-    "src/setpoint/engine/executor/build.py:build_runner": 68,
     "src/setpoint/engine/models/loader.py:load_weights": 61,
-    "src/setpoint/launch/engine_process.py:_load": 72,
     "tests/contract/test_openai_routes.py:test_every_sampling_field_reaches_the_engine": 62,
     "tests/e2e/test_bench.py:test_one_batch_times_every_combination": 63,
     "benchmarks/layer.py:prepare": 62,

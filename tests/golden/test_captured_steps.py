@@ -18,8 +18,8 @@ from setpoint.engine.kernels.cpu.build import LEVEL_VARIABLE
 from setpoint.engine.kernels.program import KINDS, NotCapturable
 from setpoint.engine.models.decoder import CausalLM
 from setpoint.engine.models.registry import MODELS
-from setpoint.engine.runner import captured
 from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.engine.runner.ways import replay
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.plans import Driver
@@ -45,7 +45,7 @@ def of_architecture(architecture: str) -> dict:
 @pytest.fixture(autouse=True)
 def small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that tests have steps on both sides of the limit."""
-    monkeypatch.setattr(captured, "CAPTURED_TOKENS", MAX_TOKENS)
+    monkeypatch.setattr(replay, "CAPTURED_TOKENS", MAX_TOKENS)
 
 
 def make_runner(
@@ -69,14 +69,18 @@ def allocate(runner: ModelRunner) -> None:
     runner.allocate(num_pages=20 * CONTEXT // PAGE, max_slots=20, context_len=CONTEXT)
 
 
+def names(runner: ModelRunner) -> list[str]:
+    return [way.name for way in runner.ways]
+
+
 def said(runner: ModelRunner, chunk: int = 23) -> tuple[dict[int, list[int]], list[torch.Tensor]]:
     """Greedy ids and the logits of every step, of prompts side by side: steps mix chunks and decode
     rows, up to the limit and past it."""
     driver, logits = Driver(InprocExecutor(runner), PAGE, CONTEXT // PAGE), []
     forward = runner.forward
 
-    def watched(plan):
-        done = forward(plan)
+    def watched(plan, ways):
+        done = forward(plan, ways)
         logits.append(done.logits.clone() if done.logits is not None else None)
         return done
 
@@ -103,9 +107,8 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 def test_every_architecture(architecture: str, dtype: str, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path, of_architecture(architecture))
     replayed, eager = make_runner(folder, dtype), make_runner(folder, dtype, capture=False)
-    assert replayed.captured is not None
     assert not replayed.why_eager
-    assert eager.captured is None
+    assert (names(replayed), names(eager)) == (["replay", "eager"], ["eager"])
     first, second = said(replayed), said(eager)
     assert first[0] == second[0]
     assert same(first[1], second[1])
@@ -138,7 +141,7 @@ def test_every_level_and_number_of_threads(tmp_path: Path, monkeypatch: pytest.M
         wanted = said(make_runner(folder, capture=False))[1]
         for num_threads in (1, 2):
             runner = make_runner(folder, num_threads=num_threads)
-            assert runner.captured is not None
+            assert "replay" in names(runner)
             assert same(said(runner)[1], wanted)
 
 
@@ -147,7 +150,7 @@ def test_weights_of_8_bits(tmp_path: Path) -> None:
     replayed, eager = (
         make_runner(folder, quantization="w8a8_int8", capture=capture) for capture in (True, False)
     )
-    assert replayed.captured is not None
+    assert "replay" in names(replayed)
     assert same(said(replayed)[1], said(eager)[1])
 
 
@@ -159,7 +162,7 @@ def test_what_cannot_be_recorded_is_a_reason(tmp_path: Path) -> None:
         "switched off": {"capture": False},
     }.items():
         runner = make_runner(folder, **how)
-        assert runner.captured is None
+        assert names(runner) == ["eager"]
         assert reason in runner.why_eager
         assert len(said(runner)[0][0]) == 12
 
@@ -178,24 +181,25 @@ def test_logits_with_a_soft_cap_are_replayed(tmp_path: Path) -> None:
 
 def test_the_head_alone_may_stay_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        CausalLM, "logits", lambda model, hidden, ops: model.lm_head(hidden).div_(2)
+        CausalLM, "logits", lambda model, hidden, backends: model.lm_head(hidden, backends).div_(2)
     )
     folder = write_tiny(tmp_path, of_architecture("LlamaForCausalLM"))
     replayed, eager = make_runner(folder), make_runner(folder, capture=False)
-    assert replayed.captured is not None
+    assert "replay" in names(replayed)
     assert "aten::div_" in replayed.why_eager
     assert same(said(replayed)[1], said(eager)[1])
 
 
 def test_times_by_kind(tmp_path: Path) -> None:
     runner = make_runner(write_tiny(tmp_path, of_architecture("LlamaForCausalLM")))
-    runner.start_timing()
+    way = runner.ways[0]
+    way.start_timing()
     said(runner)  # the slots grow in the middle of it
     said(runner)
-    times = runner.take_times()
+    times = way.take_times()
     # The activation is part of the product of gate and up.
     assert {kind for kind, seconds in times.items() if seconds} == set(KINDS) - {"activation"}
-    assert not any(runner.take_times().values())
+    assert not any(way.take_times().values())
 
 
 def test_memory_is_used_again_and_never_too_early() -> None:

@@ -185,7 +185,8 @@ def test_slots_grow_when_a_higher_one_is_used(
     driver.admit(plan, 19, PROMPTS[3])
     plan.add_row(19, 19, 0, 17, 1)
     driver.run(plan)
-    assert len(slots.columns) == len(slots.ids.tensor) == 20
+    assert len(slots.columns) == slots.padding_slot == len(slots.ids.tensor) - 1 == 20
+    assert not slots.pages.tensor[slots.padding_slot].any()
     driver.decode([19, 0], 22)
     assert driver.outputs[19] == wanted[3][:23]
     assert driver.outputs[0] == wanted[0][:23]

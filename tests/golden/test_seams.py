@@ -1,5 +1,5 @@
-"""The timers at a runner's seams change no token and count what is there; the limits of the machine
-are measured at every level."""
+"""A measured executor changes no token and counts what is there; the limits of the machine are
+measured at every level."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.core.work import Work
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.engine.executor.seams import Seams, visible
+from setpoint.engine.executor.measured import MeasuredExecutor, visible
 from setpoint.engine.kernels.cpu import build, limits
 from setpoint.engine.kernels.cpu.library import Kernels, load
+from setpoint.engine.layers.linear import Linear, TiedHead
+from setpoint.engine.models.library_model import PackedLinear
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.plans import Driver
 from setpoint.testing.tiny_models import TINY, write_tiny_llama
@@ -42,21 +44,20 @@ def test_what_is_counted_is_what_the_model_has_to_do(
     """products: per layer; the library's code stacks none."""
     runner = runner_of(write_tiny_llama(tmp_path), model_impl=model_impl)
     expected = Driver(InprocExecutor(runner), 1, 64).generate(PROMPTS, 5)
-    seams, works = Seams(runner), []
+    works = []
 
-    class Stepwise(InprocExecutor):
+    class Stepwise(MeasuredExecutor):
         def submit(self, plan):
             if works:
-                works[-1] = seams.take()
+                works[-1] = self.take()
             works.append({})
             return super().submit(plan)
 
-    with seams.entered(eager=True):
-        assert Driver(Stepwise(runner), 1, 64).generate(PROMPTS, 5) == expected
-        seams.take()
+    measured = Stepwise(runner, eager=True)
+    assert Driver(measured, 1, 64).generate(PROMPTS, 5) == expected
+    measured.take()
     assert Driver(InprocExecutor(runner), 1, 64).generate(PROMPTS, 5) == expected
-    assert type(runner.ops).__name__ == "CpuOps"
-    assert not seams.take(), "left, they count no more"
+    assert not measured.take(), "other executors' steps do not count"
 
     hidden, inner, layers, vocab = (
         TINY["hidden_size"],
@@ -71,9 +72,9 @@ def test_what_is_counted_is_what_the_model_has_to_do(
     )
     weights = layers * hidden * (dim * (2 * heads + 2 * kv_heads) + 3 * inner)
     held = sum(
-        module.multiply.num_bytes
+        module.packed.num_bytes
         for module in runner.model.modules()
-        if "multiply" in module.__dict__
+        if isinstance(module, Linear | TiedHead | PackedLinear)
     )
     step = next(
         each for each in works[1:] if each and each["linear"].flops == 2 * 2 * weights
@@ -93,13 +94,12 @@ def test_what_is_counted_is_what_the_model_has_to_do(
 def test_replayed_steps_have_the_times_of_their_program(tmp_path: Path) -> None:
     runner = runner_of(write_tiny_llama(tmp_path))
     assert not runner.why_eager
-    driver, seams = Driver(InprocExecutor(runner), 1, 64), Seams(runner)
-    expected = driver.generate(PROMPTS, 3)
-    with seams.entered(eager=False):
-        began = time.perf_counter()
-        assert driver.generate(PROMPTS, 3) == expected
-        total = time.perf_counter() - began
-        works = seams.take()
+    expected = Driver(InprocExecutor(runner), 1, 64).generate(PROMPTS, 3)
+    measured = MeasuredExecutor(runner, eager=False)
+    began = time.perf_counter()
+    assert Driver(measured, 1, 64).generate(PROMPTS, 3) == expected
+    total = time.perf_counter() - began
+    works = measured.take()
     assert {"linear", "attention", "elementwise", "sampling"} <= works.keys()
     assert all(work.seconds > 0 for work in works.values())
     assert sum(work.seconds for work in works.values()) < total

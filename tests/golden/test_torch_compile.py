@@ -20,8 +20,8 @@ from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.compiling import CompileReport, Duration, compile_steps
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.layers.opaque import TracedOps
-from setpoint.engine.runner.compiled import CompiledModel
 from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.engine.runner.ways.compiled import CompiledWay
 from setpoint.testing.plans import Driver
 from setpoint.testing.tiny_models import write_tiny_llama
 
@@ -82,27 +82,27 @@ def test_compiled_steps_say_the_same(
     assert (report.max_tokens, report.why_not_more, report.num_graphs) == (MAX_TOKENS, "", 2)
     assert [duration.num_tokens for duration in report.durations] == [1, 4, 8]
     sizes = []
-    call = CompiledModel._call
+    hidden = CompiledWay._hidden
     monkeypatch.setattr(
-        CompiledModel,
-        "_call",
-        lambda self, ids, ctx: sizes.append(len(ids)) or call(self, ids, ctx),
+        CompiledWay,
+        "_hidden",
+        lambda self, batch: sizes.append(batch.num_tokens) or hidden(self, batch),
     )
     assert generate(runner) == wanted
     assert {1, 3} <= set(sizes) <= set(range(1, MAX_TOKENS + 1))
     plans = [
         compiling._last_tokens(len(PROMPTS[0]) + 16, size) for size in (MAX_TOKENS, MAX_TOKENS + 1)
     ]
-    assert [runner.forward(plan).way for plan in plans] == ["compiled", "eager"]
-    runner.model.max_tokens = MAX_TOKENS + 3
+    assert [runner.forward(plan).way.name for plan in plans] == ["compiled", "eager"]
+    runner.ways[0].max_tokens = MAX_TOKENS + 3
+    assert runner.forward(plans[-1]).way.name == "eager", "the compiled code did not fit"
+    assert runner.ways[0].max_tokens == 0
     assert generate(runner) == wanted
-    assert runner.model.max_tokens == 0, "chunks of 11 do not fit"
     assert "torch.compile is off from now on" in caplog.text
 
 
 def test_where_only_own_kernels_run_there_is_nothing_to_compile(tmp_path: Path) -> None:
     runner = runner_of(tmp_path, "setpoint", "bfloat16")
-    model = runner.model
     report = compile_steps(runner, MAX_TOKENS)
     assert report == CompileReport(
         why_not_more=(
@@ -110,15 +110,15 @@ def test_where_only_own_kernels_run_there_is_nothing_to_compile(tmp_path: Path) 
             " compile"
         )
     )
-    assert runner.model is model
+    assert [way.name for way in runner.ways] == ["replay", "eager"]
 
 
 def check_unchanged(runner: ModelRunner, *, why: str) -> None:
-    model, wanted = runner.model, generate(runner)
+    wanted = generate(runner)
     report = compile_steps(runner, MAX_TOKENS)
     assert report.max_tokens == 0
     assert why in report.why_not_more
-    assert runner.model is model
+    assert [way.name for way in runner.ways] == ["eager"]
     assert generate(runner) == wanted
 
 

@@ -18,7 +18,7 @@ from setpoint.core.errors import CheckpointError
 from setpoint.engine.attention.base import AttentionVariant
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
-from setpoint.engine.models import transformers_model
+from setpoint.engine.models import library_model
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import THROUGH_TRANSFORMERS
@@ -186,7 +186,7 @@ def test_a_declared_model_says_the_same_through_the_fallback(tmp_path: Path) -> 
 
 def test_the_trial_finds_a_wrong_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        transformers_model,
+        library_model,
         "AttentionVariant",
         lambda scale, cap, window: AttentionVariant(2 * scale, cap, window),
     )
@@ -198,7 +198,7 @@ def test_a_window_that_the_attention_is_not_told_of_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        transformers_model,
+        library_model,
         "AttentionVariant",
         lambda scale, cap, window: AttentionVariant(scale, cap, None),
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +67,15 @@ class Recorder:
         pass
 
 
-class Counter:
-    """Seams that have always counted the same; and limits of round numbers."""
+class Measured(Recorder):
+    """Has always counted the same."""
 
-    def __init__(self) -> None:
-        self.is_eager = False
-
-    @contextmanager
-    def entered(self, *, eager: bool) -> Iterator[None]:
-        self.is_eager = eager
-        yield
+    def __init__(self, *, eager: bool) -> None:
+        super().__init__()
+        self._eager = eager
 
     def take(self) -> dict[str, Work]:
-        if not self.is_eager:
+        if not self._eager:
             return {"linear": Work(1e-3), "attention": Work(2e-4), "elementwise": Work(1e-5)}
         return {
             "linear": Work(1.0, num_calls=10, num_bytes=8_000_000, flops=10**6, product="bfloat16"),
@@ -88,6 +83,8 @@ class Counter:
             "elementwise": Work(1.0, num_calls=5, num_bytes=5000),
         }
 
+
+class RoundLimits:
     def read_bytes_per_s(self, num_bytes: int) -> float:
         return {8_001_000: 1e10, 1000: 1e11, 0: 1e11}[num_bytes]
 
@@ -99,15 +96,14 @@ class Counter:
 
 
 def subject(recorder: Recorder) -> Subject:
-    counter = Counter()
     return Subject(
         recorder,
         page_size=4,
         vocab_size=50,
         chunk_tokens=7,
         about={},
-        seams=counter,
-        limits=counter,
+        measure=Measured,
+        limits=RoundLimits(),
     )
 
 
@@ -188,8 +184,8 @@ def test_breakdown_beside_its_bounds(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_without_limits_there_are_no_bounds() -> None:
-    counter = Counter()
-    parts = parts_of([counter.take()], [counter.take()] * 3, [0.001, 0.002, 0.003], None, None)
+    times = Measured(eager=False).take()
+    parts = parts_of([times], [times] * 3, [0.001, 0.002, 0.003], None, None)
     assert {part.bound_s for part in parts.values()} == {None}
     assert "| linear layers | 1,000.00 | 50.0% | – | – |" in table("t", parts, 0.002, None)
     assert sum(part.seconds for name, part in parts.items() if name != "step") == pytest.approx(

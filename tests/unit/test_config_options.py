@@ -12,7 +12,7 @@ from setpoint.config.environment import ENV_FIELDS, EnvSettings, read_environmen
 from setpoint.config.options import OPTION_FIELDS, Options, server_args
 from setpoint.config.sglang_known import KNOWN
 from setpoint.core.errors import ConfigError
-from setpoint.planning.memory import CAPTURED_TOKENS
+from setpoint.core.limits import CAPTURED_TOKENS
 
 OWN = {
     "--max-body-bytes",

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from setpoint.core.errors import OutOfMemoryError
+from setpoint.core.limits import LOGITS_ROWS
 from setpoint.core.model import KeptBlocks, Pooling
 from setpoint.planning.memory import (
     CPU_POOL_BYTES,
     GIB,
     KIB,
-    LOGITS_ROWS,
     MIB,
     REFERENCE_SCORES,
     MemoryModel,

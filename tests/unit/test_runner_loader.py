@@ -107,7 +107,7 @@ def test_shards_load_like_one_file(folder: Path) -> None:
     shard(folder)
     two = build(folder).model
     x = torch.randn(3, 48)
-    assert torch.equal(one.lm_head(x), two.lm_head(x))
+    assert torch.equal(one.lm_head.packed(x), two.lm_head.packed(x))
 
 
 def test_missing_shard_and_missing_files(folder: Path) -> None:
@@ -220,7 +220,7 @@ def test_neutral_values_of_keys_that_nobody_reads_are_fine(folder: Path) -> None
 
 def test_stacked_tensors_load_like_their_parts(folder: Path) -> None:
     x = torch.randn(3, 48)
-    apart = [layer.self_attn.qkv_proj(x) for layer in build(folder).model.model.layers]
+    apart = [layer.self_attn.qkv_proj.packed(x) for layer in build(folder).model.model.layers]
 
     def stack(tensors: Tensors) -> None:
         for layer in range(2):
@@ -230,7 +230,7 @@ def test_stacked_tensors_load_like_their_parts(folder: Path) -> None:
             tensors[f"model.layers.{layer}.self_attn.qkv_proj.weight"] = np.concatenate(rows)
 
     edit(folder, stack)
-    together = [layer.self_attn.qkv_proj(x) for layer in build(folder).model.model.layers]
+    together = [layer.self_attn.qkv_proj.packed(x) for layer in build(folder).model.model.layers]
     assert all(torch.equal(one, other) for one, other in zip(apart, together, strict=True))
     edit(folder, put("model.layers.0.self_attn.k_proj.weight", 32, 48))
     with pytest.raises(
@@ -287,7 +287,7 @@ def test_dummy_weights_come_from_the_seed(tmp_path: Path, folder: Path) -> None:
     spec = read_spec(folder)
     x = torch.randn(2, 48)
     outputs = [
-        build(tmp_path / "none", spec, load_format="dummy", seed=seed).model.lm_head(x)
+        build(tmp_path / "none", spec, load_format="dummy", seed=seed).model.lm_head.packed(x)
         for seed in (1, 1, 2)
     ]
     assert torch.equal(outputs[0], outputs[1])

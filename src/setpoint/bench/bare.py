@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+from functools import partial
 
 from setpoint.bench.one_batch import Subject
 from setpoint.checkpoint.source import DEFAULT_MODEL
@@ -56,10 +57,10 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
     os.environ.update(engine_environment())  # OpenMP reads it when torch is loaded
     from setpoint.engine.executor.build import build_runner
     from setpoint.engine.executor.inproc import InprocExecutor
-    from setpoint.engine.executor.seams import Seams
+    from setpoint.engine.executor.measured import MeasuredExecutor
     from setpoint.engine.kernels.cpu.build import is_emulated
     from setpoint.engine.kernels.cpu.limits import machine_limits
-    from setpoint.launch.engine_process import compile_small_steps
+    from setpoint.launch.loading import compile_small_steps
     from setpoint.launch.mapping import engine_config
 
     runner = build_runner(engine_config(config, spec, str(source.folder)))
@@ -94,6 +95,6 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
             "attention": report.attention,
             "kernel_level": report.level,
         },
-        seams=Seams(runner),
+        measure=partial(MeasuredExecutor, runner),
         limits=machine_limits(config.options.device, threads=config.num_threads),
     )

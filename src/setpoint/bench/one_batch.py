@@ -12,7 +12,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Protocol
@@ -24,7 +23,7 @@ from setpoint.bench.breakdown import PHASES, Limits, Shape, Turns, described
 from setpoint.bench.progress import waiting
 from setpoint.config.bench import OneBatchOptions
 from setpoint.core.executor import Executor
-from setpoint.core.plan import OWN_LENGTH, Admit, PlanBuilder
+from setpoint.core.plan import OWN_LENGTH, Admit, PlanBuilder, StepPlan
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.work import Work
 
@@ -36,15 +35,18 @@ REPEATS = 3
 WARMUP_STEPS = 2
 
 
-class Seams(Protocol):
+class Measured(Executor, Protocol):
     """Counts what each kind of operation does."""
 
-    def entered(self, *, eager: bool) -> AbstractContextManager[None]:
-        """Only inside is anything counted. eager: everything is, at the cost of time."""
+    def take(self) -> dict[str, Work]:
+        """Of the steps since the last call."""
         ...
 
-    def take(self) -> dict[str, Work]:
-        """What was counted since the last call."""
+
+class Measure(Protocol):
+    def __call__(self, *, eager: bool) -> Measured:
+        """An executor on the same memory. eager: everything is counted, at the cost of time; else
+        times only."""
         ...
 
 
@@ -59,7 +61,7 @@ class Subject:
     """Most tokens of a step."""
     about: Mapping[str, Any]
     """Model and kernels, for the results."""
-    seams: Seams
+    measure: Measure
     limits: Limits | None
     """None where the machine's cannot be measured."""
 
@@ -75,7 +77,7 @@ class Times:
     works: dict[str, list[dict[str, Work]]] = field(
         default_factory=lambda: {phase: [] for phase in PHASES}
     )
-    """Of each of the above, where the seams were entered."""
+    """Of each of the above, on a measured executor."""
 
 
 def bench_one_batch(
@@ -108,12 +110,9 @@ def bench_one_batch(
             flush=True,
         )
         if own.breakdown:
-            seams = subject.seams
             with waiting(f"Measuring the parts of {described(shape)}"):
-                counted = steps.run(
-                    *shape, repeats=1, seams=seams, inside=seams.entered(eager=True)
-                )
-                timed = steps.run(*shape, seams=seams, inside=seams.entered(eager=False))
+                counted = steps.run(*shape, repeats=1, measured=subject.measure(eager=True))
+                timed = steps.run(*shape, measured=subject.measure(eager=False))
             result |= _breakdown(subject, result, counted, timed, turns[shape])
         if own.output_file is not None:
             report.append(own.output_file, result)
@@ -196,27 +195,26 @@ class _Steps:
         output_len: int,
         *,
         repeats: int = REPEATS,
-        seams: Seams | None = None,
-        inside: AbstractContextManager[None] | None = None,
+        measured: Measured | None = None,
     ) -> Times:
-        """``seams``: taken after every step; ``inside``: entered for all of them."""
+        """``measured``: runs the steps instead of the subject's executor."""
         slots, times = range(batch_size), Times([], [])
-        with inside or nullcontext():
-            for _ in range(repeats):
-                times.prefills.append(self._prefill(slots, input_len, input_len + output_len))
-                if seams is not None:
-                    times.works["prefill"].append(seams.take())
-            for _ in range(output_len - 1):
-                plan = self._plan()
-                for slot in slots:
-                    plan.add_row(slot, slot, OWN_LENGTH, 1, 1)
-                times.decodes.append(self._time(plan))
-                if seams is not None:
-                    times.works["decode"].append(seams.take())
-        self._time(self._plan(), releases=tuple(slots))
+        executor = self._subject.executor if measured is None else measured
+        for _ in range(repeats):
+            times.prefills.append(self._prefill(executor, slots, input_len, input_len + output_len))
+            if measured is not None:
+                times.works["prefill"].append(measured.take())
+        for _ in range(output_len - 1):
+            plan = self._plan()
+            for slot in slots:
+                plan.add_row(slot, slot, OWN_LENGTH, 1, 1)
+            times.decodes.append(_time(executor, plan.build()))
+            if measured is not None:
+                times.works["decode"].append(measured.take())
+        _time(executor, self._plan().build(releases=tuple(slots)))
         return times
 
-    def _prefill(self, slots: range, input_len: int, length: int) -> float:
+    def _prefill(self, executor: Executor, slots: range, input_len: int, length: int) -> float:
         """Admits the slots anew; seconds of the steps that compute their prompts and sample a first
         token each."""
         plan, num_pages = self._plan(), -(-length // self._subject.page_size)
@@ -232,21 +230,22 @@ class _Steps:
             done = 0
             while done < input_len:
                 if room == 0:
-                    spent += self._time(plan)
+                    spent += _time(executor, plan.build())
                     plan, room = self._plan(), self._subject.chunk_tokens
                 count = min(input_len - done, room)
                 plan.add_row(slot, slot, done, count, int(done + count == input_len))
                 done, room = done + count, room - count
-        return spent + self._time(plan)
+        return spent + _time(executor, plan.build())
 
     def _plan(self) -> PlanBuilder:
         self._num_steps += 1
         return PlanBuilder(self._num_steps)
 
-    def _time(self, plan: PlanBuilder, releases: tuple[int, ...] = ()) -> float:
-        built = plan.build(releases)
-        began = time.perf_counter()
-        step = self._subject.executor.submit(built)
-        step.finish(None)
-        step.result()
-        return time.perf_counter() - began
+
+def _time(executor: Executor, plan: StepPlan) -> float:
+    """Seconds of the step."""
+    began = time.perf_counter()
+    step = executor.submit(plan)
+    step.finish(None)
+    step.result()
+    return time.perf_counter() - began

@@ -19,7 +19,8 @@ from setpoint.config.declare import Scalar
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
-from setpoint.planning.memory import CAPTURED_TOKENS, GIB
+from setpoint.core.limits import CAPTURED_TOKENS
+from setpoint.planning.memory import GIB
 
 
 @dataclass(slots=True, frozen=True)

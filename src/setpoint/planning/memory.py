@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from setpoint.core.errors import OutOfMemoryError
+from setpoint.core.limits import CAPTURED_TOKENS, LOGITS_ROWS, REFERENCE_SCORES
 from setpoint.core.model import ModelSpec
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -33,17 +34,6 @@ bytes."""
 INT8_CHANNEL_BYTES = 8
 """Of an output channel of 8-bit weights, in addition to the weights: its scale and the sum of its
 weights."""
-
-LOGITS_ROWS = 256
-"""Logits are budgeted for at most this many sampling rows of a step; a runner that samples more at
-once needs more memory."""
-
-CAPTURED_TOKENS = 512
-"""Of a step that is replayed. In larger ones the work outweighs the calls by far, and they would
-keep larger buffers."""
-
-REFERENCE_SCORES = 1 << 24
-"""Scores (heads x queries x keys) that ``torch_ref`` attention holds at once."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -123,7 +113,7 @@ def step_bytes(spec: ModelSpec, *, num_tokens: int, num_sampling: int, dtype_byt
 
 
 def captured_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
-    """The tensors of a captured step (``engine.runner.captured``) of CAPTURED_TOKENS tokens,
+    """The tensors of a captured step (``engine.runner.ways.replay``) of CAPTURED_TOKENS tokens,
     LOGITS_ROWS of which sample.
 
     The memory of one goes to a later one of just its size (``kernels.cpu.capture.Arena``), so of

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from setpoint.core.limits import REFERENCE_SCORES
 from setpoint.engine.attention.base import AttentionBatch, AttentionShape, AttentionVariant
-
-MAX_SCORES = 1 << 24
-"""Scores (heads × queries × keys) held at once; longer rows are computed in blocks of queries."""
 
 
 class TorchRefAttention:
@@ -41,7 +39,7 @@ class TorchRefAttention:
             keys, values = (
                 cache[pages].flatten(0, 1)[:kv_len].to(self.wide) for cache in (k_cache, v_cache)
             )
-            block = max(1, MAX_SCORES // (q.shape[1] * kv_len))
+            block = max(1, REFERENCE_SCORES // (q.shape[1] * kv_len))
             for first in range(begin, end, block):
                 last = min(first + block, end)
                 # Token t of the row stands at position kv_len - (end - t): the row's tokens are its

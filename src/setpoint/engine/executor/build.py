@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,16 +14,18 @@ from torch import nn
 
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
-from setpoint.engine.attention.base import AttentionShape, choose_attention
+from setpoint.engine.attention.base import AttentionBackend, AttentionShape, choose_attention
 from setpoint.engine.executor.trial import try_out
 from setpoint.engine.kernels.cpu.build import why_no_better
 from setpoint.engine.kernels.device import check_device
 from setpoint.engine.kernels.memory import why_small_pages
+from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.kernels.registry import Choice, choose_ops
+from setpoint.engine.layers.context import Backends, multiply
 from setpoint.engine.models.loader import load_weights
 from setpoint.engine.models.registry import build_model, is_native
 from setpoint.engine.models.transformers_model import load_transformers_model
-from setpoint.engine.quant.base import choose_blocks, choose_linear
+from setpoint.engine.quant.base import LinearMethod, choose_blocks, choose_linear
 from setpoint.engine.runner.model_runner import LoadReport, ModelRunner
 
 DTYPES = {
@@ -60,7 +61,19 @@ class EngineConfig:
     seed: int = 0
     """Of dummy weights."""
     capture: bool = True
-    """Replay small steps where that is possible (runner.captured)."""
+    """Replay small steps where that is possible (runner.ways.replay)."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Chosen:
+    """The implementations that run here."""
+
+    ops: Choice[Ops]
+    linear: Choice[LinearMethod]
+    attention: Choice[AttentionBackend]
+
+    def named(self) -> dict[str, Choice[Any]]:
+        return {"kernels": self.ops, "linear layers": self.linear, "attention": self.attention}
 
 
 def build_runner(config: EngineConfig) -> ModelRunner:
@@ -71,66 +84,77 @@ def build_runner(config: EngineConfig) -> ModelRunner:
         torch.set_num_threads(config.num_threads)
     spec, device = config.spec, torch.device(config.device)
     check_device(device)
-    dtype, kv_dtype = _dtype(config.dtype), _dtype(config.kv_dtype)
-    ops, linear = choose_ops(device, dtype), choose_linear(device, dtype, config.quantization)
+    chosen = _choose(config, device)
+    native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
+    model, weight_bytes = _load(config, native, device, chosen.linear.impl)
+    runner = ModelRunner(
+        model=model,
+        spec=spec,
+        backends=Backends(chosen.ops.impl, chosen.attention.impl, multiply),
+        page_size=config.page_size,
+        dtype=_dtype(config.dtype),
+        kv_dtype=_dtype(config.kv_dtype),
+        device=device,
+        report=LoadReport(
+            load_seconds=time.perf_counter() - begin,
+            weight_bytes=weight_bytes,
+            weights=_weights(model, config) if native else config.dtype,
+            model_impl="setpoint" if native else "transformers",
+            ops=chosen.ops.name,
+            linear=chosen.linear.name,
+            attention=chosen.attention.name,
+            level=_level(chosen),
+            fallbacks=_fallbacks(config, native, chosen),
+        ),
+        capture=config.capture,
+    )
+    if not native:
+        try_out(runner)
+    return runner
+
+
+def _choose(config: EngineConfig, device: torch.device) -> _Chosen:
+    spec, dtype = config.spec, _dtype(config.dtype)
     shape = AttentionShape(
         num_heads=spec.num_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         page_size=config.page_size,
         dtype=dtype,
-        kv_dtype=kv_dtype,
+        kv_dtype=_dtype(config.kv_dtype),
         device=device,
     )
-    attention = choose_attention(config.attention_backend, shape)
-    native = config.model_impl == "setpoint" or (config.model_impl == "auto" and is_native(spec))
+    return _Chosen(
+        choose_ops(device, dtype),
+        choose_linear(device, dtype, config.quantization),
+        choose_attention(config.attention_backend, shape),
+    )
+
+
+def _load(
+    config: EngineConfig, native: bool, device: torch.device, method: LinearMethod
+) -> tuple[nn.Module, int]:
+    """-> the model, and the bytes of its weights."""
     if not native and config.quantization == "w8a8_int8":
         raise ConfigError(
-            f"--quantization w8a8_int8 needs a model of Setpoint's own; {spec.architecture} runs on"
-            " transformers' model, where wrong answers could not be told from rounding errors."
+            "--quantization w8a8_int8 needs a model of Setpoint's own;"
+            f" {config.spec.architecture} runs on transformers' model, where wrong answers could"
+            " not be told from rounding errors."
         )
     load = (
         partial(_load_native, quantization=config.quantization)
         if native
         else load_transformers_model
     )
-    model, weight_bytes = load(
-        spec,
+    return load(
+        config.spec,
         config.model_folder,
         load_format=config.load_format,
-        dtype=dtype,
+        dtype=_dtype(config.dtype),
         device=device,
-        method=linear.impl,
+        method=method,
         seed=config.seed,
     )
-    report = LoadReport(
-        load_seconds=time.perf_counter() - begin,
-        weight_bytes=weight_bytes,
-        weights=_weights(model, config) if native else config.dtype,
-        model_impl="setpoint" if native else "transformers",
-        ops=ops.name,
-        linear=linear.name,
-        attention=attention.name,
-        level=_level(ops, linear, attention),
-        fallbacks=_fallbacks(
-            config, native, {"kernels": ops, "linear layers": linear, "attention": attention}
-        ),
-    )
-    runner = ModelRunner(
-        model=model,
-        spec=spec,
-        ops=ops.impl,
-        attention=attention.impl,
-        page_size=config.page_size,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        device=device,
-        report=report,
-        capture=config.capture,
-    )
-    if not native:
-        try_out(runner)
-    return runner
 
 
 def _load_native(
@@ -160,13 +184,11 @@ def _weights(model: nn.Module, config: EngineConfig) -> str:
     )
 
 
-def _fallbacks(
-    config: EngineConfig, native: bool, choices: Mapping[str, Choice[Any]]
-) -> tuple[str, ...]:
+def _fallbacks(config: EngineConfig, native: bool, chosen: _Chosen) -> tuple[str, ...]:
     """One sentence for everything that is not the best there is."""
     found = [
         f"{what} uses {choice.name} ({choice.fallback})"
-        for what, choice in choices.items()
+        for what, choice in chosen.named().items()
         if choice.fallback
     ]
     if not native and config.model_impl == "auto":
@@ -175,7 +197,7 @@ def _fallbacks(
             "model uses transformers (Setpoint has no model of its own for"
             f" {config.spec.architecture}, which would be faster)",
         )
-    level = _level(*choices.values())
+    level = _level(chosen)
     if level and (why := why_no_better(level)):
         found.append(f"C++ kernels run at the level {level} ({why})")
     if level and (why := why_small_pages()):
@@ -183,10 +205,11 @@ def _fallbacks(
     return tuple(found)
 
 
-def _level(*choices: Choice[Any]) -> str:
+def _level(chosen: _Chosen) -> str:
     """The instruction set of the C++ kernels among the choices; one library holds them all. Empty
     without any."""
-    return next((choice.impl.level for choice in choices if hasattr(choice.impl, "level")), "")
+    impls = (choice.impl for choice in chosen.named().values())
+    return next((impl.level for impl in impls if hasattr(impl, "level")), "")
 
 
 def _dtype(name: str) -> torch.dtype:

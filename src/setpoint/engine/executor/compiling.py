@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +22,9 @@ from setpoint.engine.executor.trial import TOLERANCE
 from setpoint.engine.kernels.cpu.build import cache_dir
 from setpoint.engine.kernels.device import marker, seconds_between, wait
 from setpoint.engine.kernels.ref import RefOps
-from setpoint.engine.runner.compiled import CompiledModel
 from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.engine.runner.ways.base import Way
+from setpoint.engine.runner.ways.compiled import CompiledWay
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """torch's own: where compiled graphs are kept."""
@@ -77,7 +77,8 @@ class NotUsable(Exception):
 def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
     """Compile steps of up to ``max_tokens`` tokens. Whatever fails, the runner runs as before and
     the report says why."""
-    if runner.report.model_impl == "setpoint" and not isinstance(runner.ops, RefOps):
+    ops = runner.backends.ops
+    if runner.report.model_impl == "setpoint" and not isinstance(ops, RefOps):
         return CompileReport(
             why_not_more=(
                 f"a layer consists of the engine's own kernels ({runner.report.ops}) and has no"
@@ -86,34 +87,30 @@ def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
         )
     if not os.environ.get(CACHE_VARIABLE):
         os.environ[CACHE_VARIABLE] = str(cache_dir().parent / "inductor")
-    folder, plain, begin = os.environ[CACHE_VARIABLE], runner.model, time.perf_counter()
-    compiled = None
+    folder, begin = os.environ[CACHE_VARIABLE], time.perf_counter()
     try:
-        compiled = CompiledModel(plain, runner.spec)
+        compiled = CompiledWay(
+            runner.forward_pass, runner.backends, runner.spec, otherwise=runner.ways[-1]
+        )
         most = min(max_tokens, runner.longest_row - HISTORY)
         expected = _first_answer(runner, HISTORY + most)
         plans = [_last_tokens(HISTORY + most, size) for size in _sizes(most)]
         before = _graphs()
-        runner.model = compiled
         with compiled.compiling(most):
             for plan in (plans[0], plans[-1]):
-                runner.forward(plan)
+                runner.forward(plan, (compiled,))
         seconds = time.perf_counter() - begin
         num_graphs, num_reused = (now - then for now, then in zip(_graphs(), before, strict=True))
-        durations = [_duration(runner, plan, plain, compiled, expected) for plan in plans]
+        durations = [_duration(runner, plan, compiled, expected) for plan in plans]
     except Exception as error:  # whatever tracing, the compiler and its cache raise
-        runner.model = plain
-        if compiled is not None:
-            compiled.undo()
         return CompileReport(
             why_not_more=_in_one_line(error), folder=folder, seconds=time.perf_counter() - begin
         )
     runner.forward(PlanBuilder(0).build(releases=(0,)))
     compiled.max_tokens, why = _worth_it(durations)
-    if compiled.max_tokens == 0:
-        runner.model = plain
-        compiled.undo()
-    elif compiled.max_tokens == most < max_tokens:
+    if compiled.max_tokens:
+        runner.prefer(compiled)
+    if compiled.max_tokens == most < max_tokens:
         why = f"no sequence can have more than {runner.longest_row} tokens here"
     return CompileReport(
         compiled.max_tokens, why, folder, seconds, num_graphs, num_reused, tuple(durations)
@@ -150,37 +147,36 @@ def _last_tokens(length: int, size: int) -> StepPlan:
     return plan.build()
 
 
-def _logits(runner: ModelRunner, plan: StepPlan) -> torch.Tensor:
-    logits = runner.forward(plan).logits
+def _logits(runner: ModelRunner, plan: StepPlan, way: Way | None = None) -> torch.Tensor:
+    """By the way, or by the runner's own."""
+    logits = runner.forward(plan, None if way is None else (way,)).logits
     assert logits is not None, "a row samples"
     return logits
 
 
 def _duration(
-    runner: ModelRunner, plan: StepPlan, plain: Any, compiled: CompiledModel, expected: torch.Tensor
+    runner: ModelRunner, plan: StepPlan, compiled: CompiledWay, expected: torch.Tensor
 ) -> Duration:
     """Both ways in turn. Raises NotUsable if compiled code does not come to the expected logits."""
     mark = marker(runner.device)
-    seconds: dict[Any, list[float]] = {compiled: [], plain: []}
+    seconds: dict[Way | None, list[float]] = {compiled: [], None: []}
     for _ in range(REPEATS):
-        for model, measured in seconds.items():
-            runner.model = model
+        for way, measured in seconds.items():
             begin = mark()
-            logits = _logits(runner, plan)
+            logits = _logits(runner, plan, way)
             end = mark()
             wait(end)
             measured.append(seconds_between(begin, end))
             error = float((logits - expected).double().norm() / expected.double().norm())
-            if model is compiled and not error <= TOLERANCE[runner.dtype]:
+            if way is compiled and not error <= TOLERANCE[runner.dtype]:
                 raise NotUsable(
                     f"its logits differ by {error:.2g} of their length (allowed:"
                     f" {TOLERANCE[runner.dtype]:g})"
                 )
-    runner.model = compiled
     return Duration(
         int(plan.rows.counts[0]),
         statistics.median(seconds[compiled]),
-        statistics.median(seconds[plain]),
+        statistics.median(seconds[None]),
     )
 
 

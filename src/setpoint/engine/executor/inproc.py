@@ -7,24 +7,27 @@ sampling, and ``result`` waits for that copy alone. On the CPU the same calls si
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from setpoint.core.plan import StepPlan, TokenMasks
-from setpoint.core.result import PositionLogprobs, StepResult, one_each
+from setpoint.core.result import EAGER, PositionLogprobs, StepResult, one_each
 from setpoint.engine.kernels.device import Mark, marker, seconds_between, to_host, wait
 from setpoint.engine.runner.model_runner import Forward, ModelRunner
+from setpoint.engine.runner.ways.base import Way
 from setpoint.engine.sampling.logprobs import Logprobs
 
 
 class InprocExecutor:
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, ways: Sequence[Way] | None = None) -> None:
+        """``ways``: to choose from instead of the runner's own."""
         self.runner = runner
+        self._ways = ways
         self._mark = marker(runner.device)
 
     def submit(self, plan: StepPlan) -> InprocStep:
-        return InprocStep(self.runner, plan, self._mark)
+        return InprocStep(self.runner, plan, self._ways, self._mark)
 
     def idle(self) -> bool:
         return self.runner.claim_ahead.advance()
@@ -36,11 +39,17 @@ class InprocExecutor:
 class InprocStep:
     """Implements ``core.executor.PendingStep``. The constructor enqueues the forward pass."""
 
-    def __init__(self, runner: ModelRunner, plan: StepPlan, mark: Callable[[], Mark]) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        plan: StepPlan,
+        ways: Sequence[Way] | None,
+        mark: Callable[[], Mark],
+    ) -> None:
         self.runner = runner
         self.mark = mark
         self.begin = mark()
-        self.forward: Forward = runner.forward(plan)
+        self.forward: Forward = runner.forward(plan, ways)
         self.forward_done = mark()
 
     def finish(self, masks: TokenMasks | None) -> None:
@@ -85,7 +94,7 @@ class InprocStep:
             failures=self.forward.failures,
             forward_s=seconds_between(self.begin, self.forward_done),
             sample_s=seconds_between(self.sample_begin, self.sample_done),
-            way=self.forward.way,
+            way=EAGER if self.forward.way is None else self.forward.way.name,
         )
 
     def _output_logprobs(self, plan: StepPlan) -> dict[int, PositionLogprobs]:

@@ -12,7 +12,8 @@ import torch
 from setpoint.core.errors import SetpointError
 from setpoint.core.plan import Admit, PlanBuilder
 from setpoint.core.sampling import SamplingParams
-from setpoint.engine.models.transformers_model import Undrivable, refusal
+from setpoint.engine.models.library_model import Undrivable
+from setpoint.engine.models.transformers_model import refusal
 from setpoint.engine.runner.model_runner import ModelRunner
 
 TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.03, torch.float32: 1e-3, torch.float64: 1e-3}

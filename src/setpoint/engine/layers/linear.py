@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from setpoint.engine.layers.base import Layer
+from setpoint.engine.layers.context import Backends
 from setpoint.engine.layers.embedding import Embedding
 from setpoint.engine.quant.base import BlockMethod, Blocks, GatedMethod, LinearMethod, PackedWeight
 
@@ -19,7 +20,7 @@ class Linear(Layer):
     is then the first F rows of "mlp.gate_up_proj.weight".
     """
 
-    multiply: PackedWeight
+    packed: PackedWeight
     """Written by ``finish_loading`` or ``keep_blocks``; until then the layer holds plain parameters
     and cannot run."""
 
@@ -52,7 +53,7 @@ class Linear(Layer):
         return self._keep(method.pack(blocks, None if self.bias is None else self.bias.data))
 
     def _keep(self, packed: PackedWeight) -> int:
-        self.multiply = packed
+        self.packed = packed
         self.weight = self.bias = None
         return packed.num_bytes
 
@@ -61,8 +62,8 @@ class Linear(Layer):
     ) -> PackedWeight:
         return method.pack(weight, bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.multiply(x)
+    def forward(self, x: torch.Tensor, backends: Backends) -> torch.Tensor:
+        return backends.multiply(self.packed, x)
 
 
 class GatedLinear(Linear):
@@ -103,7 +104,7 @@ class TiedHead(Layer):
     order.
     """
 
-    multiply: PackedWeight
+    packed: PackedWeight
 
     def __init__(self, embedding: Embedding) -> None:
         super().__init__()
@@ -114,19 +115,19 @@ class TiedHead(Layer):
     def finish_loading(self, method: LinearMethod) -> int:
         embedding = self.source[0]
         if embedding.packed is not None:
-            self.multiply = embedding.packed
+            self.packed = embedding.packed
             return 0
         assert embedding.weight is not None
-        self.multiply = method.pack(embedding.weight.data, None)
-        return self.multiply.num_bytes if method.copies else 0
+        self.packed = method.pack(embedding.weight.data, None)
+        return self.packed.num_bytes if method.copies else 0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.multiply(x)
+    def forward(self, x: torch.Tensor, backends: Backends) -> torch.Tensor:
+        return backends.multiply(self.packed, x)
 
 
 class NoHead(Layer):
     """In place of a head where only hidden states are wanted: takes no memory, and the checkpoint
     may or may not have one."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, backends: Backends) -> torch.Tensor:
         raise AssertionError("a model without a head has no logits")

@@ -1,14 +1,14 @@
 """Matrix products and attention as operations that a compiler does not look into: they stay what
 the engine's seams chose.
 
-A traced forward pass (``runner.compiled``) consists of these two and of torch operations between
-them, which are what is fused. A traced operation takes tensors and numbers only; what else it needs
-it finds in the ``Pass`` that is set while the traced code runs.
+A traced forward pass (``runner.ways.compiled``) consists of these two and of torch operations
+between them, which are what is fused. A traced operation takes tensors and numbers only; what else
+it needs it finds in the ``Pass`` that is set while the traced code runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,20 +47,21 @@ def current(under_way: Pass) -> Iterator[None]:
         _current.pop()
 
 
-class OpaqueWeight:
-    """Implements ``quant.base.PackedWeight`` around another one: in traced code an operation,
-    elsewhere a call."""
+class TracedProducts:
+    """``Backends.multiply`` in traced code."""
 
-    def __init__(self, inner: PackedWeight, index: int, num_columns: int) -> None:
-        self.inner = inner
-        self.num_bytes = inner.num_bytes
-        self.index = index
-        self.num_columns = num_columns
+    def __init__(self, products: Iterable[tuple[PackedWeight, int]]) -> None:
+        """Every weight that the code multiplies by, and its number of columns."""
+        self.weights: list[PackedWeight] = []
+        self._places: dict[int, tuple[int, int]] = {}
+        """By a weight's identity its index among the weights, and its number of columns."""
+        for index, (weight, num_columns) in enumerate(products):
+            self.weights.append(weight)
+            self._places[id(weight)] = index, num_columns
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return torch.ops.setpoint.linear(x, self.index, self.num_columns)
-        return self.inner(x)
+    def multiply(self, weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
+        index, num_columns = self._places[id(weight)]
+        return torch.ops.setpoint.linear(x, index, num_columns)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
@@ -69,7 +70,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> tor
 
 
 def _linear(x: torch.Tensor, index: int, num_columns: int) -> torch.Tensor:
-    return _current[-1].weights[index](x)
+    under_way = _current[-1]
+    return under_way.ctx.multiply(under_way.weights[index], x)
 
 
 def _linear_shape(x: torch.Tensor, index: int, num_columns: int) -> torch.Tensor:

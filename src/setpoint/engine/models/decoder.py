@@ -20,10 +20,9 @@ from torch import nn
 
 from setpoint.core.model import ModelSpec
 from setpoint.engine.attention.base import AttentionVariant
-from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.layers.attention import PagedAttention
 from setpoint.engine.layers.base import Layer
-from setpoint.engine.layers.context import ForwardContext
+from setpoint.engine.layers.context import Backends, ForwardContext
 from setpoint.engine.layers.embedding import Embedding
 from setpoint.engine.layers.linear import GatedLinear, Linear, TiedHead
 from setpoint.engine.layers.norm import RMSNorm
@@ -58,10 +57,10 @@ class SelfAttention(Layer):
         self.o_proj = Linear(q_size, spec.hidden_size, bias=out_bias)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        q, k, v = self.qkv_proj(x).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
+        q, k, v = self.qkv_proj(x, ctx).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
         if self.q_norm is not None:
             q, k = self.q_norm(q, None, ctx.ops)[0], self.k_norm(k, None, ctx.ops)[0]
-        return self.o_proj(self.attend(q, k, v, ctx))
+        return self.o_proj(self.attend(q, k, v, ctx), ctx)
 
 
 class GatedMLP(Layer):
@@ -75,10 +74,10 @@ class GatedMLP(Layer):
         self.down_proj = Linear(size, spec.hidden_size, bias=bias)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        x = self.gate_up_proj(x)
+        x = self.gate_up_proj(x, ctx)
         if not self.gate_up_proj.activates:
             x = getattr(ctx.ops, self.gate_up_proj.gated)(x)
-        return self.down_proj(x)
+        return self.down_proj(x, ctx)
 
 
 class PreNormLayer(Layer):
@@ -151,10 +150,10 @@ class CausalLM(Layer):
         """input_ids [T] -> the last hidden states [T, C], normalised."""
         return self.model(input_ids, ctx)
 
-    def logits(self, hidden: torch.Tensor, ops: Ops) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, backends: Backends) -> torch.Tensor:
         """hidden [S, C] -> [S, V]."""
-        logits = self.lm_head(hidden)
-        return logits if self.softcap is None else ops.soft_cap(logits, self.softcap)
+        logits = self.lm_head(hidden, backends)
+        return logits if self.softcap is None else backends.ops.soft_cap(logits, self.softcap)
 
 
 def causal_lm(spec: ModelSpec, eps: float, layers: Iterable[Layer]) -> CausalLM:

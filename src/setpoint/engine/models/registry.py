@@ -21,7 +21,7 @@ MODELS = {
     "Qwen3ForCausalLM": "setpoint.engine.models.qwen:qwen3",
 }
 """Architecture -> ``build(spec, config)``, giving a module with ``rotaries``, ``forward(input_ids,
-ctx) -> hidden`` and ``logits(hidden, ops)``."""
+ctx) -> hidden`` and ``logits(hidden, backends)``."""
 
 NEARLY = {
     "ForSequenceClassification": "it classifies texts",

@@ -6,6 +6,7 @@ Knows nothing of executors, results on the host or timings; ``engine.executor`` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,25 +14,26 @@ import torch
 from torch import nn
 
 from setpoint.core.failures import failure
+from setpoint.core.limits import LOGITS_ROWS
 from setpoint.core.model import ModelSpec
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.request import Ids
-from setpoint.core.result import EAGER, one_each
-from setpoint.engine.attention.base import AttentionBackend, AttentionBatch
-from setpoint.engine.kernels.device import Shared, reading_is_free, to_device
-from setpoint.engine.kernels.ops import KernelsUnavailable, Ops
+from setpoint.core.result import one_each
+from setpoint.engine.kernels.device import reading_is_free, to_device
+from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.kernels.program import NotCapturable
-from setpoint.engine.layers.context import ForwardContext
+from setpoint.engine.layers.context import Backends
 from setpoint.engine.runner.batch import ForwardBatch, build_batch
-from setpoint.engine.runner.captured import Answer, CapturedForward
 from setpoint.engine.runner.claim_ahead import ClaimAhead
-from setpoint.engine.runner.compiled import CompiledModel
+from setpoint.engine.runner.forward_pass import Answer, ForwardPass
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.pooling import Pooled, Pooler
 from setpoint.engine.runner.rows import SlotTable
+from setpoint.engine.runner.ways.base import Ran, Way
+from setpoint.engine.runner.ways.eager import EagerWay
+from setpoint.engine.runner.ways.replay import ReplayWay
 from setpoint.engine.sampling.logprobs import Logprobs, prompt_logprobs
 from setpoint.engine.sampling.sampler import Sampled, joined, masks_of, sample
-from setpoint.planning.memory import LOGITS_ROWS
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,8 +71,8 @@ class Forward:
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """By row index."""
     pooled: Pooled | None = None
-    way: str = EAGER
-    """As in StepResult."""
+    way: Way | None = None
+    """That ran; None for a plan without rows."""
     failures: dict[int, str] = field(default_factory=dict)
     """As in StepResult; ``sample`` adds to it."""
 
@@ -89,8 +91,7 @@ class ModelRunner:
         *,
         model: nn.Module,
         spec: ModelSpec,
-        ops: Ops,
-        attention: AttentionBackend,
+        backends: Backends,
         page_size: int,
         dtype: torch.dtype,
         kv_dtype: torch.dtype,
@@ -100,15 +101,13 @@ class ModelRunner:
     ) -> None:
         self.model = model
         self.spec = spec
-        self.ops = ops
-        self.attention = attention
+        self.backends = backends
         self.page_size = page_size
         self.dtype = dtype
         self.kv_dtype = kv_dtype
         self.device = device
         self.report = report
         self.capture = capture
-        self._timing = False
         self.why_eager = "" if capture else "it is switched off"
         """Why steps, or only their logits, are not replayed; empty if they are. Written by
         ``allocate``."""
@@ -131,17 +130,21 @@ class ModelRunner:
         )
         self.pooler = Pooler()
         wide = torch.promote_types(self.dtype, torch.float32)
-        self.cos_sin = tuple(
+        cos_sin = tuple(
             rotary.table(context_len, wide, self.device) for rotary in self.model.rotaries
         )
-        self._capture()
+        self.forward_pass = ForwardPass(
+            self.model, self.slots, self.pool, cos_sin, self.page_size, self.device
+        )
+        self._make_ways()
 
     @property
     def longest_row(self) -> int:
         """Tokens that a sequence can have, alone in the pool."""
         return min(self.slots.context_len, self.pool.num_tokens)
 
-    def forward(self, plan: StepPlan) -> Forward:
+    def forward(self, plan: StepPlan, ways: Sequence[Way] | None = None) -> Forward:
+        """``ways``: to choose from instead of the runner's own; one must take the batch."""
         self.slots.release(plan.releases)
         failures = self.slots.admit(plan.admits)
         self.pooler.release(plan.releases)
@@ -152,10 +155,12 @@ class ModelRunner:
             return Forward(plan, None, failures=failures)
         batch = build_batch(plan.rows, self.slots)
         num_sampling = len(batch.sample_slots)
-        hidden, answer, way = self._compute(batch, with_logits=0 < num_sampling <= LOGITS_ROWS)
+        way = next(way for way in (self.ways if ways is None else ways) if way.takes(batch))
+        ran = way.run(batch, with_logits=0 < num_sampling <= LOGITS_ROWS)
+        hidden, answer = ran.hidden, ran.answer
         pooled = self.pooler.pool(plan.rows, batch, hidden, self.slots.columns)
         prompt = (
-            self._prompt_logprobs(plan, batch, hidden, failures)
+            self._prompt_logprobs(plan, batch, ran, failures)
             if self.slots.any_special(batch.slots)
             else {}
         )
@@ -164,101 +169,26 @@ class ModelRunner:
             if num_sampling and answer is None
             else None
         )
-        return Forward(plan, batch, answer, sampling, prompt, pooled, way, failures)
+        return Forward(plan, batch, answer, sampling, prompt, pooled, ran.way, failures)
 
-    def _compute(
-        self, batch: ForwardBatch, *, with_logits: bool
-    ) -> tuple[torch.Tensor, Answer | None, str]:
-        """-> hidden states [>= T, H]; with logits, what the sampling rows come to;
-        ``Forward.way``."""
-        way = EAGER
-        if self.captured is not None and self.captured.takes(batch):
-            way = "replay"
-            if self.slots.pages is not self._captured_table:
-                self._capture()
-            hidden, answer = self.captured.run(batch, with_logits=with_logits)
-        else:
-            tensors = (
-                to_device(array, self.device) for array in (batch.slots, batch.cu_q, batch.kv_lens)
-            )
-            hidden, answer = (
-                self.hidden_of(batch.num_tokens, *tensors, batch.cu_q, batch.kv_lens),
-                None,
-            )
-            if isinstance(self.model, CompiledModel) and self.model.takes(batch.num_tokens):
-                way = "compiled"
-        if with_logits and answer is None:
-            answer = self.answer_of(hidden, to_device(batch.sample_index, self.device))
-        return hidden, answer, way
+    def prefer(self, way: Way) -> None:
+        """Ask this way first from now on, until memory is allocated anew."""
+        self.ways.insert(0, way)
 
-    @torch.inference_mode()
-    def hidden_of(
-        self,
-        num_tokens: int,
-        slots: torch.Tensor,
-        cu_q: torch.Tensor,
-        kv_lens: torch.Tensor,
-        cu_q_host: Ids,
-        kv_lens_host: Ids,
-    ) -> torch.Tensor:
-        """Part of ``captured.Forwarding``."""
-        table = self.slots
-        ids, positions, kv_index = self.ops.place_tokens(
-            slots, cu_q, kv_lens, table.ids.tensor, table.pages.tensor, self.page_size, num_tokens
-        )
-        batch = AttentionBatch(
-            positions=positions,
-            kv_index=kv_index,
-            cu_q=cu_q,
-            cu_q_host=cu_q_host,
-            kv_lens=kv_lens,
-            kv_lens_host=kv_lens_host,
-            slots=slots,
-            page_table=table.pages.tensor,
-        )
-        return self.model(
-            ids, ForwardContext(self.ops, self.attention, batch, self.cos_sin, self.pool.layers)
-        )
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [S, H] -> [S, V]."""
-        return self.model.logits(hidden, self.ops)
-
-    @torch.inference_mode()
-    def answer_of(self, hidden: torch.Tensor, sample_index: torch.Tensor) -> Answer:
-        """Part of ``captured.Forwarding``."""
-        last = self.ops.embedding(sample_index, hidden, 1.0)
-        logits = self.logits(last)
-        return Answer(logits, Shared(self.ops.best_tokens(logits)))
-
-    def _capture(self) -> None:
-        """So that small steps are replayed from now on, as long as the slot table does not grow;
-        ``why_eager`` says what is not."""
-        self.captured, self._captured_table = None, self.slots.pages
+    def _make_ways(self) -> None:
+        self.ways: list[Way] = [EagerWay(self.forward_pass, self.backends)]
+        """Those that there are, the best first; the last one takes every batch."""
         if not self.capture:
             return
         try:
-            self.captured = CapturedForward(self, self.device, with_head=self.spec.pooling is None)
+            replay = ReplayWay(
+                self.forward_pass, self.backends, with_head=self.spec.pooling is None
+            )
         except (NotCapturable, KernelsUnavailable) as reason:
             self.why_eager = str(reason)
         else:
-            self.why_eager = self.captured.why_eager_head
-            if self._timing:
-                self.captured.program.start_timing()
-
-    def start_timing(self) -> None:
-        """Measure the kernels of replayed steps from now on."""
-        self._timing = True
-        if self.captured is not None:
-            self.captured.program.start_timing()
-
-    def take_times(self) -> dict[str, float]:
-        """Seconds per kind of kernel (``kernels.program.KINDS``) in replayed steps since the last
-        look; empty if none are replayed.
-
-        Measurements end when the slot table grows, and begin anew.
-        """
-        return {} if self.captured is None else self.captured.program.take_times()
+            self.why_eager = replay.why_eager_head
+            self.prefer(replay)
 
     def sample(self, forward: Forward, masks: TokenMasks | None) -> Sampled | None:
         """Sample the plan's sampling rows and append the tokens to their slots; None when there are
@@ -300,10 +230,12 @@ class ModelRunner:
         self, forward: Forward, slots: Ids, block: slice, masks: TokenMasks | None
     ) -> Sampled:
         whole = forward.logits
-        logits = self.logits(forward.hidden[block]) if whole is None else whole[block]
+        logits = forward.way.logits(forward.hidden[block]) if whole is None else whole[block]
         best = None if forward.answer is None else forward.answer.best.tensor[: len(slots)][block]
         rows, peek = self.slots.sampling_rows(slots[block]), reading_is_free(self.device)
-        return sample(logits, rows, masks_of(masks, slots[block]), self.ops, peek=peek, best=best)
+        return sample(
+            logits, rows, masks_of(masks, slots[block]), self.backends.ops, peek=peek, best=best
+        )
 
     def _fail_culprits(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> bool:
         """Make the rows plain that cannot be sampled alone; whether there are any."""
@@ -320,7 +252,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _prompt_logprobs(
-        self, plan: StepPlan, batch: ForwardBatch, hidden: torch.Tensor, failures: dict[int, str]
+        self, plan: StepPlan, batch: ForwardBatch, ran: Ran, failures: dict[int, str]
     ) -> dict[int, Logprobs]:
         """Of the rows whose chunk makes wanted prompt positions known: position p needs the hidden
         state of p - 1."""
@@ -336,9 +268,9 @@ class ModelRunner:
             lists = self.slots.lists.get(slot)
             try:
                 found[row] = prompt_logprobs(
-                    hidden[first + begin : first + end],
+                    ran.hidden[first + begin : first + end],
                     self.slots.ids.tensor[slot, begin:end],
-                    self.logits,
+                    ran.way.logits,
                     num_top=int(columns["num_top"][row]),
                     picked=np.zeros(0, np.int64) if lists is None else lists.picked,
                 )

@@ -38,17 +38,23 @@ class SlotTable:
         self.max_slots = max_slots
         self.context_len = context_len
         size = min(FIRST_SLOTS, max_slots)
-        self.ids = Shared(torch.zeros(size, context_len + 1, dtype=torch.int32, device=device))
-        """[slots, context + 1]: known tokens; junk past a slot's length. Written by admit (host)
-        and append (device)."""
+        self.ids = Shared(torch.zeros(size + 1, context_len + 1, dtype=torch.int32, device=device))
+        """[slots + 1, context + 1]: known tokens; junk past a slot's length. Written by admit
+        (host) and append (device)."""
         self.pages = Shared(
-            torch.zeros(size, -(-context_len // page_size), dtype=torch.int32, device=device)
+            torch.zeros(size + 1, -(-context_len // page_size), dtype=torch.int32, device=device)
         )
-        """[slots, W]: page numbers; junk past a slot's pages. Written by map_pages."""
+        """[slots + 1, W]: page numbers; junk past a slot's pages. Written by map_pages."""
         self.columns = np.zeros(size, SLOT_DTYPE)
         self.lists: dict[int, TokenLists] = {}
         self._special: set[int] = set()
         """Written by admit and release; see ``any_special``."""
+
+    @property
+    def padding_slot(self) -> int:
+        """The row behind the slots, always zero: rows that only fill a batch up to a fixed size
+        (``runner.ways``) stand there, and write to the dummy page."""
+        return len(self.columns)
 
     @property
     def num_bytes(self) -> int:
@@ -137,8 +143,8 @@ class SlotTable:
             size = min(2 * size, self.max_slots)
         for name in ("ids", "pages"):
             old = getattr(self, name).tensor
-            new = old.new_zeros(size, old.shape[1])
-            new[: len(old)] = old
+            new = old.new_zeros(size + 1, old.shape[1])
+            new[: len(old)] = old  # the padding row, now a slot's, is zero
             setattr(self, name, Shared(new))
         self.columns = np.concatenate(
             (self.columns, np.zeros(size - len(self.columns), SLOT_DTYPE))

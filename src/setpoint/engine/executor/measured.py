@@ -1,0 +1,205 @@
+"""An executor that tells what the parts of its steps have to do and how long they take: linear
+layers, attention, the other operations, the head, sampling.
+
+Its eager steps run through timed stand-ins of what computes (``layers.context.Backends``); the
+times of replayed steps come from their program. What is between the parts (Python, views) is in no
+timer. Each eager call is about a µs slower.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from setpoint.core.plan import StepPlan, TokenMasks
+from setpoint.core.result import StepResult
+from setpoint.core.work import Work
+from setpoint.engine.attention.base import AttentionBatch, AttentionVariant
+from setpoint.engine.executor.inproc import InprocExecutor, InprocStep
+from setpoint.engine.layers.context import Backends
+from setpoint.engine.quant.base import PackedWeight
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.engine.runner.ways.eager import EagerWay
+from setpoint.engine.runner.ways.replay import ReplayWay
+
+PROGRAM_KINDS = {
+    "norm": "elementwise",
+    "rope": "elementwise",
+    "activation": "elementwise",
+    "embedding": "elementwise",
+}
+"""Kind of a program's kernels -> ours, where it is another."""
+
+Works = defaultdict[str, Work]
+"""By kind."""
+
+
+class MeasuredExecutor:
+    """Implements ``core.executor.Executor`` on a runner that others may use in between."""
+
+    def __init__(self, runner: ModelRunner, *, eager: bool) -> None:
+        """eager: no step is replayed, so that everything is counted; else replayed steps have times
+        only."""
+        self._works: Works = defaultdict(Work)
+        self._replay = None if eager else _replay_of(runner)
+        layers, head = (_timed(runner, self._works, kind) for kind in ("linear", "head"))
+        timed = EagerWay(runner.forward_pass, layers, head)
+        if self._replay is not None:
+            self._replay.start_timing()
+            self._replay.take_times()
+        self._inner = InprocExecutor(runner, (timed,) if eager else (*runner.ways[:-1], timed))
+
+    def submit(self, plan: StepPlan) -> MeasuredStep:
+        return MeasuredStep(self._inner.submit(plan), self._works)
+
+    def take(self) -> dict[str, Work]:
+        """By kind, what the steps since the last call have come to."""
+        times = {} if self._replay is None else self._replay.take_times()
+        for kind, seconds in times.items():
+            if seconds:
+                self._works[PROGRAM_KINDS.get(kind, kind)].seconds += seconds
+        works = dict(self._works)
+        self._works.clear()
+        return works
+
+    def idle(self) -> bool:
+        return self._inner.idle()
+
+    def shutdown(self) -> None:
+        self._inner.shutdown()
+
+
+class MeasuredStep:
+    """Implements ``core.executor.PendingStep``."""
+
+    def __init__(self, step: InprocStep, works: Works) -> None:
+        self._step = step
+        self._works = works
+
+    def finish(self, masks: TokenMasks | None) -> None:
+        """Sampling, without the head, which runs inside where many rows sample."""
+        began, head = time.perf_counter(), self._works["head"].seconds
+        self._step.finish(masks)
+        work = self._works["sampling"]
+        work.seconds += time.perf_counter() - began - (self._works["head"].seconds - head)
+        work.num_calls += 1
+
+    def result(self) -> StepResult:
+        return self._step.result()
+
+
+def _replay_of(runner: ModelRunner) -> ReplayWay | None:
+    return next((way for way in runner.ways if isinstance(way, ReplayWay)), None)
+
+
+def _timed(runner: ModelRunner, works: Works, kind: str) -> Backends:
+    """The runner's own, timed; products count as ``kind``."""
+    backends = runner.backends
+    # Gate and up are two products, of which only what they come to comes out.
+    gated = {
+        id(module.packed)
+        for module in runner.model.modules()
+        if getattr(module, "activates", False)
+    }
+
+    def multiply(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
+        began = time.perf_counter()
+        out = backends.multiply(weight, x)
+        work = works[kind]
+        work.seconds += time.perf_counter() - began
+        work.num_calls += 1
+        work.num_bytes += weight.num_bytes
+        work.flops += 2 * x.numel() * out.shape[1] * (2 if id(weight) in gated else 1)
+        work.product = getattr(weight, "product", _name(x.dtype))
+        if kind == "head":
+            works["sampling"].num_bytes += out.nbytes  # logits
+        return out
+
+    return Backends(
+        _TimedOps(backends.ops, works), _TimedAttention(backends.attention, works), multiply
+    )
+
+
+class _TimedOps:
+    """Every operation of an ``Ops``, as "elementwise"."""
+
+    def __init__(self, ops: Any, works: Works) -> None:
+        for name in dir(ops):
+            if not name.startswith("_") and callable(getattr(ops, name)):
+                setattr(self, name, self._timed(getattr(ops, name), works))
+
+    @staticmethod
+    def _timed(operation: Callable[..., Any], works: Works) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            began = time.perf_counter()
+            out = operation(*args)
+            work = works["elementwise"]
+            work.seconds += time.perf_counter() - began
+            work.num_calls += 1
+            results = out if isinstance(out, tuple) else (out,)
+            rows = len(results[0])
+            work.num_bytes += sum(
+                _bytes_of_rows(each, rows)
+                for each in (*args, *results)
+                if isinstance(each, torch.Tensor)
+            )
+            return out
+
+        return timed
+
+
+def _bytes_of_rows(tensor: torch.Tensor, rows: int) -> int:
+    """At most one row of the tensor per row of the step: of a cache or a table no more is
+    touched."""
+    return tensor.nbytes // max(len(tensor), 1) * min(len(tensor), rows)
+
+
+class _TimedAttention:
+    """Implements ``attention.base.AttentionBackend``."""
+
+    def __init__(self, backend: Any, works: Works) -> None:
+        self._backend = backend
+        self._works = works
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: AttentionBatch,
+        variant: AttentionVariant,
+    ) -> torch.Tensor:
+        began = time.perf_counter()
+        out = self._backend.forward(q, k_cache, v_cache, batch, variant)
+        work = self._works["attention"]
+        work.seconds += time.perf_counter() - began
+        work.num_calls += 1
+        pairs, keys = visible(
+            np.diff(batch.cu_q_host).astype(np.int64),
+            batch.kv_lens_host.astype(np.int64),
+            variant.window,
+        )
+        work.num_bytes += 2 * keys * k_cache[0, 0].nbytes
+        work.flops += 4 * pairs * out[0].numel()
+        work.product = _name(q.dtype)
+        return out
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def visible(counts: np.ndarray, kv_lens: np.ndarray, window: int | None) -> tuple[int, int]:
+    """Of rows with ``counts`` last tokens in ``kv_lens`` positions: how many (token, key) pairs
+    there are, and how many keys, each row's counted once."""
+    starts = kv_lens - counts
+    if window is None:
+        return int((counts * starts + counts * (counts + 1) // 2).sum()), int(kv_lens.sum())
+    growing = np.clip(window - starts, 0, counts)  # tokens that see every position before them
+    pairs = growing * starts + growing * (growing + 1) // 2 + (counts - growing) * window
+    return int(pairs.sum()), int(np.minimum(kv_lens, counts + window - 1).sum())

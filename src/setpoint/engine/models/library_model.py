@@ -1,0 +1,265 @@
+"""A decoder of the transformers library on our attention, paged cache and linear layers.
+
+It relies on the library's attention interface: layers look their attention function up by name and
+hand it q, k and v (rotated) with the layer's scale, window and soft cap; the rest of the layer is
+the library's. T: tokens of the step, C: hidden size, H heads of size D. It imports nothing of the
+library, and knows nothing of slots or plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from setpoint.core.model import ModelSpec
+from setpoint.engine.attention.base import AttentionVariant
+from setpoint.engine.layers.attention import store_and_attend
+from setpoint.engine.layers.context import Backends, ForwardContext
+from setpoint.engine.layers.opaque import attend
+from setpoint.engine.models.transformers_windows import Windows
+from setpoint.engine.quant.base import LinearMethod, PackedWeight
+
+SEAT = "setpoint_seat"
+"""The attribute of an attention layer that holds our ``Seat``: not every layer hands keyword
+arguments through."""
+
+TRIAL_TOKENS = 6
+"""Tokens of the run whose logits the library itself computes at load, for ``executor.trial``."""
+
+WITHOUT_EFFECT = {
+    *(
+        "dropout",
+        "position_ids",
+        "use_cache",
+        "cache_position",
+        "position_embeddings",
+        "past_key_values",
+        "return_dict",
+    ),
+    *("output_attentions", "output_hidden_states", "output_router_logits", "layer_idx"),
+}
+"""Keyword arguments of an attention call that change nothing here: there is no dropout, no cache of
+theirs, and rotation is done."""
+
+
+class Undrivable(Exception):
+    """Raised in the middle of the library's layers; the message is the reason, without the model's
+    name."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """Where our attention function and linear layers find what the runner gave; every attention
+    layer of a model holds the same one, under SEAT."""
+
+    ctx: Backends | None = None
+    """Of what runs now: a ForwardContext in the decoder, the backends alone in the head."""
+    layers: list[int] = field(default_factory=list)
+    """Those that called in this pass, in the order of the calls."""
+    variants: dict[int, AttentionVariant] = field(default_factory=dict)
+    """Layer -> what it asked for in its first call."""
+
+
+class TransformersModel:
+    """What the runner runs: the library's decoder for hidden states, and its causal-LM class,
+    around a stand-in, for logits."""
+
+    rotaries = ()
+    """The library rotates by itself."""
+
+    def __init__(
+        self, causal_lm: nn.Module, spec: ModelSpec, expected: torch.Tensor, method: LinearMethod
+    ) -> None:
+        """Gives every linear layer of ``causal_lm`` to the method."""
+        self.expected = expected
+        """[V]: the library's own logits behind ``trial_ids``."""
+        self.trial_ids = trial_ids(spec)
+        self._layers = list(range(spec.num_layers))
+        self._declared = Windows(causal_lm.config, spec)
+        self._seat = Seat()
+        self.num_bytes = _pack_linears(causal_lm, method, self._seat)
+        """Of all weights."""
+        for module in causal_lm.modules():
+            if hasattr(module, "layer_idx"):
+                setattr(module, SEAT, self._seat)
+        self.decoder = _decoder_of(causal_lm)
+        self._causal_lm = causal_lm
+        name = next(name for name, module in causal_lm.named_modules() if module is self.decoder)
+        _replace(causal_lm, name, _StandIn())
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All of them, the head's behind the decoder's: as of any other model."""
+        yield from self.decoder.modules()
+        yield from self._causal_lm.modules()
+
+    def __call__(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """input_ids [T] -> the last hidden states [T, C], normalised."""
+        seat = self._seat
+        seat.ctx, seat.layers = ctx, []
+        hidden = self._decode(input_ids, ctx)
+        seat.ctx = None
+        if torch.compiler.is_compiling():  # what the rest of this looks at was seen by the trial
+            return hidden
+        if sorted(seat.layers) != self._layers:
+            raise Undrivable(
+                f"the attention interface was called by layers {seat.layers}, not once by each of"
+                f" its {len(self._layers)}"
+            )
+        if why := self._declared.contradicted_by(seat.variants):
+            raise Undrivable(why)
+        return hidden
+
+    def _decode(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        ids, positions = input_ids[None].long(), ctx.batch.positions[None]
+        return self.decoder(
+            input_ids=ids, position_ids=positions, use_cache=False, return_dict=True
+        ).last_hidden_state[0]
+
+    @property
+    def variants(self) -> dict[int, AttentionVariant]:
+        """Layer -> its attention, known from the trial on."""
+        return self._seat.variants
+
+    def logits(self, hidden: torch.Tensor, backends: Backends) -> torch.Tensor:
+        """hidden [S, C] -> [S, V], with whatever the library's head does to them (scales, soft
+        caps)."""
+        self._seat.ctx = backends
+        logits = self._causal_lm(
+            inputs_embeds=hidden[None], use_cache=False, return_dict=True
+        ).logits[0]
+        self._seat.ctx = None
+        return logits
+
+
+class _StandIn(nn.Module):
+    """Stands where the decoder was, so that the library's code behind it runs on hidden states that
+    exist already."""
+
+    def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> _Output:
+        return _Output(inputs_embeds)
+
+
+class _Output:
+    """A decoder's output that has hidden states and nothing else, whatever it is asked for."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class PackedLinear(nn.Module):
+    """Takes the place of an ``nn.Linear``: x [..., K] -> [..., N]."""
+
+    def __init__(self, packed: PackedWeight, weight: torch.Tensor, seat: Seat) -> None:
+        super().__init__()
+        self.packed = packed
+        self.seat = seat
+        self.out_features = len(weight)
+        self.weight = torch.empty_like(weight, device="meta")
+        """For layers that ask for a weight's dtype or shape; nothing can be computed with it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ctx = self.seat.ctx
+        assert ctx is not None, "outside a forward pass"
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        return ctx.multiply(self.packed, rows).view(*x.shape[:-1], -1)
+
+
+def _pack_linears(causal_lm: nn.Module, method: LinearMethod, seat: Seat) -> int:
+    """Give every plain ``nn.Linear`` to the linear method; -> bytes of all weights from then on.
+
+    A method that makes no copy keeps the tensor it is given: one that is an embedding's too counts
+    once.
+    """
+    names = [name for name, module in causal_lm.named_modules() if type(module) is nn.Linear]
+    before = sum(parameter.nbytes for parameter in causal_lm.parameters())
+    num_bytes = 0
+    for (
+        name
+    ) in names:  # and no list of modules: each weight is to be freed before the next one is packed
+        linear = causal_lm.get_submodule(name)
+        packed = method.pack(linear.weight.data, None if linear.bias is None else linear.bias.data)
+        _replace(causal_lm, name, PackedLinear(packed, linear.weight, seat))
+        num_bytes += packed.num_bytes
+    return (
+        num_bytes + sum(parameter.nbytes for parameter in causal_lm.parameters())
+        if method.copies
+        else before
+    )
+
+
+def trial_ids(spec: ModelSpec) -> list[int]:
+    """Some different ids of the vocabulary."""
+    return [(11 + 7919 * index) % spec.vocab_size for index in range(TRIAL_TOKENS)]
+
+
+def _decoder_of(causal_lm: nn.Module) -> nn.Module:
+    """The module whose output the head reads; in some classes it stands inside the base model."""
+    decoder = causal_lm.get_decoder()
+    return decoder if hasattr(decoder, "config") else causal_lm.base_model
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, module)
+
+
+def library_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """For the library's registry: query [1, H, T, D], key and value [1, Hkv, T, D] -> ([1, T, H,
+    D], None)."""
+    if torch.compiler.is_compiling():
+        q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
+        return attend(q, k, v, module.layer_idx)[None], None
+    seat: Seat | None = getattr(module, SEAT, None)
+    if seat is None or not isinstance(seat.ctx, ForwardContext):
+        raise Undrivable("its attention layers have no layer_idx")
+    layer, ctx = module.layer_idx, seat.ctx
+    seat.layers.append(layer)
+    variant = seat.variants.get(layer)
+    if variant is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        _check_call(attention_mask, causal, more)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        variant = seat.variants[layer] = AttentionVariant(scale, softcap, sliding_window)
+    q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    for new, cache in zip((k, v), ctx.kv[layer], strict=True):
+        if new.shape[1:] != cache.shape[2:]:
+            raise Undrivable(
+                f"its keys or values are {list(new.shape[1:])} per token, the config says"
+                f" {list(cache.shape[2:])}"
+            )
+    return store_and_attend(q.contiguous(), k, v, ctx, layer, variant)[None], None
+
+
+def _check_call(attention_mask: torch.Tensor | None, causal: bool, more: dict[str, Any]) -> None:
+    """Undrivable for an attention that ours would not compute."""
+    strange = sorted(
+        name for name, value in more.items() if value is not None and name not in WITHOUT_EFFECT
+    )
+    if attention_mask is not None:
+        strange.append("attention_mask")
+    if not causal:
+        strange.append("tokens that come later")
+    if strange:
+        raise Undrivable(f"its attention asks for {', '.join(strange)}")

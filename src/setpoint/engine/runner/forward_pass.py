@@ -1,0 +1,114 @@
+"""The forward pass of a step, operation by operation: the model over the tensors that it reads and
+writes from step to step.
+
+Every way to run a step is made of it (``runner.ways``). Knows nothing of plans or sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from setpoint.core.request import Ids
+from setpoint.engine.attention.base import AttentionBatch
+from setpoint.engine.kernels.device import Shared, to_device
+from setpoint.engine.layers.context import Backends, ForwardContext
+from setpoint.engine.runner.batch import ForwardBatch
+from setpoint.engine.runner.kv_pool import KVPool
+from setpoint.engine.runner.rows import SlotTable
+
+
+@dataclass(slots=True, frozen=True)
+class Inputs:
+    """The rows of a step as ``AttentionBatch`` has them, on the device and on the host."""
+
+    num_tokens: int
+    """T."""
+    slots: torch.Tensor
+    cu_q: torch.Tensor
+    kv_lens: torch.Tensor
+    cu_q_host: Ids
+    kv_lens_host: Ids
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """What the S sampling rows come to. Behind their rows there may be others, which mean
+    nothing."""
+
+    logits: torch.Tensor
+    """[>= S, V]."""
+    best: Shared
+    """[>= S] int64: ``Ops.best_tokens`` of the logits."""
+
+
+@dataclass(slots=True, frozen=True)
+class ForwardPass:
+    """Written once by ``ModelRunner.allocate``."""
+
+    model: Any
+    slots: SlotTable
+    """Its tensors are others after it has grown."""
+    pool: KVPool
+    cos_sin: tuple[torch.Tensor, ...]
+    """As in ForwardContext."""
+    page_size: int
+    device: torch.device
+
+    def inputs(self, batch: ForwardBatch) -> Inputs:
+        tensors = (
+            to_device(array, self.device) for array in (batch.slots, batch.cu_q, batch.kv_lens)
+        )
+        return Inputs(batch.num_tokens, *tensors, batch.cu_q, batch.kv_lens)
+
+    @torch.inference_mode()
+    def begin(self, inputs: Inputs, backends: Backends) -> tuple[torch.Tensor, ForwardContext]:
+        """-> the ids [T] and the context that the model is called with."""
+        table = self.slots
+        ids, positions, kv_index = backends.ops.place_tokens(
+            inputs.slots,
+            inputs.cu_q,
+            inputs.kv_lens,
+            table.ids.tensor,
+            table.pages.tensor,
+            self.page_size,
+            inputs.num_tokens,
+        )
+        batch = AttentionBatch(
+            positions=positions,
+            kv_index=kv_index,
+            cu_q=inputs.cu_q,
+            cu_q_host=inputs.cu_q_host,
+            kv_lens=inputs.kv_lens,
+            kv_lens_host=inputs.kv_lens_host,
+            slots=inputs.slots,
+            page_table=table.pages.tensor,
+        )
+        return ids, ForwardContext(
+            backends.ops,
+            backends.attention,
+            backends.multiply,
+            batch,
+            self.cos_sin,
+            self.pool.layers,
+        )
+
+    @torch.inference_mode()
+    def hidden(self, inputs: Inputs, backends: Backends) -> torch.Tensor:
+        """-> hidden states [T, H]."""
+        return self.model(*self.begin(inputs, backends))
+
+    @torch.inference_mode()
+    def answer(
+        self, hidden: torch.Tensor, sample_index: torch.Tensor, backends: Backends
+    ) -> Answer:
+        """hidden [>= T, H], sample_index [S] int32."""
+        last = backends.ops.embedding(sample_index, hidden, 1.0)
+        logits = self.logits(last, backends)
+        return Answer(logits, Shared(backends.ops.best_tokens(logits)))
+
+    def logits(self, hidden: torch.Tensor, backends: Backends) -> torch.Tensor:
+        """hidden [S, H] -> [S, V]."""
+        return self.model.logits(hidden, backends)
