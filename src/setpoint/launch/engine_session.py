@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from setpoint.launch.engine import Launched
 from setpoint.launch.phases import Phases
-from setpoint.launch.process import EXIT_S, StartupError, kill_with_children, watch
+from setpoint.launch.process import StartupError, kill_with_children, watch
 
 if TYPE_CHECKING:
     from setpoint.frontend.ipc.client import EngineClient
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from setpoint.frontend.service import Service
 
 READY_TIMEOUT_S = 600.0
+EXIT_S = 10.0
 
 
 class EngineSession:

@@ -22,8 +22,6 @@ from setpoint.launch.job import EngineJob, encode_job
 if TYPE_CHECKING:
     from setpoint.frontend.ipc.line import EngineLine
 
-EXIT_S = 10.0
-"""How long a process may take to end once its line has."""
 OPENMP_SPINS = "1000"
 """Rounds, some hundredths of a millisecond, that an OpenMP thread of the engine spins for its next
 piece of work before it sleeps.
@@ -32,6 +30,8 @@ The default of 300,000 keeps a core busy while the thread that has the work wait
 other busy processes on two cores a stream decoded many times slower. On an idle machine 1,000
 rounds cost nothing that could be measured (docs/notebook.md).
 """
+USELESS_S = 1.0
+"""How long a process may outlive a line that has ended by itself."""
 LAST_WORDS_S = 0.2
 """How long messages of an engine process that has ended may still be on their way."""
 
@@ -92,7 +92,7 @@ async def watch(process: subprocess.Popen[bytes], line: EngineLine) -> None:
     dead: asyncio.Future[bool] = asyncio.ensure_future(line.dead.wait())
     await asyncio.wait((ended, dead), return_when=asyncio.FIRST_COMPLETED)
     if dead.done():
-        await asyncio.wait([ended], timeout=EXIT_S)
+        await asyncio.wait([ended], timeout=USELESS_S)
         kill_with_children(process)
     dead.cancel()
     await ended

@@ -1,0 +1,116 @@
+"""An engine process without a model: the real loop and link around a scripted executor, with
+prompts that are its death. ``python -m setpoint.testing.scripted_engine DESCRIPTOR``
+
+Starts in a fraction of a second. Answers are ``setpoint.testing.scripted.hashed_token``'s, so that
+a test knows them. A prompt that holds a token of :class:`Deadly` ends the process in the step that
+computes that token, or, of ``Deadly.LATER``, in the third decode step after it.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import sys
+import time
+
+from setpoint.core.messages import Finish, Ready, TokenEvent, Tokens
+from setpoint.core.plan import StepPlan
+from setpoint.core.request import Ids
+from setpoint.ipc import EngineSocket
+from setpoint.scheduler.cache.manager import KVCache
+from setpoint.scheduler.config import SchedulerConfig
+from setpoint.scheduler.loop import Loop
+from setpoint.scheduler.scheduler import Scheduler
+from setpoint.testing.harness import Recorder
+from setpoint.testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token
+
+VOCAB = 200
+"""Of the answers; prompts may have any id of a byte."""
+CONTEXT = 4000
+STEP_S = 0.002
+MAX_RUNNING = 4
+FLOOD_IDS = [201, 202, 203]
+"""What a flood says; no answer holds these."""
+
+
+class Deadly(enum.IntEnum):
+    KILL = 250
+    LATER = 251
+    TORN = 252
+    """Half a message is the last that it writes."""
+    FLOOD = 253
+    """Tokens and ends for a thousand requests to come are the last that it writes."""
+    CUT = 254
+    """It closes its link and lives on."""
+    EXIT = 255
+
+
+class Executor(ScriptedExecutor):
+    def __init__(self, descriptor: int, link: EngineSocket) -> None:
+        super().__init__(num_pages=MAX_RUNNING * CONTEXT, page_size=1, next_token=self._next)
+        self._descriptor = descriptor
+        self._link = link
+        self._hashed = hashed_token(VOCAB)
+
+    def submit(self, plan: StepPlan) -> ScriptedStep:
+        time.sleep(STEP_S)
+        return super().submit(plan)
+
+    def _next(self, history: Ids) -> int:
+        ids = history.tolist()
+        for deadly in Deadly:
+            if deadly in ids and (deadly is not Deadly.LATER or ids.index(deadly) == len(ids) - 4):
+                self._end(deadly)
+        return self._hashed(history)
+
+    def _end(self, how: Deadly) -> None:
+        match how:
+            case Deadly.TORN:
+                os.set_blocking(self._descriptor, True)
+                os.write(self._descriptor, (1000).to_bytes(4, "little") + b"half a message")
+            case Deadly.FLOOD:
+                newest = int(self.plans[-1].rows.seq_ids.max())
+                for seq_id in range(newest + 1, newest + 1001):
+                    self._link.send(Tokens([TokenEvent(seq_id, FLOOD_IDS)]))
+                    self._link.send(Tokens([TokenEvent(seq_id, [], Finish("length", length=3))]))
+            case Deadly.CUT:
+                self._link.close()
+                time.sleep(600)
+            case Deadly.EXIT:
+                os._exit(3)
+            case Deadly.KILL | Deadly.LATER:
+                pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class WallClock:
+    def now(self) -> float:
+        return time.monotonic()
+
+
+def main() -> None:
+    descriptor = int(sys.argv[1])
+    link = EngineSocket(descriptor)
+    config = SchedulerConfig(
+        max_running_requests=MAX_RUNNING,
+        max_req_len=CONTEXT - 1,
+        max_req_input_len=CONTEXT - 6,
+        vocab_size=256,
+    )
+    cache = KVCache(num_pages=MAX_RUNNING * CONTEXT, page_size=1)
+    recorder = Recorder()
+    loop = Loop(
+        Scheduler(config, cache, observer=recorder),
+        Executor(descriptor, link),
+        link,
+        depth=0,
+        clock=WallClock(),
+        observer=recorder,
+    )
+    link.send(Ready({"max_req_input_len": config.max_req_input_len, "pid": os.getpid()}))
+    loop.run()
+
+
+if __name__ == "__main__":
+    main()
