@@ -31,8 +31,9 @@ from setpoint.core.records import Record
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.result import StepResult, one_each
 from setpoint.core.sampling import SamplingParams
+from setpoint.core.settings import PrioritySettings, Settings
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.scheduler.config import PriorityConfig, SchedulerConfig
+from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.policy import POLICIES, QUEUE_LIMIT
 from setpoint.scheduler.scheduler import Scheduler
 
@@ -99,16 +100,19 @@ class Bench:
         room = PROMPT_TOKENS + OUTPUT_TOKENS + 2 * page_size
         self._cache = KVCache(num_pages=(NUM_RUNNING + 1) * room // page_size, page_size=page_size)
         config = SchedulerConfig(
-            max_running_requests=NUM_RUNNING,
+            num_slots=NUM_RUNNING,
             max_req_len=2 * PROMPT_TOKENS,
             max_req_input_len=2 * PROMPT_TOKENS,
             vocab_size=VOCAB,
+        )
+        settings = Settings(
+            max_running_requests=NUM_RUNNING,
             policy="fcfs" if policy == PRIORITY else policy,
-            priority=PriorityConfig(default=0) if policy == PRIORITY else None,
+            priority=PrioritySettings(default=0) if policy == PRIORITY else None,
             chunked_prefill_size=None,
             max_prefill_tokens=PROMPT_TOKENS,
         )
-        self._scheduler = Scheduler(config, self._cache, observer=Silent())
+        self._scheduler = Scheduler(config, settings, self._cache, observer=Silent())
         self._preempts = policy == PRIORITY
         self._urgency = 0
         self._requests = enumerate(_requests())

@@ -20,10 +20,10 @@ import torch
 
 from setpoint.checkpoint.source import locate
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core.settings import PrioritySettings
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner.model_runner import ModelRunner
-from setpoint.scheduler.config import PriorityConfig
 from setpoint.scheduler.policy import POLICIES
 from setpoint.testing.harness import Harness
 from setpoint.testing.neartie import NEAR_TIE, Greedy, Tally
@@ -213,7 +213,7 @@ def test_preempted_requests_end_with_the_tokens_they_would_have_had(
         depth=depth,
         max_running_requests=2,
         chunked_prefill_size=16,
-        priority=PriorityConfig(threshold=0),
+        priority=PrioritySettings(threshold=0),
     )
     for index, prompt in enumerate(tiny.prompts):
         harness.submit(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from setpoint.core.messages import Announce, ToFrontend
 from setpoint.core.plan import StepPlan
-from setpoint.scheduler.config import PriorityConfig
+from setpoint.core.settings import PrioritySettings
 from setpoint.testing.harness import Harness, Wire
 from setpoint.testing.scripted import ScriptedExecutor, ScriptedStep, hashed_token
 
@@ -90,7 +90,7 @@ def test_the_suspects_are_the_requests_of_the_plans_in_flight(
         chunked_prefill_size=chunk,
         mixed_chunk=mixed,
         test_retract_interval=retract,
-        priority=PriorityConfig(default=0, threshold=0),
+        priority=PrioritySettings(default=0, threshold=0),
     )
     rids: list[str] = []
     for step in steps:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from setpoint.core.records import RequestClipped, RequestDropped, RequestUnservable
-from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, RatioConfig
+from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings
 from setpoint.scheduler.policy import POLICIES
 from setpoint.testing.harness import VOCAB, Harness, ids_of
 from setpoint.testing.scripted import hashed_token, reference
@@ -57,7 +57,7 @@ def random_harness(rng: random.Random, most: int) -> Harness:
         max_tokens_per_row=most,
         num_tokens=lambda n: how_many.randint(0, n) if most > 1 else n,
         seed=rng.randrange(100),
-        ratio=RatioConfig(conservativeness=rng.choice([1.0, 1.0, 0.05])),
+        conservativeness=rng.choice([1.0, 1.0, 0.05]),
         **random_queue_rules(rng),
     )
 
@@ -66,7 +66,7 @@ def random_queue_rules(rng: random.Random) -> dict[str, Any]:
     """Any policy, priorities where they are allowed, and all that holds prefill back or ends a
     request early."""
     policy = rng.choice([*POLICIES, "fcfs", "fcfs", "lof"])
-    priority = PriorityConfig(
+    priority = PrioritySettings(
         default=rng.choice([None, 0, 5]),
         low_first=rng.random() < 0.5,
         preempt=rng.random() < 0.9,
@@ -78,13 +78,13 @@ def random_queue_rules(rng: random.Random) -> dict[str, Any]:
         "priority": priority if policy in ("fcfs", "lof") and rng.random() < 0.9 else None,
         "refuse_priority": rng.random() < 0.1,
         "max_queued_requests": rng.choice([*[None] * 5, 3]),
-        "cadence": CadenceConfig(
+        "cadence": CadenceSettings(
             prefill_decode_interval=rng.choice([0, 0, 1, 4]),
             min_decoding=rng.choice([0, 2]),
             decode_after_piece=rng.choice([0, 1]),
             continuous_decode_steps=rng.choice([1, 1, 3]),
         ),
-        "delay": DelayConfig(
+        "delay": DelaySettings(
             enabled=rng.random() < 0.3,
             low_usage=rng.choice([None, 0.3]),
             queue_ratio=rng.choice([None, 0.5]),
@@ -171,7 +171,7 @@ def test_random_traces_end_with_the_right_tokens(block: int, most: int) -> None:
         steps += len(harness.plans)
         preemptions += len(harness.recorder.preemptions)
         dropped += len(harness.recorder.of(RequestDropped))
-        policies.add(harness.config.policy)
+        policies.add(harness.scheduler.state.settings.policy)
         brought |= {
             step.num_sampled for step in harness.recorder.steps if step.num_decode_rows == 1
         }

@@ -10,41 +10,51 @@ from setpoint.config.environment import read_environment
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.config.pool import resolve_pool
-from setpoint.config.resolve import resolve
+from setpoint.config.resolve import ResolvedConfig, resolve
+from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings, Settings
 from setpoint.launch.mapping import scheduler_config
+from setpoint.launch.settings import live_settings
 from setpoint.planning.memory import GIB
-from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, SchedulerConfig
+from setpoint.scheduler.config import SchedulerConfig
 from setpoint.testing.harness import Harness
 from setpoint.testing.specs import tiny_spec
 
 SPEC = tiny_spec(vocab_size=300, num_parameters=100_000, eos_token_ids=(2,))
 
 
-def settled(environ: dict[str, str] | None = None, **options: Any) -> SchedulerConfig:
+def resolved(environ: dict[str, str] | None = None, **options: Any) -> ResolvedConfig:
     hardware = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
-    config = resolve(
+    return resolve(
         Options(random_seed=7, **options), hardware, SPEC, env=read_environment(environ or {})
     )
+
+
+def fixed(environ: dict[str, str] | None = None) -> SchedulerConfig:
+    config = resolved(environ)
     return scheduler_config(config, resolve_pool(config, 10_000), SPEC)
+
+
+def settled(**options: Any) -> Settings:
+    config = resolved(**options)
+    return live_settings(config, resolve_pool(config, 10_000))
 
 
 def test_defaults_change_nothing() -> None:
     config = settled()
-    assert (config.policy, config.seed, config.priority, config.refuse_priority) == (
-        "fcfs",
-        7,
-        None,
-        False,
+    assert (config.policy, config.priority, config.refuse_priority) == ("fcfs", None, False)
+    assert (config.cadence, config.delay) == (
+        CadenceSettings(decode_after_piece=1),
+        DelaySettings(),
     )
-    assert (config.cadence, config.delay) == (CadenceConfig(decode_after_piece=1), DelayConfig())
-    assert (config.waiting_timeout_s, config.running_timeout_s) == (None, None)
+    life = fixed()
+    assert (life.seed, life.waiting_timeout_s, life.running_timeout_s) == (7, None, None)
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"enable_priority_scheduling": True}, PriorityConfig()),
-        ({"schedule_policy": "priority"}, PriorityConfig()),
+        ({"enable_priority_scheduling": True}, PrioritySettings()),
+        ({"schedule_policy": "priority"}, PrioritySettings()),
         (
             {
                 "enable_priority_scheduling": True,
@@ -54,14 +64,14 @@ def test_defaults_change_nothing() -> None:
                 "priority_scheduling_preemption_threshold": 3,
                 "retraction_policy": "priority",
             },
-            PriorityConfig(
+            PrioritySettings(
                 default=-4, low_first=True, preempt=False, threshold=3, retract_first=True
             ),
         ),
         ({"default_priority_value": 3}, None),
     ],
 )
-def test_priorities(options: dict[str, Any], expected: PriorityConfig | None) -> None:
+def test_priorities(options: dict[str, Any], expected: PrioritySettings | None) -> None:
     config = settled(**options)
     assert config.priority == expected
     assert config.policy == "fcfs"
@@ -81,10 +91,10 @@ def test_turns_and_delays() -> None:
         abort_on_priority_when_disabled=True,
         schedule_policy="routing-key",
     )
-    assert config.cadence == CadenceConfig(
+    assert config.cadence == CadenceSettings(
         prefill_decode_interval=4, min_decoding=2, continuous_decode_steps=3
     )
-    assert config.delay == DelayConfig(
+    assert config.delay == DelaySettings(
         enabled=True,
         low_usage=0.2,
         queue_ratio=0.5,
@@ -132,5 +142,5 @@ def test_two_streams_beside_a_prompt_of_eight_chunks(options: dict[str, Any], st
 
 
 def test_time_limits_come_from_the_environment() -> None:
-    config = settled({"SGLANG_REQ_WAITING_TIMEOUT": "2.5", "SGLANG_REQ_RUNNING_TIMEOUT": "0"})
+    config = fixed({"SGLANG_REQ_WAITING_TIMEOUT": "2.5", "SGLANG_REQ_RUNNING_TIMEOUT": "0"})
     assert (config.waiting_timeout_s, config.running_timeout_s) == (2.5, None)

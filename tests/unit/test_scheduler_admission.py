@@ -6,8 +6,8 @@ import pytest
 
 from setpoint.core.plan import OWN_LENGTH
 from setpoint.core.records import Refusal, RequestClipped, RequestUnservable
+from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
-from setpoint.scheduler.config import PriorityConfig, RatioConfig
 from setpoint.testing.harness import VOCAB, Harness
 
 
@@ -164,7 +164,7 @@ def test_the_queue_moves_on_when_the_request_that_did_not_fit_leaves_it(way: str
         num_pages=100,
         waiting_timeout_s=5.0 if way == "time limit" else None,
         max_queued_requests=1 if replaced else None,
-        priority=PriorityConfig(preempt=False) if replaced else None,
+        priority=PrioritySettings(preempt=False) if replaced else None,
     )
     harness.submit("runs", prompt(10, 10), max_new_tokens=60, ignore_eos=True)
     harness.turn()
@@ -186,7 +186,7 @@ def test_the_queue_moves_on_when_the_request_that_did_not_fit_leaves_it(way: str
 
 def test_a_candidate_is_charged_its_full_output_and_running_ones_a_share() -> None:
     # 100 tokens. a: 10 + 40 outputs; running, its reserve is 39 * 0.7 * 0.5 = 13.65.
-    harness = Harness(num_pages=100, ratio=RatioConfig(conservativeness=0.5))
+    harness = Harness(num_pages=100, conservativeness=0.5)
     harness.submit("a", prompt(10, 10), max_new_tokens=40)
     harness.turn()
     harness.submit("b", prompt(10, 20), max_new_tokens=66)  # 10 + 66 + 1 >= 90 - 13.65
@@ -296,7 +296,7 @@ def test_a_full_queue_refuses_with_503() -> None:
 
 
 def test_a_retracted_request_is_not_refused_by_a_full_queue() -> None:
-    harness = Harness(num_pages=40, max_queued_requests=1, ratio=RatioConfig(conservativeness=0.1))
+    harness = Harness(num_pages=40, max_queued_requests=1, conservativeness=0.1)
     for number in range(4):
         harness.submit(f"r{number}", prompt(3, 10 + number), max_new_tokens=20)
         harness.turn()

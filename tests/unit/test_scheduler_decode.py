@@ -13,7 +13,8 @@ from setpoint.scheduler.retraction import RunningView, retraction_order
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.scripted import hashed_token, reference
 
-EAGER = RatioConfig(conservativeness=0.01)
+EAGER = 0.01
+"""Conservativeness with which admission takes too many."""
 """Reserves almost nothing, so that the pool runs dry."""
 
 
@@ -27,21 +28,21 @@ def counting(history: Ids) -> int:
 
 
 def test_new_token_ratio_follows_its_formula() -> None:
-    ratio = NewTokenRatio(RatioConfig())
+    ratio = NewTokenRatio(RatioConfig(), 1.0)
     assert ratio.current == pytest.approx(0.7)
     for _ in range(600):
-        ratio.decay()
+        ratio.decay(1.0)
     assert ratio.current == pytest.approx(0.7 * 0.14)
-    ratio.decay()
+    ratio.decay(1.0)
     assert ratio.current == pytest.approx(0.7 * 0.14)
     ratio.retracted(num_outputs=100, max_new_tokens=999, num_kept=5)
     assert ratio.current == pytest.approx(0.2)
     ratio.retracted(num_outputs=100, max_new_tokens=10, num_kept=5)
     assert ratio.current == 1.0
-    ratio.reset()
+    ratio.reset(1.0)
     assert ratio.current == pytest.approx(0.7)
-    assert NewTokenRatio(RatioConfig(conservativeness=0.3)).current == pytest.approx(0.21)
-    assert NewTokenRatio(RatioConfig(conservativeness=1.5)).current == 1.0
+    assert NewTokenRatio(RatioConfig(), 0.3).current == pytest.approx(0.21)
+    assert NewTokenRatio(RatioConfig(), 1.5).current == 1.0
 
 
 def test_retraction_takes_fewest_outputs_then_longest_input_then_the_newest() -> None:
@@ -56,7 +57,7 @@ def test_retraction_takes_fewest_outputs_then_longest_input_then_the_newest() ->
 
 
 def test_a_dry_pool_retracts_and_everyone_still_gets_their_tokens() -> None:
-    harness = Harness(num_pages=64, ratio=EAGER)
+    harness = Harness(num_pages=64, conservativeness=EAGER)
     for number in range(4):
         harness.submit(f"r{number}", prompt(6, 10 + number), max_new_tokens=30)
         harness.turn()
@@ -71,7 +72,7 @@ def test_a_dry_pool_retracts_and_everyone_still_gets_their_tokens() -> None:
 
 
 def test_a_retracted_request_goes_to_the_end_of_the_queue() -> None:
-    harness = Harness(num_pages=40, ratio=EAGER, max_running_requests=3)
+    harness = Harness(num_pages=40, conservativeness=EAGER, max_running_requests=3)
     for number in range(5):
         harness.submit(f"r{number}", prompt(4, 10 + number), max_new_tokens=25)
         harness.turn()
@@ -81,7 +82,7 @@ def test_a_retracted_request_goes_to_the_end_of_the_queue() -> None:
 
 
 def test_the_ratio_after_a_retraction_is_that_of_the_kept() -> None:
-    harness = Harness(num_pages=40, ratio=EAGER)
+    harness = Harness(num_pages=40, conservativeness=EAGER)
     harness.submit("a", prompt(5, 10), max_new_tokens=30)
     harness.turn(4)
     harness.submit("b", prompt(5, 20), max_new_tokens=24)
@@ -98,7 +99,7 @@ def test_the_ratio_after_a_retraction_is_that_of_the_kept() -> None:
 
 
 def test_the_sequence_in_mid_prefill_goes_before_the_last_decoding_one_is_aborted() -> None:
-    harness = Harness(num_pages=40, chunked_prefill_size=4, ratio=EAGER)
+    harness = Harness(num_pages=40, chunked_prefill_size=4, conservativeness=EAGER)
     harness.submit("a", prompt(4, 10), max_new_tokens=30)
     harness.turn(22)
     harness.submit("long", prompt(30, 20), max_new_tokens=2)
@@ -159,7 +160,7 @@ def test_forced_retraction_takes_as_many_as_it_must(num_pages: int) -> None:
         page_size=4,
         test_retract_interval=1,
         clip_max_new_tokens=1,
-        ratio=EAGER,
+        conservativeness=EAGER,
     )
     for number in range(8):
         harness.submit(f"r{number}", prompt(3, 10 + number), max_new_tokens=12)

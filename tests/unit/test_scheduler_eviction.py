@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from setpoint.core.request import Ids
+from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.cache.node import Node
-from setpoint.scheduler.config import PriorityConfig
 from setpoint.testing.harness import Harness
 
 A, B = range(10), range(20, 30)
@@ -33,7 +33,7 @@ def survivors(harness: Harness, num_evicted: int) -> tuple[int, int]:
 
 
 def test_low_priority_goes_first_and_output_before_its_prompt() -> None:
-    harness = Harness(eviction_policy="priority", priority=PriorityConfig())
+    harness = Harness(eviction_policy="priority", priority=PrioritySettings())
     for rid, prompt, priority in (("low", B, 1), ("high", A, 5)):
         harness.submit(rid, prompt, priority=priority, max_new_tokens=4)
         harness.drain()
@@ -45,7 +45,7 @@ def test_low_priority_goes_first_and_output_before_its_prompt() -> None:
 
 
 def test_a_prompt_is_worth_what_its_most_important_request_is() -> None:
-    harness = Harness(eviction_policy="priority", priority=PriorityConfig())
+    harness = Harness(eviction_policy="priority", priority=PrioritySettings())
     for rid, prompt, priority in (("first", A, 1), ("other", B, 3), ("again", A, 5)):
         harness.submit(rid, prompt, priority=priority, max_new_tokens=1)
         harness.drain()
@@ -53,7 +53,7 @@ def test_a_prompt_is_worth_what_its_most_important_request_is() -> None:
 
 
 def test_priorities_count_as_the_scheduler_understands_them() -> None:
-    for rule, left in ((PriorityConfig(low_first=True), (0, 10)), (None, (10, 0))):
+    for rule, left in ((PrioritySettings(low_first=True), (0, 10)), (None, (10, 0))):
         harness = Harness(eviction_policy="priority", priority=rule)
         for rid, prompt, priority in (("one", B, 1), ("two", A, 5)):
             harness.submit(rid, prompt, priority=priority, max_new_tokens=1)

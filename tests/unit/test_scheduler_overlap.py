@@ -9,7 +9,6 @@ import pytest
 from setpoint.core.messages import Call, Shutdown
 from setpoint.core.records import PoolRebuilt
 from setpoint.core.request import Ids, Request
-from setpoint.scheduler.config import RatioConfig
 from setpoint.scheduler.loop import StrictAccountingError
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.scripted import hashed_token, reference
@@ -111,9 +110,7 @@ def test_a_rid_can_be_used_again_at_once_after_an_abort(depth: int, replan: bool
 
 @DEPTHS
 def test_retraction_while_rows_are_in_flight_waits_for_them(depth: int, replan: bool) -> None:
-    harness = Harness(
-        num_pages=60, depth=depth, replan_inflight=replan, ratio=RatioConfig(conservativeness=0.01)
-    )
+    harness = Harness(num_pages=60, depth=depth, replan_inflight=replan, conservativeness=0.01)
     for number in range(4):
         harness.submit(f"r{number}", prompt(6, 10 + number), max_new_tokens=30)
         harness.turn()

@@ -130,8 +130,8 @@ def test_random_in_the_loop_is_repeatable() -> None:
     for number in range(8):
         harness.submit(f"r{number}", prompt(4, 10 + number))
     harness.loop.step()
-    order = harness.scheduler._prefill._order
-    assert [seq.rid for seq in order.take()] != [seq.rid for seq in order.take()], (
+    order, settings = harness.scheduler._prefill._order, harness.scheduler.state.settings
+    assert [seq.rid for seq in order.take(settings)] != [seq.rid for seq in order.take(settings)], (
         "another order in every pass"
     )
     harness.drain()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from setpoint.core.records import Fallback, Refusal, RequestDropped
-from setpoint.scheduler.config import PriorityConfig, RatioConfig
+from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.preemption import RankedView, preemption_order
 from setpoint.scheduler.retraction import RunningView, retraction_order
 from setpoint.testing.harness import VOCAB, Harness
@@ -35,7 +35,7 @@ def prioritized(
     **more: Any,
 ) -> Harness:
     rule = {key: more.pop(key) for key in ("preempt", "retract_first") if key in more}
-    config = PriorityConfig(default=default, low_first=low_first, threshold=threshold, **rule)
+    config = PrioritySettings(default=default, low_first=low_first, threshold=threshold, **rule)
     return Harness(max_running_requests=slots, priority=config, **{"num_pages": 200, **more})
 
 
@@ -53,10 +53,10 @@ def order_of_ends(harness: Harness) -> list[str]:
 
 
 def test_ranks() -> None:
-    high, low = PriorityConfig(), PriorityConfig(low_first=True)
+    high, low = PrioritySettings(), PrioritySettings(low_first=True)
     assert sorted([3, None, -9, 40], key=high.rank) == [40, 3, -9, None]
     assert sorted([3, None, -9, 40], key=low.rank) == [-9, 3, 40, None]
-    assert PriorityConfig(default=5).rank(None) == PriorityConfig(default=5).rank(5)
+    assert PrioritySettings(default=5).rank(None) == PrioritySettings(default=5).rank(5)
     assert high.rank(-(2**63)) < high.rank(None)
     assert low.rank(2**63 - 1) < low.rank(None)
 
@@ -340,7 +340,7 @@ def test_a_dry_pool_spares_the_urgent(retract_first: bool, retracted: str) -> No
         num_pages=50,
         retract_first=retract_first,
         preempt=False,
-        ratio=RatioConfig(conservativeness=0.01),
+        conservativeness=0.01,
     )
     harness.submit("low", prompt(6, 10), max_new_tokens=32, priority=0)
     harness.turn(6)

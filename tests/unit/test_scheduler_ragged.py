@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from setpoint.core.request import Ids
-from setpoint.scheduler.config import RatioConfig
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.scripted import hashed_token, reference
 
@@ -121,7 +120,7 @@ def test_retraction_finds_the_pipeline_quiet(depth: int, replan: bool) -> None:
         num_pages=60,
         depth=depth,
         replan_inflight=replan,
-        ratio=RatioConfig(conservativeness=0.01),
+        conservativeness=0.01,
     )
     for number in range(4):
         h.submit(f"r{number}", [*PROMPT, number], max_new_tokens=30)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from setpoint.core.records import Refusal, RequestDropped
+from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings
 from setpoint.scheduler import loop
 from setpoint.scheduler.cadence import Cadence
-from setpoint.scheduler.config import CadenceConfig, DelayConfig, PriorityConfig, RatioConfig
 from setpoint.scheduler.delay import AdmissionDelay, DelayView
 from setpoint.scheduler.loop import IDLE_WAIT_S, SETTLING_S
 from setpoint.testing.harness import VOCAB, Harness
@@ -45,18 +45,18 @@ def kinds(harness: Harness) -> str:
 @pytest.mark.parametrize(
     ("cadence", "steps"),
     [
-        (CadenceConfig(), "PDPPPPDD"),
-        (CadenceConfig(prefill_decode_interval=2), "PDDPDDPDDP"),
-        (CadenceConfig(prefill_decode_interval=2, min_decoding=2), "PDPPPDDP"),
-        (CadenceConfig(continuous_decode_steps=3), "PDDDPPPPDDD"),
-        (CadenceConfig(prefill_decode_interval=1, continuous_decode_steps=3), "PDPDPDPDPDDD"),
+        (CadenceSettings(), "PDPPPPDD"),
+        (CadenceSettings(prefill_decode_interval=2), "PDDPDDPDDP"),
+        (CadenceSettings(prefill_decode_interval=2, min_decoding=2), "PDPPPDDP"),
+        (CadenceSettings(continuous_decode_steps=3), "PDDDPPPPDDD"),
+        (CadenceSettings(prefill_decode_interval=1, continuous_decode_steps=3), "PDPDPDPDPDDD"),
         (
-            CadenceConfig(decode_after_piece=1),
+            CadenceSettings(decode_after_piece=1),
             "PDPDPDPPDD",
         ),  # the third chunk reads the end of b and the beginning of c
     ],
 )
-def test_decode_steps_between_prefills(cadence: CadenceConfig, steps: str) -> None:
+def test_decode_steps_between_prefills(cadence: CadenceSettings, steps: str) -> None:
     harness = Harness(num_pages=200, chunked_prefill_size=8, cadence=cadence)
     harness.submit("a", prompt(4, 10), max_new_tokens=40)
     harness.turn(2)
@@ -74,7 +74,7 @@ def test_newcomers_do_not_wait_for_decode_turns_between_pieces() -> None:
     """A burst of short prompts is admitted step by step, whether or not its last one is cut; then
     everybody decodes."""
     harness = Harness(
-        num_pages=400, chunked_prefill_size=16, cadence=CadenceConfig(decode_after_piece=1)
+        num_pages=400, chunked_prefill_size=16, cadence=CadenceSettings(decode_after_piece=1)
     )
     harness.submit("runs", prompt(4, 3), max_new_tokens=40)
     harness.turn(2)
@@ -85,7 +85,7 @@ def test_newcomers_do_not_wait_for_decode_turns_between_pieces() -> None:
 
 
 def test_who_waits_for_a_decode_turn_is_counted() -> None:
-    harness = Harness(cadence=CadenceConfig(prefill_decode_interval=3))
+    harness = Harness(cadence=CadenceSettings(prefill_decode_interval=3))
     harness.submit("a", prompt(4, 10), max_new_tokens=20)
     harness.turn()
     harness.submit("b", prompt(4, 20))
@@ -96,12 +96,12 @@ def test_who_waits_for_a_decode_turn_is_counted() -> None:
 
 
 def test_prefill_never_waits_for_nobody() -> None:
-    cadence = Cadence(CadenceConfig(prefill_decode_interval=5))
-    cadence.planned(prefill=True, piece=False, num_decoding=1)
-    assert cadence.decode_only(1)
-    assert not cadence.decode_only(0)
+    cadence, settings = Cadence(), CadenceSettings(prefill_decode_interval=5)
+    cadence.planned(prefill=True, piece=False, num_decoding=1, settings=settings)
+    assert cadence.decode_only(1, settings)
+    assert not cadence.decode_only(0, settings)
     harness = Harness(
-        num_pages=200, chunked_prefill_size=8, cadence=CadenceConfig(prefill_decode_interval=5)
+        num_pages=200, chunked_prefill_size=8, cadence=CadenceSettings(prefill_decode_interval=5)
     )
     harness.submit("a", prompt(40), max_new_tokens=2)
     harness.turn(5)
@@ -111,8 +111,8 @@ def test_prefill_never_waits_for_nobody() -> None:
 @DEPTHS
 def test_tokens_do_not_depend_on_the_cadence(depth: int, replan: bool) -> None:
     harness = Harness(
-        num_pages=44, chunked_prefill_size=8, depth=depth, replan_inflight=replan, ratio=RatioConfig(conservativeness=0.01),
-        cadence=CadenceConfig(prefill_decode_interval=3, continuous_decode_steps=2),
+        num_pages=44, chunked_prefill_size=8, depth=depth, replan_inflight=replan, conservativeness=0.01,
+        cadence=CadenceSettings(prefill_decode_interval=3, continuous_decode_steps=2),
     )  # fmt: skip
     for number in range(5):
         harness.submit(f"r{number}", prompt(6 + number, 10 + number), max_new_tokens=24)
@@ -136,8 +136,9 @@ def view(
     return DelayView(num_running, num_free_slots, num_queued, usage, now)
 
 
-def delay(largest: int, **config: Any) -> AdmissionDelay:
-    rule = AdmissionDelay(DelayConfig(**config))
+def delay(largest: int) -> AdmissionDelay:
+    """A rule that has seen a prefill batch of so many."""
+    rule = AdmissionDelay()
     rule.admitted(largest)
     return rule
 
@@ -166,19 +167,21 @@ def delay(largest: int, **config: Any) -> AdmissionDelay:
     ],
 )
 def test_when_admission_waits(config: dict[str, Any], look: DelayView, holds: bool) -> None:
-    assert delay(3, **config).holds(look) is holds
+    assert delay(3).holds(look, DelaySettings(**config)) is holds
 
 
 def test_a_wait_ends_after_its_passes_and_its_time() -> None:
-    rule = delay(3, enabled=True, max_passes=4)
-    assert [rule.holds(view()) for _ in range(10)] == [True] * 4 + [False] + [True] * 4 + [False]
-    rule = delay(3, enabled=True, max_delay_s=0.5)
-    assert [rule.holds(view(now=now)) for now in (7.0, 7.4, 7.6, 7.7)] == [True, True, False, True]
+    rule, settings = delay(3), DelaySettings(enabled=True, max_passes=4)
+    held = [rule.holds(view(), settings) for _ in range(10)]
+    assert held == [True] * 4 + [False] + [True] * 4 + [False]
+    rule, settings = delay(3), DelaySettings(enabled=True, max_delay_s=0.5)
+    held = [rule.holds(view(now=now), settings) for now in (7.0, 7.4, 7.6, 7.7)]
+    assert held == [True, True, False, True]
 
 
 def test_delayed_admissions_come_together_and_are_counted() -> None:
     def admitted(**rules: Any) -> list[int]:
-        harness = Harness(num_pages=900, max_running_requests=8, delay=DelayConfig(**rules))
+        harness = Harness(num_pages=900, max_running_requests=8, delay=DelaySettings(**rules))
         for number in range(8):
             harness.submit(f"first{number}", prompt(4, 10 + number), max_new_tokens=4 + 2 * number)
         for number in range(8):
@@ -271,7 +274,7 @@ def test_the_prompt_in_mid_prefill_can_run_out_of_time() -> None:
 
 def test_a_preempted_request_starts_to_wait_anew() -> None:
     harness = Harness(
-        max_running_requests=1, waiting_timeout_s=5.0, priority=PriorityConfig(threshold=0)
+        max_running_requests=1, waiting_timeout_s=5.0, priority=PrioritySettings(threshold=0)
     )
     harness.submit("slow", prompt(4, 10), max_new_tokens=20, priority=0)
     harness.turn(3)

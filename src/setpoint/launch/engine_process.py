@@ -31,6 +31,7 @@ from setpoint.ipc import EngineSocket
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.loading import load_engine
 from setpoint.launch.mapping import empty_cache, scheduler_config
+from setpoint.launch.settings import live_settings
 from setpoint.observe.logline import LogLines, setup_logging
 from setpoint.observe.tee import Tee
 from setpoint.observe.turn_times import TurnTimes
@@ -88,6 +89,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
     observer = Tee(lines, times)
     scheduler = Scheduler(
         scheduler_config(config, pool, spec),
+        live_settings(config, pool),
         empty_cache(config.options, pool),
         observer=observer,
     )

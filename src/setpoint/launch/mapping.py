@@ -1,24 +1,18 @@
 """What the options of the command line mean to the rooms of the engine process: the configurations
 of the executor, the scheduler and the cache. Pure conversions; nothing is started or measured here.
+What may change later is made by ``settings``.
 """
 
 from __future__ import annotations
 
 from setpoint.config.check import eviction_parameters
-from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig
 from setpoint.config.resolve import ResolvedConfig
 from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build import EngineConfig
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.scheduler.config import (
-    CadenceConfig,
-    DelayConfig,
-    PriorityConfig,
-    RatioConfig,
-    SchedulerConfig,
-)
+from setpoint.scheduler.config import RatioConfig, SchedulerConfig
 
 
 def empty_cache(options: Options, pool: PoolConfig) -> KVCache:
@@ -54,71 +48,24 @@ def engine_config(config: ResolvedConfig, spec: ModelSpec, folder: str) -> Engin
 def scheduler_config(config: ResolvedConfig, pool: PoolConfig, spec: ModelSpec) -> SchedulerConfig:
     options, env = config.options, config.env
     return SchedulerConfig(
-        max_running_requests=pool.max_running_requests,
+        num_slots=pool.max_running_requests,
         max_req_len=pool.max_req_len,
         max_req_input_len=pool.max_req_input_len,
         vocab_size=spec.vocab_size,
         eos_token_ids=frozenset(spec.eos_token_ids),
-        policy=options.schedule_policy,
         seed=config.random_seed,
-        priority=_priority(options),
-        refuse_priority=options.abort_on_priority_when_disabled,
-        cadence=CadenceConfig(
-            prefill_decode_interval=config.prefill_decode_interval,
-            min_decoding=options.prefill_decode_interval_min_bs,
-            decode_after_piece=config.decode_after_piece,
-            continuous_decode_steps=options.num_continuous_decode_steps,
-        ),
-        delay=_delay(options, pool),
         waiting_timeout_s=env.req_waiting_timeout_s if env.req_waiting_timeout_s > 0 else None,
         running_timeout_s=env.req_running_timeout_s if env.req_running_timeout_s > 0 else None,
-        chunked_prefill_size=(
-            config.chunked_prefill_size if config.chunked_prefill_size > 0 else None
-        ),
-        max_prefill_tokens=options.max_prefill_tokens,
-        prefill_max_requests=options.prefill_max_requests,
-        max_queued_requests=options.max_queued_requests,
-        mixed_chunk=options.enable_mixed_chunk,
-        stream_interval=options.stream_interval,
         depth=config.overlap_depth,
-        ratio=_ratio(config.options.schedule_conservativeness, env),
+        ratio=RatioConfig(
+            init=env.init_new_token_ratio,
+            min_factor=env.min_new_token_ratio_factor,
+            decay_steps=env.new_token_ratio_decay_steps,
+            retract_decode_steps=env.retract_decode_steps,
+        ),
         clip_max_new_tokens=env.clip_max_new_tokens,
         in_batch_check=env.in_batch_check_threshold,
         in_batch_deprioritize=env.in_batch_deprioritize_threshold,
         test_retract_interval=env.test_retract_interval if env.test_retract else 0,
         strict_accounting=options.strict_accounting,
-    )
-
-
-def _priority(options: Options) -> PriorityConfig | None:
-    if not options.enable_priority_scheduling:
-        return None
-    return PriorityConfig(
-        default=options.default_priority_value,
-        low_first=options.schedule_low_priority_values_first,
-        preempt=not options.disable_priority_preemption,
-        threshold=options.priority_scheduling_preemption_threshold,
-        retract_first=options.retraction_policy == "priority",
-    )
-
-
-def _delay(options: Options, pool: PoolConfig) -> DelayConfig:
-    given_ms = options.prefill_delayer_max_delay_ms
-    return DelayConfig(
-        enabled=options.enable_prefill_delayer,
-        low_usage=options.prefill_delayer_token_usage_low_watermark,
-        queue_ratio=options.prefill_delayer_queue_min_ratio,
-        min_free_slots=pool.min_free_slots,
-        max_passes=options.prefill_delayer_max_delay_passes,
-        max_delay_s=5.0 if given_ms is None else given_ms / 1e3,
-    )
-
-
-def _ratio(conservativeness: float, env: EnvSettings) -> RatioConfig:
-    return RatioConfig(
-        conservativeness=conservativeness,
-        init=env.init_new_token_ratio,
-        min_factor=env.min_new_token_ratio_factor,
-        decay_steps=env.new_token_ratio_decay_steps,
-        retract_decode_steps=env.retract_decode_steps,
     )

@@ -8,6 +8,7 @@ import numpy as np
 
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Request
+from setpoint.core.settings import PrioritySettings, Settings
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.sequence import Sequence
 
@@ -20,6 +21,7 @@ PRIORITY_DISABLED = (
 def new_sequence(
     request: Request,
     config: SchedulerConfig,
+    settings: Settings,
     *,
     seq_id: int,
     pool_tokens: int,
@@ -30,7 +32,7 @@ def new_sequence(
     ``max_new_tokens`` is clipped so that prompt, outputs and one spare page fit an otherwise empty
     pool: a sequence that is admitted can always finish, whatever the others do.
     """
-    if request.priority is not None and config.priority is None and config.refuse_priority:
+    if request.priority is not None and settings.priority is None and settings.refuse_priority:
         raise RequestError(PRIORITY_DISABLED, status_code=503, err_type="ServiceUnavailableError")
     prompt = request.prompt()
     num_input = len(prompt)
@@ -64,7 +66,12 @@ def new_sequence(
         prompt=np.ascontiguousarray(prompt),
         max_new_tokens=min(wanted, limit),
         stop_ids=frozenset() if request.sampling.ignore_eos else stop_ids,
-        rank=0 if config.priority is None else config.priority.rank(request.priority),
+        rank=rank_of(request, settings.priority),
         outputs=outputs,
         num_sent=len(outputs),
     )
+
+
+def rank_of(request: Request, rule: PrioritySettings | None) -> int:
+    """How urgent a request is, lower first; the same for all without priority scheduling."""
+    return 0 if rule is None else rule.rank(request.priority)

@@ -88,7 +88,7 @@ class Committer:
             _keep_logprobs(seq, result, len(seq.outputs) - before)
         if finish is not None:
             return self._state.end(seq, finish)
-        return token_event(seq) if is_due(seq, self._state.config.stream_interval) else None
+        return token_event(seq) if is_due(seq, self._state.settings.stream_interval) else None
 
     def _done(
         self, step: StepDraft, result: StepResult, finished_at: float, num_sampled: int

@@ -11,18 +11,23 @@ from setpoint.scheduler.config import RatioConfig
 
 
 class NewTokenRatio:
-    """``current`` is in [0, 1]; 1 reserves every token that running requests may still generate."""
+    """``current`` is in [0, 1]; 1 reserves every token that running requests may still generate.
 
-    def __init__(self, config: RatioConfig) -> None:
+    ``conservativeness`` is the present setting, given with each call that needs it.
+    """
+
+    def __init__(self, config: RatioConfig, conservativeness: float) -> None:
         self._config = config
-        self._init = min(config.init * config.conservativeness, 1.0)
-        self._min = min(self._init * config.min_factor, 1.0)
-        self._decay = (self._init - self._min) / config.decay_steps
-        self.current = self._init
+        self.current = self._init(conservativeness)
 
-    def decay(self) -> None:
+    def _init(self, conservativeness: float) -> float:
+        return min(self._config.init * conservativeness, 1.0)
+
+    def decay(self, conservativeness: float) -> None:
         """A decode step passed without retraction."""
-        self.current = max(self.current - self._decay, self._min)
+        init = self._init(conservativeness)
+        least = init * self._config.min_factor
+        self.current = max(self.current - (init - least) / self._config.decay_steps, least)
 
     def retracted(self, num_outputs: int, max_new_tokens: int, num_kept: int) -> None:
         """Set the ratio to what the kept requests turned out to need.
@@ -32,6 +37,12 @@ class NewTokenRatio:
         expected = num_outputs + self._config.retract_decode_steps * num_kept
         self.current = min(1.0, expected / (max_new_tokens + 1))
 
-    def reset(self) -> None:
+    def reset(self, conservativeness: float) -> None:
         """The engine is idle: the history is over."""
-        self.current = self._init
+        self.current = self._init(conservativeness)
+
+    def rescale(self, before: float, after: float) -> None:
+        """The conservativeness changes: keep the share of the initial ratio that experience has
+        brought it to."""
+        old, new = self._init(before), self._init(after)
+        self.current = min(self.current * new / old, 1.0) if old > 0 else new

@@ -9,6 +9,7 @@ from __future__ import annotations
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.plan import OWN_LENGTH, PlanBuilder
 from setpoint.core.records import Observer, Retraction
+from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.retraction import RunningView, retraction_order
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.state import State, StepDraft
@@ -54,12 +55,12 @@ class DecodePlanner:
             # memory is only then free.
             if planned or state.inflight:
                 return []
-            events = self._retract(rows, testing=testing)
+            events = self._retract(rows, step.settings.priority, testing=testing)
             rows = [seq for seq in rows if seq.status is Status.RUNNING]
             samples = _samples(rows, 1)
             growth = self._growth(rows, samples)
         else:
-            state.ratio.decay()
+            state.ratio.decay(step.settings.conservativeness)
         self._grow(growth, builder)
         for seq, count in zip(rows, samples, strict=True):
             builder.add_row(seq.slot, seq.seq_id, OWN_LENGTH, 1, count)
@@ -108,7 +109,9 @@ class DecodePlanner:
         interval = self._state.config.test_retract_interval
         return interval > 0 and num_rows > 1 and self._steps_since_test >= interval
 
-    def _retract(self, rows: list[Sequence], *, testing: bool) -> list[TokenEvent]:
+    def _retract(
+        self, rows: list[Sequence], rule: PrioritySettings | None, *, testing: bool
+    ) -> list[TokenEvent]:
         """Send sequences back to the queue until one decode step of the rest fits: at least one
         goes, the last is kept.
 
@@ -127,7 +130,7 @@ class DecodePlanner:
             return self._fits(self._growth(left, _samples(left, 1)))
 
         num_retracted = 0
-        by_rank = state.config.priority is not None and state.config.priority.retract_first
+        by_rank = rule is not None and rule.retract_first
         views = [
             RunningView(seq.seq_id, len(seq.outputs), len(seq.prompt), seq.rank if by_rank else 0)
             for seq in rows

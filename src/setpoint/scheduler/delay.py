@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from setpoint.scheduler.config import DelayConfig
+from setpoint.core.settings import DelaySettings
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,16 +25,15 @@ class DelayView:
 class AdmissionDelay:
     """Remembers how long the present wait has lasted and how large prefill batches get."""
 
-    def __init__(self, config: DelayConfig) -> None:
-        self._config = config
+    def __init__(self) -> None:
         self._largest_batch = 0
         self._num_passes = 0
         self._since = 0.0
 
-    def holds(self, view: DelayView) -> bool:
+    def holds(self, view: DelayView, settings: DelaySettings) -> bool:
         """Whether this pass admits no one. Never without running requests, never longer than the
-        configured passes and time."""
-        if not (self._wanted(view) and self._may_go_on(view)):
+        passes and the time in the settings."""
+        if not (self._wanted(view, settings) and self._may_go_on(view, settings)):
             self._num_passes = 0
             return False
         if self._num_passes == 0:
@@ -46,24 +45,24 @@ class AdmissionDelay:
         """A step with so many newcomers was planned."""
         self._largest_batch = max(self._largest_batch, num_seqs)
 
-    def _wanted(self, view: DelayView) -> bool:
-        config = self._config
+    def _wanted(self, view: DelayView, settings: DelaySettings) -> bool:
         if view.num_running == 0:
             return False
-        if config.min_free_slots is not None and view.num_free_slots < config.min_free_slots:
+        if settings.min_free_slots is not None and view.num_free_slots < settings.min_free_slots:
             return True
-        if not config.enabled or (config.low_usage is not None and view.usage < config.low_usage):
+        if not settings.enabled:
+            return False
+        if settings.low_usage is not None and view.usage < settings.low_usage:
             return False
         if view.num_free_slots < self._largest_batch:
             return True
-        return config.queue_ratio is not None and view.num_queued < min(
-            int(view.num_running * config.queue_ratio), self._largest_batch
+        return settings.queue_ratio is not None and view.num_queued < min(
+            int(view.num_running * settings.queue_ratio), self._largest_batch
         )
 
-    def _may_go_on(self, view: DelayView) -> bool:
+    def _may_go_on(self, view: DelayView, settings: DelaySettings) -> bool:
         if self._num_passes == 0:
             return True
         return (
-            self._num_passes < self._config.max_passes
-            and view.now - self._since < self._config.max_delay_s
+            self._num_passes < settings.max_passes and view.now - self._since < settings.max_delay_s
         )

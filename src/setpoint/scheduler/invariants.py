@@ -20,7 +20,7 @@ def violations(state: State) -> list[str]:
         found.append(f"sequences hold {held} private tokens, the pool misses {pool.held}")
     found += leaks(pool, idle=state.is_idle)
     slots = Counter(state.slots) + Counter(seq.slot for seq in living)
-    if sorted(slots) != list(range(state.config.max_running_requests)) or max(slots.values()) > 1:
+    if sorted(slots) != list(range(state.config.num_slots)) or max(slots.values()) > 1:
         found.append(f"slots are not each owned once: {dict(slots)}")
     for name, seqs, status in (
         ("queue", list(state.queue), Status.WAITING),

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections import Counter
 
 from setpoint.core.records import Fallback, Observer
-from setpoint.scheduler.policy import POLICIES, Candidate, QueueView, fcfs
+from setpoint.core.settings import Settings
+from setpoint.scheduler.policy import POLICIES, Candidate, Policy, QueueView, fcfs
 from setpoint.scheduler.sequence import Sequence
 from setpoint.scheduler.state import State
 
@@ -17,38 +18,35 @@ TOUCH_REQUESTS = 128
 
 
 class WaitingOrder:
+    """Remembers how many passes there were, and which policies could not do what they do."""
+
     def __init__(self, state: State, observer: Observer) -> None:
         self._state = state
         self._observer = observer
-        self._policy = POLICIES[state.config.policy]
-        self._fell_back = False
+        self._fell_back: set[str] = set()
         self._num_passes = 0
 
-    @property
-    def shares_chunks(self) -> bool:
-        return self._policy.shares_chunks
-
-    def take(self) -> list[Sequence]:
+    def take(self, settings: Settings) -> list[Sequence]:
         """Every waiting sequence, the one to admit first in front."""
-        state, policy = self._state, self._policy
+        state, policy = self._state, POLICIES[settings.policy]
         self._num_passes += 1
         config = state.config
         crowded = policy.queue_limit is not None and len(state.queue) > policy.queue_limit
         matches = policy.reads_cache and state.cache.enabled and not crowded
         if not matches:
             self._touch()
-        if policy.reads_cache and not matches and not self._fell_back:
-            self._fell_back = True
+        if policy.reads_cache and not matches and settings.policy not in self._fell_back:
+            self._fell_back.add(settings.policy)
             why = (
                 f"{len(state.queue)} requests wait, more than {policy.queue_limit}"
                 if crowded
                 else "there is no prefix cache"
             )
-            self._observer.on(Fallback(f"{config.policy} acts as fcfs", why))
-        if policy.reads_cache != matches or (policy.order is fcfs and config.priority is None):
+            self._observer.on(Fallback(f"{settings.policy} acts as fcfs", why))
+        if policy.reads_cache != matches or (policy.order is fcfs and settings.priority is None):
             return list(state.queue)
         view = QueueView(
-            [self._candidate(seq) for seq in state.queue],
+            [self._candidate(seq, policy) for seq in state.queue],
             in_batch_check=config.in_batch_check,
             in_batch_deprioritize=config.in_batch_deprioritize,
             num_processed=state.num_processed,
@@ -59,9 +57,9 @@ class WaitingOrder:
         )
         return [state.queue[seq_id] for seq_id in policy.order(view)]
 
-    def _candidate(self, seq: Sequence) -> Candidate:
+    def _candidate(self, seq: Sequence, policy: Policy) -> Candidate:
         request, cache = seq.request, self._state.cache
-        if not self._policy.reads_cache:
+        if not policy.reads_cache:
             return Candidate(
                 seq.seq_id,
                 rank=seq.rank,
@@ -70,7 +68,7 @@ class WaitingOrder:
             )
         ids = seq.known_ids()
         path: tuple[int, ...] = ()
-        if self._policy.reads_paths:
+        if policy.reads_paths:
             num_matched, path = cache.trace(ids, request.namespace)
         else:
             num_matched = cache.peek(ids, request.namespace)

@@ -13,9 +13,11 @@ from dataclasses import replace
 
 from setpoint.core.plan import Admit, PlanBuilder
 from setpoint.core.records import Observer, Preemption, Refusal
+from setpoint.core.settings import PrioritySettings, Settings
 from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
 from setpoint.scheduler.delay import AdmissionDelay, DelayView
 from setpoint.scheduler.ordering import WaitingOrder
+from setpoint.scheduler.policy import POLICIES
 from setpoint.scheduler.preemption import RankedView, preemption_order
 from setpoint.scheduler.sequence import Sequence
 from setpoint.scheduler.state import State, StepDraft
@@ -26,24 +28,26 @@ class PrefillPlanner:
         self._state = state
         self._observer = observer
         self._order = WaitingOrder(state, observer)
-        self._delay = AdmissionDelay(state.config.delay)
+        self._delay = AdmissionDelay()
 
     def plan(self, builder: PlanBuilder, step: StepDraft) -> None:
         """Add prefill rows to the step, and count why the rest of the queue waits."""
-        state, chunking = self._state, self._state.chunking
+        state, chunking, settings = self._state, self._state.chunking, step.settings
         if chunking is None:
             if not state.queue:
                 return
-            reason = self._no_pass()
+            reason = self._no_pass(settings)
             if reason is not None:
                 self.refuse(reason, step)
                 return
-        budget = self._budget()
-        beside = self._order.take() if chunking is not None and self._order.shares_chunks else None
+        budget = self._budget(settings)
+        shares = chunking is not None and POLICIES[settings.policy].shares_chunks
+        beside = self._order.take(settings) if shares else None
         if chunking is not None:
             self._continue(chunking, budget, builder, step, beside or [])
         if beside is not None or state.chunking is None:
-            self._scan(self._order.take() if beside is None else beside, budget, builder, step)
+            waiting = self._order.take(settings) if beside is None else beside
+            self._scan(waiting, budget, builder, step)
         if state.chunking is not None and not step.refusals:
             self.refuse(Refusal.CHUNK_BUDGET, step)
         self._delay.admitted(step.num_new_seqs)
@@ -56,19 +60,20 @@ class PrefillPlanner:
         if num_waiting > 1:
             step.refusals[Refusal.BLOCKED] = num_waiting - 1
 
-    def _no_pass(self) -> Refusal | None:
+    def _no_pass(self, settings: Settings) -> Refusal | None:
         """Why no one can be admitted this turn, if that is known without a look at each of them."""
         state = self._state
-        if state.standing_refusal is not None and not self._preemption_is_possible():
-            return state.standing_refusal
+        standing = state.standing_refusal
+        if standing is not None and not self._preemption_is_possible(settings.priority):
+            return standing
         view = DelayView(
             num_running=len(state.running),
-            num_free_slots=len(state.slots),
+            num_free_slots=state.num_free_slots,
             num_queued=len(state.queue),
             usage=state.cache.pool_stats().usage,
             now=state.now,
         )
-        return Refusal.DELAYED if self._delay.holds(view) else None
+        return Refusal.DELAYED if self._delay.holds(view, settings.delay) else None
 
     def _scan(
         self, waiting: list[Sequence], budget: PrefillBudget, builder: PlanBuilder, step: StepDraft
@@ -91,18 +96,18 @@ class PrefillPlanner:
             if state.chunking is seq:
                 return
 
-    def _budget(self) -> PrefillBudget:
+    def _budget(self, settings: Settings) -> PrefillBudget:
         state, config = self._state, self._state.config
-        mixed = len(state.running) * config.max_tokens_per_row if config.mixed_chunk else 0
-        page, chunk = state.cache.page_size, config.chunked_prefill_size
+        mixed = len(state.running) * config.max_tokens_per_row if settings.mixed_chunk else 0
+        page, chunk = state.cache.page_size, settings.chunked_prefill_size
         return PrefillBudget(
             page_size=page,
             clip_max_new_tokens=config.clip_max_new_tokens,
             # NOTE: one page always remains, or a decode batch as large as the chunk would lock
             # prefill out for good.
-            input_left=max(config.max_prefill_tokens - mixed, page),
+            input_left=max(settings.max_prefill_tokens - mixed, page),
             chunk_left=None if chunk is None else max(chunk - mixed, page),
-            requests_left=config.prefill_max_requests,
+            requests_left=settings.prefill_max_requests,
             reserved=sum(
                 self._reserve(seq) for seq in state.running.values() if seq is not state.chunking
             ),
@@ -145,7 +150,7 @@ class PrefillPlanner:
         """Give a waiting sequence a slot, its cached prefix and its first row; or say why not, with
         nothing changed."""
         state = self._state
-        if not state.slots:
+        if state.num_free_slots <= 0:
             return Refusal.NO_SLOT
         refusal = budget.exhausted(state.available_tokens)
         if refusal is not None:
@@ -193,10 +198,10 @@ class PrefillPlanner:
                 return Refusal.NO_MEMORY
         return budget.judge(extend, seq.remaining, available)
 
-    def _preemption_is_possible(self) -> bool:
+    def _preemption_is_possible(self, rule: PrioritySettings | None) -> bool:
         """Whether anyone who waits is more urgent than anyone who runs, by more than the
         threshold."""
-        state, rule = self._state, self._state.config.priority
+        state = self._state
         if rule is None or not rule.preempt or not state.running:
             return False
         return (
@@ -211,7 +216,7 @@ class PrefillPlanner:
         If one of them is in flight no one goes yet: the step is held, so that the next turn finds
         results and decides anew.
         """
-        state, rule = self._state, self._state.config.priority
+        state, rule = self._state, step.settings.priority
         if rule is None or not rule.preempt:
             return False
         assert state.chunking is None, "the scan ends where a prompt is left in mid-prefill"
@@ -238,6 +243,8 @@ class PrefillPlanner:
         with state.cache.match(ids[: _match_limit(seq, len(ids))], seq.request.namespace) as handle:
 
             def suffice(count: int) -> bool:
+                if state.num_free_slots + count <= 0:
+                    return False
                 gone = candidates[:count]
                 available = state.available_tokens + state.holdings.num_returned_by(gone)
                 trial = replace(budget, reserved=budget.reserved - sum(map(self._reserve, gone)))

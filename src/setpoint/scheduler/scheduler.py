@@ -33,7 +33,8 @@ from setpoint.core.records import (
 )
 from setpoint.core.request import Request
 from setpoint.core.result import StepResult
-from setpoint.scheduler.arrival import new_sequence
+from setpoint.core.settings import Settings
+from setpoint.scheduler.arrival import new_sequence, rank_of
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.cadence import Cadence
 from setpoint.scheduler.commit import Committer
@@ -55,19 +56,20 @@ class Scheduler:
     def __init__(
         self,
         config: SchedulerConfig,
+        settings: Settings,
         cache: KVCache,
         *,
         observer: Observer,
         grammar: GrammarFactory | None = None,
     ) -> None:
         self.config = config
-        self.state = State(config, cache)
+        self.state = State(config, settings, cache)
         self._observer = observer
         self._grammar = grammar
         self._prefill = PrefillPlanner(self.state, observer)
         self._decode = DecodePlanner(self.state, observer)
         self._committer = Committer(self.state, observer)
-        self._cadence = Cadence(config.cadence)
+        self._cadence = Cadence()
         self._events: list[TokenEvent] = []
         self._ignored_priority = False
         self._next_step_id = 0
@@ -117,13 +119,14 @@ class Scheduler:
         seq = new_sequence(
             request,
             self.config,
+            state.settings,
             seq_id=seq_id,
             pool_tokens=state.cache.total_tokens,
             page_size=state.cache.page_size,
         )
         if (
             request.priority is not None
-            and self.config.priority is None
+            and state.settings.priority is None
             and not self._ignored_priority
         ):
             self._ignored_priority = True
@@ -134,7 +137,7 @@ class Scheduler:
     def _make_room(self, seq: Sequence) -> None:
         """Raise RequestError (503) if the queue is full, unless a less urgent request can leave it
         that has not run yet."""
-        limit, queue = self.config.max_queued_requests, self.state.queue
+        limit, queue = self.state.settings.max_queued_requests, self.state.queue
         if limit is None or len(queue) < limit:
             return
         fresh = (other for other in queue if other.num_retractions == 0)
@@ -173,18 +176,30 @@ class Scheduler:
         if seq is not None:
             self.state.end(seq, Finish("stop"))
 
+    def change(self, settings: Settings) -> None:
+        """Plan under these settings from the next step on. Requests keep their places; their ranks
+        follow the new rule."""
+        state, before = self.state, self.state.settings
+        assert settings.max_running_requests <= self.config.num_slots, "the frontend refuses more"
+        state.settings = settings
+        state.standing_refusal = None  # the limit that it was for may be another
+        state.ratio.rescale(before.conservativeness, settings.conservativeness)
+        if settings.priority != before.priority:
+            for seq in state.by_id.values():
+                seq.rank = rank_of(seq.request, settings.priority)
+
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can run before a result comes back or a request
         arrives."""
-        state = self.state
+        state, settings = self.state, self.state.settings
         self._drop_late()
-        builder, step = PlanBuilder(self._next_step_id), StepDraft()
+        builder, step = PlanBuilder(self._next_step_id), StepDraft(settings)
         step.num_running = state.num_decoding
-        if self._cadence.decode_only(state.num_decoding):
+        if self._cadence.decode_only(state.num_decoding, settings.cadence):
             self._prefill.refuse(Refusal.DECODE_TURN, step)
         else:
             self._prefill.plan(builder, step)
-        if not step.hold and (not step.seqs or self.config.mixed_chunk):
+        if not step.hold and (not step.seqs or settings.mixed_chunk):
             self._events += self._decode.plan(builder, step)
         if not step.seqs:
             self._when_nothing_runs(step)
@@ -195,7 +210,10 @@ class Scheduler:
         self._next_step_id += 1
         piece = step.num_prefill_rows == 1 and step.seqs[0] is state.chunking
         self._cadence.planned(
-            prefill=step.num_prefill_rows > 0, piece=piece, num_decoding=state.num_decoding
+            prefill=step.num_prefill_rows > 0,
+            piece=piece,
+            num_decoding=state.num_decoding,
+            settings=settings.cadence,
         )
         step.num_queued = len(state.queue)
         step.num_pending_tokens = state.num_pending_tokens
@@ -206,7 +224,7 @@ class Scheduler:
         room for."""
         state = self.state
         if state.is_idle:
-            state.ratio.reset()
+            state.ratio.reset(step.settings.conservativeness)
         elif state.queue and not (state.running or state.draining or state.inflight):
             head, why = next(iter(state.queue)), ", ".join(step.refusals)
             self._observer.on(RequestUnservable(head.rid, why, state.cache.pool_stats()))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.plan import StepPlan
 from setpoint.core.records import Refusal
+from setpoint.core.settings import Settings
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.conservativeness import NewTokenRatio
@@ -27,6 +28,8 @@ class StepDraft:
     """A step while it is planned and until its result is back: who is in it, and what its StepDone
     will say."""
 
+    settings: Settings
+    """What it is planned under."""
     plan: StepPlan | None = None
     """Set when the plan is complete."""
     seqs: list[Sequence] = field(default_factory=list)
@@ -55,11 +58,13 @@ class StepDraft:
 class State:
     """Every living sequence is in exactly one of ``queue``, ``running`` and ``draining``."""
 
-    def __init__(self, config: SchedulerConfig, cache: KVCache) -> None:
+    def __init__(self, config: SchedulerConfig, settings: Settings, cache: KVCache) -> None:
         self.config = config
+        self.settings = settings
+        """Of the steps to come; written by ``Scheduler.change``."""
         self.cache = cache
         self.holdings = Holdings(cache)
-        self.ratio = NewTokenRatio(config.ratio)
+        self.ratio = NewTokenRatio(config.ratio, settings.conservativeness)
         self.queue = WaitingQueue()
         self.running: dict[int, Sequence] = {}
         """Admitted and not finished, in admission order; the sequence in mid-prefill included."""
@@ -70,7 +75,7 @@ class State:
         self.inflight: deque[StepDraft] = deque()
         self.by_id: dict[int, Sequence] = {}
         """Queued and running sequences."""
-        self.slots = list(range(config.max_running_requests - 1, -1, -1))
+        self.slots = list(range(config.num_slots - 1, -1, -1))
         """Free slots; the lowest is taken first at the start."""
         self.releases: list[int] = []
         """Slots given up since the last plan."""
@@ -86,6 +91,11 @@ class State:
     def available_tokens(self) -> int:
         """What an allocation could get: free, plus cached and not locked."""
         return self.cache.free_tokens + self.cache.evictable_tokens
+
+    @property
+    def num_free_slots(self) -> int:
+        """Sequences that may be admitted; below zero where the limit was lowered and more run."""
+        return len(self.slots) - self.config.num_slots + self.settings.max_running_requests
 
     @property
     def num_pending_tokens(self) -> int:

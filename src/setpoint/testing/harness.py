@@ -15,6 +15,7 @@ from setpoint.core.plan import StepPlan
 from setpoint.core.records import Preemption, Record, Retraction, StepDone
 from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.core.sampling import SamplingParams
+from setpoint.core.settings import Settings
 from setpoint.scheduler import invariants
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig
@@ -123,16 +124,18 @@ class Harness:
     ) -> None:
         """``executor`` takes the place of the scripted one, ``wire`` that of one that only keeps
         messages; ``num_tokens``: how many of the tokens that a row may bring it does; ``config``
-        are fields of SchedulerConfig."""
+        are fields of SchedulerConfig and of Settings."""
         tokens = num_pages * page_size
-        settings: dict[str, Any] = {
+        values: dict[str, Any] = {
             "max_running_requests": 8,
             "max_req_len": tokens - 1,
             "max_req_input_len": tokens - 6,
             "vocab_size": VOCAB,
             "chunked_prefill_size": None,
-        }
-        self.config = SchedulerConfig(**(settings | config))
+        } | config
+        values.setdefault("num_slots", values["max_running_requests"])
+        live = {name: values.pop(name) for name in Settings.__struct_fields__ if name in values}
+        self.config = SchedulerConfig(**values)
         self.recorder = Recorder()
         self.clock = ManualClock()
         self.wire = wire or Wire()
@@ -149,7 +152,9 @@ class Harness:
             next_token=next_token or hashed_token(VOCAB),
             num_tokens=num_tokens,
         )
-        self.scheduler = Scheduler(self.config, self.cache, observer=self.recorder, grammar=grammar)
+        self.scheduler = Scheduler(
+            self.config, Settings(**live), self.cache, observer=self.recorder, grammar=grammar
+        )
         self.loop = Loop(
             self.scheduler,
             self.executor,

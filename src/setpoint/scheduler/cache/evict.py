@@ -87,7 +87,7 @@ class Priority(Scored):
     the stretch."""
 
     fresh_score = -(1 << 64)
-    """Not above any priority (scheduler.config.LAST_RANK): a new stretch grows to its request's."""
+    """Not above any priority (core.settings.LAST_RANK): a new stretch grows to its request's."""
 
     def hit(self, rank: Rank, priority: int) -> Rank:
         return max(rank[0], priority), rank[1]
