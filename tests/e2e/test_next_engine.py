@@ -1,0 +1,77 @@
+"""A real engine dies and another one takes its place under the same service: a request is the same
+in both, and in an Engine of the same seed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from setpoint import Engine
+from setpoint.config.environment import EnvSettings
+from setpoint.config.options import Options
+from setpoint.core.request import Request
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.calls import Calls
+from setpoint.frontend.intake import Options as RequestOptions
+from setpoint.frontend.ipc.line import EngineLine
+from setpoint.frontend.ipc.link import SocketLink
+from setpoint.frontend.service import Service
+from setpoint.launch.engine import launched
+from setpoint.launch.engine_session import EngineSession
+from setpoint.launch.phases import Phases
+from setpoint.launch.process import watch
+
+PROMPTS = ["Once upon a time", "a"]
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "n": 2, "max_new_tokens": 12, "ignore_eos": True}
+
+
+async def outputs(service: Service, requests: list[Request]) -> list[list[int]]:
+    with service.job(requests, received={}) as job:
+        return [output.output_ids for output in await job.wait()]
+
+
+def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
+    options = Options(
+        model_path=str(tiny_model), dtype="float32", random_seed=7, log_level="warning"
+    )
+    given = frozenset({"model_path", "dtype", "random_seed", "log_level"})
+
+    def start() -> Any:
+        return launched(options, EnvSettings(), given=given, phases=Phases(), display=None)
+
+    async def scenario() -> list[str]:
+        with start() as first:
+            async with EngineSession(first, Phases()) as session:
+                service = await session.service()
+                answers = await Calls(service).generate(PROMPTS, SAMPLED, {})
+                requests = service.intake.requests(
+                    await service.intake.encode("Four"),
+                    SamplingParams(n=4, temperature=1.0, max_new_tokens=20, ignore_eos=True),
+                    RequestOptions(),
+                )
+                before = await outputs(service, requests)
+                assert len({*map(tuple, before)}) == 4, "four samples"
+                psutil.Process(first.process.pid).kill()
+                await session.watcher
+                with start() as second:
+                    line = EngineLine(SocketLink(second.link))
+                    session.client.attach(line)
+                    watcher = asyncio.create_task(watch(second.process, line))
+                    assert await line.wait_ready(timeout_s=60), line.death
+                    assert await outputs(service, requests) == before
+                    assert await service.is_healthy()
+                    (state,) = (await service.server_info())["internal_states"]
+                    assert (state["num_running"], state["num_queued"]) == (0, 0)
+                    assert service.book.totals["num_requests"] == 12
+                    session.client.shutdown()
+                    await watcher
+                    session.client.close()
+                return [each["text"] for each in answers]
+
+    texts = asyncio.run(scenario())
+    with Engine(str(tiny_model), dtype="float32", random_seed=7) as engine:
+        assert [each["text"] for each in engine.generate(PROMPTS, SAMPLED)] == texts
+        assert [each["text"] for each in engine.generate(PROMPTS, SAMPLED)] != texts
