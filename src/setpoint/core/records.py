@@ -2,8 +2,9 @@
 records, in the order in which it happened.
 
 Log lines, ``/server_info``, the benchmarks' breakdown and recordings are readers of this stream;
-none of them measures anything itself. The inputs (``Turn``, ``Received``, ``ResultTaken``) decide
-every plan: a scheduler that is given the same inputs again makes the same plans.
+none of them measures anything itself. The inputs (``Turn``, ``Received``, ``ResultTaken``,
+``SendFailed``) decide every plan: a scheduler that is given the same inputs again makes the same
+plans.
 """
 
 from __future__ import annotations
@@ -75,6 +76,16 @@ class ResultTaken(msgspec.Struct, frozen=True, tag=True):
     """Input: the executor's answer to a plan, before it is committed."""
 
     result: StepResult
+    at: float
+    """Seconds of the engine's clock. No plan depends on it."""
+
+
+class SendFailed(msgspec.Struct, frozen=True, tag=True):
+    """Input: the event of a sequence could not be sent, which ends the sequence."""
+
+    seq_id: int
+    error: str
+    """Name of the exception's type."""
 
 
 class StepPlanned(msgspec.Struct, frozen=True, tag=True):
@@ -208,6 +219,7 @@ Record = (
     Turn
     | Received
     | ResultTaken
+    | SendFailed
     | StepPlanned
     | StepDone
     | TurnDone

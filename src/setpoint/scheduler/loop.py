@@ -35,6 +35,7 @@ from setpoint.core.records import (
     PoolRebuilt,
     Received,
     ResultTaken,
+    SendFailed,
     StepPlanned,
     Turn,
     TurnDone,
@@ -138,14 +139,14 @@ class Loop:
         self._heartbeat()
         idle = scheduler.state.is_idle
         timeout_s = self._idle_wait_s() if idle else 0.0
-        if not self._unchanged:
-            self._check(idle)
         messages = self._receive(timeout_s, idle=idle)
         quiet = idle and not messages
         if quiet and self._unchanged:
             return
-        self._unchanged = quiet
         self._observer.on(Turn(scheduler.state.now))
+        if not self._unchanged:
+            self._check(idle)
+        self._unchanged = quiet
         for message in messages:
             self._take(message)
         plan = self._plan()
@@ -202,7 +203,7 @@ class Loop:
         result = self._inflight.popleft().result()
         now = self._clock.now()
         self._times.model_s += now - began
-        self._observer.on(ResultTaken(result))
+        self._observer.on(ResultTaken(result, now))
         self._emit(self._scheduler.update(result, now))
 
     def _turn_done(self, plan: StepPlan) -> TurnDone:
@@ -235,8 +236,9 @@ class Loop:
                 for event in events:
                     self._emit([event])
             else:
-                why = failure("sending its tokens", error)
-                self._send(Tokens([self._scheduler.give_up(events[0].seq_id, why)]))
+                seq_id, why = events[0].seq_id, failure("sending its tokens", error)
+                self._observer.on(SendFailed(seq_id, type(error).__name__))
+                self._send(Tokens([self._scheduler.give_up(seq_id, why)]))
 
     def _send(self, message: ToFrontend) -> None:
         began = self._clock.now()

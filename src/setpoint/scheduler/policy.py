@@ -125,10 +125,14 @@ def random(view: QueueView) -> list[int]:
 
 def routing_key(view: QueueView) -> list[int]:
     """The routing key that most running requests have first; those with no running companion after
-    them, grouped by key."""
+    them, grouped by key. Groups that are equal in this go by their first member in the queue, not
+    by how a client spells its key."""
     if not view.running_keys:
         return [candidate.seq_id for candidate in view.candidates]
-    return _sorted(view, lambda c: (-view.running_keys.get(c.routing_key, 0), c.routing_key))
+    first: dict[str, int] = {}
+    for position, candidate in enumerate(view.candidates):
+        first.setdefault(candidate.routing_key, position)
+    return _sorted(view, lambda c: (-view.running_keys.get(c.routing_key, 0), first[c.routing_key]))
 
 
 def _sorted(view: QueueView, key: Callable[[Candidate], object]) -> list[int]:

@@ -125,27 +125,18 @@ class Harness:
         """``executor`` takes the place of the scripted one, ``wire`` that of one that only keeps
         messages; ``num_tokens``: how many of the tokens that a row may bring it does; ``config``
         are fields of SchedulerConfig and of Settings."""
-        tokens = num_pages * page_size
-        values: dict[str, Any] = {
-            "max_running_requests": 8,
-            "max_req_len": tokens - 1,
-            "max_req_input_len": tokens - 6,
-            "vocab_size": VOCAB,
-            "chunked_prefill_size": None,
-        } | config
-        values.setdefault("num_slots", values["max_running_requests"])
-        live = {name: values.pop(name) for name in Settings.__struct_fields__ if name in values}
-        self.config = SchedulerConfig(**values)
+        self.config, self.settings = _rules(num_pages * page_size, config)
         self.recorder = Recorder()
         self.clock = ManualClock()
         self.wire = wire or Wire()
-        self.cache = KVCache(
-            num_pages=num_pages,
-            page_size=page_size,
-            enabled=cache_enabled,
-            eviction_policy=eviction_policy,
-            eviction_parameters=eviction_parameters,
-        )
+        self.cache_arguments: dict[str, Any] = {
+            "num_pages": num_pages,
+            "page_size": page_size,
+            "enabled": cache_enabled,
+            "eviction_policy": eviction_policy,
+            "eviction_parameters": eviction_parameters,
+        }
+        self.cache = KVCache(**self.cache_arguments)
         self.executor = executor or ScriptedExecutor(
             num_pages=num_pages,
             page_size=page_size,
@@ -153,7 +144,7 @@ class Harness:
             num_tokens=num_tokens,
         )
         self.scheduler = Scheduler(
-            self.config, Settings(**live), self.cache, observer=self.recorder, grammar=grammar
+            self.config, self.settings, self.cache, observer=self.recorder, grammar=grammar
         )
         self.loop = Loop(
             self.scheduler,
@@ -270,6 +261,20 @@ class Harness:
                 strict=True,
             )
         )
+
+
+def _rules(pool_tokens: int, given: dict[str, Any]) -> tuple[SchedulerConfig, Settings]:
+    """What is fixed and what may change, of a harness that is given these fields of both."""
+    values: dict[str, Any] = {
+        "max_running_requests": 8,
+        "max_req_len": pool_tokens - 1,
+        "max_req_input_len": pool_tokens - 6,
+        "vocab_size": VOCAB,
+        "chunked_prefill_size": None,
+    } | given
+    values.setdefault("num_slots", values["max_running_requests"])
+    live = {name: values.pop(name) for name in Settings.__struct_fields__ if name in values}
+    return SchedulerConfig(**values), Settings(**live)
 
 
 def ids_of(tokens: Iterable[int]) -> Ids:

@@ -1,0 +1,72 @@
+"""Keyed hashes of the beginnings of sequences, at every place where a prefix may end: what is equal
+in two sequences can be told, and nothing else of them.
+
+Works on packed ids. A *place* is a multiple of the page size, or the one length at which policies
+compare waiting prompts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from setpoint.core.request import Ids, pack_ids
+from setpoint.recording.format import HASH_BYTES
+from setpoint.scheduler.config import SchedulerConfig
+
+ID_BYTES = 4
+
+
+@dataclass(slots=True, frozen=True)
+class Places:
+    """Where prefixes may end."""
+
+    page_size: int
+    also: int
+    """One more place; 0 = none."""
+
+    @classmethod
+    def of(cls, page_size: int, config: SchedulerConfig) -> Places:
+        return cls(page_size, max(config.in_batch_deprioritize, 0))
+
+    def after(self, position: int) -> int:
+        """The first place behind ``position``."""
+        page = (position // self.page_size + 1) * self.page_size
+        return self.also if position < self.also < page else page
+
+
+class Chain:
+    """One sequence so far."""
+
+    __slots__ = ("_hash", "_next", "_num_ids", "_places")
+
+    def __init__(self, places: Places, key: bytes) -> None:
+        self._hash = hashlib.blake2b(key=key, digest_size=HASH_BYTES)
+        self._places = places
+        self._num_ids = 0
+        self._next = places.after(0)
+
+    def extend(self, ids: bytes) -> bytes:
+        """Take in packed ids; the hashes of the places that they reach."""
+        found = b""
+        begin, left = 0, len(ids) // ID_BYTES
+        while left >= self._next - self._num_ids:
+            count = self._next - self._num_ids
+            self._hash.update(ids[begin : begin + ID_BYTES * count])
+            found += self._hash.copy().digest()
+            begin, left = begin + ID_BYTES * count, left - count
+            self._num_ids, self._next = self._next, self._places.after(self._next)
+        self._hash.update(ids[begin:])
+        self._num_ids += left
+        return found
+
+    def skip(self, ids: Ids) -> None:
+        """Take in ids whose hashes nobody needs."""
+        self._hash.update(pack_ids(ids))
+        self._num_ids += len(ids)
+        self._next = self._places.after(self._num_ids)
+
+
+def pseudonym(name: str, key: bytes) -> str:
+    """Equal names have equal ones; the empty name keeps its meaning."""
+    return hashlib.blake2b(name.encode(), key=key, digest_size=8).hexdigest() if name else ""

@@ -1,0 +1,158 @@
+"""From records to what a recording holds, one entry for each kind of record.
+
+Both the writer and the replay go through it, so that what was recorded and what is replayed
+compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from setpoint.core import records
+from setpoint.core.plan import PageDeltas, Rows
+from setpoint.core.records import Received, Record, ResultTaken, StepPlanned, Turn
+from setpoint.core.request import pack_ids
+from setpoint.core.result import one_each
+from setpoint.recording.content import Content
+from setpoint.recording.format import (
+    Kept,
+    KeptPlan,
+    KeptRecord,
+    KeptResult,
+    KeptTurn,
+    RecordingError,
+)
+
+Entry = Callable[[Any, Content], Kept]
+
+NAMES = frozenset({"rid", "preempted"})
+"""Fields of records that hold a rid, or several."""
+
+
+def kept(record: Record, content: Content) -> Kept:
+    """What the recording holds of it. The records of a run are given in order, each once."""
+    return _ENTRIES[type(record)](record, content)
+
+
+def as_record(row: KeptRecord, fields_of: Mapping[str, list[str]]) -> Record:
+    """The inverse for a row of any kind; ``fields_of`` is the recording's (Header.fields).
+
+    Raises RecordingError for a kind or a shape that this version does not know.
+    """
+    kind = _KINDS.get(row.kind)
+    if kind is None or row.kind not in fields_of:
+        raise RecordingError(f"The recording holds a {row.kind}, which this version does not know.")
+    values = dict(zip(fields_of[row.kind], row.values, strict=False))
+    try:
+        record: Record = msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise RecordingError(f"The recording's {row.kind} has another shape: {error}.") from None
+    return record
+
+
+def field_names() -> dict[str, list[str]]:
+    """Kind -> names of its values, for the header."""
+    return {name: list(kind.__struct_fields__) for name, kind in _KINDS.items()}
+
+
+def arrays_of(group: Rows | PageDeltas) -> dict[str, bytes]:
+    """Field -> its array as bytes."""
+    return {field.name: getattr(group, field.name).tobytes() for field in fields(group)}
+
+
+def _turn(record: Turn, content: Content) -> Kept:
+    return KeptTurn(record.at)
+
+
+def _received(record: Received, content: Content) -> Kept:
+    return content.message(record.message)
+
+
+def _planned(record: StepPlanned, content: Content) -> Kept:
+    plan = record.plan
+    content.planned(plan)
+    return KeptPlan(
+        step_id=plan.step_id,
+        rows=arrays_of(plan.rows),
+        pages=arrays_of(plan.pages),
+        admits=[
+            [
+                admit.slot,
+                admit.seq_id,
+                len(admit.ids),
+                admit.num_prompt,
+                admit.logprob_start,
+                content.checksum(admit),
+            ]
+            for admit in plan.admits
+        ],
+        releases=list(plan.releases),
+    )
+
+
+def _result(record: ResultTaken, content: Content) -> Kept:
+    result = record.result
+    sampled = content.sampled(result)
+    usual = np.array_equal(result.offsets, one_each(len(result.seq_ids)))
+    return KeptResult(
+        step_id=result.step_id,
+        at=record.at,
+        num_tokens=len(result.token_ids),
+        offsets=b"" if usual else pack_ids(result.offsets),
+        ids=sampled.ids,
+        ends=sampled.ends,
+        invalid=sampled.invalid,
+        hashes=sampled.hashes,
+        embedded={
+            seq_id: bool(np.isfinite(vector).all()) for seq_id, vector in result.embeddings.items()
+        },
+        failures=dict(result.failures),
+        forward_s=result.forward_s,
+        sample_s=result.sample_s,
+        way=result.way,
+    )
+
+
+def _whole(record: Any, content: Content) -> KeptRecord:
+    """All values as they are, but for names."""
+    values = list(msgspec.structs.astuple(record))
+    for index, field in enumerate(record.__struct_fields__):
+        if field in NAMES:
+            value = values[index]
+            values[index] = (
+                content.name(value) if isinstance(value, str) else list(map(content.name, value))
+            )
+    return KeptRecord(type(record).__name__, values)
+
+
+_WHOLE: tuple[type, ...] = (
+    records.SendFailed,
+    records.StepDone,
+    records.TurnDone,
+    records.Retraction,
+    records.Preemption,
+    records.RequestDropped,
+    records.RequestFailed,
+    records.RequestClipped,
+    records.RequestUnservable,
+    records.Fallback,
+    records.CacheFlushed,
+    records.PoolRebuilt,
+)
+_KINDS = {kind.__name__: kind for kind in _WHOLE}
+_ENTRIES: dict[type, Entry] = {
+    Turn: _turn,
+    Received: _received,
+    ResultTaken: _result,
+    StepPlanned: _planned,
+} | dict.fromkeys(_WHOLE, _whole)
+
+MEASURED = frozenset({"TurnDone"})
+"""Kinds that no input decides."""
+INPUTS = frozenset({"SendFailed"})
+"""Kinds of KeptRecord that come from outside."""

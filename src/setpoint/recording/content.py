@@ -1,0 +1,198 @@
+"""What of a client's words a recording keeps: everything, or (the default) nothing but what plans
+depend on.
+
+Called by the writing thread with records in their order.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from setpoint.core.messages import Abort, Call, Shutdown, Stop, Submit, ToEngine, encode
+from setpoint.core.plan import Admit, StepPlan
+from setpoint.core.request import Request, pack_ids
+from setpoint.core.result import StepResult
+from setpoint.recording.chain import ID_BYTES, Chain, Places, pseudonym
+from setpoint.recording.format import KeptArrival, KeptMessage
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The tokens of a result, as KeptResult holds them."""
+
+    ids: bytes = b""
+    ends: list[int] = field(default_factory=list)
+    invalid: list[int] = field(default_factory=list)
+    hashes: bytes = b""
+
+
+class Content(Protocol):
+    def name(self, name: str) -> str:
+        """What stands for a rid, a namespace or a routing key."""
+        ...
+
+    def message(self, message: ToEngine) -> KeptMessage | KeptArrival: ...
+
+    def planned(self, plan: StepPlan) -> None:
+        """Called for each plan, before its result."""
+
+    def checksum(self, admit: Admit) -> int:
+        """Of its ids, for comparison."""
+        ...
+
+    def sampled(self, result: StepResult) -> Sampled: ...
+
+
+class Open:
+    """Content is kept as it is."""
+
+    def name(self, name: str) -> str:
+        return name
+
+    def message(self, message: ToEngine) -> KeptMessage:
+        return KeptMessage(msgspec.Raw(encode(message)))
+
+    def planned(self, plan: StepPlan) -> None:
+        """Ids need no history."""
+
+    def checksum(self, admit: Admit) -> int:
+        return zlib.crc32(pack_ids(admit.ids))
+
+    def sampled(self, result: StepResult) -> Sampled:
+        return Sampled(ids=pack_ids(result.token_ids))
+
+
+class Surrogates(Open):
+    """Of a replay whose names and ids stand for others: the names are comparable, the ids not."""
+
+    def checksum(self, admit: Admit) -> int:
+        return 0
+
+
+@dataclass(slots=True)
+class _Running:
+    """A sequence in a slot."""
+
+    chain: Chain
+    stop_ids: frozenset[int]
+
+
+LEFT_OUT = {
+    "prompt_ids": "hashes of its beginnings stand for them",
+    "prior_output_ids": "as with prompt_ids",
+    "sampling": "field by field",
+    "stop": "has_stop says whether there are any",
+    "stop_token_ids": "KeptResult.ends says which tokens were some",
+} | dict.fromkeys(
+    (
+        "top_logprobs_num",
+        "token_ids_logprob",
+        "min_new_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "no_stop_trim",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "logit_bias",
+        "n",
+        "sampling_seed",
+    ),
+    "it decides tokens or text, and no plan",
+)
+"""Field of a Request or of its SamplingParams -> why it is not kept when content is withheld."""
+
+
+class Withheld:
+    """No text, no id and no name that a client sent or was sent."""
+
+    DECIDED = frozenset({Submit, Abort, Stop, Call, Shutdown})
+    """Messages of which it is known what of them may be kept: of a Submit what is in KeptArrival,
+    of the others all."""
+
+    def __init__(
+        self, places: Places, *, vocab_size: int, eos_ids: frozenset[int], key: bytes
+    ) -> None:
+        """``key``: 32 random bytes that nobody keeps."""
+        self._places = places
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._key = key
+        self._running: dict[int, _Running] = {}
+        """By seq_id."""
+        self._slots: dict[int, int] = {}
+        """Slot -> seq_id."""
+
+    def name(self, name: str) -> str:
+        return pseudonym(name, self._key)
+
+    def message(self, message: ToEngine) -> KeptMessage | KeptArrival:
+        assert type(message) in self.DECIDED
+        if not isinstance(message, Submit):
+            return KeptMessage(msgspec.Raw(encode(message)))
+        return self._arrival(message.seq_id, message.request)
+
+    def _arrival(self, seq_id: int, request: Request) -> KeptArrival:
+        sampling, packed = request.sampling, request.prompt_ids + request.prior_output_ids
+        ids = np.frombuffer(packed, "<i4")
+        return KeptArrival(
+            seq_id=seq_id,
+            rid=self.name(request.rid),
+            num_prompt=len(request.prompt()),
+            num_prior=len(request.prior_outputs()),
+            hashes=Chain(self._places, self._key).extend(packed),
+            is_valid=bool(((ids >= 0) & (ids < self._vocab_size)).all()),
+            max_new_tokens=sampling.max_new_tokens,
+            ignore_eos=sampling.ignore_eos,
+            has_stop=bool(sampling.stop),
+            stream_interval=sampling.stream_interval,
+            stream=request.stream,
+            return_logprob=request.return_logprob,
+            logprob_start_len=request.logprob_start_len,
+            namespace=self.name(request.namespace),
+            priority=request.priority,
+            routing_key=self.name(request.routing_key),
+            pooling=request.pooling,
+            seed=request.seed,
+        )
+
+    def planned(self, plan: StepPlan) -> None:
+        for slot in plan.releases:
+            self._running.pop(self._slots.pop(slot, -1), None)
+        for admit in plan.admits:
+            self._running.pop(self._slots.get(admit.slot, -1), None)
+            chain = Chain(self._places, self._key)
+            chain.skip(admit.ids)
+            sampling = admit.sampling
+            stop_ids = self._eos_ids.union(sampling.stop_token_ids)
+            self._running[admit.seq_id] = _Running(
+                chain, frozenset() if sampling.ignore_eos else stop_ids
+            )
+            self._slots[admit.slot] = admit.seq_id
+
+    def checksum(self, admit: Admit) -> int:
+        return 0
+
+    def sampled(self, result: StepResult) -> Sampled:
+        sampled, hashes, packed = Sampled(), [], pack_ids(result.token_ids)
+        tokens, ends = result.token_ids.tolist(), result.offsets.tolist()
+        for seq_id, (begin, end) in zip(result.seq_ids.tolist(), pairwise(ends), strict=True):
+            running = self._running[seq_id]
+            for index in range(begin, end):
+                if tokens[index] < 0:
+                    sampled.invalid.append(index)
+                elif tokens[index] in running.stop_ids:
+                    sampled.ends.append(index)
+            hashes.append(running.chain.extend(packed[ID_BYTES * begin : ID_BYTES * end]))
+        sampled.hashes = b"".join(hashes)
+        return sampled

@@ -1,0 +1,77 @@
+"""Whether what came out of a replay is what was recorded, and in words what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from setpoint.recording.format import KeptPlan, KeptRecord
+
+Output = KeptPlan | KeptRecord
+MAX_SHOWN = 16
+"""Values of a list that are shown."""
+
+_kept_record = msgspec.msgpack.Decoder(KeptRecord)
+
+
+def difference(
+    recorded: Output | None, replayed: Output | None, fields_of: Mapping[str, list[str]]
+) -> str:
+    """ "" if they are the same. ``fields_of``: the recording's names of values (Header.fields)."""
+    if isinstance(replayed, KeptRecord):
+        replayed = _kept_record.decode(msgspec.msgpack.encode(replayed))
+    if recorded == replayed:
+        return ""
+    if isinstance(recorded, KeptPlan) and isinstance(replayed, KeptPlan):
+        parts = zip(_parts(recorded), _parts(replayed), strict=True)
+        found = next((name, one, other) for (name, one), (_, other) in parts if one != other)
+        return f"plan of step {recorded.step_id}: {_both(*found)}"
+    if (
+        isinstance(recorded, KeptRecord)
+        and isinstance(replayed, KeptRecord)
+        and recorded.kind == replayed.kind
+    ):
+        names = fields_of.get(recorded.kind, [])
+        triples = zip_longest(names, recorded.values, replayed.values)
+        return f"{recorded.kind}: " + "; ".join(
+            _both(name, one, other) for name, one, other in triples if one != other
+        )
+    return _both("what comes next", _named(recorded), _named(replayed))
+
+
+def _parts(plan: KeptPlan) -> Iterator[tuple[str, Any]]:
+    """Names and values in the order in which a reader wants to hear of them."""
+    yield "step_id", plan.step_id
+    yield "releases", plan.releases
+    yield "admits", plan.admits
+    for group, arrays in (("rows", plan.rows), ("pages", plan.pages)):
+        for name, data in arrays.items():
+            yield (
+                f"{group}.{name}",
+                np.frombuffer(data, "<i8" if name == "seq_ids" else "<i4").tolist(),
+            )
+
+
+def _both(name: str | None, recorded: Any, replayed: Any) -> str:
+    return f"{name} recorded {_shown(recorded)}, replayed {_shown(replayed)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list) and len(value) > MAX_SHOWN:
+        first = ", ".join(map(str, value[:MAX_SHOWN]))
+        return f"[{first}, … {len(value)} in all]"
+    return str(value)
+
+
+def _named(output: Output | None) -> str:
+    match output:
+        case KeptPlan(step_id):
+            return f"the plan of step {step_id}"
+        case KeptRecord(kind, values):
+            return f"{kind}({', '.join(map(_shown, values))})"
+        case _:
+            return "nothing in this turn"

@@ -1,0 +1,60 @@
+"""Whole frames in a file: bytes behind a marker, their length and a checksum, so that a tail which
+a crash has torn is told from damage. Knows nothing of what is in a frame."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_HEAD = struct.Struct("<4sII")
+_MARKER = b"\xf0SP\n"
+"""No UTF-8 text holds it."""
+
+
+def frame(payload: bytes) -> bytes:
+    """The payload, compressed, as a frame."""
+    packed = zlib.compress(payload, 1)
+    return _HEAD.pack(_MARKER, len(packed), zlib.crc32(packed)) + packed
+
+
+@dataclass(slots=True)
+class FrameReader:
+    """Iterates over the payloads of a file's frames, then says how the file ends."""
+
+    data: bytes
+    end: int = 0
+    """Bytes that whole frames fill, from the beginning; written by the iteration."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (found := _whole_frame(self.data, self.end)) is not None:
+            payload, self.end = found
+            yield payload
+
+    @property
+    def num_torn(self) -> int:
+        """Bytes after the last whole frame."""
+        return len(self.data) - self.end
+
+    @property
+    def is_damaged(self) -> bool:
+        """A whole frame lies behind the bytes that are none: no tear does that."""
+        at = self.data.find(_MARKER, self.end + 1)
+        while at >= 0:
+            if _whole_frame(self.data, at) is not None:
+                return True
+            at = self.data.find(_MARKER, at + 1)
+        return False
+
+
+def _whole_frame(data: bytes, begin: int) -> tuple[bytes, int] | None:
+    """Payload and end of the frame that begins there; None if there is no whole one."""
+    start = begin + _HEAD.size
+    if start > len(data):
+        return None
+    marker, length, checksum = _HEAD.unpack_from(data, begin)
+    packed = data[start : start + length]
+    if marker != _MARKER or len(packed) < length or zlib.crc32(packed) != checksum:
+        return None
+    return zlib.decompress(packed), start + length

@@ -1,0 +1,99 @@
+"""Reads a recording: its header, then its rows in order, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from setpoint.recording.format import FORMAT, Header, Kept, RecordingError
+from setpoint.recording.frames import FrameReader
+from setpoint.recording.segments import segment_path
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+_rows = msgspec.msgpack.Decoder(list[Kept])
+
+
+@dataclass(slots=True)
+class Recording:
+    """The files of one recording, in order; may be iterated over again and again.
+
+    Iterating raises RecordingError where the files are damaged, after all that is whole.
+    """
+
+    segments: list[Path]
+    header: Header
+    """Of the first segment that there is."""
+    notes: list[str] = field(default_factory=list)
+    """What is to be said of the files; complete after an iteration."""
+
+    def __iter__(self) -> Iterator[Kept]:
+        self.notes.clear()
+        for number, path in enumerate(self.segments):
+            reader = FrameReader(_data(path))
+            frames = iter(reader)
+            header = _header(next(frames, None), path)
+            if header.recording != self.header.recording:
+                raise RecordingError(f"{path} belongs to another recording.")
+            for payload in frames:
+                yield from _decoded(payload, path)
+            self._look_at_the_end(reader, path, is_last=number == len(self.segments) - 1)
+
+    def _look_at_the_end(self, reader: FrameReader, path: Path, *, is_last: bool) -> None:
+        if not reader.num_torn:
+            return
+        if not is_last or reader.is_damaged:
+            raise RecordingError(f"{path} is damaged after {reader.end} bytes.")
+        self.notes.append(
+            f"{path} ends in the middle of a frame; its last {reader.num_torn} bytes are left out."
+        )
+
+
+def open_recording(path: Path) -> Recording:
+    """The recording whose first segment is, or was, ``path``. Raises RecordingError."""
+    numbers = [0] if path.exists() else []
+    numbers += sorted(
+        int(end)
+        for other in path.parent.glob(f"{path.name}.*")
+        if (end := other.name.removeprefix(f"{path.name}.")).isdecimal()
+    )
+    if not numbers:
+        raise RecordingError(f"There is no recording {path}.")
+    if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        raise RecordingError(f"Parts of the recording {path} are missing: there are {numbers}.")
+    segments = [segment_path(path, number) for number in numbers]
+    return Recording(segments, _header(next(iter(FrameReader(_data(segments[0]))), None), path))
+
+
+def _data(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RecordingError(f"Cannot read {path}: {error.strerror}.") from None
+
+
+def _header(payload: bytes | None, path: Path) -> Header:
+    if payload is None:
+        raise RecordingError(f"{path} is not a recording of Setpoint, or nothing of it is whole.")
+    try:
+        number = msgspec.msgpack.decode(payload, type=_Format).format
+        if number != FORMAT:
+            raise RecordingError(
+                f"{path} is a recording in format {number}; this version reads format {FORMAT}."
+            )
+        return msgspec.msgpack.decode(payload, type=Header)
+    except msgspec.DecodeError as error:
+        raise RecordingError(f"The header of {path} cannot be read: {error}.") from None
+
+
+def _decoded(payload: bytes, path: Path) -> list[Kept]:
+    try:
+        return _rows.decode(payload)
+    except msgspec.DecodeError as error:
+        raise RecordingError(f"A part of {path} cannot be read: {error}.") from None

@@ -1,0 +1,207 @@
+"""Runs a recording again: the same scheduler, cache and loop between recorded surroundings. All
+that comes out is compared with what was recorded.
+
+A replay ends at its first difference: what was recorded behind it answers other plans.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from setpoint.core.messages import Submit, ToEngine, decode_to_engine
+from setpoint.core.records import Received, Record, ResultTaken, Turn
+from setpoint.recording.codec import INPUTS, MEASURED, kept
+from setpoint.recording.content import Content
+from setpoint.recording.differences import Output, difference
+from setpoint.recording.format import (
+    Header,
+    Kept,
+    KeptArrival,
+    KeptMessage,
+    KeptRecord,
+    KeptResult,
+    KeptTurn,
+    RecordingError,
+)
+from setpoint.recording.reader import Recording
+from setpoint.recording.script import script_of
+from setpoint.recording.surroundings import (
+    EndOfResults,
+    RecordedClock,
+    RecordedExecutor,
+    RecordedLink,
+)
+from setpoint.scheduler.cache.manager import KVCache
+from setpoint.scheduler.loop import Loop
+from setpoint.scheduler.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a replay found."""
+
+    num_steps: int = 0
+    """Plans that came out as they were recorded."""
+    num_requests: int = 0
+    difference: str = ""
+    """The first one and where it is; "" if there is none."""
+    ended_by: str = ""
+    """What the replay raised in the turn that was the recorded engine's last."""
+    damage: str = ""
+    """Why the rest of the recording could not be read."""
+    seconds: float = 0.0
+
+    @property
+    def agrees(self) -> bool:
+        return not self.difference and not self.damage
+
+
+class _Comparison:
+    """The observer of the replay. It remembers the first output that is not the next recorded one;
+    after that nothing means anything."""
+
+    def __init__(self, header: Header, content: Content) -> None:
+        self._fields = header.fields
+        self._content = content
+        self.expected: deque[Output] = deque()
+        """Recorded outputs of this turn that have not come yet."""
+        self.may_end = False
+        """This is the last turn, of which a part may be missing."""
+        self.found = ""
+        self.num_steps = 0
+
+    def on(self, record: Record) -> None:
+        if isinstance(record, Turn | Received | ResultTaken) or self.found:
+            return
+        row = kept(record, self._content)
+        if isinstance(row, KeptRecord) and row.kind in MEASURED | INPUTS:
+            return
+        assert not isinstance(row, KeptTurn | KeptMessage | KeptArrival | KeptResult)
+        if not self.expected and self.may_end:
+            return
+        self.found = difference(
+            self.expected.popleft() if self.expected else None, row, self._fields
+        )
+        self.num_steps += not self.found and not isinstance(row, KeptRecord)
+
+    def end_turn(self) -> None:
+        if self.expected and not self.found:
+            self.found = difference(self.expected.popleft(), None, self._fields)
+
+
+class Replay:
+    """One run of a recording that begins with the engine's start."""
+
+    def __init__(self, recording: Recording) -> None:
+        """Raises RecordingError if the recording cannot be run."""
+        header = recording.header
+        if header.segment:
+            raise RecordingError(
+                "The recording cannot be replayed, because its oldest parts were deleted to keep"
+                " it below --record-max-bytes: a plan depends on all that happened since the"
+                " engine's start. --print shows the rest."
+            )
+        script = script_of(recording)
+        self._recording = recording
+        self._script = script
+        self._clock, self._link = RecordedClock(), RecordedLink()
+        self._executor = RecordedExecutor(script, self._clock)
+        self._comparison = _Comparison(header, script.content)
+        self._loop = Loop(
+            Scheduler(
+                script.config,
+                header.settings,
+                KVCache(**header.cache),
+                observer=self._comparison,
+            ),
+            self._executor,
+            self._link,
+            depth=script.config.depth,
+            clock=self._clock,
+            observer=self._comparison,
+        )
+        self._outcome = Outcome()
+
+    def run(self) -> Outcome:
+        began = time.perf_counter()
+        outcome, comparison = self._outcome, self._comparison
+        for turn, is_last in _with_last(self._turns()):
+            self._load(turn)
+            comparison.may_end = is_last
+            raised = self._step(is_last)
+            if raised and not comparison.found:
+                comparison.found = f"the replay raised {raised}"
+            if not raised:
+                comparison.end_turn()
+            if comparison.found:
+                outcome.difference = (
+                    f"after {comparison.num_steps} equal steps, at {self._clock.at:.6f} s of the"
+                    f" engine's clock: {comparison.found}"
+                )
+                break
+        outcome.num_steps = comparison.num_steps
+        outcome.seconds = time.perf_counter() - began
+        return outcome
+
+    def _step(self, is_last: bool) -> str:
+        """One turn. Returns what it raised, if the recorded engine raised nothing there."""
+        try:
+            self._loop.step()
+        except EndOfResults:
+            return "" if is_last else "EndOfResults: it waits for a result that came later"
+        except Exception as error:
+            raised = f"{type(error).__name__}: {error}"
+            if not is_last:
+                return raised
+            self._outcome.ended_by = raised
+        return ""
+
+    def _turns(self) -> Iterator[list[Kept]]:
+        """The rows of each turn, its KeptTurn first; as far as the recording can be read."""
+        turn: list[Kept] = []
+        try:
+            for row in self._recording:
+                if isinstance(row, KeptTurn) and turn:
+                    yield turn
+                    turn = []
+                turn.append(row)
+        except RecordingError as error:
+            self._outcome.damage = str(error)
+        if turn:
+            yield turn
+
+    def _load(self, turn: list[Kept]) -> None:
+        for row in turn:
+            match row:
+                case KeptTurn(at):
+                    self._clock.at = at
+                case KeptMessage(message):
+                    self._receive(decode_to_engine(bytes(message)))
+                case KeptArrival():
+                    self._receive(self._script.arrival(row))
+                case KeptResult():
+                    self._executor.results.append(row)
+                case KeptRecord("SendFailed", values):
+                    self._link.lost[values[0]] = values[1]
+                case KeptRecord(kind) if kind in MEASURED:
+                    pass
+                case _:
+                    self._comparison.expected.append(row)
+
+    def _receive(self, message: ToEngine) -> None:
+        self._link.messages.append(message)
+        self._outcome.num_requests += isinstance(message, Submit)
+
+
+def _with_last(turns: Iterable[list[Kept]]) -> Iterator[tuple[list[Kept], bool]]:
+    """Each turn, and whether none follows."""
+    before: list[Kept] | None = None
+    for turn in turns:
+        if before is not None:
+            yield before, False
+        before = turn
+    if before is not None:
+        yield before, True

@@ -1,0 +1,79 @@
+"""What a recorded engine was given, once more: requests and sampled tokens, with their ids or with
+what stands for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+
+from setpoint.core.bounds import INT32_MAX
+from setpoint.core.messages import Submit
+from setpoint.core.request import Ids, unpack_ids
+from setpoint.recording import surrogates
+from setpoint.recording.chain import Places
+from setpoint.recording.content import Content, Open, Surrogates
+from setpoint.recording.format import OFF, Kept, KeptArrival, KeptResult, RecordingError
+from setpoint.recording.reader import Recording
+from setpoint.scheduler.config import SchedulerConfig
+
+
+class Script(Protocol):
+    config: SchedulerConfig
+    """What the scheduler of the replay is built from."""
+    content: Content
+    """Makes the replay's own records comparable with the recorded ones."""
+
+    def arrival(self, row: KeptArrival) -> Submit:
+        """Of an arrival whose content was withheld."""
+        ...
+
+    def token_ids(self, row: KeptResult, seq_ids: list[int]) -> Ids:
+        """``seq_ids``: of the rows that sample."""
+        ...
+
+
+class _Originals:
+    """Content was recorded: messages and tokens are there as they were."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.config = recording.header.scheduler
+        self.content: Content = Open()
+
+    def arrival(self, row: KeptArrival) -> Submit:
+        raise RecordingError("The recording says that it holds content, and withholds a request.")
+
+    def token_ids(self, row: KeptResult, seq_ids: list[int]) -> Ids:
+        return unpack_ids(row.ids)
+
+
+class _StandIns:
+    """Content was withheld. There is no end-of-sequence id: each sequence has its own."""
+
+    def __init__(self, recording: Recording) -> None:
+        header = recording.header
+        self.config = replace(header.scheduler, vocab_size=INT32_MAX, eos_token_ids=frozenset())
+        self.content: Content = Surrogates()
+        places = Places.of(header.cache["page_size"], header.scheduler)
+        self._outlines = surrogates.outlines(_readable(recording), places)
+        self._ids = surrogates.SurrogateIds(places)
+
+    def arrival(self, row: KeptArrival) -> Submit:
+        request = surrogates.request_of(row, self._outlines[row.seq_id], self._ids)
+        return Submit(row.seq_id, request)
+
+    def token_ids(self, row: KeptResult, seq_ids: list[int]) -> Ids:
+        return surrogates.tokens_of(row, seq_ids, self._outlines)
+
+
+def _readable(recording: Recording) -> Iterator[Kept]:
+    """All rows before any damage, of which the replay will tell."""
+    with suppress(RecordingError):
+        yield from recording
+
+
+def script_of(recording: Recording) -> Script:
+    """Reads the recording to its end if it has to."""
+    withheld = recording.header.content == OFF
+    return _StandIns(recording) if withheld else _Originals(recording)

@@ -1,0 +1,90 @@
+"""The files of a recording being written: FILE, FILE.1, FILE.2, …, each begun with the header, the
+oldest given up when all together are too large. Works on bytes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from setpoint.recording.format import RecordingError
+from setpoint.recording.frames import frame
+
+logger = logging.getLogger(__name__)
+
+SEGMENTS = 16
+"""Files that a recording of the largest size has."""
+
+
+def segment_path(path: Path, number: int) -> Path:
+    return path if number == 0 else path.with_name(f"{path.name}.{number}")
+
+
+def create(path: Path) -> int:
+    """A descriptor of a new file that only its owner may read. Raises RecordingError."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise RecordingError(
+            f"There is a recording {path} already. Move it away, or choose another name."
+        ) from None
+    except OSError as error:
+        raise RecordingError(f"Cannot write the recording {path}: {error.strerror}.") from None
+
+
+class Segments:
+    """Used by one thread after it is made. What fails raises RecordingError or OSError."""
+
+    def __init__(self, path: Path, *, header: Callable[[int], bytes], max_bytes: int) -> None:
+        """``header`` gives the payload that the segment of this number begins with."""
+        self._path = path
+        self._header = header
+        self._max_bytes = max_bytes
+        self._segment_bytes = max_bytes // SEGMENTS
+        self._kept: deque[tuple[int, int]] = deque()
+        """Number and size of the segments that are there, but for the last."""
+        self._number = 0
+        self._size = 0
+        self.num_bytes = 0
+        """Of all segments that are there."""
+        self._file = create(path)
+        self._begin()
+
+    def write(self, payload: bytes) -> None:
+        """As one frame."""
+        data = frame(payload)
+        if self._size + len(data) > self._segment_bytes and self._size > self._begun_at:
+            self._rotate(len(data))
+        self._append(data)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _rotate(self, num_bytes: int) -> None:
+        self._kept.append((self._number, self._size))
+        while self._kept and self.num_bytes + num_bytes > self._max_bytes:
+            number, size = self._kept.popleft()
+            if number == 0:
+                logger.warning(
+                    "The recording has reached --record-max-bytes and gives up its oldest part:"
+                    " from now on it can be printed and not be replayed."
+                )
+            segment_path(self._path, number).unlink(missing_ok=True)
+            self.num_bytes -= size
+        self._number, self._size = self._number + 1, 0
+        os.close(self._file)
+        self._file = create(segment_path(self._path, self._number))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._append(frame(self._header(self._number)))
+        self._begun_at = self._size
+
+    def _append(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+        self._size += len(data)
+        self.num_bytes += len(data)

@@ -1,0 +1,164 @@
+"""What stands for withheld ids when a recording is run again.
+
+Every place of the chain of hashes gets ids that occur nowhere else. So two sequences have equal
+surrogates exactly as far as they had equal ids, at every place where a prefix may end; and the
+surrogate of the token that ended a sequence is that sequence's stop id. Works on a recording that
+is read once before it is replayed, because the hashes of an output come after its tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from setpoint.core.bounds import INT32_MAX
+from setpoint.core.request import Ids, Request, pack_ids, unpack_ids
+from setpoint.core.sampling import SamplingParams
+from setpoint.recording.chain import Places
+from setpoint.recording.format import (
+    HASH_BYTES,
+    Kept,
+    KeptArrival,
+    KeptPlan,
+    KeptResult,
+    RecordingError,
+)
+
+INVALID_ID = -1
+
+
+@dataclass(slots=True)
+class Outline:
+    """One sequence from its arrival to the end of the recording."""
+
+    num_ids: int
+    """Prompt and prior outputs, and every token sampled for it."""
+    hashes: bytearray
+    """Of its places, in order."""
+    end: int | None = None
+    """Position of the first token that was a stop id."""
+    ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Its surrogates; set when it arrives in the replay."""
+    num_given: int = 0
+    """How many of them the replay has handed out."""
+
+
+class SurrogateIds:
+    """Hands out ids, the same for the same beginning."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._firsts: dict[tuple[int, bytes], int] = {}
+        """(First surrogate of the stretch before, hash) -> first surrogate of the stretch."""
+        self._next = 0
+
+    def of(self, num_ids: int, hashes: bytes) -> Ids:
+        """Surrogates of a sequence of this length. What is behind its last place is like nothing
+        else."""
+        ids = np.empty(num_ids, np.int32)
+        position, before = 0, -1
+        for begin in range(0, len(hashes), HASH_BYTES):
+            end = self._places.after(position)
+            step = before, hashes[begin : begin + HASH_BYTES]
+            if step not in self._firsts:
+                self._firsts[step] = self._fresh(end - position)
+            before = self._firsts[step]
+            ids[position:end] = np.arange(before, before + end - position)
+            position = end
+        rest = num_ids - position
+        first = self._fresh(rest)
+        ids[position:] = np.arange(first, first + rest)
+        return ids
+
+    def _fresh(self, count: int) -> int:
+        first, self._next = self._next, self._next + count
+        if self._next >= INT32_MAX:
+            raise RecordingError("The recording holds more tokens than can be told apart.")
+        return first
+
+
+def outlines(rows: Iterable[Kept], places: Places) -> dict[int, Outline]:
+    """seq_id -> outline of every sequence of the recording."""
+    found: dict[int, Outline] = {}
+    planned: deque[KeptPlan] = deque()
+    for row in rows:
+        if isinstance(row, KeptArrival):
+            found[row.seq_id] = Outline(row.num_prompt + row.num_prior, bytearray(row.hashes))
+        elif isinstance(row, KeptPlan):
+            planned.append(row)
+        elif isinstance(row, KeptResult):
+            _add(row, sampling_rows(planned.popleft()), found, places)
+    return found
+
+
+def _add(result: KeptResult, seq_ids: list[int], found: dict[int, Outline], places: Places) -> None:
+    ends, begin = set(result.ends), 0
+    offsets = offsets_of(result, len(seq_ids)).tolist()
+    for seq_id, (first, last) in zip(seq_ids, pairwise(offsets), strict=True):
+        outline = found[seq_id]
+        for index in range(first, last):
+            if index in ends and outline.end is None:
+                outline.end = outline.num_ids
+            outline.num_ids += 1
+            if places.after(outline.num_ids - 1) == outline.num_ids:
+                outline.hashes += result.hashes[begin : begin + HASH_BYTES]
+                begin += HASH_BYTES
+
+
+def sampling_rows(plan: KeptPlan) -> list[int]:
+    """The sequences that the plan samples for, in row order."""
+    seq_ids = np.frombuffer(plan.rows["seq_ids"], "<i8")
+    sampled: list[int] = seq_ids[np.frombuffer(plan.rows["samples"], "<i4") > 0].tolist()
+    return sampled
+
+
+def offsets_of(result: KeptResult, num_rows: int) -> Ids:
+    if result.offsets:
+        return unpack_ids(result.offsets)
+    return np.arange(num_rows + 1, dtype=np.int32)
+
+
+def request_of(arrival: KeptArrival, outline: Outline, ids: SurrogateIds) -> Request:
+    """The request as far as plans depend on it."""
+    outline.ids = ids.of(outline.num_ids, bytes(outline.hashes))
+    outline.num_given = arrival.num_prompt + arrival.num_prior
+    prompt = outline.ids[: arrival.num_prompt].copy()
+    if not arrival.is_valid:
+        prompt[0] = INVALID_ID
+    ended_by = () if outline.end is None else (int(outline.ids[outline.end]),)
+    return Request(
+        rid=arrival.rid,
+        prompt_ids=pack_ids(prompt),
+        prior_output_ids=pack_ids(outline.ids[arrival.num_prompt : outline.num_given]),
+        sampling=SamplingParams(
+            max_new_tokens=arrival.max_new_tokens,
+            ignore_eos=arrival.ignore_eos,
+            stop=("?",) if arrival.has_stop else (),
+            stop_token_ids=ended_by,
+            stream_interval=arrival.stream_interval,
+        ),
+        seed=arrival.seed,
+        stream=arrival.stream,
+        return_logprob=arrival.return_logprob,
+        logprob_start_len=arrival.logprob_start_len,
+        namespace=arrival.namespace,
+        priority=arrival.priority,
+        routing_key=arrival.routing_key,
+        pooling=arrival.pooling,
+    )
+
+
+def tokens_of(result: KeptResult, seq_ids: list[int], found: dict[int, Outline]) -> Ids:
+    """The surrogates of a result's tokens."""
+    tokens = np.empty(result.num_tokens, np.int32)
+    offsets = offsets_of(result, len(seq_ids)).tolist()
+    for seq_id, (first, last) in zip(seq_ids, pairwise(offsets), strict=True):
+        outline = found[seq_id]
+        tokens[first:last] = outline.ids[outline.num_given :][: last - first]
+        outline.num_given += last - first
+    tokens[result.invalid] = INVALID_ID
+    return tokens

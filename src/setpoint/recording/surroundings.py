@@ -1,0 +1,101 @@
+"""The clock, the link and the executor of a loop that runs again: each gives what was recorded."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from setpoint.core.messages import ToEngine, ToFrontend, Tokens
+from setpoint.core.plan import StepPlan, TokenMasks
+from setpoint.core.result import StepResult
+from setpoint.recording.format import KeptResult
+from setpoint.recording.script import Script
+from setpoint.recording.surrogates import offsets_of
+
+
+class EndOfResults(Exception):
+    """No result was recorded for a step that the replay waits for."""
+
+
+class RecordedClock:
+    """Shows what the recorded clock showed at the last input."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+
+class RecordedLink:
+    """Gives the messages of a turn, and loses the events that were lost."""
+
+    def __init__(self) -> None:
+        self.messages: list[ToEngine] = []
+        self.lost: dict[int, str] = {}
+        """seq_id -> type of the exception that sending its event raises in this turn."""
+
+    def receive(self, timeout_s: float) -> list[ToEngine]:
+        messages, self.messages = self.messages, []
+        return messages
+
+    def send(self, message: ToFrontend) -> None:
+        """The loop sends events that fail together once more, one by one."""
+        events = message.events if isinstance(message, Tokens) else []
+        if not any(event.seq_id in self.lost for event in events):
+            return
+        kind = self.lost.pop(events[0].seq_id) if len(events) == 1 else "Exception"
+        raise type(kind, (Exception,), {})()  # the loop tells the client the type's name
+
+
+class RecordedExecutor:
+    """Answers plans with the recorded results, in their order."""
+
+    def __init__(self, script: Script, clock: RecordedClock) -> None:
+        self._script = script
+        self._clock = clock
+        self.results: deque[KeptResult] = deque()
+
+    def submit(self, plan: StepPlan) -> RecordedStep:
+        return RecordedStep(plan, self)
+
+    def idle(self) -> bool:
+        return False
+
+    def shutdown(self) -> None:
+        """Nothing to free."""
+
+    def result(self, plan: StepPlan) -> StepResult:
+        """Raises EndOfResults."""
+        if not self.results:
+            raise EndOfResults
+        row = self.results.popleft()
+        self._clock.at = row.at
+        seq_ids = plan.rows.seq_ids[plan.rows.sampling]
+        return StepResult(
+            row.step_id,
+            seq_ids,
+            self._script.token_ids(row, seq_ids.tolist()),
+            offsets_of(row, len(seq_ids)),
+            embeddings={
+                seq_id: np.array([0.0 if is_finite else np.nan], np.float32)
+                for seq_id, is_finite in row.embedded.items()
+            },
+            failures=row.failures,
+            forward_s=row.forward_s,
+            sample_s=row.sample_s,
+            way=row.way,
+        )
+
+
+class RecordedStep:
+    def __init__(self, plan: StepPlan, executor: RecordedExecutor) -> None:
+        self._plan = plan
+        self._executor = executor
+
+    def finish(self, masks: TokenMasks | None) -> None:
+        """What was sampled is known."""
+
+    def result(self) -> StepResult:
+        return self._executor.result(self._plan)

@@ -1,0 +1,154 @@
+"""Writes a recording while the engine serves (decision 0027).
+
+A reader of the stream: the loop's thread queues each record and does nothing more; a thread of its
+own encodes and writes. Whatever goes wrong ends the recording and never the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from setpoint import __version__
+from setpoint.core.executor import Clock
+from setpoint.core.records import Record
+from setpoint.core.settings import Settings
+from setpoint.recording.chain import Places
+from setpoint.recording.codec import field_names, kept
+from setpoint.recording.content import Content, Open, Withheld
+from setpoint.recording.format import OFF, Header
+from setpoint.recording.segments import Segments
+from setpoint.scheduler.config import SchedulerConfig
+
+logger = logging.getLogger(__name__)
+
+FLUSH_S = 0.25
+"""What a killed process loses of its recording at most."""
+FRAME_RECORDS = 1000
+MAX_WAITING = 50_000
+"""Records that may wait for the thread: some minutes of a CPU, half a minute of a GPU."""
+
+
+class RecordingWriter:
+    """An Observer. ``on`` is for the loop's thread; ``close`` for the one that made this."""
+
+    def __init__(self, segments: Segments, content: Content, *, flush_s: float = FLUSH_S) -> None:
+        self._segments = segments
+        self._content = content
+        self._flush_s = flush_s
+        self._waiting: deque[Record] = deque()
+        self._closing = threading.Event()
+        self._ended = ""
+        """Why nothing is recorded any more; written once, by either thread."""
+        self._num_records = 0
+        self._thread = threading.Thread(target=self._run, name="setpoint-recording", daemon=True)
+        self._thread.start()
+
+    def on(self, record: Record) -> None:
+        if self._ended:
+            return
+        self._waiting.append(record)
+        if len(self._waiting) > MAX_WAITING:
+            self._end(f"the disk does not keep up: {MAX_WAITING} records wait")
+
+    def info(self) -> dict[str, Any]:
+        """For ``/server_info``."""
+        return {
+            "num_records": self._num_records,
+            "num_bytes": self._segments.num_bytes,
+            "ended": self._ended or None,
+        }
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write what waits; called when no record comes any more."""
+        self._closing.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.error("The recording's last records are not written: the disk does not answer.")
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._flush_s):
+            self._flush()
+        self._flush()
+        self._segments.close()
+
+    def _flush(self) -> None:
+        if self._ended:
+            return
+        try:
+            self._write_waiting()
+        except Exception as error:  # nothing that is wrong here may end the engine
+            self._end(str(error) or type(error).__name__, error)
+
+    def _write_waiting(self) -> None:
+        waiting = self._waiting
+        while waiting:
+            count = min(len(waiting), FRAME_RECORDS)
+            rows = [kept(waiting.popleft(), self._content) for _ in range(count)]
+            self._segments.write(msgspec.msgpack.encode(rows))
+            self._num_records += count
+
+    def _end(self, why: str, error: Exception | None = None) -> None:
+        self._ended = why
+        self._waiting.clear()
+        unexpected = None if isinstance(error, OSError) else error
+        logger.error("The recording ends here: %s.", why, exc_info=unexpected)
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class RecordingConfig:
+    """Where and what is recorded."""
+
+    path: Path
+    content: str
+    """format.OFF or format.ON."""
+    max_bytes: int
+
+
+def start_recording(
+    config: RecordingConfig,
+    *,
+    scheduler: SchedulerConfig,
+    settings: Settings,
+    cache: dict[str, Any],
+    clock: Clock,
+    device: str,
+) -> RecordingWriter:
+    """Before the engine's first turn. ``cache``: keyword arguments of the KVCache.
+
+    Raises RecordingError if the file cannot be made.
+    """
+    header = Header(
+        version=__version__,
+        recording=os.urandom(8).hex(),
+        content=config.content,
+        began_at=time.time(),
+        clock_at=clock.now(),
+        scheduler=scheduler,
+        settings=settings,
+        cache=cache,
+        device=device,
+        fields=field_names(),
+    )
+    segments = Segments(
+        config.path,
+        header=lambda number: msgspec.msgpack.encode(
+            msgspec.structs.replace(header, segment=number)
+        ),
+        max_bytes=config.max_bytes,
+    )
+    withheld = Withheld(
+        Places.of(cache["page_size"], scheduler),
+        vocab_size=scheduler.vocab_size,
+        eos_ids=scheduler.eos_token_ids,
+        key=os.urandom(32),
+    )
+    return RecordingWriter(segments, withheld if config.content == OFF else Open())

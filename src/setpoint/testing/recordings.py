@@ -1,0 +1,41 @@
+"""Recordings of runs of the harness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from setpoint.core.records import Record
+from setpoint.recording.format import OFF
+from setpoint.recording.reader import open_recording
+from setpoint.recording.replay import Outcome, Replay
+from setpoint.recording.writer import RecordingConfig, start_recording
+from setpoint.testing.harness import Harness
+
+
+def record(
+    harness: Harness,
+    path: Path,
+    *,
+    content: str = OFF,
+    records: Iterable[Record] | None = None,
+    max_bytes: int = 1 << 30,
+) -> Path:
+    """Write what the harness has seen so far (or ``records`` in its place) to a recording."""
+    writer = start_recording(
+        RecordingConfig(path=path, content=content, max_bytes=max_bytes),
+        scheduler=harness.config,
+        settings=harness.settings,
+        cache=harness.cache_arguments,
+        clock=harness.clock,
+        device="cpu",
+    )
+    for each in harness.recorder.records if records is None else records:
+        writer.on(each)
+    writer.close()
+    assert writer.info()["ended"] is None
+    return path
+
+
+def replayed(path: Path) -> Outcome:
+    return Replay(open_recording(path)).run()
