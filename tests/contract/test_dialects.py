@@ -133,7 +133,7 @@ def test_a_stream_ends_as_its_dialect_ends_one(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         whole = await server.http.post(MESSAGES)
         assert whole.text.endswith('data: "c"\n\nevent: message_stop\n\n')
-        server.service.engine.engine_died("It was unplugged.")
+        server.line.died("It was unplugged.")
         assert is_letters((await server.http.post(MESSAGES)).json())
 
     serve(scenario, dialects=ALL)
@@ -153,7 +153,7 @@ def test_an_error_in_mid_stream_has_the_shape_of_its_dialect(serve: Serve) -> No
         while not engine.running or not next(iter(engine.running.values())).num_sent:
             await asyncio.sleep(0.001)
         engine.silent = True
-        server.service.engine.engine_died("It was unplugged.")
+        server.line.died("It was unplugged.")
         await reading
         assert lines[-3] == "event: error"
         assert is_letters(json.loads(lines[-2].removeprefix("data: ")))

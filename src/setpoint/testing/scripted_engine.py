@@ -17,6 +17,7 @@ import time
 from setpoint.core.messages import Finish, Ready, TokenEvent, Tokens
 from setpoint.core.plan import StepPlan
 from setpoint.core.request import Ids
+from setpoint.core.settings import Settings
 from setpoint.ipc import EngineSocket
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig
@@ -93,7 +94,7 @@ def main() -> None:
     descriptor = int(sys.argv[1])
     link = EngineSocket(descriptor)
     config = SchedulerConfig(
-        max_running_requests=MAX_RUNNING,
+        num_slots=MAX_RUNNING,
         max_req_len=CONTEXT - 1,
         max_req_input_len=CONTEXT - 6,
         vocab_size=256,
@@ -101,7 +102,7 @@ def main() -> None:
     cache = KVCache(num_pages=MAX_RUNNING * CONTEXT, page_size=1)
     recorder = Recorder()
     loop = Loop(
-        Scheduler(config, cache, observer=recorder),
+        Scheduler(config, Settings(max_running_requests=MAX_RUNNING), cache, observer=recorder),
         Executor(descriptor, link),
         link,
         depth=0,
