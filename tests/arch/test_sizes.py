@@ -41,6 +41,10 @@ LONG_FUNCTIONS: dict[str, int] = {
 }
 
 
+def cpp_files() -> list[Path]:
+    return [path for pattern in ("*.cpp", "*.h") for path in sorted(ROOT.rglob(pattern))]
+
+
 def python_files() -> list[Path]:
     return [
         path
@@ -50,7 +54,8 @@ def python_files() -> list[Path]:
 
 
 def test_files_are_short() -> None:
-    for path in python_files():
+    assert cpp_files()
+    for path in python_files() + cpp_files():
         name, lines = str(path.relative_to(REPOSITORY)), len(path.read_text().splitlines())
         assert lines <= LONG_FILES.get(name, MAX_FILE), f"{name} has {lines} lines"
 

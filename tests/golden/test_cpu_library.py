@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import time
 
 import pytest
 
-from setpoint.engine.kernels.cpu import build, library
+from setpoint.engine.kernels.cpu import build, calls, library
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 
@@ -128,3 +130,54 @@ def test_another_architecture_declines_with_a_reason(monkeypatch):
     monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")
     with pytest.raises(build.BuildError, match="this is linux on riscv64"):
         build.choose_level()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("float eps, offset;", "float offset, eps;"), "NormCall.eps f 64 4, C++ has NormCall.eps"),
+        (("int64_t rows, cols, group", "int64_t rows, cols, more, group"), "NormCall"),
+        (("float eps, offset;", "int32_t eps; float offset;"), "C++ has NormCall.eps i 64 4"),
+        (
+            ("int64_t rows, cols, group", "int32_t rows; int64_t cols, group"),
+            "NormCall.rows i 32 8",
+        ),
+    ],
+)
+def test_a_library_that_reads_other_structs_is_refused(tmp_path, change, words):
+    for name in ("calls.h", "simd.h", "layouts.cpp"):
+        shutil.copy(build.SOURCE_DIR / name, tmp_path)
+    text = (tmp_path / "calls.h").read_text()
+    before, struct, after = text.partition("struct NormCall {")
+    assert change[0] in after
+    (tmp_path / "calls.h").write_text(before + struct + after.replace(*change, 1))
+    table = (tmp_path / "layouts.cpp").read_text()
+    if "more" in change[1]:
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            compiled(tmp_path)
+        assert "list every field" in failed.value.stderr
+        table = table.replace('"NormCall",\n        {', '"NormCall",\n        {FIELD(more), ')
+        (tmp_path / "layouts.cpp").write_text(table)
+    with pytest.raises(
+        KernelsUnavailable, match="Python callers differ: Python has NormCall"
+    ) as no:
+        library.Kernels(compiled(tmp_path), "scalar")
+    assert words in str(no.value)
+
+
+def compiled(folder):
+    target = folder / "layouts.so"
+    command = [build.find_compiler(), "-std=c++17", "-shared", "-fPIC", "-o", target, "layouts.cpp"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return target
+
+
+def test_every_struct_of_a_kernel_is_compared():
+    used = {kernel.call for kernel in library.KERNELS.values()}
+    assert used <= set(calls.STRUCTS)
+    mirrored = {
+        each
+        for each in vars(calls).values()
+        if isinstance(each, type) and issubclass(each, ctypes.Structure)
+    }
+    assert mirrored == set(calls.STRUCTS)

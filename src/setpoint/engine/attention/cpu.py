@@ -14,7 +14,8 @@ import weakref
 import torch
 
 from setpoint.engine.attention.base import AttentionBatch, AttentionShape, AttentionVariant
-from setpoint.engine.kernels.cpu.library import DTYPES, AttentionCall, Kernels, load
+from setpoint.engine.kernels.cpu.calls import AttentionCall
+from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 HEAD_DIM_MULTIPLE = 16

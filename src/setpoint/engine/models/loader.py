@@ -80,20 +80,8 @@ def load_weights(
             name: list(_parts(module, name, source.files)) for name, module in model.named_modules()
         }
         if isinstance(source, _Checkpoint):
-            heads = [
-                f"{name}.weight"
-                for name, module in model.named_modules()
-                if isinstance(module, TiedHead | NoHead)
-            ]
-            source.check(
-                {
-                    part.name: part.shape
-                    for parts in plan.values()
-                    for _, found in parts
-                    for part in found
-                },
-                optional=heads,
-            )
+            found = (part for parts in plan.values() for _, of in parts for part in of)
+            source.check({part.name: part.shape for part in found}, optional=_heads(model))
         try:
             modules, num_bytes = list(model.named_modules()), 0
             for number, (name, module) in enumerate(modules):
@@ -107,6 +95,15 @@ def load_weights(
                     f"The weights do not fit into the memory of {device}: {error}"
                 ) from None
             raise
+
+
+def _heads(model: nn.Module) -> list[str]:
+    """Names of head weights that a checkpoint may hold and the model does not use."""
+    return [
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, TiedHead | NoHead)
+    ]
 
 
 def _parts(

@@ -11,7 +11,8 @@ import ctypes
 import torch
 
 from setpoint.core.model import BLOCK, BLOCK_BYTES
-from setpoint.engine.kernels.cpu.library import BlockRowsCall, Kernels, load
+from setpoint.engine.kernels.cpu.calls import BlockRowsCall
+from setpoint.engine.kernels.cpu.library import Kernels, load
 from setpoint.engine.kernels.memory import in_huge_pages
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.quant.base import Blocks

@@ -12,7 +12,8 @@ import ctypes
 
 import torch
 
-from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, LinearCall, load
+from setpoint.engine.kernels.cpu.calls import LinearCall
+from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
 from setpoint.engine.kernels.memory import in_huge_pages
 from setpoint.engine.kernels.ops import KernelsUnavailable
 

@@ -7,7 +7,8 @@ import ctypes
 
 import torch
 
-from setpoint.engine.kernels.cpu.library import DTYPES, Int8LinearCall, Kernels, load
+from setpoint.engine.kernels.cpu.calls import Int8LinearCall
+from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.quant.cpu import GATES, PANEL, alternating, panels
 from setpoint.engine.quant.w8a8_int8 import MAX_K, block_of

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from setpoint.engine.kernels.cpu.library import KERNELS, Kernels, Op, ProgramCall, load
+from setpoint.engine.kernels.cpu.calls import ProgramCall, ProgramOp
+from setpoint.engine.kernels.cpu.library import KERNELS, Kernels, load
 from setpoint.engine.kernels.memory import in_huge_pages
 from setpoint.engine.kernels.program import KINDS, NotCapturable
 
@@ -148,7 +149,7 @@ class CpuProgram:
         self._run = kernels.program
         self._held = (calls, arena)
         """What the operations point at."""
-        self._ops = (Op * len(calls))(*(_op(call, counts) for call in calls))
+        self._ops = (ProgramOp * len(calls))(*(_op(call, counts) for call in calls))
         self._counts = (ctypes.c_int64 * len(COUNTS))()
         self._nanoseconds = (ctypes.c_int64 * len(KINDS))()
         self._call = ProgramCall(
@@ -175,11 +176,11 @@ class CpuProgram:
         return times
 
 
-def _op(recorded: Recorded, counts: Counts) -> Op:
+def _op(recorded: Recorded, counts: Counts) -> ProgramOp:
     which = COUNTS.index(recorded.counts)
     per_count, rest = divmod(recorded.call.rows, counts[which])
     assert rest == 0, f"{recorded.call.rows} rows in a step of {counts[which]} {recorded.counts}"
-    return Op(
+    return ProgramOp(
         kernel=recorded.kernel,
         call=ctypes.addressof(recorded.call),
         rows=ctypes.addressof(recorded.call) + type(recorded.call).rows.offset,

@@ -1,56 +1,9 @@
 // Embedding, RMSNorm (with residual), rotary embedding with the store into the KV cache, gated
 // activations, soft caps. Arithmetic in fp32, rounded once.
 #include "activations.h"
+#include "calls.h"
 #include "simd.h"
 #include "threads.h"
-
-struct EmbeddingCall {
-  const int32_t* ids;
-  const void* weight;  // [V, cols]
-  void* out;           // [rows, cols]
-  int64_t rows, cols;
-  float scale;  // rounded to the weight's type before it multiplies
-  int32_t dtype, threads;
-};
-
-// Row r of x begins at x + r / group * stride + r % group * cols: groups of rows side by side, the
-// heads of a token.
-struct NormCall {
-  const void* x;
-  void* residual;  // [rows, cols] or null; else residual += x first, and that sum is normalised
-  const void* weight;
-  void* out;  // [rows, cols]; may be x
-  int64_t rows, cols, group, stride;
-  float eps, offset;
-  int32_t dtype, threads;
-};
-
-struct GatedCall {
-  const void* gate_up;  // [rows, 2 cols]
-  void* out;            // [rows, cols]
-  int64_t rows, cols;
-  int32_t dtype, threads;
-};
-
-struct SoftCapCall {
-  void* x;  // [rows, cols], in place
-  int64_t rows, cols;
-  float cap;
-  int32_t dtype, threads;
-};
-
-struct RopeCall {
-  void* q;  // [T, H, D], rotated in place; token strides in elements
-  const void* k;
-  const void* v;
-  const float* cos_sin;  // [max positions, rotary_dim]
-  const int64_t* positions;
-  void* k_cache;
-  void* v_cache;
-  const int64_t* kv_index;
-  int64_t rows, num_heads, num_kv_heads, head_dim, rotary_dim, q_stride, k_stride, v_stride;
-  int32_t dtype, kv_dtype, threads;
-};
 
 namespace {
 

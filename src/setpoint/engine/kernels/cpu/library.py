@@ -1,4 +1,4 @@
-"""Loads the compiled kernels and binds their C entry points: levels, threads, argument structs.
+"""Loads the compiled kernels and binds their C entry points: levels, threads, struct layouts.
 
 Works on raw addresses; ``ops`` and ``engine.attention.cpu`` check tensors before they call. Knows
 nothing of what is computed.
@@ -20,6 +20,20 @@ from pathlib import Path
 import torch
 
 from setpoint.engine.kernels.cpu import build
+from setpoint.engine.kernels.cpu.calls import (
+    AttentionCall,
+    BestCall,
+    BlockRowsCall,
+    EmbeddingCall,
+    GatedCall,
+    Int8LinearCall,
+    LinearCall,
+    NormCall,
+    PlaceCall,
+    RopeCall,
+    SoftCapCall,
+    difference,
+)
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 logger = logging.getLogger(__name__)
@@ -28,181 +42,6 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The C side's numbers (simd.h, DType)."""
 
 _pointer, _i64, _i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-
-
-class AttentionCall(ctypes.Structure):
-    """plan.h, struct AttentionCall."""
-
-    _fields_ = [
-        *(
-            (name, _pointer)
-            for name in (
-                "plan",
-                "q",
-                "out",
-                "k_cache",
-                "v_cache",
-                "cu_q",
-                "kv_lens",
-                "slots",
-                "page_table",
-            )
-        ),
-        *(
-            (name, _i64)
-            for name in (
-                "rows",
-                "q_stride",
-                "table_stride",
-                "num_heads",
-                "num_kv_heads",
-                "head_dim",
-                "page_size",
-                "window",
-            )
-        ),
-        ("scale", ctypes.c_float),
-        ("softcap", ctypes.c_float),
-        *((name, _i32) for name in ("q_dtype", "kv_dtype", "threads")),
-    ]
-
-
-class EmbeddingCall(ctypes.Structure):
-    """elementwise.cpp, struct EmbeddingCall."""
-
-    _fields_ = [
-        *((name, _pointer) for name in ("ids", "weight", "out")),
-        *((name, _i64) for name in ("rows", "cols")),
-        ("scale", ctypes.c_float),
-        *((name, _i32) for name in ("dtype", "threads")),
-    ]
-
-
-class NormCall(ctypes.Structure):
-    """elementwise.cpp, struct NormCall."""
-
-    _fields_ = [
-        *((name, _pointer) for name in ("x", "residual", "weight", "out")),
-        *((name, _i64) for name in ("rows", "cols", "group", "stride")),
-        ("eps", ctypes.c_float),
-        ("offset", ctypes.c_float),
-        *((name, _i32) for name in ("dtype", "threads")),
-    ]
-
-
-class GatedCall(ctypes.Structure):
-    """elementwise.cpp, struct GatedCall."""
-
-    _fields_ = [
-        *((name, _pointer) for name in ("gate_up", "out")),
-        *((name, _i64) for name in ("rows", "cols")),
-        *((name, _i32) for name in ("dtype", "threads")),
-    ]
-
-
-class SoftCapCall(ctypes.Structure):
-    """elementwise.cpp, struct SoftCapCall."""
-
-    _fields_ = [
-        ("x", _pointer),
-        *((name, _i64) for name in ("rows", "cols")),
-        ("cap", ctypes.c_float),
-        *((name, _i32) for name in ("dtype", "threads")),
-    ]
-
-
-class RopeCall(ctypes.Structure):
-    """elementwise.cpp, struct RopeCall."""
-
-    _fields_ = [
-        *(
-            (name, _pointer)
-            for name in ("q", "k", "v", "cos_sin", "positions", "k_cache", "v_cache", "kv_index")
-        ),
-        *((name, _i64) for name in ("rows", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
-        *((name, _i64) for name in ("q_stride", "k_stride", "v_stride")),
-        *((name, _i32) for name in ("dtype", "kv_dtype", "threads")),
-    ]
-
-
-class LinearCall(ctypes.Structure):
-    """panels.h, struct LinearCall."""
-
-    _fields_ = [
-        *((name, _pointer) for name in ("x", "weight", "bias", "out")),
-        *((name, _i64) for name in ("rows", "columns", "k_words")),
-        *((name, _i32) for name in ("dtype", "gate", "blocks", "threads")),
-    ]
-
-
-class BlockRowsCall(ctypes.Structure):
-    """blocks.cpp, struct BlockRowsCall."""
-
-    _fields_ = [
-        *((name, _pointer) for name in ("ids", "weight", "out")),
-        *((name, _i64) for name in ("rows", "blocks")),
-        *((name, _i32) for name in ("kind", "threads")),
-    ]
-
-
-class Int8LinearCall(ctypes.Structure):
-    """linear_int8.cpp, struct Int8LinearCall."""
-
-    _fields_ = [
-        *((name, _pointer) for name in ("x", "weight", "scales", "shifts", "bias", "out")),
-        *((name, _i64) for name in ("rows", "columns", "k", "k_words")),
-        *((name, _i32) for name in ("dtype", "gate", "threads")),
-    ]
-
-
-class PlaceCall(ctypes.Structure):
-    """rows.cpp, struct PlaceCall."""
-
-    _fields_ = [
-        *(
-            (name, _pointer)
-            for name in (
-                "slots",
-                "cu_q",
-                "kv_lens",
-                "known",
-                "page_table",
-                "ids",
-                "positions",
-                "kv_index",
-            )
-        ),
-        *((name, _i64) for name in ("rows", "known_stride", "table_stride", "page_size")),
-    ]
-
-
-class BestCall(ctypes.Structure):
-    """rows.cpp, struct BestCall."""
-
-    _fields_ = [
-        *((name, _pointer) for name in ("logits", "out")),
-        *((name, _i64) for name in ("rows", "cols")),
-        *((name, _i32) for name in ("dtype", "threads")),
-    ]
-
-
-class Op(ctypes.Structure):
-    """program.cpp, struct ProgramOp."""
-
-    _fields_ = [
-        *((name, _pointer) for name in ("kernel", "call", "rows")),
-        *((name, _i64) for name in ("per_count", "counts", "kind")),
-    ]
-
-
-class ProgramCall(ctypes.Structure):
-    """program.cpp, struct ProgramCall."""
-
-    _fields_ = [
-        *((name, _pointer) for name in ("ops", "counts", "nanoseconds")),
-        ("num_ops", _i64),
-        ("threads", _i32),
-    ]
 
 
 @dataclass(slots=True, frozen=True)
@@ -261,7 +100,11 @@ class Kernels:
     """Runs a captured step."""
 
     def __init__(self, path: Path, level: str) -> None:
+        """Raises KernelsUnavailable if the library reads other structs than ``calls`` writes."""
         library = ctypes.CDLL(str(path))
+        library.setpoint_layouts.restype = ctypes.c_char_p
+        if found := difference(library.setpoint_layouts().decode()):
+            raise KernelsUnavailable(f"the C++ kernels and their Python callers differ: {found}")
         for name in (*KERNELS, "program"):
             function = getattr(library, f"setpoint_{name}")
             function.argtypes, function.restype = (_pointer,), None

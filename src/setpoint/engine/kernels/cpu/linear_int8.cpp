@@ -10,18 +10,6 @@
 
 namespace {
 
-// As LinearCall, gate included; words of x are those of the scratch.
-struct Int8LinearCall {
-  const void* x;          // [M, K] contiguous, bf16 or fp32
-  const void* weight;     // panels of rotated int8; K is filled up with zeros to whole words
-  const float* scales;    // [panels * kPanel] of the columns
-  const int32_t* shifts;  // [panels * kPanel] -128 times the sum of a column's weights
-  const void* bias;       // [N] in x's type, or null
-  void* out;              // [M, N] contiguous, in x's type
-  int64_t rows, columns, k, k_words;
-  int32_t dtype, gate, threads;
-};
-
 // What panels.h works on; with a gate the columns are those of the panels.
 struct Rounded {
   const void* x;  // [M][k_words] in scratch

@@ -9,18 +9,16 @@ import ctypes
 
 import torch
 
-from setpoint.engine.kernels.cpu.library import (
-    DTYPES,
+from setpoint.engine.kernels.cpu.calls import (
     BestCall,
     EmbeddingCall,
     GatedCall,
-    Kernels,
     NormCall,
     PlaceCall,
     RopeCall,
     SoftCapCall,
-    load,
 )
+from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 

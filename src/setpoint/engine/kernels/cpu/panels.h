@@ -5,6 +5,7 @@
 // row's result does not depend on the batch it is in.
 #pragma once
 #include "buffer.h"
+#include "calls.h"
 #include "simd.h"
 #include "threads.h"
 #include "tiles.h"
@@ -14,21 +15,6 @@
 constexpr int kPanel = 32;
 
 enum Gate : int32_t { kNoGate = 0, kSilu = 1, kGeluTanh = 2 };
-
-// With a gate the weight is that of gate and up: its columns are one vector of the gate and one of
-// up in turn, so that a tile holds both, and the result is activation(gate) * up.
-struct LinearCall {
-  const void* x;       // [M, K] contiguous
-  const void* weight;  // panels of words, or of blocks (blocks.cpp)
-  const void* bias;    // [N] in x's type, or null; with a gate as the weight's columns, and as many
-  void* out;           // [M, N] contiguous, in x's type
-  int64_t rows;
-  int64_t columns;  // N
-  int64_t k_words;
-  int32_t dtype, gate;
-  int32_t blocks;  // their kind; 0: words
-  int32_t threads;
-};
 
 #if SP_WIDTH == 16
 constexpr int kTileRows = 12, kTileVectors = 2;  // 24 of 32 registers hold sums

@@ -1,6 +1,5 @@
-// What attention is called with, and how the call of one step is cut into items: once per step,
-// used by every layer, as if no layer had a window. A layer that has one skips the blocks before
-// it.
+// How the attention of one step is cut into items: once per step, used by every layer, as if no
+// layer had a window. A layer that has one skips the blocks before it.
 //
 // Cutting never changes a result (kBlock), so it may look at the whole batch: long rows are spread
 // over threads, and rows that have the same pages at their beginning (a shared prefix) are computed
@@ -10,6 +9,8 @@
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#include "calls.h"
 
 // Keys per block. A query's result is the left-to-right merge of one partial result per block of
 // its row's keys, whoever computes them, so it depends neither on the batch nor on the chunk it was
@@ -26,26 +27,6 @@ constexpr int kScoreRows = 16;
 // Rows with more query rows than this do not share blocks: packing costs nothing compared with
 // their products, keeping partial results is not.
 constexpr int kSharingQueryRows = 32;
-
-class AttentionPlan;
-
-struct AttentionCall {
-  AttentionPlan* plan;
-  const void* q;  // [T, H, D], token stride q_stride
-  void* out;      // [T, H, D] contiguous
-  const void* k_cache;
-  const void* v_cache;  // [num_pages + 1, page_size, Hkv, D]
-  const int32_t* cu_q;  // [n + 1]
-  const int32_t* kv_lens;
-  const int32_t* slots;
-  const int32_t* page_table;  // [num_slots, table_stride]
-  int64_t rows;               // n, sequences of the batch
-  int64_t q_stride, table_stride, num_heads, num_kv_heads, head_dim, page_size;
-  int64_t window;  // positions that a token sees, its own included; 0: all up to its own
-  float scale;
-  float softcap;  // 0: none
-  int32_t q_dtype, kv_dtype, threads;
-};
 
 // Neighbouring tokens of one row, counted from the row's first.
 struct Segment {

@@ -1,24 +1,8 @@
 // Runs a captured step: a list of kernels and their structs, written by capture.py.
 #include <time.h>
 
+#include "calls.h"
 #include "threads.h"
-
-struct ProgramOp {
-  void (*kernel)(const void* call);
-  const void* call;
-  int64_t* rows;      // the field of the call
-  int64_t per_count;  // rows for each one of what it counts
-  int64_t counts;     // which of the program's counts
-  int64_t kind;       // where its time is added
-};
-
-struct ProgramCall {
-  const ProgramOp* ops;
-  const int64_t* counts;  // of this step: tokens, sequences, ...
-  int64_t* nanoseconds;   // [kinds] added to, or null
-  int64_t num_ops;
-  int32_t threads;
-};
 
 namespace {
 

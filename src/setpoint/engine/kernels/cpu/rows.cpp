@@ -1,26 +1,8 @@
 // The two ends of a step: where each of its tokens stands, and the best token of each row of
 // logits.
+#include "calls.h"
 #include "simd.h"
 #include "threads.h"
-
-struct PlaceCall {
-  const int32_t* slots;    // [rows]
-  const int32_t* cu_q;     // [rows + 1]
-  const int32_t* kv_lens;  // [rows]
-  const int32_t* known;    // [num_slots, known_stride], token ids
-  const int32_t* page_table;
-  int32_t* ids;        // [T]
-  int64_t* positions;  // [T]
-  int64_t* kv_index;   // [T]
-  int64_t rows, known_stride, table_stride, page_size;
-};
-
-struct BestCall {
-  const void* logits;  // [rows, cols]
-  int64_t* out;        // [rows]
-  int64_t rows, cols;
-  int32_t dtype, threads;
-};
 
 namespace {
 

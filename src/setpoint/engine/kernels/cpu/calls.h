@@ -1,0 +1,145 @@
+// What kernels are called with. calls.py has the same structs; when a library is loaded the layouts
+// of both are compared (layouts.cpp), so that neither can change alone. Strides are in elements.
+#pragma once
+#include <cstdint>
+
+#include "simd.h"
+
+class AttentionPlan;
+
+struct PlaceCall {
+  const int32_t* slots;    // [rows]
+  const int32_t* cu_q;     // [rows + 1]
+  const int32_t* kv_lens;  // [rows]
+  const int32_t* known;    // [num_slots, known_stride], token ids
+  const int32_t* page_table;
+  int32_t* ids;        // [T]
+  int64_t* positions;  // [T]
+  int64_t* kv_index;   // [T]
+  int64_t rows, known_stride, table_stride, page_size;
+};
+
+struct EmbeddingCall {
+  const int32_t* ids;
+  const void* weight;  // [V, cols]
+  void* out;           // [rows, cols]
+  int64_t rows, cols;
+  float scale;  // rounded to the weight's type before it multiplies
+  int32_t dtype, threads;
+};
+
+struct BlockRowsCall {
+  const int32_t* ids;
+  const uint8_t* weight;  // packed
+  bf16* out;              // [rows][blocks * kBlock]
+  int64_t rows, blocks;
+  int32_t kind, threads;
+};
+
+// Row r of x begins at x + r / group * stride + r % group * cols: groups of rows side by side, the
+// heads of a token.
+struct NormCall {
+  const void* x;
+  void* residual;  // [rows, cols] or null; else residual += x first, and that sum is normalised
+  const void* weight;
+  void* out;  // [rows, cols]; may be x
+  int64_t rows, cols, group, stride;
+  float eps, offset;
+  int32_t dtype, threads;
+};
+
+// With a gate the weight is that of gate and up: its columns are one vector of the gate and one of
+// up in turn, so that a tile holds both, and the result is activation(gate) * up.
+struct LinearCall {
+  const void* x;       // [M, K] contiguous
+  const void* weight;  // panels of words, or of blocks (blocks.cpp)
+  const void* bias;    // [N] in x's type, or null; with a gate as the weight's columns, and as many
+  void* out;           // [M, N] contiguous, in x's type
+  int64_t rows;
+  int64_t columns;  // N
+  int64_t k_words;
+  int32_t dtype, gate;
+  int32_t blocks;  // their kind; 0: words
+  int32_t threads;
+};
+
+// As LinearCall, gate included; words of x are those of the scratch.
+struct Int8LinearCall {
+  const void* x;          // [M, K] contiguous, bf16 or fp32
+  const void* weight;     // panels of rotated int8; K is filled up with zeros to whole words
+  const float* scales;    // [panels * kPanel] of the columns
+  const int32_t* shifts;  // [panels * kPanel] -128 times the sum of a column's weights
+  const void* bias;       // [N] in x's type, or null
+  void* out;              // [M, N] contiguous, in x's type
+  int64_t rows, columns, k, k_words;
+  int32_t dtype, gate, threads;
+};
+
+struct GatedCall {
+  const void* gate_up;  // [rows, 2 cols]
+  void* out;            // [rows, cols]
+  int64_t rows, cols;
+  int32_t dtype, threads;
+};
+
+struct SoftCapCall {
+  void* x;  // [rows, cols], in place
+  int64_t rows, cols;
+  float cap;
+  int32_t dtype, threads;
+};
+
+struct RopeCall {
+  void* q;  // [T, H, D], rotated in place; token strides in elements
+  const void* k;
+  const void* v;
+  const float* cos_sin;  // [max positions, rotary_dim]
+  const int64_t* positions;
+  void* k_cache;
+  void* v_cache;
+  const int64_t* kv_index;
+  int64_t rows, num_heads, num_kv_heads, head_dim, rotary_dim, q_stride, k_stride, v_stride;
+  int32_t dtype, kv_dtype, threads;
+};
+
+struct AttentionCall {
+  AttentionPlan* plan;
+  const void* q;  // [T, H, D], token stride q_stride
+  void* out;      // [T, H, D] contiguous
+  const void* k_cache;
+  const void* v_cache;  // [num_pages + 1, page_size, Hkv, D]
+  const int32_t* cu_q;  // [n + 1]
+  const int32_t* kv_lens;
+  const int32_t* slots;
+  const int32_t* page_table;  // [num_slots, table_stride]
+  int64_t rows;               // n, sequences of the batch
+  int64_t q_stride, table_stride, num_heads, num_kv_heads, head_dim, page_size;
+  int64_t window;  // positions that a token sees, its own included; 0: all up to its own
+  float scale;
+  float softcap;  // 0: none
+  int32_t q_dtype, kv_dtype, threads;
+};
+
+struct BestCall {
+  const void* logits;  // [rows, cols]
+  int64_t* out;        // [rows]
+  int64_t rows, cols;
+  int32_t dtype, threads;
+};
+
+struct ProgramOp {
+  void (*kernel)(const void* call);
+  const void* call;
+  int64_t* rows;      // the field of the call
+  int64_t per_count;  // rows for each one of what it counts
+  int64_t counts;     // which of the program's counts
+  int64_t kind;       // where its time is added
+};
+
+struct ProgramCall {
+  const ProgramOp* ops;
+  const int64_t* counts;  // of this step: tokens, sequences, ...
+  int64_t* nanoseconds;   // [kinds] added to, or null
+  int64_t num_ops;
+  int32_t threads;
+};

@@ -1,0 +1,199 @@
+"""What kernels are called with: the structs of calls.h, field by field.
+
+The library says how it has laid them out (layouts.cpp), and ``difference`` compares: a struct that
+is changed on one side only would be read wrongly, without an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from itertools import zip_longest
+
+_pointer, _i64, _i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class AttentionCall(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, _pointer)
+            for name in (
+                "plan",
+                "q",
+                "out",
+                "k_cache",
+                "v_cache",
+                "cu_q",
+                "kv_lens",
+                "slots",
+                "page_table",
+            )
+        ),
+        *(
+            (name, _i64)
+            for name in (
+                "rows",
+                "q_stride",
+                "table_stride",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "page_size",
+                "window",
+            )
+        ),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        *((name, _i32) for name in ("q_dtype", "kv_dtype", "threads")),
+    ]
+
+
+class EmbeddingCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("ids", "weight", "out")),
+        *((name, _i64) for name in ("rows", "cols")),
+        ("scale", ctypes.c_float),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
+class NormCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("x", "residual", "weight", "out")),
+        *((name, _i64) for name in ("rows", "cols", "group", "stride")),
+        ("eps", ctypes.c_float),
+        ("offset", ctypes.c_float),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
+class GatedCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("gate_up", "out")),
+        *((name, _i64) for name in ("rows", "cols")),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
+class SoftCapCall(ctypes.Structure):
+    _fields_ = [
+        ("x", _pointer),
+        *((name, _i64) for name in ("rows", "cols")),
+        ("cap", ctypes.c_float),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
+class RopeCall(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, _pointer)
+            for name in ("q", "k", "v", "cos_sin", "positions", "k_cache", "v_cache", "kv_index")
+        ),
+        *((name, _i64) for name in ("rows", "num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
+        *((name, _i64) for name in ("q_stride", "k_stride", "v_stride")),
+        *((name, _i32) for name in ("dtype", "kv_dtype", "threads")),
+    ]
+
+
+class LinearCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("x", "weight", "bias", "out")),
+        *((name, _i64) for name in ("rows", "columns", "k_words")),
+        *((name, _i32) for name in ("dtype", "gate", "blocks", "threads")),
+    ]
+
+
+class BlockRowsCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("ids", "weight", "out")),
+        *((name, _i64) for name in ("rows", "blocks")),
+        *((name, _i32) for name in ("kind", "threads")),
+    ]
+
+
+class Int8LinearCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("x", "weight", "scales", "shifts", "bias", "out")),
+        *((name, _i64) for name in ("rows", "columns", "k", "k_words")),
+        *((name, _i32) for name in ("dtype", "gate", "threads")),
+    ]
+
+
+class PlaceCall(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, _pointer)
+            for name in (
+                "slots",
+                "cu_q",
+                "kv_lens",
+                "known",
+                "page_table",
+                "ids",
+                "positions",
+                "kv_index",
+            )
+        ),
+        *((name, _i64) for name in ("rows", "known_stride", "table_stride", "page_size")),
+    ]
+
+
+class BestCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("logits", "out")),
+        *((name, _i64) for name in ("rows", "cols")),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
+class ProgramOp(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("kernel", "call", "rows")),
+        *((name, _i64) for name in ("per_count", "counts", "kind")),
+    ]
+
+
+class ProgramCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("ops", "counts", "nanoseconds")),
+        ("num_ops", _i64),
+        ("threads", _i32),
+    ]
+
+
+STRUCTS: tuple[type[ctypes.Structure], ...] = (
+    PlaceCall,
+    EmbeddingCall,
+    BlockRowsCall,
+    NormCall,
+    LinearCall,
+    Int8LinearCall,
+    GatedCall,
+    SoftCapCall,
+    RopeCall,
+    AttentionCall,
+    BestCall,
+    ProgramOp,
+    ProgramCall,
+)
+"""In the order of calls.h."""
+
+_KINDS = {_pointer: "p", _i64: "i", _i32: "i", ctypes.c_float: "f"}
+
+
+def difference(theirs: str) -> str:
+    """The first difference between these structs and the library's layouts; "" if there is none."""
+    for ours, line in zip_longest(_layouts(), theirs.splitlines(), fillvalue="nothing"):
+        if ours != line:
+            return f"Python has {ours}, C++ has {line} (name, kind, offset, size)"
+    return ""
+
+
+def _layouts() -> Iterator[str]:
+    """As ``setpoint_layouts`` writes them."""
+    for struct in STRUCTS:
+        yield f"{struct.__name__} {ctypes.sizeof(struct)}"
+        for name, kind in struct._fields_:
+            field = getattr(struct, name)
+            yield f"{struct.__name__}.{name} {_KINDS[kind]} {field.offset} {field.size}"

@@ -1,0 +1,151 @@
+// The layouts of calls.h as text, for Python to compare with its own (calls.py): a field that moves
+// in one of the two would otherwise be read where it no longer is.
+#include <cstddef>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "calls.h"
+
+namespace {
+
+struct Field {
+  const char* name;
+  char kind;  // p: a pointer, f: a floating point number, i: an integer
+  size_t offset, size;
+};
+
+template <class T>
+constexpr char kind_of() {
+  return std::is_pointer<T>::value ? 'p' : std::is_floating_point<T>::value ? 'f' : 'i';
+}
+
+// Whether a Call can be made of as many values as there are indices: has so many fields, or more.
+struct Anything {
+  size_t index;
+  template <class T>
+  operator T() const;
+};
+template <class Call, class Indices, class = void>
+struct HasFields : std::false_type {};
+template <class Call, size_t... kIndices>
+struct HasFields<Call, std::index_sequence<kIndices...>,
+                 std::void_t<decltype(Call{Anything{kIndices}...})>> : std::true_type {};
+
+void add_lines(std::string& text, const std::string& name, size_t size, const Field* fields,
+               size_t count) {
+  text += name + " " + std::to_string(size) + "\n";
+  for (const Field* field = fields; field < fields + count; ++field)
+    text += name + "." + field->name + " " + field->kind + " " + std::to_string(field->offset) +
+            " " + std::to_string(field->size) + "\n";
+}
+
+template <class Call, size_t kCount>
+void add(std::string& text, const char* name, const Field (&fields)[kCount]) {
+  static_assert(!HasFields<Call, std::make_index_sequence<kCount + 1>>::value, "list every field");
+  add_lines(text, name, sizeof(Call), fields, kCount);
+}
+
+#define FIELD(name) \
+  Field { #name, kind_of<decltype(Call::name)>(), offsetof(Call, name), sizeof(Call::name) }
+
+std::string layouts() {
+  std::string text;
+  {
+    typedef PlaceCall Call;
+    add<Call>(text, "PlaceCall",
+              {FIELD(slots), FIELD(cu_q), FIELD(kv_lens), FIELD(known), FIELD(page_table),
+               FIELD(ids), FIELD(positions), FIELD(kv_index), FIELD(rows), FIELD(known_stride),
+               FIELD(table_stride), FIELD(page_size)});
+  }
+  {
+    typedef EmbeddingCall Call;
+    add<Call>(text, "EmbeddingCall",
+              {FIELD(ids), FIELD(weight), FIELD(out), FIELD(rows), FIELD(cols), FIELD(scale),
+               FIELD(dtype), FIELD(threads)});
+  }
+  {
+    typedef BlockRowsCall Call;
+    add<Call>(text, "BlockRowsCall",
+              {FIELD(ids), FIELD(weight), FIELD(out), FIELD(rows), FIELD(blocks), FIELD(kind),
+               FIELD(threads)});
+  }
+  {
+    typedef NormCall Call;
+    add<Call>(
+        text, "NormCall",
+        {FIELD(x), FIELD(residual), FIELD(weight), FIELD(out), FIELD(rows), FIELD(cols),
+         FIELD(group), FIELD(stride), FIELD(eps), FIELD(offset), FIELD(dtype), FIELD(threads)});
+  }
+  {
+    typedef LinearCall Call;
+    add<Call>(text, "LinearCall",
+              {FIELD(x), FIELD(weight), FIELD(bias), FIELD(out), FIELD(rows), FIELD(columns),
+               FIELD(k_words), FIELD(dtype), FIELD(gate), FIELD(blocks), FIELD(threads)});
+  }
+  {
+    typedef Int8LinearCall Call;
+    add<Call>(text, "Int8LinearCall",
+              {FIELD(x), FIELD(weight), FIELD(scales), FIELD(shifts), FIELD(bias), FIELD(out),
+               FIELD(rows), FIELD(columns), FIELD(k), FIELD(k_words), FIELD(dtype), FIELD(gate),
+               FIELD(threads)});
+  }
+  {
+    typedef GatedCall Call;
+    add<Call>(text, "GatedCall",
+              {FIELD(gate_up), FIELD(out), FIELD(rows), FIELD(cols), FIELD(dtype), FIELD(threads)});
+  }
+  {
+    typedef SoftCapCall Call;
+    add<Call>(text, "SoftCapCall",
+              {FIELD(x), FIELD(rows), FIELD(cols), FIELD(cap), FIELD(dtype), FIELD(threads)});
+  }
+  {
+    typedef RopeCall Call;
+    add<Call>(text, "RopeCall",
+              {FIELD(q), FIELD(k), FIELD(v), FIELD(cos_sin), FIELD(positions), FIELD(k_cache),
+               FIELD(v_cache), FIELD(kv_index), FIELD(rows), FIELD(num_heads), FIELD(num_kv_heads),
+               FIELD(head_dim), FIELD(rotary_dim), FIELD(q_stride), FIELD(k_stride),
+               FIELD(v_stride), FIELD(dtype), FIELD(kv_dtype), FIELD(threads)});
+  }
+  {
+    typedef AttentionCall Call;
+    add<Call>(text, "AttentionCall", {FIELD(plan),       FIELD(q),
+                                      FIELD(out),        FIELD(k_cache),
+                                      FIELD(v_cache),    FIELD(cu_q),
+                                      FIELD(kv_lens),    FIELD(slots),
+                                      FIELD(page_table), FIELD(rows),
+                                      FIELD(q_stride),   FIELD(table_stride),
+                                      FIELD(num_heads),  FIELD(num_kv_heads),
+                                      FIELD(head_dim),   FIELD(page_size),
+                                      FIELD(window),     FIELD(scale),
+                                      FIELD(softcap),    FIELD(q_dtype),
+                                      FIELD(kv_dtype),   FIELD(threads)});
+  }
+  {
+    typedef BestCall Call;
+    add<Call>(text, "BestCall",
+              {FIELD(logits), FIELD(out), FIELD(rows), FIELD(cols), FIELD(dtype), FIELD(threads)});
+  }
+  {
+    typedef ProgramOp Call;
+    add<Call>(
+        text, "ProgramOp",
+        {FIELD(kernel), FIELD(call), FIELD(rows), FIELD(per_count), FIELD(counts), FIELD(kind)});
+  }
+  {
+    typedef ProgramCall Call;
+    add<Call>(text, "ProgramCall",
+              {FIELD(ops), FIELD(counts), FIELD(nanoseconds), FIELD(num_ops), FIELD(threads)});
+  }
+  return text;
+}
+
+}  // namespace
+
+// A line for each struct, "NAME SIZE", and after it one for each field, "NAME.FIELD KIND OFFSET
+// SIZE".
+extern "C" const char* setpoint_layouts() {
+  static const std::string text = layouts();
+  return text.c_str();
+}
