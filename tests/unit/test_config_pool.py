@@ -8,7 +8,8 @@ from setpoint.config.decisions import Decision
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.config.pool import PoolConfig, resolve_pool
-from setpoint.config.resolve import ResolvedConfig, resolve
+from setpoint.config.resolve import resolve
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.planning.memory import GIB
 from setpoint.testing.specs import tiny_spec

@@ -4,51 +4,23 @@ machine."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from resolving import CPU, GPU, SPEC, decide, reason
 
 from setpoint.config.decisions import Decision
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import OPTION_FIELDS, Options
-from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
-from setpoint.config.resolve import ResolvedConfig, resolve
+from setpoint.config.pool import memory_model, resolve_pool
+from setpoint.config.resolve import resolve
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import ConfigError, OutOfMemoryError
-from setpoint.core.model import ModelSpec, Pooling
+from setpoint.core.model import Pooling
 from setpoint.planning.memory import GIB
-
-SPEC = ModelSpec(
-    architecture="LlamaForCausalLM",
-    model_type="llama",
-    num_layers=30,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    vocab_size=49152,
-    context_len=8192,
-    tie_embeddings=True,
-    dtype="bfloat16",
-    num_parameters=134_515_008,
-)
-CPU = Hardware(device="cpu", num_cores=2, available_bytes=20 * GIB)
-GPU = Hardware(device="cuda", num_cores=16, available_bytes=100 * GIB, gpu_bytes=80 * GIB)
-
-
-def decide(
-    options: Options | None = None, hardware: Hardware = CPU, spec: ModelSpec = SPEC, **more: Any
-) -> ResolvedConfig:
-    return resolve(options or Options(), hardware, spec, **more)
-
-
-def reason(config: ResolvedConfig | PoolConfig, field: str) -> Decision:
-    (decision,) = (decision for decision in config.decisions if decision.field == field)
-    return decision
 
 
 @pytest.mark.parametrize("hardware", [CPU, GPU, replace(GPU, gpu_bytes=None)])
@@ -295,102 +267,6 @@ def test_what_was_found_is_not_called_given() -> None:
     config = resolve(Options(model_path="c"), CPU, SPEC, given={"model_path"}, found=found)
     assert str(reason(config, "model_path")) == "model_path=c (given)"
     assert config.options.served_model_name == "c"
-
-
-def test_a_wish_that_cannot_be_met_is_a_warning() -> None:
-    config = decide(
-        Options(
-            disable_radix_cache=True,
-            schedule_policy="lpm",
-            enable_mixed_chunk=True,
-            chunked_prefill_size=-1,
-        )
-    )
-    assert config.options.schedule_policy == "fcfs"
-    assert config.options.enable_mixed_chunk is False
-    assert {decision.field for decision in config.decisions if decision.warn} == {
-        "schedule_policy",
-        "enable_mixed_chunk",
-    }
-
-
-def test_an_eviction_policy_that_does_nothing_is_a_warning() -> None:
-    useless = Options(radix_eviction_policy="lfu", disable_radix_cache=True)
-    assert reason(decide(useless), "radix_eviction_policy").warn
-    equal = Options(radix_eviction_policy="priority")
-    assert reason(decide(equal), "radix_eviction_policy").warn
-    assert not reason(
-        decide(msgspec.structs.replace(equal, schedule_policy="priority")), "radix_eviction_policy"
-    ).warn
-    for threshold, warn in ((1024, True), (1025, False)):
-        parameters = f'{{"threshold": {threshold}, "next_prompt_estimate": 1024}}'
-        config = decide(
-            Options(radix_eviction_policy="tlru", radix_eviction_policy_config=parameters)
-        )
-        assert reason(config, "radix_eviction_policy").warn is warn
-
-
-@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "hrrn"])
-def test_policies_that_read_the_cache_need_one(policy: str) -> None:
-    decision = reason(
-        decide(Options(disable_radix_cache=True, schedule_policy=policy)), "schedule_policy"
-    )
-    assert (decision.value, decision.warn) == ("fcfs", True)
-    assert (
-        decide(Options(disable_radix_cache=True, schedule_policy="lof")).options.schedule_policy
-        == "lof"
-    )
-
-
-def test_the_priority_policy_is_fcfs_with_priorities() -> None:
-    config = decide(Options(schedule_policy="priority", retraction_policy="priority"))
-    assert (config.options.schedule_policy, config.options.enable_priority_scheduling) == (
-        "fcfs",
-        True,
-    )
-    assert "priority is fcfs" in reason(config, "schedule_policy").why
-    assert not reason(config, "schedule_policy").warn
-
-
-@pytest.mark.parametrize(
-    ("options", "fields"),
-    [
-        (
-            Options(
-                default_priority_value=3,
-                priority_scheduling_preemption_threshold=0,
-                disable_priority_preemption=True,
-            ),
-            {
-                "default_priority_value",
-                "priority_scheduling_preemption_threshold",
-                "disable_priority_preemption",
-            },
-        ),
-        (Options(schedule_low_priority_values_first=True), {"schedule_low_priority_values_first"}),
-        (Options(prefill_decode_interval_min_bs=4), {"prefill_decode_interval_min_bs"}),
-        (Options(prefill_decode_interval_min_bs=4, prefill_decode_interval=2), set()),
-        (
-            Options(
-                prefill_delayer_queue_min_ratio=0.2, prefill_delayer_token_usage_low_watermark=0.1
-            ),
-            {"prefill_delayer_queue_min_ratio", "prefill_delayer_token_usage_low_watermark"},
-        ),
-        (
-            Options(abort_on_priority_when_disabled=True, enable_priority_scheduling=True),
-            {"abort_on_priority_when_disabled"},
-        ),
-        (Options(abort_on_priority_when_disabled=True), set()),
-        (
-            Options(prefill_delayer_max_delay_passes=3, prefill_delayer_max_delay_ms=1.0),
-            {"prefill_delayer_max_delay_passes", "prefill_delayer_max_delay_ms"},
-        ),
-        (Options(prefill_delayer_max_delay_passes=3, min_free_slots_delay=2), set()),
-        (Options(default_priority_value=3, schedule_policy="priority"), set()),
-    ],
-)
-def test_an_option_without_effect_is_a_warning(options: Options, fields: set[str]) -> None:
-    assert {decision.field for decision in decide(options).decisions if decision.warn} == fields
 
 
 def test_mem_fraction() -> None:

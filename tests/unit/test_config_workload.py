@@ -15,7 +15,8 @@ from setpoint.config.decisions import Decision
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import OPTION_FIELDS, server_args
 from setpoint.config.pool import resolve_pool
-from setpoint.config.resolve import ResolvedConfig, resolve
+from setpoint.config.resolve import resolve
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.config.workload import PROFILES
 from setpoint.planning.memory import CPU_MEM_FRACTION, GIB
 from setpoint.testing.specs import tiny_spec

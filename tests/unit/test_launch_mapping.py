@@ -10,7 +10,8 @@ from setpoint.config.environment import read_environment
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.config.pool import resolve_pool
-from setpoint.config.resolve import ResolvedConfig, resolve
+from setpoint.config.resolve import resolve
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings, Settings
 from setpoint.launch.mapping import scheduler_config
 from setpoint.launch.settings import live_settings

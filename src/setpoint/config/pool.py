@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from setpoint.config.check import LEAST_POOL_TOKENS
 from setpoint.config.decisions import Decision
-from setpoint.config.resolve import ResolvedConfig, keeps_blocks
+from setpoint.config.resolve_model import keeps_blocks
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.model import ModelSpec
 from setpoint.planning.memory import MemoryModel, max_running_requests

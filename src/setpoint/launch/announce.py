@@ -15,7 +15,7 @@ from setpoint.checkpoint.source import ModelSource
 from setpoint.config.decisions import Decision
 from setpoint.config.environment import unread_variables
 from setpoint.config.options import OPTION_FIELDS, server_args
-from setpoint.config.resolve import ResolvedConfig
+from setpoint.config.resolved import ResolvedConfig
 
 logger = logging.getLogger(__name__)
 

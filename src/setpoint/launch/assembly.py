@@ -8,7 +8,7 @@ from typing import Any
 
 from setpoint import __version__
 from setpoint.config.options import server_args
-from setpoint.config.resolve import ResolvedConfig
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.service import Service

@@ -20,7 +20,8 @@ from setpoint.config.check import model_overrides
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import probe_hardware
 from setpoint.config.options import Options
-from setpoint.config.resolve import ResolvedConfig, resolve
+from setpoint.config.resolve import resolve
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import CheckpointError, RequestError
 from setpoint.core.jsonfile import read_object
 from setpoint.core.model import ModelSpec

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from setpoint.checkpoint.source import DEFAULT_MODEL, ModelSource, tokenizer_folder
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
-from setpoint.config.resolve import ResolvedConfig
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
 from setpoint.core.progress import reported_to
 from setpoint.launch.announce import announce

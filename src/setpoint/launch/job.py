@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from setpoint.config.resolve import ResolvedConfig
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
 
 

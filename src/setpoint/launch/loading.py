@@ -9,7 +9,7 @@ import torch
 from setpoint.config.hardware import available_bytes
 from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
-from setpoint.config.resolve import ResolvedConfig
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.limits import CAPTURED_TOKENS
 from setpoint.core.model import ModelSpec
 from setpoint.core.progress import report

@@ -8,7 +8,7 @@ from __future__ import annotations
 from setpoint.config.check import eviction_parameters
 from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig
-from setpoint.config.resolve import ResolvedConfig
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build import EngineConfig
 from setpoint.scheduler.cache.manager import KVCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from setpoint.config.hardware import available_bytes, why_no_cuda
 from setpoint.config.options import Options
-from setpoint.config.resolve import ResolvedConfig
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import ConfigError, OutOfMemoryError
 from setpoint.core.model import ModelSpec
 from setpoint.planning.memory import format_bytes, kv_bytes

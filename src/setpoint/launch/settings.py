@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig
-from setpoint.config.resolve import ResolvedConfig
+from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings, Settings
 
 
