@@ -36,9 +36,9 @@ from contenders import (
     StartError,
     free_port,
     parse_variant,
-    transformers_peer,
 )
 from machine import environment, save, versions
+from peer_process import transformers_peer
 from peers.catalog import Peer, catalog, installed_versions, missing
 from peers.install import DEFAULT_DIR
 from report import DECODE, OUTPUT, PREFILL, TTFT, WALL, Comparison, Metric, Report, Results, number

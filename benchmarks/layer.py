@@ -107,13 +107,8 @@ class Layers:
         given."""
         pages = case.shared + len(case.counts) * (case.kv_len - case.shared)
         per_pool = pages * KV_HEADS * HEAD_DIM * 4
-        _, pools, batch = problem(
-            replace(
-                case,
-                copies=min(NUM_LAYERS, LARGEST_POOLS_BYTES // per_pool),
-                scattered=self.scattered,
-            )
-        )
+        copies = min(NUM_LAYERS, LARGEST_POOLS_BYTES // per_pool)
+        _, pools, batch = problem(replace(case, copies=copies, scattered=self.scattered))
         shape = AttentionShape(
             HEADS, KV_HEADS, HEAD_DIM, case.page_size, BF16, BF16, torch.device("cpu")
         )

@@ -36,9 +36,9 @@ from contenders import (
     SetpointServer,
     Streaming,
     parse_variant,
-    transformers_peer,
 )
 from machine import environment, is_quiet, save, versions
+from peer_process import transformers_peer
 from report import DECODE, OUTPUT, WALL, Aim, Report, Results
 from workloads import FULL, QUICK, Workload
 

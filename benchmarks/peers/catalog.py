@@ -114,7 +114,7 @@ def vllm(
 
 def catalog(peers_dir: Path, model: str, *, num_threads: int) -> Sequence[Peer]:
     """All servers; ``model``: the folder of the bf16 weights. (transformers has no server: see
-    contenders.py.)"""
+    peer_process.py.)"""
     llama, vllm_dir = peers_dir / "llama.cpp", peers_dir / "vllm"
     w8a8 = str(vllm_dir / "w8a8")
     return (

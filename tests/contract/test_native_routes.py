@@ -12,7 +12,7 @@ import pytest
 
 from setpoint.core.messages import Finish
 from setpoint.frontend.apis.sglang.logprobs import NativeLogprobs
-from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID
+from setpoint.testing.byte_tokenizer import EOS_ID
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
@@ -205,133 +205,6 @@ def test_logprobs(serve: Serve) -> None:
         assert "output_token_logprobs" not in none
 
     serve(scenario)
-
-
-@pytest.mark.parametrize("tokens_per_event", [1, 2, 50])
-def test_stop_strings_cut_text_ids_and_logprobs_alike(serve: Serve, tokens_per_event: int) -> None:
-    async def scenario(server: Any) -> None:
-        result = await server.generate(
-            text="x", return_logprob=True, sampling_params={"stop": "END"}
-        )
-        meta = result["meta_info"]
-        assert result["text"] == "a E "
-        assert result["output_ids"] == list(b"a E END")
-        assert (meta["completion_tokens"], meta["output_token_logprobs_length"]) == (7, 7)
-        assert meta["finish_reason"] == {"type": "stop", "matched": "END"}
-        kept = await server.generate(
-            text="x", sampling_params={"stop": "END", "no_stop_trim": True}
-        )
-        assert kept["text"] == "a E END"
-        eos_ignored = await server.generate(
-            text="x", sampling_params={"stop": "END", "ignore_eos": True, "max_new_tokens": 9}
-        )
-        assert eos_ignored["text"] == "a E "
-
-    serve(scenario, says("a E END b", tokens_per_event=tokens_per_event))
-
-
-@pytest.mark.parametrize("tokens_per_event", [1, 3, 50])
-@pytest.mark.parametrize(
-    ("params", "text", "num_ids", "matched"),
-    [
-        ({"stop": "<|im_end|>"}, "ok a", 5, "<|im_end|>"),
-        ({"stop": ["never", "<|im_end|>"]}, "ok a", 5, "<|im_end|>"),
-        ({"stop": "<|im_end|>", "no_stop_trim": True}, "ok a", 5, "<|im_end|>"),
-        (
-            {"stop": "<|im_end|>", "no_stop_trim": True, "skip_special_tokens": False},
-            "ok a<|im_end|>",
-            5,
-            "<|im_end|>",
-        ),
-        ({"stop": "<|im_end|>", "skip_special_tokens": False}, "ok a", 5, "<|im_end|>"),
-        ({"stop": "a<|im_end|>b"}, "ok ", 6, "a<|im_end|>b"),
-        ({"stop": "a<|im_end|>b", "no_stop_trim": True}, "ok ab", 6, "a<|im_end|>b"),
-        ({"stop": "ab"}, "ok ab c", 9, EOS_ID),  # a special token stands between the two
-        ({"stop": "c<|eos|>"}, "ok ab ", 9, "c<|eos|>"),
-        ({"stop": "c<|eos|>!"}, "ok ab c", 9, EOS_ID),
-        ({"stop": "b c", "stop_token_ids": [ord("c")]}, "ok a", 8, "b c"),
-        ({"stop": "<|eos|>", "ignore_eos": True}, "ok ab c", 9, "<|eos|>"),
-    ],
-)
-def test_a_stop_string_may_hold_special_tokens(
-    serve: Serve,
-    params: dict[str, Any],
-    text: str,
-    num_ids: int,
-    matched: int | str,
-    tokens_per_event: int,
-) -> None:
-    ids = [*b"ok a", IM_END_ID, *b"b c", EOS_ID]
-
-    async def scenario(server: Any) -> None:
-        body = {
-            "text": "x",
-            "return_logprob": True,
-            "sampling_params": {"max_new_tokens": 20, **params},
-        }
-        result = await server.generate(**body)
-        assert (result["text"], result["output_ids"]) == (text, ids[:num_ids])
-        assert result["meta_info"]["finish_reason"] == {"type": "stop", "matched": matched}
-        assert (
-            result["meta_info"]["completion_tokens"]
-            == result["meta_info"]["output_token_logprobs_length"]
-            == num_ids
-        )
-        chunks = chunks_of(await server.http.post("/generate", json={**body, "stream": True}))
-        assert all(text.startswith(chunk["text"]) for chunk in chunks)
-        assert (chunks[-1]["text"], chunks[-1]["output_ids"]) == (text, ids[:num_ids])
-
-    engine = FakeEngine(
-        script=lambda request: ids, eos_ids=frozenset({EOS_ID}), tokens_per_event=tokens_per_event
-    )
-    serve(scenario, engine)
-
-
-def test_a_held_back_tail_is_delivered_at_the_end(serve: Serve) -> None:
-    async def scenario(server: Any) -> None:
-        assert (await server.generate(text="x", sampling_params={"stop": "END"}))["text"] == "so EN"
-        response = await server.http.post(
-            "/generate", json={"text": "x", "stream": True, "sampling_params": {"stop": "END"}}
-        )
-        assert [chunk["text"] for chunk in chunks_of(response)] == [
-            "s",
-            "so",
-            "so ",
-            "so ",
-            "so ",
-            "so EN",
-        ]
-
-    serve(scenario, says("so EN"))
-
-
-def test_an_unfinished_character_shows_as_replacement_at_the_end(serve: Serve) -> None:
-    async def scenario(server: Any) -> None:
-        assert (await server.generate(text="x", sampling_params={"max_new_tokens": 3}))[
-            "text"
-        ] == "a�"
-
-    serve(scenario, says("a🙂"))
-
-
-@pytest.mark.parametrize(
-    ("params", "text"),
-    [
-        ({}, "ok"),
-        ({"skip_special_tokens": False}, "ok"),
-        ({"no_stop_trim": True}, "ok"),
-        ({"skip_special_tokens": False, "no_stop_trim": True}, "ok<|eos|>"),
-        ({"skip_special_tokens": False, "ignore_eos": True, "max_new_tokens": 3}, "ok<|eos|>"),
-    ],
-)
-def test_the_stop_token_is_counted_but_not_shown(
-    serve: Serve, params: dict[str, Any], text: str
-) -> None:
-    async def scenario(server: Any) -> None:
-        result = await server.generate(text="x", sampling_params=params)
-        assert (result["text"], result["output_ids"]) == (text, [*b"ok", EOS_ID])
-
-    serve(scenario, says("ok"))
 
 
 def test_unknown_top_level_keys_are_ignored_but_logged(

@@ -105,28 +105,9 @@ def test_offline_counts_what_was_asked(tiny_model: Path, tmp_path: Path) -> None
 
 def test_one_batch_times_every_combination(tiny_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    lists = [
-        "--batch-size",
-        "1",
-        "3",
-        "--input-len",
-        "8",
-        "70",
-        "--output-len",
-        "5",
-        "--chunked-prefill-size",
-        "64",
-    ]
-    done = bench(
-        "one-batch",
-        str(tiny_model),
-        "--dtype",
-        "float32",
-        *lists,
-        "--breakdown",
-        "--output-file",
-        str(out),
-    )
+    lists = "--batch-size 1 3 --input-len 8 70 --output-len 5 --chunked-prefill-size 64"
+    options = f"--dtype float32 {lists} --breakdown --output-file {out}"
+    done = bench("one-batch", str(tiny_model), *options.split())
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(row["batch_size"], row["input_len"], row["output_len"]) for row in rows] == [

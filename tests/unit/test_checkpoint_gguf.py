@@ -1,15 +1,10 @@
-"""GGUF files: read with every length checked, converted to exactly the weights they hold, once."""
+"""GGUF files: read with every length checked, converted to exactly the weights they hold."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import multiprocessing
 import os
-import re
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +12,13 @@ import gguf
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Kind
-from safetensors import deserialize, safe_open
+from gguf_cases import MODEL, convert, load, write
 
 from setpoint.checkpoint import gguf_convert
-from setpoint.checkpoint.gguf_convert import converted_folder
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.core.errors import CheckpointError
 from setpoint.testing import tiny_gguf
 
-MODEL = tiny_gguf.TinyLlama()
 QUANTISABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 READ_ONLY = (
     "Q2_K",
@@ -49,43 +42,6 @@ READ_ONLY = (
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "setpoint" / "models"
-
-
-def write(
-    path: Path,
-    *,
-    model: tiny_gguf.TinyLlama = MODEL,
-    keys: dict[str, Any] | None = None,
-    drop: tuple[str, ...] = (),
-    **how: Any,
-) -> Path:
-    """A valid file but for what a test changes: ``keys`` are set, metadata and tensors in ``drop``
-    left out."""
-    values = tiny_gguf.metadata(model) | (keys or {})
-    tensors = tiny_gguf.gguf_tensors(model, model.weights()) | how.pop("tensors", {})
-    values = {key: value for key, value in values.items() if key not in drop}
-    return tiny_gguf.write(
-        path, {name: value for name, value in tensors.items() if name not in drop}, values, **how
-    )
-
-
-def convert(path: Path) -> Path:
-    return converted_folder(path, log=lambda line: None)
-
-
-def load(folder: Path) -> dict[str, np.ndarray]:
-    """Tensors as float32. The library checks the file's layout; bfloat16, which numpy lacks, goes
-    through its bits."""
-    result = {}
-    for name, tensor in deserialize((folder / "model.safetensors").read_bytes()):
-        if tensor["dtype"] == "BF16":
-            values = (np.frombuffer(tensor["data"], "<u2").astype(np.uint32) << 16).view(np.float32)
-        else:
-            values = np.frombuffer(
-                tensor["data"], {"F32": "<f4", "F16": "<f2"}[tensor["dtype"]]
-            ).astype(np.float32)
-        result[name] = values.reshape(tensor["shape"])
-    return result
 
 
 def to_bf16(values: np.ndarray) -> np.ndarray:
@@ -311,147 +267,3 @@ def test_a_damaged_header_never_hangs_or_crashes(tmp_path: Path) -> None:
         except CheckpointError:
             num_refused += 1
     assert num_refused > 30  # many flips only change a token's text
-
-
-def test_conversion_happens_once_per_content(tmp_path: Path, cache: Path) -> None:
-    path = write(tmp_path / "m.gguf")
-    lines: list[str] = []
-    first = converted_folder(path, log=lines.append)
-    assert converted_folder(path, log=lines.append) == first
-    os.utime(path, ns=(1, 1))  # unpacked anew, as by an installation
-    assert converted_folder(path, log=lines.append) == first
-    copy = tmp_path / "elsewhere" / path.name
-    copy.parent.mkdir()
-    copy.write_bytes(path.read_bytes())
-    assert converted_folder(copy, log=lines.append) == first
-    assert len(lines) == 2  # "Converting …" and "Converted …", once
-    assert [entry.name for entry in cache.iterdir() if entry.is_dir()] == [first.name]
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1  # a bit of a weight
-    path.write_bytes(content)
-    os.utime(path, ns=(2, 2))
-    assert converted_folder(path, log=lines.append) != first
-
-
-def test_a_file_is_read_once_to_know_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
-    path = write(tmp_path / "m.gguf")
-    first = convert(path)
-    monkeypatch.setattr(hashlib, "file_digest", _interrupt)
-    assert convert(path) == first
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for note in cache.glob("*.digest"):
-        note.write_text("[half")
-    assert convert(path) == first
-
-
-def test_a_new_format_takes_the_place_of_the_old_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
-    path, other = write(tmp_path / "m.gguf"), write(tmp_path / "n.gguf")
-    with monkeypatch.context() as patch:
-        patch.setattr(gguf_convert, "FORMAT", gguf_convert.FORMAT - 1)
-        old, kept = convert(path), convert(other)
-    copies = [
-        cache / f"m-{number:016x}-v2" for number in range(3)
-    ]  # of the same file, at other times of modification
-    stranger = cache / "m-other-0123456789abcdef-v2"
-    for folder in (*copies, stranger):
-        folder.mkdir()
-    lines: list[str] = []
-    new = converted_folder(path, log=lines.append)
-    assert [folder.is_dir() for folder in (old, *copies, kept, stranger, new)] == [False] * 4 + [
-        True
-    ] * 3
-    assert f"Removing {old}, which an earlier version made of a file of this name." in lines
-
-
-FULL_DISK = """
-import resource, sys
-from pathlib import Path
-from setpoint.checkpoint.gguf_convert import converted_folder
-from setpoint.core.errors import CheckpointError
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
-try:
-    converted_folder(Path(sys.argv[1]), log=lambda line: None)
-except CheckpointError as error:
-    sys.exit(str(error))
-"""
-
-
-@pytest.mark.parametrize("room", [500, 5_000, 50_000])
-def test_a_disk_that_fills_up_is_one_clear_line_and_leaves_nothing_half_written(
-    tmp_path: Path, cache: Path, room: int
-) -> None:
-    """A file that may not grow further stands in for the disk: the config, the tokenizer, the
-    weights are what does not fit."""
-    path = write(tmp_path / "m.gguf", model=tiny_gguf.TinyLlama(num_layers=4))
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(path), str(room)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert re.fullmatch(
-        r"Cannot write the converted model under .*: File too large\. Set XDG_CACHE_HOME to .*\n",
-        done.stderr,
-    ), done.stderr
-    assert not any(entry.is_dir() for entry in cache.iterdir())
-    assert load(convert(path))
-
-
-def test_a_half_written_folder_is_never_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
-    path = write(tmp_path / "m.gguf")
-    with monkeypatch.context() as patch:
-        patch.setattr(gguf_convert, "_write_json", _interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            convert(path)
-    assert {entry.suffix for entry in cache.iterdir()} == {".digest", ".lock"}
-    stale = convert(path)
-    # A process that is killed leaves its partial folder; the next one starts over.
-    partial = stale.with_suffix(stale.suffix + ".partial")
-    stale.rename(partial)
-    (partial / "model.safetensors").write_bytes(b"half")
-    folder = convert(path)
-    assert load(folder).keys() == MODEL.weights().keys()
-    assert not partial.exists()
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def test_two_processes_convert_once(tmp_path: Path, cache: Path) -> None:
-    path = write(tmp_path / "m.gguf", model=tiny_gguf.TinyLlama(num_layers=20))
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [context.Process(target=_convert_in_process, args=(path, queue)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    results = [queue.get(timeout=60) for _ in processes]
-    for process in processes:
-        process.join()
-    assert results[0][0] == results[1][0]
-    assert sorted(lines for _, lines in results) == [0, 2]
-    with safe_open(Path(results[0][0]) / "model.safetensors", "np") as file:
-        assert len(file.keys()) == 20 * 9 + 2
-
-
-def _convert_in_process(path: Path, queue: Any) -> None:
-    lines: list[str] = []
-    queue.put((str(converted_folder(path, log=lines.append)), len(lines)))
-
-
-def test_an_unwritable_cache_is_one_clear_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path / "m.gguf")
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(CheckpointError, match="Set XDG_CACHE_HOME"):
-        convert(path)

@@ -17,7 +17,13 @@ import machine
 import psutil
 import pytest
 from compare import Entrant, Run
-from contenders import Contender, HttpServer, PeerProcess, Sample, free_port
+from contenders import (
+    Contender,
+    HttpServer,
+    Sample,
+    free_port,
+)
+from peer_process import PeerProcess
 from peers import install
 from peers.catalog import Peer, catalog, missing
 from workloads import QUICK, Workload

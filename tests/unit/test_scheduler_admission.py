@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from setpoint.core.plan import OWN_LENGTH
-from setpoint.core.records import Refusal, RequestClipped, RequestUnservable
+from setpoint.core.records import Refusal
 from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
 from setpoint.testing.harness import VOCAB, Harness
@@ -271,124 +271,6 @@ def test_without_radix_cache_nothing_is_matched_and_all_is_freed() -> None:
         harness.drain()
     assert harness.outcomes["b"].num_cached == 0
     assert harness.cache.free_tokens == harness.cache.total_tokens
-
-
-def test_a_full_queue_refuses_with_503() -> None:
-    harness = Harness(max_running_requests=1, max_queued_requests=2)
-    for number in range(5):
-        harness.submit(f"r{number}", prompt(3, 10 + number))
-    harness.turn()
-    refused = [
-        outcome.finish for outcome in harness.outcomes.values() if outcome.finish is not None
-    ]
-    assert [(finish.type, finish.status_code, finish.message) for finish in refused] == [
-        ("abort", 503, "The request queue is full.")
-    ] * 3
-    harness.drain()
-    assert (
-        sum(
-            outcome.finish.type == "length"
-            for outcome in harness.outcomes.values()
-            if outcome.finish
-        )
-        == 2
-    )
-
-
-def test_a_retracted_request_is_not_refused_by_a_full_queue() -> None:
-    harness = Harness(num_pages=40, max_queued_requests=1, conservativeness=0.1)
-    for number in range(4):
-        harness.submit(f"r{number}", prompt(3, 10 + number), max_new_tokens=20)
-        harness.turn()
-    harness.drain()
-    assert harness.recorder.retractions
-    assert all(
-        outcome.finish is not None and outcome.finish.type == "length"
-        for outcome in harness.outcomes.values()
-    )
-
-
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        ([], "The prompt is empty."),
-        ([1, VOCAB], f"A token id is outside the vocabulary of {VOCAB}."),
-        ([1, -1], f"A token id is outside the vocabulary of {VOCAB}."),
-        (
-            [1] * 58,
-            (
-                "Input length (58 tokens) exceeds the maximum allowed length (58 tokens). Use a"
-                " shorter input or enable --allow-auto-truncate."
-            ),
-        ),
-    ],
-)
-def test_requests_that_can_never_be_served_are_refused_at_the_door(
-    ids: list[int], message: str
-) -> None:
-    harness = Harness(num_pages=64)
-    harness.submit("a", ids)
-    harness.turn()
-    finish = harness.outcomes["a"].finish
-    assert finish is not None
-    assert (finish.type, finish.status_code, finish.message) == ("abort", 400, message)
-
-
-def test_max_new_tokens_is_clipped_to_what_an_empty_pool_can_hold_and_said() -> None:
-    harness = Harness(num_pages=64)
-    harness.submit("a", prompt(20), max_new_tokens=1000)
-    harness.drain()
-    # 64 - 20 - one page - 1, also 63 - 20 - 1
-    assert harness.recorder.of(RequestClipped) == [RequestClipped("a", 1000, 42)]
-    assert len(harness.outcomes["a"].ids) == 42
-
-
-def test_a_prompt_whose_pages_leave_no_room_for_output_is_refused_not_livelocked() -> None:
-    # 4 pages of 16: 49 tokens fill all of them. The pool's token count alone would admit it.
-    harness = Harness(page_size=16, num_pages=4)
-    harness.submit("a", prompt(49), max_new_tokens=1)
-    harness.turn()
-    finish = harness.outcomes["a"].finish
-    assert finish is not None
-    assert finish.status_code == 400
-    assert "leaves no room for output" in (finish.message or "")
-
-
-def test_zero_new_tokens_computes_the_prompt_and_ends() -> None:
-    harness = Harness(chunked_prefill_size=4)
-    harness.submit("a", prompt(10), max_new_tokens=0)
-    harness.drain()
-    finish = harness.outcomes["a"].finish
-    assert finish is not None
-    assert (finish.type, finish.length, harness.outcomes["a"].ids) == ("length", 0, [])
-    assert harness.cache.evictable_tokens == 10
-
-
-def test_resumed_requests_count_prior_outputs() -> None:
-    harness = Harness()
-    harness.submit("whole", prompt(6), max_new_tokens=8)
-    harness.drain()
-    outputs = harness.outcomes["whole"].ids
-    harness.submit("resumed", prompt(6), prior=outputs[:5], max_new_tokens=8)
-    harness.submit("complete", prompt(6), prior=outputs, max_new_tokens=8)
-    harness.drain()
-    assert harness.outcomes["resumed"].ids == outputs[5:]
-    assert harness.outcomes["complete"].ids == []
-    assert harness.outcomes["complete"].finish is not None
-    assert harness.plans[-3].admits[0].num_prompt == 6
-
-
-def test_an_unservable_head_is_aborted_instead_of_waiting_for_ever() -> None:
-    harness = Harness(num_pages=30)
-    stolen = harness.cache.alloc(25)  # a leak: pages nobody will give back
-    assert stolen is not None
-    harness.submit("a", prompt(10), max_new_tokens=10)
-    harness.loop.step()
-    harness._collect()
-    finish = harness.outcomes["a"].finish
-    assert finish is not None
-    assert (finish.type, finish.status_code) == ("abort", 500)
-    assert [record.rid for record in harness.recorder.of(RequestUnservable)] == ["a"]
 
 
 def test_budget_lets_the_chunk_in_progress_pass_the_memory_reserve() -> None:

@@ -1,0 +1,51 @@
+"""Small GGUF files, valid but for what a test changes, and their conversion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import deserialize
+
+from setpoint.checkpoint.gguf_convert import converted_folder
+from setpoint.testing import tiny_gguf
+
+MODEL = tiny_gguf.TinyLlama()
+
+
+def write(
+    path: Path,
+    *,
+    model: tiny_gguf.TinyLlama = MODEL,
+    keys: dict[str, Any] | None = None,
+    drop: tuple[str, ...] = (),
+    **how: Any,
+) -> Path:
+    """A valid file but for what a test changes: ``keys`` are set, metadata and tensors in ``drop``
+    left out."""
+    values = tiny_gguf.metadata(model) | (keys or {})
+    tensors = tiny_gguf.gguf_tensors(model, model.weights()) | how.pop("tensors", {})
+    values = {key: value for key, value in values.items() if key not in drop}
+    return tiny_gguf.write(
+        path, {name: value for name, value in tensors.items() if name not in drop}, values, **how
+    )
+
+
+def convert(path: Path) -> Path:
+    return converted_folder(path, log=lambda line: None)
+
+
+def load(folder: Path) -> dict[str, np.ndarray]:
+    """Tensors as float32. The library checks the file's layout; bfloat16, which numpy lacks, goes
+    through its bits."""
+    result = {}
+    for name, tensor in deserialize((folder / "model.safetensors").read_bytes()):
+        if tensor["dtype"] == "BF16":
+            values = (np.frombuffer(tensor["data"], "<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = np.frombuffer(
+                tensor["data"], {"F32": "<f4", "F16": "<f2"}[tensor["dtype"]]
+            ).astype(np.float32)
+        result[name] = values.reshape(tensor["shape"])
+    return result
