@@ -47,4 +47,4 @@ class ContextLengthError(RequestError):
 
 
 class EngineDeadError(SetpointError):
-    """The engine process is gone; requests in flight cannot be answered."""
+    """No engine is ready, or the one that had the request is gone; the message says why."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 READY_TIMEOUT_S = 600.0
 EXIT_S = 10.0
+"""How long the process may take to end once it has been asked to."""
 
 
 class EngineSession:
