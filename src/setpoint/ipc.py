@@ -13,11 +13,20 @@ import logging
 import select
 import socket
 import struct
+from collections import deque
+from contextlib import suppress
 
 import msgspec
 
 from setpoint.core.errors import RequestError
-from setpoint.core.messages import Shutdown, ToEngine, ToFrontend, decode_to_engine, encode
+from setpoint.core.messages import (
+    Prepared,
+    Shutdown,
+    ToFrontend,
+    ToLoop,
+    decode_to_engine,
+    encode,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -94,22 +103,38 @@ class MessageSocket:
 
 
 class EngineSocket:
-    """The engine's end: used by one thread, the scheduler's loop."""
+    """The engine's end: used by one thread, the scheduler's loop, whose inbox it is. Only ``post``
+    is for other threads."""
 
     def __init__(self, descriptor: int) -> None:
         """``descriptor``: of a connected socket, which is ours from now on."""
         self._messages = MessageSocket(socket.socket(fileno=descriptor))
+        self._posted: deque[Prepared] = deque()
+        self._wake, self._woken = socket.socketpair()
+        """The second is readable from a ``post`` until the next ``receive``."""
+        self._wake.setblocking(False)
 
-    def receive(self, timeout_s: float = 0.0) -> list[ToEngine]:
+    def post(self, message: Prepared) -> None:
+        """From any thread of this process: the loop receives it, and wakes up for it."""
+        self._posted.append(message)
+        with suppress(OSError):  # full: it will wake up; closed: nobody is left to wake up
+            self._wake.send(b"\0")
+
+    def receive(self, timeout_s: float = 0.0) -> list[ToLoop]:
         """All messages that are here. With none, waits up to ``timeout_s`` for the first. A
         frontend that is gone says Shutdown.
 
         A malformed message is logged and dropped.
         """
-        if not self._wait(timeout_s):
+        ready = self._wait(timeout_s)
+        if not ready:
             return []
+        messages: list[ToLoop] = []
+        if self._woken.fileno() in ready:
+            self._woken.recv(_CHUNK)
+            while self._posted:
+                messages.append(self._posted.popleft())
         self._messages.flush()
-        messages: list[ToEngine] = []
         for data in self._messages.receive():
             try:
                 messages.append(decode_to_engine(data))
@@ -129,11 +154,15 @@ class EngineSocket:
 
     def close(self) -> None:
         self._messages.close()
+        self._wake.close()
+        self._woken.close()
 
-    def _wait(self, timeout_s: float) -> bool:
-        """For a message, or for room to send what waits; False if there was neither."""
+    def _wait(self, timeout_s: float) -> list[int]:
+        """For a message, or for room to send what waits; the descriptors that are ready, if any
+        are."""
         poller = select.poll()
         poller.register(
             self._messages, select.POLLIN | (select.POLLOUT if self._messages.has_unsent else 0)
         )
-        return bool(poller.poll(timeout_s * 1000))
+        poller.register(self._woken, select.POLLIN)
+        return [descriptor for descriptor, _ in poller.poll(timeout_s * 1000)]

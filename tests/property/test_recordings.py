@@ -10,13 +10,21 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from setpoint.core.errors import RequestError
 from setpoint.core.messages import Call, ToFrontend, Tokens
-from setpoint.core.records import Preemption, Retraction, SendFailed
-from setpoint.core.request import Ids, pack_ids
+from setpoint.core.records import (
+    GrammarEnded,
+    Preemption,
+    PreparationStarted,
+    Retraction,
+    SendFailed,
+)
+from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings
 from setpoint.recording.chain import Chain, Places
 from setpoint.recording.format import OFF, ON
@@ -24,6 +32,7 @@ from setpoint.recording.frames import FrameReader
 from setpoint.recording.surrogates import SurrogateIds
 from setpoint.scheduler.policy import POLICIES
 from setpoint.testing.harness import VOCAB, Harness, Wire
+from setpoint.testing.preparers import ScriptedPreparer
 from setpoint.testing.recordings import record, replayed
 from setpoint.testing.scripted import hashed_token
 
@@ -56,6 +65,29 @@ def next_token(history: Ids) -> int:
     if token == 0:
         raise ArithmeticError("no token")
     return -3 if token == 1 else token % VOCAB
+
+
+class Grammar:
+    """Allows all tokens, and ends after a number of them."""
+
+    def __init__(self, request: Request) -> None:
+        if request.seed % 18 == 6:
+            raise RequestError("SECRETGRAMMAR is wrong")
+        if request.seed % 18 == 12:
+            raise RuntimeError("a bug")
+        self._left = request.seed % 5 + 1
+
+    def accept(self, token: int) -> None:
+        self._left -= 1
+
+    def fill_mask(self, words: Ids) -> None:
+        allowed = np.zeros(len(words) * 32, np.uint8)
+        allowed[:VOCAB] = 1
+        words[:] = np.packbits(allowed, bitorder="little").view(np.int32)
+
+    @property
+    def terminated(self) -> bool:
+        return self._left <= 0
 
 
 configs = st.fixed_dictionaries(
@@ -123,6 +155,7 @@ def harness_of(config: dict[str, Any], *, wire: Wire | None = None) -> Harness:
         eviction_parameters=EVICTION[config["eviction_policy"]],
         next_token=next_token,
         num_tokens=lambda most: how_many.randint(0, most) if most > 1 else most,
+        preparer=ScriptedPreparer(Grammar, needs=lambda request: request.seed % 6 == 0),
         wire=wire,
     )
 
@@ -209,8 +242,8 @@ def busy_run(seed: int, **config: Any) -> Harness:
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("content", [OFF, ON])
 def test_a_busy_run_replays(depth: int, content: str, tmp_path: Path) -> None:
-    harness = busy_run(7, depth=depth)
-    for kind in (Retraction, Preemption, SendFailed):
+    harness = busy_run(2, depth=depth)
+    for kind in (Retraction, Preemption, SendFailed, PreparationStarted, GrammarEnded):
         assert harness.recorder.of(kind), f"the run has no {kind.__name__}"
     outcome = replayed(record(harness, tmp_path / "run", content=content))
     assert (outcome.difference, outcome.num_steps) == ("", len(harness.plans))
@@ -237,7 +270,16 @@ def test_surrogates_share_what_ids_share() -> None:
 def test_without_content_no_id_and_no_name_is_in_the_file(tmp_path: Path) -> None:
     """Searched in the frames' contents for int32 in both byte orders (as msgpack has them, too) and
     for decimal digits."""
-    harness = Harness(num_pages=64, vocab_size=1 << 30, next_token=lambda history: 987_654_321)
+
+    def make(request: Request) -> Grammar:
+        raise RequestError("wrong: secret schema")
+
+    harness = Harness(
+        num_pages=64,
+        vocab_size=1 << 30,
+        next_token=lambda history: 987_654_321,
+        preparer=ScriptedPreparer(make, needs=lambda request: request.rid == "client-rid-2"),
+    )
     secret = [123_456_789, 234_567_890, 345_678_901]
     harness.submit(
         "client-rid",
@@ -252,17 +294,24 @@ def test_without_content_no_id_and_no_name_is_in_the_file(tmp_path: Path) -> Non
         priority=5,
         max_new_tokens=9999,
     )
+    harness.submit("client-rid-2", secret)
     harness.turn(3)
     harness.abort("client-rid")
     harness.drain()
     ids = (*secret, 456_789_012, 567_890_123, 678_901_234, 987_654_321)
-    needles = [name.encode() for name in ("client-rid", "stop word", "salt", "route")]
+    needles = [name.encode() for name in ("client-rid", "stop word", "salt", "route", "schema")]
     for each in ids:
         needles += [struct.pack("<i", each), struct.pack(">i", each), str(each).encode()]
     shown = contents(record(harness, tmp_path / "off"))
     assert not [needle for needle in needles if needle in shown]
     kept = contents(record(harness, tmp_path / "on", content=ON))
-    for needle in (b"client-rid", b"stop word", pack_ids(secret), pack_ids([987_654_321])):
+    for needle in (
+        b"client-rid",
+        b"stop word",
+        b"schema",
+        pack_ids(secret),
+        pack_ids([987_654_321]),
+    ):
         assert needle in kept, "the search would find it"
 
 

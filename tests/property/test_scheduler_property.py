@@ -9,12 +9,21 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
-from setpoint.core.records import RequestClipped, RequestDropped, RequestUnservable
+from setpoint.core.errors import RequestError
+from setpoint.core.records import (
+    PreparationStarted,
+    RequestClipped,
+    RequestDropped,
+    RequestUnservable,
+)
+from setpoint.core.request import Ids, Request
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings
 from setpoint.scheduler.policy import POLICIES
 from setpoint.testing.harness import VOCAB, Harness, ids_of
+from setpoint.testing.preparers import ScriptedPreparer
 from setpoint.testing.scripted import hashed_token, reference
 
 NEXT = hashed_token(VOCAB)
@@ -32,6 +41,7 @@ EVICTION = {
 def random_harness(rng: random.Random, most: int) -> Harness:
     """``most``: tokens that a decode row may bring; it brings any number from none on."""
     how_many = random.Random(rng.random())
+    preparer = ScriptedPreparer(make_grammar, needs=is_constrained, hold=True)
     page_size = rng.choice([1, 2, 4, 16])
     num_pages = rng.choice([12, 20, 40]) * max(1, 8 // page_size)
     depth = rng.choice([0, 1, 2])
@@ -54,6 +64,7 @@ def random_harness(rng: random.Random, most: int) -> Harness:
         in_batch_check=4,
         in_batch_deprioritize=4,
         test_retract_interval=rng.choice([0, 0, 1, 3, 7]),
+        preparer=preparer,
         max_tokens_per_row=most,
         num_tokens=lambda n: how_many.randint(0, n) if most > 1 else n,
         seed=rng.randrange(100),
@@ -97,6 +108,50 @@ def random_queue_rules(rng: random.Random) -> dict[str, Any]:
     }
 
 
+class AllTokens:
+    """A grammar that allows everything, and is told exactly what the client gets."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.accepted: list[int] = []
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+    def fill_mask(self, words: Ids) -> None:
+        allowed = np.zeros(len(words) * 32, np.uint8)
+        allowed[:VOCAB] = 1
+        words[:] = np.packbits(allowed, bitorder="little").view(np.int32)
+
+    @property
+    def terminated(self) -> bool:
+        return False
+
+
+def is_constrained(request: Request) -> bool:
+    return request.seed % 5 == 0
+
+
+def make_grammar(request: Request) -> AllTokens:
+    if request.seed % 25 == 20:
+        raise RequestError("its grammar is wrong")
+    return AllTokens(request)
+
+
+def let_go(harness: Harness, rng: random.Random) -> None:
+    """Some of those that wait for their grammar have it."""
+    for seq_id in list(harness.preparer.open):
+        if rng.random() < 0.5:
+            harness.preparer.finish(seq_id)
+    harness.turn()
+
+
+def finish_all(harness: Harness, rng: random.Random) -> None:
+    while harness.scheduler.state.preparing:
+        let_go(harness, rng)
+    harness.drain()
+
+
 def run_trace(seed: int, most: int) -> tuple[Harness, int]:
     rng = random.Random(seed)
     harness = random_harness(rng, most)
@@ -132,11 +187,12 @@ def run_trace(seed: int, most: int) -> tuple[Harness, int]:
         )
         expected[rid] = full[len(prior) :]
         harness.turn(rng.choice([0, 0, 1, 5, 20]))
+        let_go(harness, rng)
         if rng.random() < 0.15:
             victim = rng.choice(list(expected))
             ended.add(victim)
             harness.stop(victim) if rng.random() < 0.5 else harness.abort(victim)
-    harness.drain()
+    finish_all(harness, rng)
     for rid, outcome in harness.outcomes.items():
         assert outcome.logprob_ids == outcome.ids, (seed, rid)
         if rid in ended:
@@ -161,7 +217,7 @@ def run_trace(seed: int, most: int) -> tuple[Harness, int]:
 @TOKENS_PER_ROW
 @pytest.mark.parametrize("block", range(8))
 def test_random_traces_end_with_the_right_tokens(block: int, most: int) -> None:
-    requests = retractions = hits = steps = preemptions = dropped = 0
+    requests = retractions = hits = steps = preemptions = dropped = prepared = 0
     policies, brought = set(), set()
     for seed in range(block * 50, block * 50 + 50):
         harness, count = run_trace(seed, most)
@@ -171,6 +227,7 @@ def test_random_traces_end_with_the_right_tokens(block: int, most: int) -> None:
         steps += len(harness.plans)
         preemptions += len(harness.recorder.preemptions)
         dropped += len(harness.recorder.of(RequestDropped))
+        prepared += len(harness.recorder.of(PreparationStarted))
         policies.add(harness.scheduler.state.settings.policy)
         brought |= {
             step.num_sampled for step in harness.recorder.steps if step.num_decode_rows == 1
@@ -182,6 +239,7 @@ def test_random_traces_end_with_the_right_tokens(block: int, most: int) -> None:
     assert steps > 2000
     assert preemptions > 1
     assert dropped > 5
+    assert prepared > 50
     assert len(policies) > 5
     assert brought >= set(range(most + 1) if most > 1 else [1])
 

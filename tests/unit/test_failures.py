@@ -15,6 +15,7 @@ from setpoint.core.plan import Admit, StepPlan
 from setpoint.core.records import RequestFailed
 from setpoint.core.request import Ids, Request
 from setpoint.testing.harness import VOCAB, Harness
+from setpoint.testing.preparers import ScriptedPreparer
 from setpoint.testing.scripted import hashed_token, reference
 
 POISON = 96
@@ -121,14 +122,13 @@ class Automaton:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("where", ["making", "accept", "fill_mask", "terminated"])
 def test_a_grammar_that_raises(depth: int, where: str) -> None:
-    def grammar(request: Request) -> Automaton | None:
-        if not is_bad(request.prompt()):
-            return None
+    def make(request: Request) -> Automaton:
         if where == "making":
             raise RuntimeError("making")
         return Automaton(where)
 
-    harness = Harness(depth=depth, next_token=next_token, grammar=grammar, strict_accounting=True)
+    preparer = ScriptedPreparer(make, needs=lambda request: is_bad(request.prompt()))
+    harness = Harness(depth=depth, next_token=next_token, preparer=preparer, strict_accounting=True)
     run(harness, message="raised RuntimeError")
 
 

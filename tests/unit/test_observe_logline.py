@@ -118,8 +118,8 @@ def test_a_line_says_whether_its_step_was_replayed(
             lines.on(
                 StepDone(
                     step_id=1, finished_at=1.0, num_prefill_rows=num_prefill_rows, num_decode_rows=1 - num_prefill_rows, num_new_tokens=0,
-                    num_cached_tokens=0, num_new_seqs=0, num_running=1, num_queued=0, num_pending_tokens=0, num_sampled=1, pool=pool,
-                    new_token_ratio=0.5, way=way,
+                    num_cached_tokens=0, num_new_seqs=0, num_running=1, num_queued=0, num_preparing=0, num_pending_tokens=0,
+                    num_sampled=1, pool=pool, new_token_ratio=0.5, way=way,
                 )
             )  # fmt: skip
     assert [

@@ -206,7 +206,7 @@ def test_every_field_of_a_request_and_every_message_has_a_decision() -> None:
     kept = set(KeptArrival.__struct_fields__)
     for field in (*Request.__struct_fields__, *SamplingParams.__struct_fields__):
         assert (field in kept) != (field in LEFT_OUT), field
-    assert set(typing.get_args(messages.ToEngine)) == Withheld.DECIDED
+    assert set(typing.get_args(messages.ToLoop)) == Withheld.DECIDED
 
 
 def test_every_field_of_a_record_that_holds_a_name_is_replaced(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from setpoint.core.records import PoolRebuilt
 from setpoint.core.request import Ids, Request
 from setpoint.scheduler.loop import StrictAccountingError
 from setpoint.testing.harness import VOCAB, Harness
+from setpoint.testing.preparers import ScriptedPreparer
 from setpoint.testing.scripted import hashed_token, reference
 
 DEPTHS = pytest.mark.parametrize(("depth", "replan"), [(0, True), (1, True), (2, True), (2, False)])
@@ -153,10 +154,11 @@ class EvenOdd:
 def test_grammar_masks_see_every_earlier_token(depth: int, replan: bool) -> None:
     grammars: dict[str, EvenOdd] = {}
 
-    def factory(request: Request) -> EvenOdd | None:
-        return grammars.setdefault(request.rid, EvenOdd()) if request.rid.startswith("g") else None
+    def make(request: Request) -> EvenOdd:
+        return grammars.setdefault(request.rid, EvenOdd())
 
-    harness = Harness(depth=depth, replan_inflight=replan, grammar=factory)
+    preparer = ScriptedPreparer(make, needs=lambda request: request.rid.startswith("g"))
+    harness = Harness(depth=depth, replan_inflight=replan, preparer=preparer)
     for number in range(3):
         harness.submit(f"g{number}", prompt(5, 10 + number), max_new_tokens=30)
         harness.submit(f"free{number}", prompt(5, 20 + number), max_new_tokens=9)
@@ -171,7 +173,7 @@ def test_grammar_masks_see_every_earlier_token(depth: int, replan: bool) -> None
 
 def test_a_resumed_request_replays_its_outputs_through_the_grammar() -> None:
     grammar = EvenOdd()
-    harness = Harness(grammar=lambda request: grammar)
+    harness = Harness(preparer=ScriptedPreparer(lambda request: grammar))
     harness.submit("a", prompt(5), prior=[2, 1, 4], max_new_tokens=30)
     harness.drain()
     assert grammar.accepted[:3] == [2, 1, 4]

@@ -10,6 +10,7 @@ import pytest
 
 from setpoint.core.request import Ids
 from setpoint.testing.harness import VOCAB, Harness
+from setpoint.testing.preparers import ScriptedPreparer
 from setpoint.testing.scripted import hashed_token, reference
 
 DEPTHS = pytest.mark.parametrize(("depth", "replan"), [(0, True), (1, True), (2, True), (2, False)])
@@ -166,7 +167,9 @@ def test_a_row_under_a_grammar_brings_one_token(depth: int, replan: bool) -> Non
         max_tokens_per_row=4,
         depth=depth,
         replan_inflight=replan,
-        grammar=lambda request: grammar if request.rid == "g" else None,
+        preparer=ScriptedPreparer(
+            lambda request: grammar, needs=lambda request: request.rid == "g"
+        ),
     )
     h.submit("g", PROMPT, max_new_tokens=30)
     h.submit("free", PROMPT, max_new_tokens=9)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 
+from setpoint.core.errors import RequestError
 from setpoint.core.messages import Finish
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,12 @@ def failure(doing: str, error: Exception) -> str:
     return (
         f"This request failed inside the server: {doing} raised {type(error).__name__}; the"
         " server's log has the details."
+    )
+
+
+def refused(error: RequestError) -> Finish:
+    return Finish(
+        "abort", message=error.message, status_code=error.status_code, err_type=error.err_type
     )
 
 

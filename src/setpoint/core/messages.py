@@ -85,6 +85,15 @@ class Call(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
+class Prepared(msgspec.Struct, frozen=True, tag=True):
+    """What a sequence waited for is there, or cannot be had. From inside the engine's process: the
+    frontend cannot send it."""
+
+    seq_id: int
+    finish: Finish | None = None
+    """How the request ends, if it could not be prepared."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Finish nothing more, release, exit 0."""
 
@@ -133,20 +142,28 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = Submit | Abort | Stop | Call | Shutdown
+ToLoop = ToEngine | Prepared
+"""What the engine's loop finds in its inbox."""
 ToFrontend = Tokens | Reply | Starting | Ready | Failed | Announce
 
 _encoder = msgspec.msgpack.Encoder()
+_to_loop: msgspec.msgpack.Decoder[ToLoop] = msgspec.msgpack.Decoder(ToLoop)
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _to_frontend: msgspec.msgpack.Decoder[ToFrontend] = msgspec.msgpack.Decoder(ToFrontend)
 
 
-def encode(message: ToEngine | ToFrontend) -> bytes:
+def encode(message: ToLoop | ToFrontend) -> bytes:
     return _encoder.encode(message)
 
 
 def decode_to_engine(data: bytes) -> ToEngine:
     """Raises msgspec.DecodeError for bytes that are not one of ToEngine."""
     return _to_engine.decode(data)
+
+
+def decode_to_loop(data: bytes) -> ToLoop:
+    """Of a recording, which has what came from inside the engine's process, too."""
+    return _to_loop.decode(data)
 
 
 def decode_to_frontend(data: bytes) -> ToFrontend:

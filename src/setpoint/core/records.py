@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from setpoint.core.messages import ToEngine
+from setpoint.core.messages import ToLoop
 from setpoint.core.plan import StepPlan
 from setpoint.core.result import EAGER, StepResult
 
@@ -67,9 +67,9 @@ class Turn(msgspec.Struct, frozen=True, tag=True):
 
 
 class Received(msgspec.Struct, frozen=True, tag=True):
-    """Input: a message from the frontend."""
+    """Input: a message from the frontend, or that a request is prepared."""
 
-    message: ToEngine
+    message: ToLoop
 
 
 class ResultTaken(msgspec.Struct, frozen=True, tag=True):
@@ -111,6 +111,8 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     num_running: int
     """Running sequences, those of this prefill batch excluded."""
     num_queued: int
+    num_preparing: int
+    """Requests that wait for their grammar, before the queue."""
     num_pending_tokens: int
     """Sequence lengths waiting, plus the remainder of the sequence in mid-prefill."""
     num_sampled: int
@@ -159,6 +161,21 @@ class Preemption(msgspec.Struct, frozen=True, tag=True):
     """The urgent one."""
     preempted: tuple[str, ...]
     num_tokens_gained: int
+
+
+class PreparationStarted(msgspec.Struct, frozen=True, tag=True):
+    """A request waits for something that is made outside the loop; ``Received`` tells when it is
+    there."""
+
+    rid: str
+    seq_id: int
+
+
+class GrammarEnded(msgspec.Struct, frozen=True, tag=True):
+    """A sequence ends because its grammar admits nothing more. A replay, which has no grammars,
+    learns it from here."""
+
+    seq_id: int
 
 
 class RequestDropped(msgspec.Struct, frozen=True, tag=True):
@@ -225,6 +242,8 @@ Record = (
     | TurnDone
     | Retraction
     | Preemption
+    | PreparationStarted
+    | GrammarEnded
     | RequestDropped
     | RequestFailed
     | RequestClipped

@@ -136,6 +136,8 @@ _WHOLE: tuple[type, ...] = (
     records.TurnDone,
     records.Retraction,
     records.Preemption,
+    records.PreparationStarted,
+    records.GrammarEnded,
     records.RequestDropped,
     records.RequestFailed,
     records.RequestClipped,

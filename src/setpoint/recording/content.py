@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from setpoint.core.messages import Abort, Call, Shutdown, Stop, Submit, ToEngine, encode
+from setpoint.core.messages import Abort, Call, Prepared, Shutdown, Stop, Submit, ToLoop, encode
 from setpoint.core.plan import Admit, StepPlan
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.result import StepResult
@@ -37,7 +37,7 @@ class Content(Protocol):
         """What stands for a rid, a namespace or a routing key."""
         ...
 
-    def message(self, message: ToEngine) -> KeptMessage | KeptArrival: ...
+    def message(self, message: ToLoop) -> KeptMessage | KeptArrival: ...
 
     def planned(self, plan: StepPlan) -> None:
         """Called for each plan, before its result."""
@@ -55,7 +55,7 @@ class Open:
     def name(self, name: str) -> str:
         return name
 
-    def message(self, message: ToEngine) -> KeptMessage:
+    def message(self, message: ToLoop) -> KeptMessage:
         return KeptMessage(msgspec.Raw(encode(message)))
 
     def planned(self, plan: StepPlan) -> None:
@@ -116,9 +116,9 @@ LEFT_OUT = {
 class Withheld:
     """No text, no id and no name that a client sent or was sent."""
 
-    DECIDED = frozenset({Submit, Abort, Stop, Call, Shutdown})
+    DECIDED = frozenset({Submit, Abort, Stop, Call, Shutdown, Prepared})
     """Messages of which it is known what of them may be kept: of a Submit what is in KeptArrival,
-    of the others all."""
+    of a Prepared no words about what the client sent, of the others all."""
 
     def __init__(
         self, places: Places, *, vocab_size: int, eos_ids: frozenset[int], key: bytes
@@ -136,8 +136,12 @@ class Withheld:
     def name(self, name: str) -> str:
         return pseudonym(name, self._key)
 
-    def message(self, message: ToEngine) -> KeptMessage | KeptArrival:
+    def message(self, message: ToLoop) -> KeptMessage | KeptArrival:
         assert type(message) in self.DECIDED
+        if isinstance(message, Prepared) and message.finish and message.finish.status_code != 500:
+            message = Prepared(
+                message.seq_id, msgspec.structs.replace(message.finish, message=None)
+            )
         if not isinstance(message, Submit):
             return KeptMessage(msgspec.Raw(encode(message)))
         return self._arrival(message.seq_id, message.request)

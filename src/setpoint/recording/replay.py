@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from setpoint.core.messages import Submit, ToEngine, decode_to_engine
+from setpoint.core.messages import Submit, ToLoop, decode_to_loop
 from setpoint.core.records import Received, Record, ResultTaken, Turn
 from setpoint.recording.codec import INPUTS, MEASURED, kept
 from setpoint.recording.content import Content
@@ -33,6 +33,7 @@ from setpoint.recording.surroundings import (
     RecordedClock,
     RecordedExecutor,
     RecordedLink,
+    RecordedPreparer,
 )
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.loop import Loop
@@ -109,6 +110,7 @@ class Replay:
         self._script = script
         self._clock, self._link = RecordedClock(), RecordedLink()
         self._executor = RecordedExecutor(script, self._clock)
+        self._preparer = RecordedPreparer()
         self._comparison = _Comparison(header, script.content)
         self._loop = Loop(
             Scheduler(
@@ -116,6 +118,7 @@ class Replay:
                 header.settings,
                 KVCache(**header.cache),
                 observer=self._comparison,
+                preparer=self._preparer,
             ),
             self._executor,
             self._link,
@@ -179,11 +182,17 @@ class Replay:
                 case KeptTurn(at):
                     self._clock.at = at
                 case KeptMessage(message):
-                    self._receive(decode_to_engine(bytes(message)))
+                    self._receive(decode_to_loop(bytes(message)))
                 case KeptArrival():
                     self._receive(self._script.arrival(row))
                 case KeptResult():
                     self._executor.results.append(row)
+                case KeptRecord("PreparationStarted", [_, seq_id]):
+                    self._preparer.needed.add(seq_id)
+                    self._comparison.expected.append(row)
+                case KeptRecord("GrammarEnded", [seq_id]):
+                    self._preparer.ended.add(seq_id)
+                    self._comparison.expected.append(row)
                 case KeptRecord("SendFailed", values):
                     self._link.lost[values[0]] = values[1]
                 case KeptRecord(kind) if kind in MEASURED:
@@ -191,7 +200,7 @@ class Replay:
                 case _:
                     self._comparison.expected.append(row)
 
-    def _receive(self, message: ToEngine) -> None:
+    def _receive(self, message: ToLoop) -> None:
         self._link.messages.append(message)
         self._outcome.num_requests += isinstance(message, Submit)
 

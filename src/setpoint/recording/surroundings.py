@@ -1,4 +1,5 @@
-"""The clock, the link and the executor of a loop that runs again: each gives what was recorded."""
+"""What surrounds a loop that runs again, and gives what was recorded: clock, link, executor,
+what prepares requests."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from collections import deque
 
 import numpy as np
 
-from setpoint.core.messages import ToEngine, ToFrontend, Tokens
+from setpoint.core.messages import ToFrontend, Tokens, ToLoop
 from setpoint.core.plan import StepPlan, TokenMasks
+from setpoint.core.request import Ids, Request
 from setpoint.core.result import StepResult
 from setpoint.recording.format import KeptResult
 from setpoint.recording.script import Script
@@ -32,11 +34,11 @@ class RecordedLink:
     """Gives the messages of a turn, and loses the events that were lost."""
 
     def __init__(self) -> None:
-        self.messages: list[ToEngine] = []
+        self.messages: list[ToLoop] = []
         self.lost: dict[int, str] = {}
         """seq_id -> type of the exception that sending its event raises in this turn."""
 
-    def receive(self, timeout_s: float) -> list[ToEngine]:
+    def receive(self, timeout_s: float) -> list[ToLoop]:
         messages, self.messages = self.messages, []
         return messages
 
@@ -47,6 +49,45 @@ class RecordedLink:
             return
         kind = self.lost.pop(events[0].seq_id) if len(events) == 1 else "Exception"
         raise type(kind, (Exception,), {})()  # the loop tells the client the type's name
+
+
+class RecordedPreparer:
+    """Prepares the requests that were prepared; the link says when they were."""
+
+    def __init__(self) -> None:
+        self.needed: set[int] = set()
+        self.ended: set[int] = set()
+        """Sequences whose grammar ended them, up to this turn."""
+
+    def needs(self, seq_id: int, request: Request) -> bool:
+        return seq_id in self.needed
+
+    def start(self, seq_id: int, request: Request, outputs: Ids) -> None:
+        """It is under way."""
+
+    def take(self, seq_id: int) -> RecordedGrammar:
+        return RecordedGrammar(seq_id, self.ended)
+
+    def cancel(self, seq_id: int) -> None:
+        """Nothing to free."""
+
+
+class RecordedGrammar:
+    """Knows when it ends, and nothing else."""
+
+    def __init__(self, seq_id: int, ended: set[int]) -> None:
+        self._seq_id = seq_id
+        self._ended = ended
+
+    def accept(self, token: int) -> None:
+        """Tokens are as they were."""
+
+    def fill_mask(self, words: Ids) -> None:
+        """Nobody samples."""
+
+    @property
+    def terminated(self) -> bool:
+        return self._seq_id in self._ended
 
 
 class RecordedExecutor:

@@ -13,9 +13,16 @@ import numpy as np
 
 from setpoint.core.failures import failed, failure
 from setpoint.core.messages import Finish, TokenEvent
-from setpoint.core.records import Observer, RequestFailed, StepDone
+from setpoint.core.records import GrammarEnded, Observer, RequestFailed, StepDone
 from setpoint.core.result import StepResult
-from setpoint.scheduler.emit import NOT_FINITE, finish_after, is_due, logprob_block, token_event
+from setpoint.scheduler.emit import (
+    GRAMMAR_ENDED,
+    NOT_FINITE,
+    finish_after,
+    is_due,
+    logprob_block,
+    token_event,
+)
 from setpoint.scheduler.sequence import Sequence
 from setpoint.scheduler.state import State, StepDraft
 
@@ -87,6 +94,8 @@ class Committer:
         if seq.request.return_logprob:
             _keep_logprobs(seq, result, len(seq.outputs) - before)
         if finish is not None:
+            if finish is GRAMMAR_ENDED:
+                self._observer.on(GrammarEnded(seq.seq_id))
             return self._state.end(seq, finish)
         return token_event(seq) if is_due(seq, self._state.settings.stream_interval) else None
 
@@ -103,6 +112,7 @@ class Committer:
             num_new_seqs=step.num_new_seqs,
             num_running=step.num_running,
             num_queued=step.num_queued,
+            num_preparing=step.num_preparing,
             num_pending_tokens=step.num_pending_tokens,
             num_sampled=num_sampled,
             pool=self._state.cache.pool_stats(),

@@ -35,6 +35,10 @@ class SchedulerConfig:
     """Longest stay in the queue, counted anew after a retraction; None = no limit."""
     running_timeout_s: float | None = None
     """Longest time from an admission on."""
+    max_preparing_requests: int = 1024
+    """Requests that may wait for their grammar at a time; one more is refused."""
+    preparation_timeout_s: float = 60.0
+    """Longest time that a request waits for its grammar."""
     depth: int = 0
     """Steps in flight: 0 synchronous, 1 overlapped, more = pipelined."""
     replan_inflight: bool = True

@@ -16,6 +16,8 @@ NOT_FINITE = Finish(
 )
 """The model computed numbers that mean nothing."""
 
+GRAMMAR_ENDED = Finish("stop")
+
 
 def finish_after(seq: Sequence, token: int) -> Finish | None:
     """Whether the token just committed ends the sequence, and why; in SGLang's order
@@ -28,7 +30,7 @@ def finish_after(seq: Sequence, token: int) -> Finish | None:
     if seq.remaining <= 0:
         return Finish("length", length=len(seq.outputs))
     if seq.grammar is not None and seq.grammar.terminated:
-        return Finish("stop")
+        return GRAMMAR_ENDED
     return None
 
 

@@ -23,6 +23,7 @@ def violations(state: State) -> list[str]:
     if sorted(slots) != list(range(state.config.num_slots)) or max(slots.values()) > 1:
         found.append(f"slots are not each owned once: {dict(slots)}")
     for name, seqs, status in (
+        ("preparing", list(state.preparing), Status.PREPARING),
         ("queue", list(state.queue), Status.WAITING),
         ("running", list(state.running.values()), Status.RUNNING),
         ("draining", list(state.draining.values()), Status.FINISHED),
@@ -57,9 +58,12 @@ def violations(state: State) -> list[str]:
     ]
     found += [
         f"waiting sequence {seq.seq_id} holds memory"
-        for seq in state.queue
+        for seq in (*state.preparing, *state.queue)
         if seq.handle is not None or len(seq.pages)
     ]
+    places = [seq.place for seq in state.queue]
+    if places != sorted(places):
+        found.append(f"the queue is not in the order of arrival: {places}")
     if sum(seq.num_known for seq in state.queue) != state.queue.num_tokens:
         found.append("the queue's token count is wrong")
     return found

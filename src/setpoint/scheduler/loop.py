@@ -19,14 +19,15 @@ from setpoint.core.messages import (
     Abort,
     Announce,
     Call,
+    Prepared,
     Reply,
     Shutdown,
     Stop,
     Submit,
-    ToEngine,
     ToFrontend,
     TokenEvent,
     Tokens,
+    ToLoop,
 )
 from setpoint.core.plan import OWN_LENGTH, StepPlan
 from setpoint.core.records import (
@@ -54,9 +55,9 @@ last answers, before it prepares for what may come."""
 
 
 class Link(Protocol):
-    """The engine's end of the wire to the frontend."""
+    """The loop's inbox, and the wire to the frontend."""
 
-    def receive(self, timeout_s: float) -> list[ToEngine]:
+    def receive(self, timeout_s: float) -> list[ToLoop]:
         """Everything that has arrived; waits up to ``timeout_s`` for a first message (0 = do not
         wait)."""
         ...
@@ -140,7 +141,7 @@ class Loop:
         idle = scheduler.state.is_idle
         timeout_s = self._idle_wait_s() if idle else 0.0
         messages = self._receive(timeout_s, idle=idle)
-        quiet = idle and not messages
+        quiet = idle and not messages and not scheduler.state.preparing
         if quiet and self._unchanged:
             return
         self._observer.on(Turn(scheduler.state.now))
@@ -167,7 +168,7 @@ class Loop:
         if plan is not None:
             self._observer.on(self._turn_done(plan))
 
-    def _receive(self, timeout_s: float, *, idle: bool) -> list[ToEngine]:
+    def _receive(self, timeout_s: float, *, idle: bool) -> list[ToLoop]:
         """What has arrived; an idle loop waits for it. The turn's clock starts with it."""
         times = self._times = _TurnTimes()
         before = self._clock.now()
@@ -259,11 +260,14 @@ class Loop:
         self._send(Announce(joined, sorted(before - named.keys())))
         self._announced = set(named)
 
-    def _take(self, message: ToEngine) -> None:
+    def _take(self, message: ToLoop) -> None:
         self._observer.on(Received(message))
         match message:
             case Submit(seq_id, request):
                 event = self._scheduler.add(seq_id, request)
+                self._emit([event] if event is not None else [])
+            case Prepared():
+                event = self._scheduler.prepared(message)
                 self._emit([event] if event is not None else [])
             case Stop(seq_id):
                 self._scheduler.stop(seq_id)
@@ -276,7 +280,8 @@ class Loop:
 
     def _answer(self, call: Call) -> Reply:
         state = self._scheduler.state
-        counts = {"num_queued": len(state.queue), "num_running": len(state.running)}
+        num_queued = len(state.queue) + len(state.preparing)
+        counts = {"num_queued": num_queued, "num_running": len(state.running)}
         if call.name == "state":
             info = self._state_info() | counts | {"pool": state.cache.pool_stats()}
             return Reply(call.id, True, info)

@@ -14,17 +14,20 @@ results it depends on. Events that planning itself causes wait in ``take_events`
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import numpy as np
 
 from setpoint.core.errors import RequestError
-from setpoint.core.failures import failed, failure
-from setpoint.core.messages import Finish, TokenEvent
+from setpoint.core.failures import failed, failure, refused
+from setpoint.core.messages import Finish, Prepared, TokenEvent
 from setpoint.core.plan import PlanBuilder, StepPlan, TokenMasks
+from setpoint.core.preparation import Preparer
 from setpoint.core.records import (
     Fallback,
+    GrammarEnded,
     Observer,
+    PreparationStarted,
     Refusal,
     RequestClipped,
     RequestDropped,
@@ -40,13 +43,14 @@ from setpoint.scheduler.cadence import Cadence
 from setpoint.scheduler.commit import Committer
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.decode import DecodePlanner
-from setpoint.scheduler.emit import token_event
-from setpoint.scheduler.grammar import Grammar, GrammarFactory
+from setpoint.scheduler.emit import GRAMMAR_ENDED, token_event
 from setpoint.scheduler.prefill import PrefillPlanner
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.state import State, StepDraft
 
 UNAVAILABLE = "ServiceUnavailableError"
+TOO_MANY_PREPARING = "Too many requests wait for their grammar."
+PREPARATION_TIMEOUT = "The grammar of the request was not ready in time."
 
 
 class Scheduler:
@@ -60,12 +64,11 @@ class Scheduler:
         cache: KVCache,
         *,
         observer: Observer,
-        grammar: GrammarFactory | None = None,
+        preparer: Preparer | None = None,
     ) -> None:
         self.config = config
-        self.state = State(config, settings, cache)
+        self.state = State(config, settings, cache, preparer)
         self._observer = observer
-        self._grammar = grammar
         self._prefill = PrefillPlanner(self.state, observer)
         self._decode = DecodePlanner(self.state, observer)
         self._committer = Committer(self.state, observer)
@@ -75,7 +78,8 @@ class Scheduler:
         self._next_step_id = 0
 
     def add(self, seq_id: int, request: Request) -> TokenEvent | None:
-        """Queue a request; an event is returned at once if it is refused, or already complete.
+        """Take a request in, to the queue or to where it is prepared first; an event is returned at
+        once if it is refused, or already complete.
 
         ``seq_id`` was never used before, and is larger than all before it: it tells who came first.
         """
@@ -83,16 +87,9 @@ class Scheduler:
             seq = self._accept(seq_id, request)
             complete = bool(seq.outputs) and seq.remaining <= 0
             if not complete:
-                seq.grammar = self._grammar_after(request, seq.outputs)
-                self._make_room(seq)
+                self._join(seq)
         except RequestError as error:
-            finish = Finish(
-                "abort",
-                message=error.message,
-                status_code=error.status_code,
-                err_type=error.err_type,
-            )
-            return TokenEvent(seq_id, [], finish, num_prompt=len(request.prompt_ids) // 4)
+            return TokenEvent(seq_id, [], refused(error), num_prompt=len(request.prompt_ids) // 4)
         except Exception as error:
             why = failure("taking it in", error)
             self._observer.on(RequestFailed(request.rid, why))
@@ -103,16 +100,38 @@ class Scheduler:
         if complete:
             seq.finish = Finish("length", length=len(seq.outputs))
             return token_event(seq)
-        self.state.by_id[seq_id] = seq
-        self.state.enqueue(seq)
         return None
 
-    def _grammar_after(self, request: Request, outputs: Iterable[int]) -> Grammar | None:
-        grammar = self._grammar(request) if self._grammar is not None else None
-        if grammar is not None:
-            for token in outputs:
-                grammar.accept(token)
-        return grammar
+    def _join(self, seq: Sequence) -> None:
+        """Raise RequestError (503) if too many wait already."""
+        state = self.state
+        needs = state.preparing.is_needed(seq)
+        if needs and len(state.preparing) >= self.config.max_preparing_requests:
+            raise RequestError(TOO_MANY_PREPARING, status_code=503, err_type=UNAVAILABLE)
+        self._make_room(seq)
+        if needs:
+            state.prepare(seq)
+            self._observer.on(PreparationStarted(seq.rid, seq.seq_id))
+        else:
+            state.enqueue(seq)
+        state.by_id[seq.seq_id] = seq
+
+    def prepared(self, message: Prepared) -> TokenEvent | None:
+        """A sequence has what it waited for, and stands in the queue now; or it ends, and the event
+        is returned. Nothing happens if it has ended before."""
+        state, seq_id, finish = self.state, message.seq_id, message.finish
+        if seq_id not in state.preparing:
+            return None
+        if finish is not None:
+            seq = state.by_id[seq_id]
+            if finish.status_code == 500:
+                self._observer.on(RequestFailed(seq.rid, finish.message or ""))
+            return state.end(seq, finish)
+        seq = state.prepared(seq_id)
+        if seq.grammar is not None and seq.outputs and seq.grammar.terminated:
+            self._observer.on(GrammarEnded(seq_id))  # with the outputs that it came with
+            return state.end(seq, GRAMMAR_ENDED)
+        return None
 
     def _accept(self, seq_id: int, request: Request) -> Sequence:
         state = self.state
@@ -137,10 +156,12 @@ class Scheduler:
     def _make_room(self, seq: Sequence) -> None:
         """Raise RequestError (503) if the queue is full, unless a less urgent request can leave it
         that has not run yet."""
-        limit, queue = self.state.settings.max_queued_requests, self.state.queue
-        if limit is None or len(queue) < limit:
+        state, limit = self.state, self.state.settings.max_queued_requests
+        if limit is None or len(state.queue) + len(state.preparing) < limit:
             return
-        fresh = (other for other in queue if other.num_retractions == 0)
+        fresh = (
+            other for other in chain(state.queue, state.preparing) if other.num_retractions == 0
+        )
         worst = max(fresh, key=lambda other: (other.rank, other.seq_id), default=seq)
         if worst.rank <= seq.rank:
             raise RequestError("The request queue is full.", status_code=503, err_type=UNAVAILABLE)
@@ -154,10 +175,12 @@ class Scheduler:
         )
 
     def _drop_late(self) -> None:
-        """Both sets are in the order of ``since``: who is not late ends the search."""
+        """All sets are in the order of ``since``: who is not late ends the search."""
         state, config = self.state, self.config
         for limit_s, seqs, why in (
             (config.waiting_timeout_s, state.queue, "Request waiting timeout reached."),
+            (config.waiting_timeout_s, state.preparing, "Request waiting timeout reached."),
+            (config.preparation_timeout_s, state.preparing, PREPARATION_TIMEOUT),
             (config.running_timeout_s, state.running.values(), "Request running timeout reached."),
         ):
             if limit_s is not None:
@@ -215,7 +238,7 @@ class Scheduler:
             num_decoding=state.num_decoding,
             settings=settings.cadence,
         )
-        step.num_queued = len(state.queue)
+        step.num_queued, step.num_preparing = len(state.queue), len(state.preparing)
         step.num_pending_tokens = state.num_pending_tokens
         return plan
 
@@ -277,5 +300,5 @@ class Scheduler:
 
 
 def _aborted(seq: Sequence) -> Finish:
-    waiting = seq.status is Status.WAITING and seq.num_retractions == 0
+    waiting = seq.status in (Status.WAITING, Status.PREPARING) and seq.num_retractions == 0
     return Finish("abort", message="Abort in waiting queue" if waiting else "Aborted")

@@ -1,5 +1,5 @@
-"""A request's mutable life in the scheduler: WAITING -> RUNNING -> (RETRACTED = WAITING again ->)
-FINISHED.
+"""A request's mutable life in the scheduler: (PREPARING ->) WAITING -> RUNNING -> (RETRACTED =
+WAITING again ->) FINISHED.
 
 Counts three lengths that only coincide in a synchronous engine: *scheduled* (a KV write is
 planned), *committed* (the sampled token is known) and *in flight* (planned, result not back). Once
@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from setpoint.core.grammar import Grammar
 from setpoint.core.messages import Finish, LogprobBlock
 from setpoint.core.request import Ids, Request
 from setpoint.scheduler.cache.radix import PrefixHandle
-from setpoint.scheduler.grammar import Grammar
 
 
 class Status(enum.Enum):
+    PREPARING = "preparing"
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -46,6 +47,8 @@ class Sequence:
     status: Status = Status.WAITING
     since: float = 0.0
     """Clock seconds when the sequence joined the queue or was admitted, whichever came last."""
+    place: int = 0
+    """In the queue's order of arrival; a retracted sequence has a new one."""
     arrived_at: int = 0
     """``State.num_processed`` when it joined the queue."""
     slot: int = -1

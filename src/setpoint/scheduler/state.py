@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.plan import StepPlan
+from setpoint.core.preparation import Preparer
 from setpoint.core.records import Refusal
 from setpoint.core.settings import Settings
 from setpoint.scheduler.cache.manager import KVCache
@@ -19,6 +20,7 @@ from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.conservativeness import NewTokenRatio
 from setpoint.scheduler.emit import token_event
 from setpoint.scheduler.holdings import Holdings
+from setpoint.scheduler.preparing import Preparing
 from setpoint.scheduler.queue import WaitingQueue
 from setpoint.scheduler.sequence import Sequence, Status
 
@@ -41,6 +43,7 @@ class StepDraft:
     num_new_seqs: int = 0
     num_running: int = 0
     num_queued: int = 0
+    num_preparing: int = 0
     num_pending_tokens: int = 0
     hold: bool = False
     """Nothing may be planned: a preemption waits for the steps in flight."""
@@ -56,15 +59,23 @@ class StepDraft:
 
 
 class State:
-    """Every living sequence is in exactly one of ``queue``, ``running`` and ``draining``."""
+    """Every living sequence is in exactly one of ``preparing``, ``queue``, ``running`` and
+    ``draining``."""
 
-    def __init__(self, config: SchedulerConfig, settings: Settings, cache: KVCache) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        settings: Settings,
+        cache: KVCache,
+        preparer: Preparer | None = None,
+    ) -> None:
         self.config = config
         self.settings = settings
         """Of the steps to come; written by ``Scheduler.change``."""
         self.cache = cache
         self.holdings = Holdings(cache)
         self.ratio = NewTokenRatio(config.ratio, settings.conservativeness)
+        self.preparing = Preparing(preparer)
         self.queue = WaitingQueue()
         self.running: dict[int, Sequence] = {}
         """Admitted and not finished, in admission order; the sequence in mid-prefill included."""
@@ -74,7 +85,7 @@ class State:
         """The one sequence in mid-prefill."""
         self.inflight: deque[StepDraft] = deque()
         self.by_id: dict[int, Sequence] = {}
-        """Queued and running sequences."""
+        """Those that are prepared, queued or running."""
         self.slots = list(range(config.num_slots - 1, -1, -1))
         """Free slots; the lowest is taken first at the start."""
         self.releases: list[int] = []
@@ -107,6 +118,8 @@ class State:
 
     @property
     def is_idle(self) -> bool:
+        """Nothing can be planned or comes back before there is an input; a sequence may be in
+        preparation."""
         return not (self.queue or self.running or self.draining or self.inflight)
 
     @property
@@ -119,6 +132,19 @@ class State:
         seq.since, seq.arrived_at = self.now, self.num_processed
         self.queue.append(seq)
 
+    def prepare(self, seq: Sequence) -> None:
+        """To where it waits for what it needs, with a place at the end of the queue."""
+        self.preparing.start(seq)
+        seq.since, seq.arrived_at = self.now, self.num_processed
+        self.queue.reserve(seq)
+
+    def prepared(self, seq_id: int) -> Sequence:
+        """To its place in the queue."""
+        seq = self.preparing.take(seq_id)
+        self.queue.insert(seq)
+        self.standing_refusal = None  # perhaps it fits, in front of the one that does not
+        return seq
+
     def start(self, seq: Sequence) -> None:
         """From the queue into a free slot."""
         self.queue.remove(seq)
@@ -128,11 +154,13 @@ class State:
         self.running[seq.seq_id] = seq
 
     def end(self, seq: Sequence, finish: Finish) -> TokenEvent:
-        """Finish a queued or running sequence; its memory and slot follow when no step in flight
+        """Finish a sequence that has not ended; its memory and slot follow when no step in flight
         names it."""
         seq.finish = finish
         del self.by_id[seq.seq_id]
-        if seq.status is Status.WAITING:
+        if seq.status is Status.PREPARING:
+            self.preparing.remove(seq)
+        elif seq.status is Status.WAITING:
             self.queue.remove(seq)
             self.standing_refusal = None  # perhaps it was this one that did not fit
         else:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from setpoint.core.executor import Executor
-from setpoint.core.messages import Abort, Finish, Reply, Stop, Submit, ToEngine, ToFrontend, Tokens
+from setpoint.core.messages import Abort, Finish, Reply, Stop, Submit, ToFrontend, Tokens, ToLoop
 from setpoint.core.plan import StepPlan
 from setpoint.core.records import Preemption, Record, Retraction, StepDone
 from setpoint.core.request import Ids, Request, pack_ids
@@ -19,10 +19,10 @@ from setpoint.core.settings import Settings
 from setpoint.scheduler import invariants
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig
-from setpoint.scheduler.grammar import GrammarFactory
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 from setpoint.scheduler.sequence import Sequence
+from setpoint.testing.preparers import ScriptedPreparer, nothing_to_prepare
 from setpoint.testing.scripted import NextToken, NumTokens, ScriptedExecutor, hashed_token
 
 VOCAB = 97
@@ -76,10 +76,13 @@ class Recorder:
 class Wire:
     """The link of a loop under test: what the test posts is received at the next turn."""
 
-    inbox: list[ToEngine] = field(default_factory=list)
+    inbox: list[ToLoop] = field(default_factory=list)
     outbox: list[ToFrontend] = field(default_factory=list)
 
-    def receive(self, timeout_s: float) -> list[ToEngine]:
+    def post(self, message: ToLoop) -> None:
+        self.inbox.append(message)
+
+    def receive(self, timeout_s: float) -> list[ToLoop]:
         messages, self.inbox = self.inbox, []
         return messages
 
@@ -117,7 +120,7 @@ class Harness:
         eviction_parameters: Mapping[str, int] | None = None,
         next_token: NextToken | None = None,
         num_tokens: NumTokens = lambda most: most,
-        grammar: GrammarFactory | None = None,
+        preparer: ScriptedPreparer | None = None,
         executor: Executor | None = None,
         wire: Wire | None = None,
         **config: Any,
@@ -143,8 +146,10 @@ class Harness:
             next_token=next_token or hashed_token(VOCAB),
             num_tokens=num_tokens,
         )
+        self.preparer = preparer or nothing_to_prepare()
+        self.preparer.post = self.wire.post
         self.scheduler = Scheduler(
-            self.config, self.settings, self.cache, observer=self.recorder, grammar=grammar
+            self.config, self.settings, self.cache, observer=self.recorder, preparer=self.preparer
         )
         self.loop = Loop(
             self.scheduler,
@@ -211,7 +216,8 @@ class Harness:
         ends)."""
         for _ in range(max_turns):
             self.turn()
-            if self.scheduler.state.is_idle and not self.wire.inbox:
+            state = self.scheduler.state
+            if state.is_idle and not state.preparing and not self.wire.inbox:
                 return
         raise AssertionError(f"not idle after {max_turns} turns")
 

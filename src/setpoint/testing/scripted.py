@@ -189,7 +189,10 @@ class ScriptedExecutor:
             assert EMPTY not in history, f"slot {slot} reads a position that nothing wrote"
             assert WRONG not in history, f"slot {slot} reads a guess that nothing confirmed"
             if slot in self._pooled:
-                embeddings.update(self._pool(slot, start, end, history))
+                try:
+                    embeddings.update(self._pool(slot, start, end, history))
+                except Exception as error:
+                    failures[self._pooled[slot][0].seq_id] = failure("pooling", error)
             if most:
                 assert end == len(self._ids[slot]), "a row samples before its last known token"
                 histories.append((slot, history, most))

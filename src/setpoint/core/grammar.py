@@ -24,6 +24,14 @@ class Grammar(Protocol):
 
 
 class GrammarFactory(Protocol):
-    def __call__(self, request: Request) -> Grammar | None:
-        """The request's automaton, or None if its output is free."""
+    def constrains(self, request: Request) -> bool:
+        """Whether the request asks for a grammar. Asked for every request by the engine's loop: it
+        must be quick."""
+        ...
+
+    def __call__(self, request: Request) -> Grammar:
+        """The automaton of a request that asks for one. May take long, and is called from threads.
+
+        Raises RequestError for a grammar that the client got wrong.
+        """
         ...

@@ -1,0 +1,120 @@
+"""Grammars are made by threads of the engine's process, so that the loop never waits for one.
+
+Implements ``core.preparation.Preparer`` over a ``GrammarFactory``. A thread cannot be stopped: one
+whose grammar nobody waits for any more is given up, and another takes its place, as long as those
+given up are few.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from setpoint.core.errors import RequestError
+from setpoint.core.failures import failed, failure, refused
+from setpoint.core.grammar import Grammar, GrammarFactory
+from setpoint.core.messages import Finish, Prepared
+from setpoint.core.request import Ids, Request
+
+NUM_THREADS = 2
+MAX_GIVEN_UP = 8
+"""Threads that may be at work on grammars that nobody waits for."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """Written by the loop, except for ``grammar``; under the lock."""
+
+    seq_id: int
+    request: Request
+    outputs: Ids
+    is_cancelled: bool = False
+    is_running: bool = False
+    is_given_up: bool = False
+    """Another thread has taken the place of the one that works on it."""
+    grammar: Grammar | None = None
+    """Set by a thread before it posts that it is there."""
+
+
+class GrammarThreads:
+    """``post`` puts a message into the loop's inbox, from any thread."""
+
+    def __init__(self, factory: GrammarFactory, post: Callable[[Prepared], None]) -> None:
+        self._factory = factory
+        self._post = post
+        self._changed = threading.Condition()
+        """Guards all that follows."""
+        self._jobs: dict[int, _Job] = {}
+        """Started, and neither taken nor cancelled."""
+        self._waiting: dict[int, _Job] = {}
+        """Those that no thread has begun with, in order."""
+        self._num_given_up = 0
+        for _ in range(NUM_THREADS):
+            self._start_thread()
+
+    def needs(self, seq_id: int, request: Request) -> bool:
+        return self._factory.constrains(request)
+
+    def start(self, seq_id: int, request: Request, outputs: Ids) -> None:
+        with self._changed:
+            job = self._jobs[seq_id] = _Job(seq_id, request, outputs)
+            self._waiting[seq_id] = job
+            self._changed.notify()
+
+    def take(self, seq_id: int) -> Grammar | None:
+        with self._changed:
+            return self._jobs.pop(seq_id).grammar
+
+    def cancel(self, seq_id: int) -> None:
+        with self._changed:
+            job = self._jobs.pop(seq_id)
+            job.is_cancelled = True
+            self._waiting.pop(seq_id, None)
+            if job.is_running and self._num_given_up < MAX_GIVEN_UP:
+                self._num_given_up += 1
+                job.is_given_up = True
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        # A daemon: the process ends without those that never finish.
+        threading.Thread(target=self._work, name="grammar", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting:
+                    self._changed.wait()
+                job = self._waiting.pop(next(iter(self._waiting)))
+                job.is_running = True
+            message = self._prepare(job)
+            with self._changed:
+                job.is_running = False
+                if not job.is_cancelled:
+                    self._post(message)
+                if job.is_given_up:
+                    self._num_given_up -= 1
+                    return
+
+    def _prepare(self, job: _Job) -> Prepared:
+        try:
+            grammar = prepared_grammar(self._factory, job.request, job.outputs)
+        except Exception as error:
+            return Prepared(job.seq_id, finish_of(error))
+        job.grammar = grammar
+        return Prepared(job.seq_id)
+
+
+def prepared_grammar(make: Callable[[Request], Grammar], request: Request, outputs: Ids) -> Grammar:
+    """The request's grammar behind the outputs that exist."""
+    grammar = make(request)
+    for token in outputs.tolist():
+        grammar.accept(token)
+    return grammar
+
+
+def finish_of(error: Exception) -> Finish:
+    """How a request ends whose grammar could not be made."""
+    if isinstance(error, RequestError):
+        return refused(error)
+    return failed(failure("making its grammar", error))

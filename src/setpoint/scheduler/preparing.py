@@ -1,0 +1,55 @@
+"""Sequences that wait for something made outside the loop, before they join the queue.
+
+They hold no memory and keep nobody from running; their place in the order of arrival is kept for
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from setpoint.core.preparation import Preparer
+from setpoint.scheduler.sequence import Sequence, Status
+
+
+class Preparing:
+    """Sequences in status PREPARING, in order of arrival."""
+
+    def __init__(self, preparer: Preparer | None) -> None:
+        """Without a ``preparer`` no request needs to be prepared."""
+        self._preparer = preparer
+        self._by_id: dict[int, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._by_id.values())
+
+    def __contains__(self, seq_id: int) -> bool:
+        return seq_id in self._by_id
+
+    def is_needed(self, seq: Sequence) -> bool:
+        return self._preparer is not None and self._preparer.needs(seq.seq_id, seq.request)
+
+    def start(self, seq: Sequence) -> None:
+        assert self._preparer is not None
+        seq.status = Status.PREPARING
+        outputs = np.array(seq.outputs, np.int32)
+        self._preparer.start(seq.seq_id, seq.request, outputs)
+        self._by_id[seq.seq_id] = seq
+
+    def take(self, seq_id: int) -> Sequence:
+        """The sequence, with what was prepared for it."""
+        assert self._preparer is not None
+        seq = self._by_id.pop(seq_id)
+        seq.grammar = self._preparer.take(seq_id)
+        return seq
+
+    def remove(self, seq: Sequence) -> None:
+        """It ends before it is prepared, or because it could not be."""
+        assert self._preparer is not None
+        del self._by_id[seq.seq_id]
+        self._preparer.cancel(seq.seq_id)

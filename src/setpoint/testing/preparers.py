@@ -1,0 +1,68 @@
+"""Prepares requests when a test says so, without threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from setpoint.core.grammar import Grammar
+from setpoint.core.messages import Prepared
+from setpoint.core.request import Ids, Request
+from setpoint.launch.grammar_threads import finish_of, prepared_grammar
+
+
+class ScriptedPreparer:
+    """Implements core.preparation.Preparer: ``make`` runs inside ``start``, or in ``finish`` where
+    requests are held."""
+
+    def __init__(
+        self,
+        make: Callable[[Request], Grammar],
+        *,
+        needs: Callable[[Request], bool] = lambda request: True,
+        hold: bool = False,
+    ) -> None:
+        self._make = make
+        self._needs = needs
+        self.hold = hold
+        self.post: Callable[[Prepared], None]
+        """Into the loop's inbox; set by the harness."""
+        self.open: dict[int, tuple[Request, Ids]] = {}
+        """Started, and neither cancelled nor taken: by number of sequence."""
+        self.cancelled: list[int] = []
+        self._made: dict[int, Grammar] = {}
+
+    def needs(self, seq_id: int, request: Request) -> bool:
+        return self._needs(request)
+
+    def start(self, seq_id: int, request: Request, outputs: Ids) -> None:
+        assert seq_id not in self.open
+        self.open[seq_id] = request, outputs
+        if not self.hold:
+            self.finish(seq_id)
+
+    def finish(self, seq_id: int) -> None:
+        """What the sequence waits for is there, or has failed."""
+        try:
+            self._made[seq_id] = prepared_grammar(self._make, *self.open[seq_id])
+        except Exception as error:
+            self.post(Prepared(seq_id, finish_of(error)))
+        else:
+            self.post(Prepared(seq_id))
+
+    def take(self, seq_id: int) -> Grammar | None:
+        del self.open[seq_id]
+        return self._made.pop(seq_id)
+
+    def cancel(self, seq_id: int) -> None:
+        del self.open[seq_id]
+        self._made.pop(seq_id, None)
+        self.cancelled.append(seq_id)
+
+
+def nothing_to_prepare() -> ScriptedPreparer:
+    """Every request joins the queue at once."""
+
+    def make(request: Request) -> Grammar:
+        raise AssertionError("nobody needs a grammar")
+
+    return ScriptedPreparer(make, needs=lambda request: False)
