@@ -76,12 +76,8 @@ KERNELS = {
 
 
 class Kernels:
-    """The entry points at one level: a method per entry of KERNELS, called with the address of its
-    struct.
-
-    NOTE: bindings look a kernel up at every call (``self._kernels.linear(address)``): while a step
-    is captured, recorders stand in the kernels' places (``recorded_by``).
-    """
+    """The entry points at one level: a function per entry of KERNELS, called with the address of
+    its struct. While a step is captured (``recorded_by``), a call is recorded and does not run."""
 
     attention_plan: Callable[[int], None]
     attention: Callable[[int], None]
@@ -105,13 +101,16 @@ class Kernels:
         library.setpoint_layouts.restype = ctypes.c_char_p
         if found := difference(library.setpoint_layouts().decode()):
             raise KernelsUnavailable(f"the C++ kernels and their Python callers differ: {found}")
-        for name in (*KERNELS, "program"):
+        self._record: Callable[[str, int], None] | None = None
+        """Where calls go while a step is captured; written by ``recorded_by``."""
+        self._addresses: dict[str, int] = {}
+        for name in KERNELS:
             function = getattr(library, f"setpoint_{name}")
             function.argtypes, function.restype = (_pointer,), None
-            setattr(self, name, function)
-        self._addresses = {
-            name: ctypes.cast(getattr(self, name), _pointer).value for name in KERNELS
-        }
+            self._addresses[name] = ctypes.cast(function, _pointer).value
+            setattr(self, name, self._launcher(name, function))
+        self.program = library.setpoint_program
+        self.program.argtypes, self.program.restype = (_pointer,), None
         self.level = level
         self.usable: bool = bool(library.setpoint_has_tiles())
         """Whether the processor keeps what its flags say of this level."""
@@ -146,12 +145,20 @@ class Kernels:
     @contextlib.contextmanager
     def recorded_by(self, record: Callable[[str, int], None]) -> Iterator[None]:
         """Inside, calling a kernel calls ``record(name, address of its struct)`` instead."""
-        kernels = {name: getattr(self, name) for name in KERNELS}
-        self.__dict__.update({name: functools.partial(record, name) for name in KERNELS})
+        self._record = record
         try:
             yield
         finally:
-            self.__dict__.update(kernels)
+            self._record = None
+
+    def _launcher(self, name: str, function: Callable[[int], None]) -> Callable[[int], None]:
+        def launch(address: int) -> None:
+            if self._record is None:
+                function(address)
+            else:
+                self._record(name, address)
+
+        return launch
 
 
 def load(level: str | None = None) -> Kernels:
