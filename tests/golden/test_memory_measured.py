@@ -49,6 +49,7 @@ from setpoint.config.resolve import resolve
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.planning.memory import activation_bytes, captured_bytes
 from setpoint.testing.plans import Driver
 
 def status(key):
@@ -73,7 +74,9 @@ runner = build_runner(
     )
 )
 model = memory_model(config, spec, attention=runner.report.attention, model_impl=runner.report.model_impl)
-plan = model.plan(probe_hardware().available_bytes + runner.report.weight_bytes, available_after_load=probe_hardware().available_bytes)
+footprint = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
+available = probe_hardware().available_bytes
+plan = model.plan(available + runner.report.weight_bytes, available_after_load=available, footprint=footprint)
 runner.allocate(num_pages=plan.pool_tokens // settled.page_size, max_slots=num_slots, context_len=config.context_len)
 runner.pool.memory.zero_()  # a CPU's pool is claimed as tokens arrive: here, all of it
 def run(prompts, pages_per_slot):
@@ -91,22 +94,59 @@ print(json.dumps({
     "weights": [model.weights(), runner.report.weight_bytes],
     "pool": [plan.kv_bytes, runner.pool.num_bytes],
     "pool_tokens": plan.pool_tokens,
-    "captured": [plan.graphs_bytes, sum(way.num_bytes for way in runner.ways)],
+    "captured": [captured_bytes(spec, config.dtype_bytes), footprint.captured, sum(way.num_bytes for way in runner.ways)],
+    "activations": [activation_bytes(spec, num_tokens=config.step_tokens, dtype_bytes=config.dtype_bytes), footprint.activations],
     "all": [model.weights() + plan.kv_bytes + plan.workspace_bytes + plan.graphs_bytes, status("VmHWM") - before],
 }))
 """
 
 
+STEP = """
+import json, re, sys
+from pathlib import Path
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.testing.plans import Driver
+
+def status(key):
+    return int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+folder, num_tokens, dtype = json.loads(sys.argv[1])
+config = EngineConfig(folder, read_spec(Path(folder)), dtype=dtype, kv_dtype=dtype, page_size=16, num_threads=2)
+runner = build_runner(config)
+recorded = runner.footprint(step_tokens=num_tokens, context_len=2048).activations
+runner.allocate(num_pages=2048 // 16, max_slots=1, context_len=2048)
+runner.pool.memory.zero_()
+driver = Driver(InprocExecutor(runner), 16, 2048 // 16)
+grown = []
+for count in (64, num_tokens):  # the first finds what a process finds once
+    plan = driver.plan()
+    driver.admit(plan, 0, [7] * 2000)
+    plan.add_row(0, 0, 0, count, 0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = status("VmRSS")
+    driver.run(plan)
+    grown.append(status("VmHWM") - before)
+print(json.dumps({"recorded": recorded, "grown": grown[-1]}))
+"""
+
+
 def measured(tmp_path: Path, pool_tokens: int, **options: Any) -> dict[str, Any]:
-    """[planned, measured] bytes of a process that loads a model, fills its pool and runs the
+    """Planned and measured bytes of a process that loads a model, fills its pool and runs the
     largest step."""
     folder = write_tiny_llama(tmp_path / "model", **MODEL)
-    arguments = json.dumps([str(folder), pool_tokens, NUM_SLOTS, options])
+    return outcome(MEASURE, [str(folder), pool_tokens, NUM_SLOTS, options])
+
+
+def outcome(script: str, arguments: list[Any]) -> dict[str, Any]:
+    """What a process prints."""
     # glibc raises this threshold by itself and then keeps some freed blocks, tens of megabytes that
     # differ from run to run.
     env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(256 << 10)}
     process = subprocess.run(
-        [sys.executable, "-c", MEASURE, arguments],
+        [sys.executable, "-c", script, json.dumps(arguments)],
         capture_output=True,
         text=True,
         timeout=170,
@@ -142,9 +182,26 @@ def test_what_is_planned_is_what_is_used(
         == int(gib * GIB) // cell // options["page_size"] * options["page_size"]
     )
     assert found["pool"][0] == found["pool"][1]
-    assert found["captured"][0] == found["captured"][1]
+    estimated, measured_first, kept = found["captured"]
+    assert estimated == measured_first == kept
+    estimated, recorded = found["activations"]
+    assert recorded <= estimated <= 3 * recorded, "estimates are for what cannot be recorded, too"
     assert found["weights"][0] == pytest.approx(found["weights"][1], rel=0.01)
     assert found["all"][0] == pytest.approx(found["all"][1], rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_step_takes_what_was_recorded(tmp_path: Path, dtype: str) -> None:
+    folder = write_tiny_llama(tmp_path / "model", **MODEL)
+    found = outcome(STEP, [str(folder), 1900, dtype])
+    assert found["grown"] == pytest.approx(found["recorded"], rel=0.1)
+
+
+def test_what_cannot_be_recorded_is_estimated(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path)
+    config = EngineConfig(str(folder), read_spec(folder), dtype="float64", kv_dtype="float64")
+    footprint = build_runner(config).footprint(step_tokens=64, context_len=64)
+    assert (footprint.activations, footprint.captured) == (None, 0)
 
 
 def captured(folder: Path, **fields: Any) -> list[int]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from setpoint.core.errors import OutOfMemoryError
+from setpoint.core.footprint import Footprint
 from setpoint.core.limits import LOGITS_ROWS
 from setpoint.core.model import KeptBlocks, Pooling
 from setpoint.planning.memory import (
@@ -17,13 +18,14 @@ from setpoint.planning.memory import (
     MIB,
     REFERENCE_SCORES,
     MemoryModel,
+    activation_bytes,
     auto_mem_fraction,
     captured_bytes,
     format_bytes,
     kv_bytes,
     max_running_requests,
     reference_attention_bytes,
-    step_bytes,
+    sampling_bytes,
     table_bytes,
     weight_bytes,
 )
@@ -74,9 +76,9 @@ def test_parts_by_hand() -> None:
     )
     assert replace(CPU_MODEL, quantization="unquant").weights() == CPU_MODEL.weights()
     assert kv_bytes(SPEC, 10, 4) == 10 * TOKEN
-    assert step_bytes(SPEC, num_tokens=1, num_sampling=0, dtype_bytes=2) == 2 * (3 * 64 + 4 * 128)
-    assert step_bytes(SPEC, num_tokens=0, num_sampling=1, dtype_bytes=2) == 256 * (2 + 24)
-    assert step_bytes(SPEC, num_tokens=0, num_sampling=1, dtype_bytes=8) == 256 * (8 + 48)
+    assert activation_bytes(SPEC, num_tokens=1, dtype_bytes=2) == 2 * (3 * 64 + 4 * 128)
+    assert sampling_bytes(SPEC, num_sampling=1, dtype_bytes=2) == 256 * (2 + 24)
+    assert sampling_bytes(SPEC, num_sampling=1, dtype_bytes=8) == 256 * (8 + 48)
     assert table_bytes(3, context_len=33, page_size=16) == 4 * 3 * (33 + 3)
 
 
@@ -120,7 +122,7 @@ def test_captured_steps_take_from_the_pool() -> None:
 
 def test_attention_decides_where_it_is_wider_than_the_mlp() -> None:
     narrow = replace(SPEC, intermediate_size=1)
-    assert step_bytes(narrow, num_tokens=1, num_sampling=0, dtype_bytes=2) == 2 * (
+    assert activation_bytes(narrow, num_tokens=1, dtype_bytes=2) == 2 * (
         3 * 64 + (2 * 4 + 2 * 2) * 16
     )
 
@@ -273,3 +275,21 @@ def test_room_for_one_page_and_the_dummy_is_enough() -> None:
 )
 def test_format_bytes(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text
+
+
+def test_what_was_measured_takes_the_place_of_estimates() -> None:
+    model = replace(CPU_MODEL, max_total_tokens=1024, captured=True)
+    footprint = Footprint(
+        weights=0, rotations=7, captured=1 << 20, step_tokens=128, activations=1 << 16
+    )
+    estimated, measured, partly = (
+        model.plan(GIB, footprint=each)
+        for each in (None, footprint, replace(footprint, activations=None))
+    )
+    assert measured.graphs_bytes == 1 << 20 != estimated.graphs_bytes
+    activations = activation_bytes(SPEC, num_tokens=256, dtype_bytes=4)
+    assert partly.workspace_bytes - measured.workspace_bytes == activations - 2 * (1 << 16), (
+        "the largest step has twice the tokens of the measured one"
+    )
+    rotations = 4 * SPEC.num_rotaries * 512 * SPEC.head_dim
+    assert estimated.workspace_bytes - partly.workspace_bytes == rotations - 7

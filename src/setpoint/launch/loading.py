@@ -37,9 +37,14 @@ def load_engine(
     runner = build_runner(engine_config(config, spec, folder))
     loaded, after = runner.report, _available_bytes(options.device)
     _log_weights(runner, spec, after)
+    footprint = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
     plan = memory_model(
         config, spec, attention=loaded.attention, model_impl=loaded.model_impl
-    ).plan(before, available_after_load=min(after, before - loaded.weight_bytes))
+    ).plan(
+        before,
+        available_after_load=min(after, before - loaded.weight_bytes),
+        footprint=footprint,
+    )
     pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
     log_decisions(pool.decisions)
     report("making room for the KV cache")

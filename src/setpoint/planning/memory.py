@@ -2,8 +2,8 @@
 that gives advice.
 
 Pure arithmetic on a :class:`ModelSpec` and byte counts that others measured. It serves before the
-weights are loaded (they are then estimated) and after (what they took is then measured). It knows
-nothing of devices beyond their kind.
+weights are loaded (everything is then estimated) and after (what the engine has measured then takes
+the estimates' place). It knows nothing of devices beyond their kind.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from setpoint.core.errors import OutOfMemoryError
+from setpoint.core.footprint import Footprint
 from setpoint.core.limits import CAPTURED_TOKENS, LOGITS_ROWS, REFERENCE_SCORES
 from setpoint.core.model import ModelSpec
 
@@ -96,20 +97,21 @@ def kv_bytes(spec: ModelSpec, num_tokens: int, element_bytes: int) -> int:
     return spec.kv_bytes_per_token(element_bytes) * num_tokens
 
 
-def step_bytes(spec: ModelSpec, *, num_tokens: int, num_sampling: int, dtype_bytes: int) -> int:
-    """Peak of a step's temporaries: activations of ``num_tokens`` rows and logits of
-    ``num_sampling`` rows.
+def activation_bytes(spec: ModelSpec, *, num_tokens: int, dtype_bytes: int) -> int:
+    """Peak of the temporaries of a forward pass of ``num_tokens`` rows, without logits.
 
     Per row the residual, a layer's input and its normed form, and on top either attention's (q, k,
     v and its output) or the MLP's (gate, up, their product, and that once more in the layout of the
-    matrix product), whichever is larger. Logits exist in the model's dtype, and while a token is
-    drawn from all of the sorted vocabulary six times more in float32 or wider.
+    matrix product), whichever is larger.
     """
     qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    activations = (
-        num_tokens * dtype_bytes * (3 * spec.hidden_size + max(qkv, 4 * spec.intermediate_size))
-    )
-    return activations + num_sampling * spec.vocab_size * (dtype_bytes + 6 * max(dtype_bytes, 4))
+    return num_tokens * dtype_bytes * (3 * spec.hidden_size + max(qkv, 4 * spec.intermediate_size))
+
+
+def sampling_bytes(spec: ModelSpec, *, num_sampling: int, dtype_bytes: int) -> int:
+    """Peak of sampling ``num_sampling`` rows: logits exist in the model's dtype, and while a token
+    is drawn from all of the sorted vocabulary six times more in float32 or wider."""
+    return num_sampling * spec.vocab_size * (dtype_bytes + 6 * max(dtype_bytes, 4))
 
 
 def captured_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
@@ -229,8 +231,9 @@ class MemoryModel:
             blocks=self.blocks_kept,
         )
 
-    def workspace(self, pool_tokens: int) -> int:
-        """Temporaries of the largest step, and the tables, with a pool of ``pool_tokens``.
+    def workspace(self, pool_tokens: int, footprint: Footprint | None = None) -> int:
+        """Temporaries of the largest step, and the tables, with a pool of ``pool_tokens``; measured
+        as far as there is a footprint.
 
         On a CPU the tables are mapped but touched only where sequences stand: counted are the
         tokens of a full pool and the border memory page (4 KiB) of each slot's row in either table.
@@ -240,9 +243,11 @@ class MemoryModel:
         if self.device == "cpu":
             touched = 4 * (pool_tokens + pool_tokens // self.page_size) + 2 * 4 * KIB * num_slots
             tables = min(tables, touched)
-        total = (
-            tables + 4 * self.spec.num_rotaries * self.context_len * self.spec.head_dim
-        )  # and the rotation tables
+        total = tables + (
+            4 * self.spec.num_rotaries * self.context_len * self.spec.head_dim
+            if footprint is None
+            else footprint.rotations
+        )
         if self.reference_attention:
             total += reference_attention_bytes(
                 self.spec,
@@ -251,16 +256,26 @@ class MemoryModel:
                 dtype_bytes=self.dtype_bytes,
             )
         rows, sampling = max(self.step_tokens, num_slots), min(num_slots, LOGITS_ROWS)
-        return total + step_bytes(
-            self.spec, num_tokens=rows, num_sampling=sampling, dtype_bytes=self.dtype_bytes
-        )
+        total += sampling_bytes(self.spec, num_sampling=sampling, dtype_bytes=self.dtype_bytes)
+        if footprint is None or footprint.activations is None:
+            return total + activation_bytes(
+                self.spec, num_tokens=rows, dtype_bytes=self.dtype_bytes
+            )
+        return total + footprint.activations * rows // footprint.step_tokens
 
-    def plan(self, available_bytes: int, *, available_after_load: int | None = None) -> MemoryPlan:
+    def plan(
+        self,
+        available_bytes: int,
+        *,
+        available_after_load: int | None = None,
+        footprint: Footprint | None = None,
+    ) -> MemoryPlan:
         """Size the pool as in docs/sglang/options.md#pool-limits: what is free after the weights,
         less the share kept for neither of them.
 
         available_bytes: free before the weights are loaded; available_after_load: measured after,
-        None = not loaded yet. On a CPU the pool also leaves room for the workspace and a reserve,
+        None = not loaded yet; footprint: what else the engine has measured, in place of estimates.
+        On a CPU the pool also leaves room for the workspace and a reserve,
         and without a wish of the user it stays under a ceiling. Raises OutOfMemoryError if there is
         no room for one page (and the dummy page).
         """
@@ -272,8 +287,8 @@ class MemoryModel:
         weights = max(available_bytes - rest, 0)
         limits = self._wishes(available_bytes, rest)
         token = self.spec.kv_bytes_per_token(self.kv_element_bytes)
-        workspace = self.workspace(max(min(limits)[0] // token, 0))
-        graphs = captured_bytes(self.spec, self.dtype_bytes) if self.captured else 0
+        workspace = self.workspace(max(min(limits)[0] // token, 0), footprint)
+        graphs = self._captured() if footprint is None else footprint.captured
         if self.device == "cpu":
             reserve = min(round(available_bytes * CPU_RESERVE_SHARE), CPU_RESERVE_BYTES)
             parts = {"workspace": workspace, "captured steps": graphs, "reserve": reserve}
@@ -295,6 +310,10 @@ class MemoryModel:
             pool_tokens=num_pages * self.page_size,
             limited_by=limited_by,
         )
+
+    def _captured(self) -> int:
+        """Estimated."""
+        return captured_bytes(self.spec, self.dtype_bytes) if self.captured else 0
 
     def _wishes(self, available_bytes: int, rest: int) -> list[tuple[int, str]]:
         """Pool bytes (dummy page included) allowed by the options, each with its name."""

@@ -40,6 +40,9 @@ class Program(Protocol):
 
 
 class Recorder(Protocol):
+    peak_bytes: int
+    """The most that tensors made in recordings took at the same moment."""
+
     def recording(
         self, rows: str = "tokens", *, products: str = "linear"
     ) -> AbstractContextManager[None]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from setpoint.core.failures import failure
+from setpoint.core.footprint import Footprint
 from setpoint.core.limits import LOGITS_ROWS
 from setpoint.core.model import ModelSpec
 from setpoint.core.plan import StepPlan, TokenMasks
@@ -25,6 +26,7 @@ from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.layers.context import Backends
 from setpoint.engine.runner.batch import ForwardBatch, build_batch
 from setpoint.engine.runner.claim_ahead import ClaimAhead
+from setpoint.engine.runner.footprint import activation_bytes
 from setpoint.engine.runner.forward_pass import Answer, ForwardPass
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.pooling import Pooled, Pooler
@@ -137,6 +139,18 @@ class ModelRunner:
             self.model, self.slots, self.pool, cos_sin, self.page_size, self.device
         )
         self._make_ways()
+
+    def footprint(self, *, step_tokens: int, context_len: int) -> Footprint:
+        """Measured on a pool of one page, so that the pool can be sized by it: ``allocate`` memory
+        next. ``step_tokens``: of the step whose temporaries are counted."""
+        self.allocate(num_pages=1, max_slots=1, context_len=context_len)
+        return Footprint(
+            weights=self.report.weight_bytes,
+            rotations=sum(table.nbytes for table in self.forward_pass.cos_sin),
+            captured=sum(way.num_bytes for way in self.ways),
+            step_tokens=step_tokens,
+            activations=activation_bytes(self.forward_pass, self.backends, step_tokens),
+        )
 
     @property
     def longest_row(self) -> int:

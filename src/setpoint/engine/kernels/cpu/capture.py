@@ -41,6 +41,9 @@ class Arena:
 
     def __init__(self) -> None:
         self.memory: list[np.ndarray] = []
+        self.peak_bytes = 0
+        """The most that was in use at the same moment."""
+        self._used_bytes = 0
         self._free: dict[int, list[np.ndarray]] = defaultdict(list)
         """Blocks by size."""
 
@@ -49,8 +52,14 @@ class Arena:
         free = self._free[size]
         block = free.pop() if free else self._new(size)
         view = block[:]
-        weakref.finalize(view, free.append, block)
+        weakref.finalize(view, self._give_back, block)
+        self._used_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self._used_bytes)
         return torch.from_numpy(view).view(dtype)[: int(np.prod(shape))].view(shape)
+
+    def _give_back(self, block: np.ndarray) -> None:
+        self._free[block.nbytes].append(block)
+        self._used_bytes -= block.nbytes
 
     def _new(self, size: int) -> np.ndarray:
         memory = in_huge_pages((size,), torch.uint8).numpy()
@@ -109,6 +118,10 @@ class CpuRecorder:
         self._kernels = kernels
         self._arena = Arena()
         self._calls: list[Recorded] = []
+
+    @property
+    def peak_bytes(self) -> int:
+        return self._arena.peak_bytes
 
     @contextlib.contextmanager
     def recording(self, rows: str = "tokens", *, products: str = "linear") -> Iterator[None]:
