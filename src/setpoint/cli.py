@@ -58,7 +58,7 @@ def _run(arguments: list[str]) -> int:
     if command in ("--version", "-V", "version"):
         print(f"setpoint {__version__}")
         return 0
-    runs = {"serve": _serve, "batch": _batch, "chat": _chat}
+    runs = {"serve": _serve, "batch": _batch, "chat": _chat, "replay": _replay}
     if command in runs:
         return runs[command](arguments[1:])
     if not command:
@@ -115,6 +115,13 @@ def _chat(arguments: list[str]) -> int:
     from setpoint.chat.run import chat
 
     return chat(line, env, api_key=os.environ.get("OPENAI_API_KEY"))
+
+
+def _replay(arguments: list[str]) -> int:
+    line, _ = _read("replay", arguments)
+    from setpoint.recording.command import replay
+
+    return replay(line.own)
 
 
 def _bench(arguments: list[str]) -> int:

@@ -17,6 +17,9 @@ from setpoint.core.limits import CAPTURED_TOKENS
 OWN = {
     "--max-body-bytes",
     "--num-threads",
+    "--record",
+    "--record-content",
+    "--record-max-bytes",
     "--refuse-unknown-keys",
     "--strict-accounting",
     "--workload",

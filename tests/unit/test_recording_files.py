@@ -83,7 +83,7 @@ def test_only_the_owner_may_read_and_nothing_is_overwritten(tmp_path: Path) -> N
     with pytest.raises(RecordingError, match="already"):
         record(short_run(), path)
     assert path.read_bytes() == before
-    with pytest.raises(RecordingError, match="No such file"):
+    with pytest.raises(RecordingError, match="no such folder"):
         record(short_run(), tmp_path / "no" / "folder")
 
 

@@ -194,6 +194,8 @@ class _Reader:
             if not isinstance(value, bool):
                 raise ConfigError(f"{key} must be true or false, got {value!r}.")
             return [flag] if value else []
+        if isinstance(value, bool) and {"off", "on"} <= set(field.about.choices):
+            value = "on" if value else "off"  # YAML takes the unquoted words for booleans
         if isinstance(value, dict) and field.about.metavar == "JSON":
             value = json.dumps(value)
         if isinstance(value, (bool, list, dict)):

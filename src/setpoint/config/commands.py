@@ -26,6 +26,7 @@ from setpoint.config.sglang_known import KNOWN
 
 BATCHES = "Batch"
 CHATS = "Chat"
+REPLAYS = "Replay"
 
 
 class NoOptions(msgspec.Struct, frozen=True):
@@ -60,6 +61,24 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
             BATCHES,
             "Write answers in the order of the input instead of the order in which they are ready.",
         ),
+    ] = False
+
+
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of ``setpoint replay``."""
+
+    file: Annotated[
+        str | None,
+        Option(
+            REPLAYS,
+            "Recording that 'setpoint serve --record FILE' wrote. May be given as the first"
+            " argument.",
+            metavar="FILE",
+        ),
+    ] = None
+    print: Annotated[
+        bool,
+        Option(REPLAYS, "Show the engine's log lines with their times, and replay nothing."),
     ] = False
 
 
@@ -214,6 +233,19 @@ CHAT = Command(
     own=ChatOptions,
     defaults={"log_level": "warning"},
 )
+REPLAY = Command(
+    name="replay",
+    summary="run a recording of a server again, without its model",
+    description=(
+        "Run a recording again, without a model: the same scheduler makes every plan anew, and the"
+        " first that differs is named."
+    ),
+    arguments="FILE [options]",
+    positional="file",
+    own=ReplayOptions,
+    has_engine=False,
+    sglang_flags=frozenset(),
+)
 ENGINE = Command(
     name="Engine",
     summary="",
@@ -277,6 +309,7 @@ COMMANDS = {
         SERVE,
         BATCH,
         CHAT,
+        REPLAY,
         BENCH_SERVING,
         BENCH_OFFLINE,
         BENCH_ONE_BATCH,

@@ -15,6 +15,7 @@ from setpoint.config.declare import Option, Range
 MODEL = "Model and numerics"
 SERVER = "Server"
 SERVING = "Answers"
+RECORDING = "Recording"
 
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,3 +235,33 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
             choices=("model", "openai"),
         ),
     ] = "model"
+
+    # -- Recording
+    record: Annotated[
+        str | None,
+        Option(
+            RECORDING,
+            "Record what enters and leaves the engine to this new file, for 'setpoint replay'"
+            " (docs/recording.md).",
+            metavar="FILE",
+        ),
+    ] = None
+    record_content: Annotated[
+        str,
+        Option(
+            RECORDING,
+            "off: the recording holds lengths and hashes, and no text, token id or name of a"
+            " client; on: token ids and names, too.",
+            choices=("off", "on"),
+        ),
+    ] = "off"
+    record_max_bytes: Annotated[
+        int,
+        Option(
+            RECORDING,
+            "Largest size of the recording. It is divided into 16 files, and beyond this size the"
+            " oldest is deleted; what is left can be printed, not replayed.",
+            low=1 << 20,
+            human=True,
+        ),
+    ] = 1 << 30

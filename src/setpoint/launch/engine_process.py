@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -30,11 +30,12 @@ from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc import EngineSocket
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.loading import load_engine
-from setpoint.launch.mapping import empty_cache, scheduler_config
+from setpoint.launch.mapping import cache_config, recording_config, scheduler_config
 from setpoint.launch.settings import live_settings
 from setpoint.observe.logline import LogLines, setup_logging
 from setpoint.observe.tee import Tee
 from setpoint.observe.turn_times import TurnTimes
+from setpoint.recording.writer import start_recording
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 
@@ -64,19 +65,19 @@ def main() -> int:
     setup_logging(job.config.options.log_level, rank=" TP0", milliseconds=job.config.env.log_ms)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     socket = EngineSocket(job.link)
-    try:
-        with reported_to(lambda doing: socket.send(Starting(doing))):
-            loop = _build(job, socket, imported)
-    except SetpointError as error:
-        socket.send(Failed(str(error)))
-        socket.close()
-        return 1
-    loop.run()
-    socket.close()
+    with ExitStack() as at_end:
+        at_end.callback(socket.close)
+        try:
+            with reported_to(lambda doing: socket.send(Starting(doing))):
+                loop = _build(job, socket, imported, at_end)
+        except SetpointError as error:
+            socket.send(Failed(str(error)))
+            return 1
+        loop.run()
     return 0
 
 
-def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
+def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitStack) -> Loop:
     config, spec = job.config, job.spec
     waited = time.perf_counter()
     runner, pool = load_engine(config, spec, job.folder)
@@ -86,22 +87,35 @@ def _build(job: EngineJob, socket: EngineSocket, started: float) -> Loop:
         device=config.options.device,
         started_at=time.monotonic(),
     )
-    observer = Tee(lines, times)
-    scheduler = Scheduler(
-        scheduler_config(config, pool, spec),
-        live_settings(config, pool),
-        empty_cache(config.options, pool),
-        observer=observer,
-    )
+    clock = WallClock()
+    rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
+    cache = cache_config(config.options, pool)
+    recording = None
+    if (wanted := recording_config(config.options)) is not None:
+        recording = start_recording(
+            wanted,
+            scheduler=rules,
+            settings=settings,
+            cache=cache,
+            clock=clock,
+            device=config.options.device,
+        )
+        at_end.callback(recording.close)
+    observer = Tee(lines, times, *([] if recording is None else [recording]))
+    scheduler = Scheduler(rules, settings, cache.empty_cache(), observer=observer)
     loop = Loop(
         scheduler,
         InprocExecutor(runner),
         socket,
         depth=config.overlap_depth,
-        clock=WallClock(),
+        clock=clock,
         observer=observer,
         heartbeat=_watchdog(config.options.watchdog_timeout),
-        state_info=lambda: _state_info(runner, lines) | {"turn_times": times.info()},
+        state_info=lambda: (
+            _state_info(runner, lines)
+            | {"turn_times": times.info()}
+            | ({} if recording is None else {"recording": recording.info()})
+        ),
     )
     gc.collect()
     gc.freeze()

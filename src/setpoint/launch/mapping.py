@@ -5,19 +5,21 @@ What may change later is made by ``settings``.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from setpoint.config.check import eviction_parameters
 from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build import EngineConfig
-from setpoint.scheduler.cache.manager import KVCache
+from setpoint.recording.writer import RecordingConfig
+from setpoint.scheduler.cache.manager import CacheConfig
 from setpoint.scheduler.config import RatioConfig, SchedulerConfig
 
 
-def empty_cache(options: Options, pool: PoolConfig) -> KVCache:
-    """The cache of a pool in which nothing is cached yet."""
-    return KVCache(
+def cache_config(options: Options, pool: PoolConfig) -> CacheConfig:
+    return CacheConfig(
         num_pages=pool.max_total_num_tokens // options.page_size,
         page_size=options.page_size,
         enabled=not options.disable_radix_cache,
@@ -42,6 +44,16 @@ def engine_config(config: ResolvedConfig, spec: ModelSpec, folder: str) -> Engin
         num_threads=config.num_threads,
         seed=config.random_seed,
         capture=not options.disable_cuda_graph,
+    )
+
+
+def recording_config(options: Options) -> RecordingConfig | None:
+    if options.record is None:
+        return None
+    return RecordingConfig(
+        path=Path(options.record),
+        content=options.record_content,
+        max_bytes=options.record_max_bytes,
     )
 
 

@@ -3,20 +3,26 @@ they ask for. It takes milliseconds."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from setpoint.config.hardware import available_bytes, why_no_cuda
 from setpoint.config.options import Options
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import ConfigError, OutOfMemoryError
 from setpoint.core.model import ModelSpec
 from setpoint.planning.memory import format_bytes, kv_bytes
+from setpoint.recording.segments import check_new
 
 
 def preflight(options: Options) -> None:
-    """Raises ConfigError, or CheckpointError for a chat template that cannot be compiled."""
+    """Raises ConfigError, RecordingError for a recording that cannot be made, or CheckpointError
+    for a chat template that cannot be compiled."""
     if options.device == "cuda" and (why := why_no_cuda()):
         raise ConfigError(
             f"--device cuda was asked for, but {why}; use --device cpu, or leave it out."
         )
+    if options.record is not None:
+        check_new(Path(options.record))
     if options.chat_template is not None:
         from setpoint.frontend.text.template import ChatTemplate
         from setpoint.frontend.text.template_source import find_chat_template

@@ -14,6 +14,7 @@ import msgspec
 from setpoint.core.errors import SetpointError
 from setpoint.core.request import PoolingKind
 from setpoint.core.settings import Settings
+from setpoint.scheduler.cache.manager import CacheConfig
 from setpoint.scheduler.config import SchedulerConfig
 
 FORMAT = 1
@@ -47,8 +48,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig
     settings: Settings
     """At the start."""
-    cache: dict[str, Any]
-    """Keyword arguments of KVCache."""
+    cache: CacheConfig
     device: str
     fields: dict[str, list[str]]
     """Kind of a KeptRecord -> names of its values."""

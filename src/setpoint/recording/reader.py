@@ -10,7 +10,7 @@ import msgspec
 
 from setpoint.recording.format import FORMAT, Header, Kept, RecordingError
 from setpoint.recording.frames import FrameReader
-from setpoint.recording.segments import segment_path
+from setpoint.recording.segments import segment_path, segments_there
 
 
 class _Format(msgspec.Struct):
@@ -57,12 +57,7 @@ class Recording:
 
 def open_recording(path: Path) -> Recording:
     """The recording whose first segment is, or was, ``path``. Raises RecordingError."""
-    numbers = [0] if path.exists() else []
-    numbers += sorted(
-        int(end)
-        for other in path.parent.glob(f"{path.name}.*")
-        if (end := other.name.removeprefix(f"{path.name}.")).isdecimal()
-    )
+    numbers = segments_there(path)
     if not numbers:
         raise RecordingError(f"There is no recording {path}.")
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):

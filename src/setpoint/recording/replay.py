@@ -35,7 +35,6 @@ from setpoint.recording.surroundings import (
     RecordedLink,
     RecordedPreparer,
 )
-from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
 
@@ -116,7 +115,7 @@ class Replay:
             Scheduler(
                 script.config,
                 header.settings,
-                KVCache(**header.cache),
+                header.cache.empty_cache(),
                 observer=self._comparison,
                 preparer=self._preparer,
             ),

@@ -55,7 +55,7 @@ class _StandIns:
         header = recording.header
         self.config = replace(header.scheduler, vocab_size=INT32_MAX, eos_token_ids=frozenset())
         self.content: Content = Surrogates()
-        places = Places.of(header.cache["page_size"], header.scheduler)
+        places = Places.of(header.cache.page_size, header.scheduler)
         self._outlines = surrogates.outlines(_readable(recording), places)
         self._ids = surrogates.SurrogateIds(places)
 

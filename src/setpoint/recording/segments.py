@@ -22,20 +22,32 @@ def segment_path(path: Path, number: int) -> Path:
     return path if number == 0 else path.with_name(f"{path.name}.{number}")
 
 
-def create(path: Path) -> int:
-    """A descriptor of a new file that only its owner may read. Raises RecordingError."""
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
+def segments_there(path: Path) -> list[int]:
+    """Numbers of the segments of this recording that exist, in order."""
+    first, others = path.name + ".", (other.name for other in path.parent.glob("*"))
+    ends = [name.removeprefix(first) for name in others if name.startswith(first)]
+    later = sorted(int(end) for end in ends if end.isdecimal())
+    return [0, *later] if path.exists() else later
+
+
+def check_new(path: Path) -> None:
+    """Raises RecordingError if a recording cannot be begun there."""
+    if segments_there(path):
         raise RecordingError(
             f"There is a recording {path} already. Move it away, or choose another name."
-        ) from None
-    except OSError as error:
-        raise RecordingError(f"Cannot write the recording {path}: {error.strerror}.") from None
+        )
+    if not path.parent.is_dir():
+        raise RecordingError(f"Cannot write the recording {path}: there is no such folder.")
+
+
+def _create(path: Path) -> int:
+    """A descriptor of a new file that only its owner may read."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 class Segments:
-    """Used by one thread after it is made. What fails raises RecordingError or OSError."""
+    """Used by one thread after it is made, which raises RecordingError. What fails later raises
+    OSError."""
 
     def __init__(self, path: Path, *, header: Callable[[int], bytes], max_bytes: int) -> None:
         """``header`` gives the payload that the segment of this number begins with."""
@@ -49,7 +61,11 @@ class Segments:
         self._size = 0
         self.num_bytes = 0
         """Of all segments that are there."""
-        self._file = create(path)
+        check_new(path)
+        try:
+            self._file = _create(path)
+        except OSError as error:
+            raise RecordingError(f"Cannot write the recording {path}: {error.strerror}.") from None
         self._begin()
 
     def write(self, payload: bytes) -> None:
@@ -75,7 +91,7 @@ class Segments:
             self.num_bytes -= size
         self._number, self._size = self._number + 1, 0
         os.close(self._file)
-        self._file = create(segment_path(self._path, self._number))
+        self._file = _create(segment_path(self._path, self._number))
         self._begin()
 
     def _begin(self) -> None:

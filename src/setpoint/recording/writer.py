@@ -26,6 +26,7 @@ from setpoint.recording.codec import field_names, kept
 from setpoint.recording.content import Content, Open, Withheld
 from setpoint.recording.format import OFF, Header
 from setpoint.recording.segments import Segments
+from setpoint.scheduler.cache.manager import CacheConfig
 from setpoint.scheduler.config import SchedulerConfig
 
 logger = logging.getLogger(__name__)
@@ -118,14 +119,11 @@ def start_recording(
     *,
     scheduler: SchedulerConfig,
     settings: Settings,
-    cache: dict[str, Any],
+    cache: CacheConfig,
     clock: Clock,
     device: str,
 ) -> RecordingWriter:
-    """Before the engine's first turn. ``cache``: keyword arguments of the KVCache.
-
-    Raises RecordingError if the file cannot be made.
-    """
+    """Before the engine's first turn. Raises RecordingError if the file cannot be made."""
     header = Header(
         version=__version__,
         recording=os.urandom(8).hex(),
@@ -146,7 +144,7 @@ def start_recording(
         max_bytes=config.max_bytes,
     )
     withheld = Withheld(
-        Places.of(cache["page_size"], scheduler),
+        Places.of(cache.page_size, scheduler),
         vocab_size=scheduler.vocab_size,
         eos_ids=scheduler.eos_token_ids,
         key=os.urandom(32),

@@ -17,7 +17,7 @@ from setpoint.core.request import Ids, Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.settings import Settings
 from setpoint.scheduler import invariants
-from setpoint.scheduler.cache.manager import KVCache
+from setpoint.scheduler.cache.manager import CacheConfig
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
@@ -132,14 +132,14 @@ class Harness:
         self.recorder = Recorder()
         self.clock = ManualClock()
         self.wire = wire or Wire()
-        self.cache_arguments: dict[str, Any] = {
-            "num_pages": num_pages,
-            "page_size": page_size,
-            "enabled": cache_enabled,
-            "eviction_policy": eviction_policy,
-            "eviction_parameters": eviction_parameters,
-        }
-        self.cache = KVCache(**self.cache_arguments)
+        self.cache_config = CacheConfig(
+            num_pages=num_pages,
+            page_size=page_size,
+            enabled=cache_enabled,
+            eviction_policy=eviction_policy,
+            eviction_parameters=dict(eviction_parameters or {}),
+        )
+        self.cache = self.cache_config.empty_cache()
         self.executor = executor or ScriptedExecutor(
             num_pages=num_pages,
             page_size=page_size,

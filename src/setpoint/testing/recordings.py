@@ -26,7 +26,7 @@ def record(
         RecordingConfig(path=path, content=content, max_bytes=max_bytes),
         scheduler=harness.config,
         settings=harness.settings,
-        cache=harness.cache_arguments,
+        cache=harness.cache_config,
         clock=harness.clock,
         device="cpu",
     )

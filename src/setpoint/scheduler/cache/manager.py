@@ -12,6 +12,7 @@ at every moment exactly one:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -20,6 +21,20 @@ from setpoint.core.request import Ids
 from setpoint.scheduler.cache.evict import eviction_policy as policy_of
 from setpoint.scheduler.cache.pages import PagePool
 from setpoint.scheduler.cache.radix import PrefixHandle, RadixTree
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class CacheConfig:
+    """The arguments of a KVCache, as a value that can be kept."""
+
+    num_pages: int
+    page_size: int
+    enabled: bool = True
+    eviction_policy: str = "lru"
+    eviction_parameters: dict[str, int] = field(default_factory=dict)
+
+    def empty_cache(self) -> KVCache:
+        return KVCache(**{each.name: getattr(self, each.name) for each in fields(self)})
 
 
 class KVCache:

@@ -1,0 +1,90 @@
+"""``setpoint replay``: a recording run again and compared, or shown as the log it is."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from setpoint.config.commands import ReplayOptions
+from setpoint.core.errors import ConfigError
+from setpoint.observe.logline import LineFormatter, LogLines
+from setpoint.recording.codec import as_record
+from setpoint.recording.format import Header, KeptRecord, KeptResult, KeptTurn
+from setpoint.recording.reader import Recording, open_recording
+from setpoint.recording.replay import Outcome, Replay
+
+
+def replay(options: ReplayOptions) -> int:
+    """Exit code 0 if every plan came out as it was recorded, 1 if not.
+
+    Raises ConfigError without a file, RecordingError for one that cannot be run.
+    """
+    if options.file is None:
+        raise ConfigError("a recording is missing; see 'setpoint replay --help'.")
+    recording = open_recording(Path(options.file))
+    if options.print:
+        return _print(recording)
+    logging.disable()  # what the replayed engine logs is not news
+    try:
+        outcome = Replay(recording).run()
+    finally:
+        logging.disable(logging.NOTSET)
+    for line in _lines(outcome, recording):
+        print(line)
+    return 0 if outcome.agrees else 1
+
+
+def _lines(outcome: Outcome, recording: Recording) -> list[str]:
+    lines = [f"Note: {note}" for note in recording.notes]
+    if outcome.ended_by:
+        lines.append(f"The replay ends where the engine ended, with {outcome.ended_by}")
+    if outcome.damage:
+        lines.append(f"Error: {outcome.damage} What is before that was replayed.")
+    counts = f"{outcome.num_steps} steps, {outcome.num_requests} requests"
+    speed = outcome.num_steps / max(outcome.seconds, 1e-9)
+    took = f"({outcome.seconds:.1f} s, {speed:.0f} steps/s)"
+    if outcome.difference:
+        return [*lines, f"The first difference is {outcome.difference}", f"{counts} {took}"]
+    return [*lines, f"{counts}, 0 differing plans {took}"]
+
+
+class _AtItsTime(logging.Filter):
+    """Gives log records the time at which they were written first."""
+
+    def __init__(self, header: Header) -> None:
+        super().__init__()
+        self._offset = header.began_at - header.clock_at
+        self.at = header.clock_at
+        """Seconds of the engine's clock."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.created = self._offset + self.at
+        record.msecs = record.created % 1 * 1000
+        return True
+
+
+def _print(recording: Recording) -> int:
+    header = recording.header
+    handler, then = logging.StreamHandler(sys.stdout), _AtItsTime(header)
+    handler.setFormatter(
+        LineFormatter(
+            "[%(asctime)s.%(msecs)03d TP0] %(levelprefix)s%(message)s", datefmt="%Y-%m-%d %H:%M:%S"
+        )
+    )
+    handler.addFilter(then)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    lines = LogLines(
+        decode_log_interval=header.settings.decode_log_interval,
+        device=header.device,
+        started_at=header.clock_at,
+    )
+    for row in recording:
+        match row:
+            case KeptTurn() | KeptResult():
+                then.at = row.at
+            case KeptRecord():
+                lines.on(as_record(row, header.fields))
+    for note in recording.notes:
+        print(f"Note: {note}")
+    return 0
