@@ -22,7 +22,7 @@ from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.runner.ways import replay
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.plans import Driver
+from setpoint.testing.plans import Driver, allocate_rows
 
 CONTEXT, PAGE, MAX_TOKENS = 128, 4, 48
 RNG = np.random.default_rng(5)
@@ -66,7 +66,7 @@ def make_runner(
 
 
 def allocate(runner: ModelRunner) -> None:
-    runner.allocate(num_pages=20 * CONTEXT // PAGE, max_slots=20, context_len=CONTEXT)
+    allocate_rows(runner, num_rows=20 * CONTEXT // PAGE, max_slots=20, context_len=CONTEXT)
 
 
 def names(runner: ModelRunner) -> list[str]:
@@ -76,7 +76,7 @@ def names(runner: ModelRunner) -> list[str]:
 def said(runner: ModelRunner, chunk: int = 23) -> tuple[dict[int, list[int]], list[torch.Tensor]]:
     """Greedy ids and the logits of every step, of prompts side by side: steps mix chunks and decode
     rows, up to the limit and past it."""
-    driver, logits = Driver(InprocExecutor(runner), PAGE, CONTEXT // PAGE), []
+    driver, logits = Driver(InprocExecutor(runner), PAGE, CONTEXT // PAGE, runner.num_groups), []
     forward = runner.forward
 
     def watched(plan, ways):
@@ -120,7 +120,7 @@ def test_every_architecture(architecture: str, dtype: str, tmp_path: Path) -> No
 def test_the_result_says_which_way_its_step_ran(capture: bool, tmp_path: Path) -> None:
     runner = make_runner(write_tiny(tmp_path, of_architecture("LlamaForCausalLM")), capture=capture)
     driver, prompt = (
-        Driver(InprocExecutor(runner), PAGE, CONTEXT // PAGE),
+        Driver(InprocExecutor(runner), PAGE, CONTEXT // PAGE, runner.num_groups),
         list(range(3, 3 + MAX_TOKENS + 20)),
     )
     said = []

@@ -77,7 +77,7 @@ model = memory_model(config, spec, attention=runner.report.attention, model_impl
 footprint = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
 available = probe_hardware().available_bytes
 plan = model.plan(available + runner.report.weight_bytes, available_after_load=available, footprint=footprint)
-runner.allocate(num_pages=plan.pool_tokens // settled.page_size, max_slots=num_slots, context_len=config.context_len)
+runner.allocate(num_pages=plan.num_pages, max_slots=num_slots, context_len=config.context_len)
 runner.pool.memory.zero_()  # a CPU's pool is claimed as tokens arrive: here, all of it
 def run(prompts, pages_per_slot):
     driver = Driver(InprocExecutor(runner), settled.page_size, pages_per_slot)
@@ -210,7 +210,8 @@ def captured(folder: Path, **fields: Any) -> list[int]:
     runner = build_runner(EngineConfig(str(folder), spec, dtype="bfloat16", num_threads=1))
     runner.allocate(num_pages=32, max_slots=2, context_len=32)
     assert not runner.why_eager
-    return [captured_bytes(spec, 2), sum(way.num_bytes for way in runner.ways)]
+    planned = captured_bytes(spec, 2, num_groups=runner.num_groups)
+    return [planned, sum(way.num_bytes for way in runner.ways)]
 
 
 @pytest.mark.parametrize("architecture", MODELS)

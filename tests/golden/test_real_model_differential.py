@@ -27,6 +27,7 @@ from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.scheduler.policy import POLICIES
 from setpoint.testing.harness import Harness
 from setpoint.testing.neartie import NEAR_TIE, Greedy, Tally
+from setpoint.testing.plans import allocate_rows
 from setpoint.testing.tiny_models import write_tiny_llama
 
 PAGES = (1, 4, 16)
@@ -80,18 +81,18 @@ class Model:
         return build_runner(config)
 
     def harness(self, page_size: int, *, num_tokens: int = 0, **config: Any) -> Harness:
-        runner, num_pages = self.runner(page_size), (num_tokens or self.num_tokens) // page_size
+        runner, num_rows = self.runner(page_size), (num_tokens or self.num_tokens) // page_size
         settings = {
             "max_running_requests": len(self.prompts),
             "max_req_len": 250,
             "max_req_input_len": 245,
         } | config
-        runner.allocate(
-            num_pages=num_pages, max_slots=settings["max_running_requests"], context_len=256
-        )
+        max_slots = settings["max_running_requests"]
+        groups = allocate_rows(runner, num_rows=num_rows, max_slots=max_slots, context_len=256)
         return Harness(
-            num_pages=num_pages,
+            num_pages=num_rows * groups,
             page_size=page_size,
+            row=runner.pool.layout.page_row,
             executor=InprocExecutor(runner),
             vocab_size=runner.spec.vocab_size,
             **settings,

@@ -16,7 +16,7 @@ from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.plans import Driver
+from setpoint.testing.plans import Driver, allocate_rows
 
 Make = Callable[[int], Driver]
 CONTEXT = 128
@@ -57,8 +57,8 @@ def driver_of(folder: Path, device: str) -> Make:
         )
         runner = build_runner(config)
         pages = CONTEXT // page_size
-        runner.allocate(num_pages=20 * pages, max_slots=20, context_len=CONTEXT)
-        return Driver(InprocExecutor(runner), page_size, pages)
+        groups = allocate_rows(runner, num_rows=20 * pages, max_slots=20, context_len=CONTEXT)
+        return Driver(InprocExecutor(runner), page_size, pages, groups)
 
     return make
 

@@ -22,7 +22,7 @@ from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.layers.opaque import TracedOps
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.engine.runner.ways.compiled import CompiledWay
-from setpoint.testing.plans import Driver
+from setpoint.testing.plans import Driver, allocate_rows
 from setpoint.testing.tiny_models import write_tiny_llama
 
 MAX_TOKENS = 8
@@ -56,13 +56,13 @@ def runner_of(folder: Path, model_impl: str, dtype: str) -> ModelRunner:
         num_threads=1,
     )
     runner = build_runner(config)
-    runner.allocate(num_pages=96, max_slots=3, context_len=128)
+    allocate_rows(runner, num_rows=96, max_slots=3, context_len=128)
     return runner
 
 
 def generate(runner: ModelRunner) -> dict[int, list[int]]:
     """In chunks of 11 tokens, then three rows at a time, later fewer."""
-    return Driver(InprocExecutor(runner), 4, 32).generate(PROMPTS, 16, chunk=11)
+    return Driver(InprocExecutor(runner), 4, 32, runner.num_groups).generate(PROMPTS, 16, chunk=11)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import THROUGH_TRANSFORMERS
 from setpoint.testing.harness import Harness
-from setpoint.testing.plans import Driver
+from setpoint.testing.plans import Driver, allocate_rows
 from setpoint.testing.tiny_models import TINY, write_tiny_llama
 
 CONFIGS = {golden.config["model_type"]: golden.config for golden in THROUGH_TRANSFORMERS}
@@ -179,8 +179,9 @@ def test_a_declared_model_says_the_same_through_the_fallback(tmp_path: Path) -> 
     said = []
     for model_impl in ("setpoint", "transformers"):
         runner = runner_of(tmp_path, dtype="float64", model_impl=model_impl)
-        runner.allocate(num_pages=96, max_slots=3, context_len=128)
-        said.append(Driver(InprocExecutor(runner), 4, 32).generate(prompts, 24, chunk=11))
+        groups = allocate_rows(runner, num_rows=96, max_slots=3, context_len=128)
+        driver = Driver(InprocExecutor(runner), 4, 32, groups)
+        said.append(driver.generate(prompts, 24, chunk=11))
     assert said[0] == said[1]
 
 

@@ -21,7 +21,7 @@ from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.models.registry import build_model
 from setpoint.testing.against_transformers import measure, write_tiny
 from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.plans import Driver
+from setpoint.testing.plans import Driver, allocate_rows
 
 CONTEXT = 128
 CONFIGS = {golden.name: golden.config for golden in GOLDENS}
@@ -40,8 +40,8 @@ def bfloat16_logits(folder: Path, prompts: list[list[int]]) -> torch.Tensor:
     """Of each prompt's last position, on the C++ kernels."""
     runner = build_runner(EngineConfig(str(folder), read_spec(folder), page_size=4, num_threads=1))
     assert runner.report.attention == "cpu"
-    runner.allocate(num_pages=CONTEXT // 4, max_slots=1, context_len=CONTEXT)
-    driver = Driver(InprocExecutor(runner), 4, CONTEXT // 4)
+    num_groups = allocate_rows(runner, num_rows=CONTEXT // 4, max_slots=1, context_len=CONTEXT)
+    driver = Driver(InprocExecutor(runner), 4, CONTEXT // 4, num_groups)
     logits = []
     for prompt in prompts:
         plan = driver.plan()

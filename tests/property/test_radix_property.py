@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from setpoint.scheduler.cache.handle import PrefixHandle
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.scheduler.cache.radix import PrefixHandle
 
 NAMESPACES = ("", "a", "b")
 NUM_WORLDS = 17
@@ -130,7 +130,7 @@ class World:
         are not looked at."""
         below: dict[Edge, list[Edge]] = {}
         todo = [
-            (child, label[0], (), None) for label, child in self.cache._tree._root.children.items()
+            (child, label[0], (), None) for label, child in self.cache._tree.root.children.items()
         ]
         while todo:
             node, namespace, path, above = todo.pop()
@@ -177,7 +177,7 @@ class World:
 
     def tree(self) -> dict[Prefix, tuple[int, int]]:
         """What the real tree holds: prefix -> (page, lock count)."""
-        root = self.cache._tree._root
+        root = self.cache._tree.root
         found, todo = {}, [(child, label[0], ()) for label, child in root.children.items()]
         while todo:
             node, namespace, tokens = todo.pop()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from setpoint.core.errors import RequestError
 from setpoint.core.messages import Call, ToFrontend, Tokens
+from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.records import (
     GrammarEnded,
     Preemption,
@@ -93,6 +94,9 @@ class Grammar:
 configs = st.fixed_dictionaries(
     {
         "page_size": st.sampled_from([1, 2, 4, 16]),
+        "row": st.sampled_from(
+            [PageRow(), PageRow(), PageRow(1, (WindowColumns(5, 1, 3),), read_step=2)]
+        ),
         "cache_enabled": st.sampled_from([True, True, True, False]),
         "eviction_policy": st.sampled_from(list(EVICTION)),
         "depth": st.sampled_from([0, 1, 2]),
@@ -151,7 +155,7 @@ def harness_of(config: dict[str, Any], *, wire: Wire | None = None) -> Harness:
         config = config | {"priority": None}  # as the options' checks have it
     return Harness(
         **config,
-        num_pages=max(NUM_PAGES // page_size, 6),
+        num_pages=max(NUM_PAGES // page_size, 6) * config.get("row", PageRow()).width,
         eviction_parameters=EVICTION[config["eviction_policy"]],
         next_token=next_token,
         num_tokens=lambda most: how_many.randint(0, most) if most > 1 else most,

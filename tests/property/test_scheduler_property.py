@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from setpoint.core.errors import RequestError
+from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.records import (
     PreparationStarted,
     RequestClipped,
@@ -38,17 +39,28 @@ EVICTION = {
 }
 
 
-def random_harness(rng: random.Random, most: int) -> Harness:
+ROWS = (
+    PageRow(1, (WindowColumns(5, 1, 2),), read_step=1),
+    PageRow(1, (WindowColumns(9, 1, 4),), read_step=4),
+    PageRow(0, (WindowColumns(7, 0, 1),), read_step=1),
+)
+"""Of models with windows."""
+
+
+def random_harness(rng: random.Random, most: int, row: PageRow | None = None) -> Harness:
     """``most``: tokens that a decode row may bring; it brings any number from none on."""
     how_many = random.Random(rng.random())
     preparer = ScriptedPreparer(make_grammar, needs=is_constrained, hold=True)
     page_size = rng.choice([1, 2, 4, 16])
     num_pages = rng.choice([12, 20, 40]) * max(1, 8 // page_size)
+    if row is not None:
+        num_pages = max(num_pages, 3 * 16 // page_size) * row.width
     depth = rng.choice([0, 1, 2])
     eviction = rng.choice(list(EVICTION))
     return Harness(
         num_pages=num_pages,
         page_size=page_size,
+        row=row,
         cache_enabled=rng.random() < 0.8,
         eviction_policy=eviction,
         eviction_parameters=EVICTION[eviction],
@@ -152,9 +164,9 @@ def finish_all(harness: Harness, rng: random.Random) -> None:
     harness.drain()
 
 
-def run_trace(seed: int, most: int) -> tuple[Harness, int]:
+def run_trace(seed: int, most: int, row: PageRow | None = None) -> tuple[Harness, int]:
     rng = random.Random(seed)
-    harness = random_harness(rng, most)
+    harness = random_harness(rng, most, row)
     limit = harness.config.max_req_input_len
     prefixes = [
         [rng.randrange(VOCAB) for _ in range(rng.randrange(1, max(2, min(limit // 2, 60))))]
@@ -244,9 +256,24 @@ def test_random_traces_end_with_the_right_tokens(block: int, most: int) -> None:
     assert brought >= set(range(most + 1) if most > 1 else [1])
 
 
+@pytest.mark.parametrize("row", ROWS)
+def test_random_traces_of_models_with_windows(row: PageRow) -> None:
+    """What a row of the scripted executor reads behind its window is compared token by token."""
+    hits = retractions = given_back = 0
+    for seed in range(40):
+        harness, _ = run_trace(seed, 1 + seed % 4, row)
+        hits += sum(outcome.num_cached > 0 for outcome in harness.outcomes.values())
+        retractions += len(harness.recorder.retractions)
+        given_back += sum((plan.pages.pages == 0).any() for plan in harness.plans)
+    assert hits > 30
+    assert retractions > 10
+    assert given_back > 5
+
+
 @TOKENS_PER_ROW
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_many_random_traces(most: int) -> None:
     for seed in range(1_000, 6_000):
         run_trace(seed, most)
+        run_trace(seed, most, ROWS[seed % len(ROWS)])

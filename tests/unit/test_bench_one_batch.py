@@ -99,6 +99,7 @@ def subject(recorder: Recorder) -> Subject:
     return Subject(
         recorder,
         page_size=4,
+        num_groups=1,
         vocab_size=50,
         chunk_tokens=7,
         about={},
@@ -133,8 +134,8 @@ def test_plans_and_times(tmp_path: Path) -> None:
             assert samples == (start + count == 10)
     assert computed == {slot: [*range(10)] * (1 + REPEATS) for slot in range(3)}  # once to warm up
     for plan in recorder.plans:
-        assert len(set(plan.pages.pages.tolist())) == len(plan.pages.pages)
-        assert all(1 <= page <= 3 * 4 for page in plan.pages.pages.tolist())
+        assert len(set(plan.pages.pages.ravel().tolist())) == len(plan.pages.pages)
+        assert all(1 <= page <= 3 * 4 for page in plan.pages.pages.ravel().tolist())
     (row,) = map(json.loads, out.read_text().splitlines())
     assert len(row["decode_latencies"]) == 3
     assert row["prefill_latency"] >= 30 * TOKEN_S

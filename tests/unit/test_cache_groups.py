@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from setpoint.checkpoint.spec import read_spec
-from setpoint.core.cachegroups import CacheCosts, PageRow, WindowColumns
-from setpoint.planning.cachegroups import PADDING, cache_layout
+from setpoint.core.cachegroups import PADDING, cache_layout
+from setpoint.core.pagerows import CacheCosts, PageRow, WindowColumns
 from setpoint.testing.goldens import GOLDENS
 from setpoint.testing.specs import tiny_spec
 
@@ -137,7 +137,7 @@ def test_the_costs_bound_a_sequence_that_slides(
             assert pages_held() * page <= costs.decoding(end)
         start = end
     assert held <= costs.most(num_tokens)
-    assert costs.longest(costs.most(num_tokens)) >= num_tokens
+    assert costs.longest(costs.most(num_tokens) + 1) >= num_tokens
     assert costs.most(costs.longest(1000)) <= 1000
 
 
@@ -150,7 +150,9 @@ def test_with_one_group_every_cost_is_the_number_of_tokens() -> None:
 def test_capacity_is_what_fits_beside_one_chunk_and_meets_the_longest_where_one_does() -> None:
     row = PageRow(1, (WindowColumns(100, 1, 6),), read_step=1)
     costs = CacheCosts(row, page_size=1, span=50)
-    alone = costs.most(1000)
+    alone = costs.most(1000) + 1
     assert costs.capacity(alone, 1000) == 1000
     assert costs.capacity(alone - 1, 1000) == costs.longest(alone - 1) < 1000
+    for num_tokens in (700, 1000, 1234, 50_000):
+        assert 0 <= costs.capacity(costs.pool_for(num_tokens, 1000), 1000) - num_tokens <= 6
     assert costs.capacity(alone + 3 * costs.decoding(1000), 1000) == 4000

@@ -29,7 +29,7 @@ from setpoint.engine.quant import base as quant
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.goldens import GOLDENS
-from setpoint.testing.plans import Driver
+from setpoint.testing.plans import Driver, allocate_rows
 
 PAGE, PAGES = 4, 16
 VOCAB = 4096
@@ -125,9 +125,9 @@ def remote_of(config: dict[str, Any], folder: Path, device: torch.device) -> tup
             str(folder), read_spec(folder), device=device.type, page_size=PAGE, load_format="dummy"
         )
     )
-    runner.allocate(num_pages=20 * PAGES, max_slots=20, context_len=PAGE * PAGES)
+    groups = allocate_rows(runner, num_rows=20 * PAGES, max_slots=20, context_len=PAGE * PAGES)
     remote = Remote(runner)
-    return remote, Driver(remote, PAGE, PAGES)  # type: ignore[arg-type]
+    return remote, Driver(remote, PAGE, PAGES, groups)  # type: ignore[arg-type]
 
 
 def run_everything(remote: Remote, driver: Driver) -> None:

@@ -22,7 +22,6 @@ from setpoint.planning.memory import (
     auto_mem_fraction,
     captured_bytes,
     format_bytes,
-    kv_bytes,
     max_running_requests,
     reference_attention_bytes,
     sampling_bytes,
@@ -75,7 +74,7 @@ def test_parts_by_hand() -> None:
         SPEC, 4, head_copied=True, int8=True
     )
     assert replace(CPU_MODEL, quantization="unquant").weights() == CPU_MODEL.weights()
-    assert kv_bytes(SPEC, 10, 4) == 10 * TOKEN
+    assert SPEC.kv_bytes_per_token(4) == TOKEN
     assert activation_bytes(SPEC, num_tokens=1, dtype_bytes=2) == 2 * (3 * 64 + 4 * 128)
     assert sampling_bytes(SPEC, num_sampling=1, dtype_bytes=2) == 256 * (2 + 24)
     assert sampling_bytes(SPEC, num_sampling=1, dtype_bytes=8) == 256 * (8 + 48)

@@ -69,8 +69,8 @@ def test_a_changed_plan_is_found_and_named(
             for step, plan in enumerate(harness.plans)
             if step > 3 and len(array := getattr(getattr(plan, group), field.name))
         )
-        before, after = array.tolist(), array
-        after[-1] += 1
+        before, after = array.ravel().tolist(), array
+        after.flat[-1] += 1
 
         def change(plan: StepPlan, name: str = field.name, value: Any = after) -> StepPlan:
             part = replace(getattr(plan, group), **{name: value})
@@ -78,8 +78,8 @@ def test_a_changed_plan_is_found_and_named(
 
         outcome = replay_with(path, step, change, monkeypatch)
         assert outcome.num_steps == step
-        named = f"plan of step {step}: {group}.{field.name} recorded {before}, replayed {after.tolist()}"
-        assert named in outcome.difference
+        named = f"{group}.{field.name} recorded {before}, replayed {after.ravel().tolist()}"
+        assert f"plan of step {step}: {named}" in outcome.difference
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core.cachegroups import cache_layout
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.runner import claim_ahead
@@ -28,7 +29,7 @@ PAGE_BYTES = SPEC.num_kv_heads * SPEC.head_dim * 2
 
 def pool_of(num_pages: int, device: str = "cpu") -> KVPool:
     return KVPool(
-        SPEC,
+        cache_layout(SPEC, SPEC.context_len),
         num_pages=num_pages - 1,
         page_size=1,
         dtype=torch.bfloat16,
@@ -46,7 +47,7 @@ class Claims:
     counts: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.stripes = [pages for layer in self.pool.layers for pages in layer]
+        self.stripes = [pages for slab in self.pool.slabs for pages in slab]
         self.counts = [[0] * len(pages) for pages in self.stripes]
 
     def populate(self, memory: torch.Tensor) -> None:

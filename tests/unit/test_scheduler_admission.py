@@ -275,7 +275,7 @@ def test_without_radix_cache_nothing_is_matched_and_all_is_freed() -> None:
 
 def test_budget_lets_the_chunk_in_progress_pass_the_memory_reserve() -> None:
     budget = PrefillBudget(
-        page_size=4,
+        costs=Harness(page_size=4).scheduler.state.costs,
         clip_max_new_tokens=4096,
         input_left=100,
         chunk_left=16,

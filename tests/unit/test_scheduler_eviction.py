@@ -19,7 +19,7 @@ def ids(tokens: range) -> Ids:
 
 
 def root_children(harness: Harness) -> list[Node]:
-    return list(harness.cache._tree._root.children.values())
+    return list(harness.cache._tree.root.children.values())
 
 
 def survivors(harness: Harness, num_evicted: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+from setpoint.core.pagerows import CacheCosts
 from setpoint.core.records import Fallback
 from setpoint.scheduler.budget import PrefillBudget
 from setpoint.scheduler.policy import QUEUE_LIMIT, Candidate, QueueView, lpm
@@ -274,7 +275,7 @@ def test_what_a_chunk_leaves_to_shorter_prompts(
     page_size: int, chunk: int | None, extend: int, waiting: list[int], kept: int
 ) -> None:
     budget = PrefillBudget(
-        page_size=page_size, clip_max_new_tokens=4096, input_left=100, chunk_left=chunk, requests_left=None, reserved=0.0
+        costs=CacheCosts(page_size=page_size), clip_max_new_tokens=4096, input_left=100, chunk_left=chunk, requests_left=None, reserved=0.0
     )  # fmt: skip
     assert budget.kept_for_shorter(extend, waiting) == kept
 

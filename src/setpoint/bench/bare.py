@@ -14,6 +14,7 @@ from setpoint.bench.one_batch import Subject
 from setpoint.checkpoint.source import DEFAULT_MODEL
 from setpoint.config.commandline import CommandLine
 from setpoint.config.environment import EnvSettings
+from setpoint.core.cachegroups import cache_layout
 from setpoint.core.errors import ConfigError
 from setpoint.core.progress import reported_to
 from setpoint.launch.announce import announce
@@ -69,7 +70,7 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
             f"SETPOINT_CPU_ISA asks for {runner.report.level}, which exists for tests: its times"
             " say nothing about any machine."
         )
-    pages = -(-length // config.options.page_size)
+    pages = -(-length // config.options.page_size) * len(cache_layout(spec, length).groups)
     runner.allocate(num_pages=num_slots * pages, max_slots=num_slots, context_len=length)
     if config.options.enable_torch_compile:
         compile_small_steps(runner, config.options)
@@ -80,6 +81,7 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
     return Subject(
         executor=InprocExecutor(runner),
         page_size=config.options.page_size,
+        num_groups=runner.num_groups,
         vocab_size=spec.vocab_size,
         chunk_tokens=(
             config.chunked_prefill_size if config.chunked_prefill_size > 0 else num_slots * length

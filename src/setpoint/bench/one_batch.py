@@ -56,6 +56,8 @@ class Subject:
 
     executor: Executor
     page_size: int
+    num_groups: int
+    """Cache groups of the model."""
     vocab_size: int
     chunk_tokens: int
     """Most tokens of a step."""
@@ -217,14 +219,14 @@ class _Steps:
     def _prefill(self, executor: Executor, slots: range, input_len: int, length: int) -> float:
         """Admits the slots anew; seconds of the steps that compute their prompts and sample a first
         token each."""
-        plan, num_pages = self._plan(), -(-length // self._subject.page_size)
+        plan, num_rows = self._plan(), -(-length // self._subject.page_size)
         sampling = SamplingParams(
             temperature=0.0, max_new_tokens=length - input_len, ignore_eos=True
         )
         for slot in slots:
             ids = self._rng.integers(0, self._subject.vocab_size, size=input_len).astype(np.int32)
             plan.admits.append(Admit(slot, slot, ids, input_len, sampling, seed=0))
-            plan.map_pages(slot, 0, np.arange(num_pages, dtype=np.int32) + 1 + slot * num_pages)
+            plan.map_own_rows(slot, num_rows, first=slot * num_rows)
         spent, room = 0.0, self._subject.chunk_tokens
         for slot in slots:
             done = 0
@@ -239,7 +241,7 @@ class _Steps:
 
     def _plan(self) -> PlanBuilder:
         self._num_steps += 1
-        return PlanBuilder(self._num_steps)
+        return PlanBuilder(self._num_steps, self._subject.num_groups)
 
 
 def _time(executor: Executor, plan: StepPlan) -> float:

@@ -1,18 +1,19 @@
 """How a model's KV cache is divided: layers of one kind in groups, pages of one size for all.
 
-A page holds ``page_size`` tokens of the layers of one group. A *page row* is the pages of one
-``page_size`` stretch of a sequence, one per group, 0 where a group keeps nothing. Memory is counted
-in *pool tokens*: a page holds ``page_size`` of them, whichever group it serves, so that with one
-group a token is a pool token (docs/decisions/0030-cache-groups.md).
+Pure arithmetic on how far each layer sees (docs/decisions/0030-cache-groups.md).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 
-READ_STEP = 32
-"""Kernels read keys in groups of so many positions; those before the window count with a
-probability of zero, so they must be finite: the sequence's own."""
+from setpoint.core.model import ModelSpec
+from setpoint.core.pagerows import PageRow, WindowColumns
+
+PADDING = 1.05
+"""Neither a short sequence nor one of the whole context takes more than this times the memory that
+its layers need, for the sake of fewer groups."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,38 +32,6 @@ class CacheGroup:
         for extent in self.shape:
             numbers *= extent
         return numbers * len(self.layers) * element_bytes
-
-
-@dataclass(slots=True, frozen=True)
-class WindowColumns:
-    """The columns [begin, end) of a page row that belong to groups with this window."""
-
-    window: int
-    begin: int
-    end: int
-
-    @property
-    def num_groups(self) -> int:
-        return self.end - self.begin
-
-
-@dataclass(slots=True, frozen=True)
-class PageRow:
-    """What the columns of a page row are: first those of groups that keep every position, then
-    windows."""
-
-    num_full: int = 1
-    windows: tuple[WindowColumns, ...] = ()
-    read_step: int = READ_STEP
-
-    @property
-    def width(self) -> int:
-        """Pages in a row."""
-        return self.windows[-1].end if self.windows else self.num_full
-
-    def first_needed(self, columns: WindowColumns, position: int) -> int:
-        """The first position that is read for the tokens from ``position`` on."""
-        return max(0, position - columns.window + 1) // self.read_step * self.read_step
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,70 +69,54 @@ class CacheLayout:
         }
 
 
-@dataclass(slots=True, frozen=True)
-class CacheCosts:
-    """What sequences cost, in pool tokens; pure arithmetic on counts of tokens.
+def cache_layout(spec: ModelSpec, context_len: int) -> CacheLayout:
+    """The groups of a model that is served up to ``context_len`` tokens.
 
-    Every count is a bound from above that holds wherever in its pages a sequence begins to slide.
-    With one group that keeps every position each cost is the number of tokens.
+    A window that is not shorter than the context counts as none. A model of one kind of layers is
+    one group.
     """
+    kinds: dict[int | None, list[int]] = defaultdict(list)
+    for layer in range(spec.num_layers):
+        window = spec.windows[layer] if spec.windows else None
+        kinds[window if window is not None and window < context_len else None].append(layer)
+    counts = Counter({window: len(layers) for window, layers in kinds.items()})
+    num_slabs = _num_slabs(counts, context_len)
+    shape = (2, spec.num_kv_heads, spec.head_dim)
+    order = sorted(kinds, key=lambda window: (window is not None, window or 0))
+    return CacheLayout(
+        tuple(
+            CacheGroup(tuple(kinds[window][begin : begin + num_slabs]), window, shape)
+            for window in order
+            for begin in range(0, counts[window], num_slabs)
+        ),
+        num_slabs,
+    )
 
-    row: PageRow = field(default_factory=PageRow)
-    page_size: int = 1
-    span: int = 1
-    """Most tokens between the first that may still be computed and the last that is planned: those
-    of the largest chunk and of the steps in flight."""
 
-    def decoding(self, num_tokens: int) -> int:
-        """What a sequence of so many tokens holds while it decodes, in whole pages."""
-        return self._held(num_tokens, 1)
+def described(layout: CacheLayout) -> str:
+    """The groups in words, for the log."""
+    found = []
+    for window, count in Counter(group.window for group in layout.groups).items():
+        what = "full attention" if window is None else f"a window of {window} tokens"
+        found.append(f"{count} group{'s' * (count > 1)} with {what}")
+    return f"{', '.join(found)}, of up to {layout.num_slabs} layers each"
 
-    def most(self, num_tokens: int) -> int:
-        """The most that a sequence holds on its way to so many tokens, in whole pages."""
-        return self._held(num_tokens, self.span)
 
-    def growth(self, more: float, num_tokens: int = 0, *, span: int | None = None) -> float:
-        """What a sequence of ``num_tokens`` tokens can take for ``more`` of them, with chunks of
-        at most ``span`` (1: it decodes; None: the largest)."""
-        if not self.row.windows:
-            return self.row.num_full * more
-        total = self.row.num_full * more
-        for columns in self.row.windows:
-            limit = self._kept(columns.window, self.span if span is None else span)
-            held = min(num_tokens, columns.window - 1)
-            total += columns.num_groups * min(more, limit - held)
-        return total
+def _num_slabs(counts: Counter[int | None], context_len: int) -> int:
+    """Layers per group: the most that keep within PADDING."""
 
-    def longest(self, pool_tokens: int) -> int:
-        """Tokens of the longest sequence that finishes alone in a pool of this size."""
-        if not self.row.windows:
-            return pool_tokens // self.row.num_full
-        low, high = 0, pool_tokens // max(self.row.num_full, 1) if self.row.num_full else 1 << 31
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.most(middle) <= pool_tokens else (low, middle - 1)
-        return low
-
-    def capacity(self, pool_tokens: int, context_len: int) -> int:
-        """Tokens that a pool holds in sequences of ``context_len``: decoding ones, and room for one
-        chunk; if not even one fits, those of the longest that does."""
-        if not self.row.windows:
-            return pool_tokens // self.row.num_full
-        alone = self.longest(pool_tokens)
-        if alone < context_len:
-            return alone
-        chunk = self.most(context_len) - self.decoding(context_len)
-        return (pool_tokens - chunk) * context_len // self.decoding(context_len)
-
-    def _held(self, num_tokens: int, span: int) -> int:
-        whole = -(-num_tokens // self.page_size) * self.page_size
-        return self.row.num_full * whole + sum(
-            columns.num_groups * min(whole, self._kept(columns.window, span))
-            for columns in self.row.windows
+    def layer_tokens(num_tokens: int, num_slabs: int) -> int:
+        return sum(
+            -(-count // num_slabs) * num_slabs * min(num_tokens, window or num_tokens)
+            for window, count in counts.items()
         )
 
-    def _kept(self, window: int, span: int) -> int:
-        """Most tokens of a window group's pages: the window, the chunk behind it, what rounding
-        down keeps before it, and the pages that are covered in part."""
-        tokens = window - 1 + self.row.read_step - 1 + self.page_size - 1 + span
-        return (-(-tokens // self.page_size) + 1) * self.page_size
+    lengths = (1, context_len)
+    return max(
+        num_slabs
+        for num_slabs in range(1, max(counts.values()) + 1)
+        if all(
+            layer_tokens(length, num_slabs) <= PADDING * layer_tokens(length, 1)
+            for length in lengths
+        )
+    )

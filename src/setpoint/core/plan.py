@@ -20,7 +20,9 @@ Contract between the planes:
   that each brings all.
 * Steps execute in the order of submission. Within a step every layer writes the KV of all rows
   before attention reads any, so a row may read pages that another row of the same step fills.
-* Page 0 is the dummy page: never allocated, never read; padding may write to it.
+* Page 0 is the dummy page: never allocated, never read; padding may write to it. In a page row it
+  says that the group keeps nothing there. Pages that lie behind a group's window for every token
+  still to be computed may be another sequence's by the next plan: no kernel reads them.
 """
 
 from __future__ import annotations
@@ -94,12 +96,13 @@ class Rows:
 
 @dataclass(slots=True, frozen=True)
 class PageDeltas:
-    """Writes to the runner's page table: ``table[slots[i], indices[i]] = pages[i]``, applied before
-    the forward pass."""
+    """Writes to the runner's page tables, one per cache group, applied before the forward pass:
+    ``table[group][slots[i], indices[i]] = pages[i, group]``."""
 
     slots: Ids
     indices: Ids
-    pages: Ids
+    pages: npt.NDArray[np.int32]
+    """[writes, groups]: page rows (``core.pagerows``)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -133,6 +136,8 @@ class PlanBuilder:
     ``schedule()``."""
 
     step_id: int
+    num_groups: int = 1
+    """Cache groups of the model: pages in a page row."""
     admits: list[Admit] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     seq_ids: list[int] = field(default_factory=list)
@@ -151,16 +156,22 @@ class PlanBuilder:
         self.samples.append(samples)
 
     def map_pages(self, slot: int, first_index: int, pages: Ids) -> None:
-        """``table[slot, first_index : first_index + len(pages)] = pages``."""
-        if len(pages):
-            self.page_slots.append(np.full(len(pages), slot, np.int32))
-            self.page_indices.append(
-                np.arange(first_index, first_index + len(pages), dtype=np.int32)
-            )
+        """``table[slot, first_index :]`` begins with these page rows, which come flat."""
+        num_rows = len(pages) // self.num_groups
+        if num_rows:
+            self.page_slots.append(np.full(num_rows, slot, np.int32))
+            self.page_indices.append(np.arange(first_index, first_index + num_rows, dtype=np.int32))
             self.page_numbers.append(pages)
 
+    def map_own_rows(self, slot: int, num_rows: int, *, first: int = 0) -> None:
+        """For those who plan without a scheduler: the slot has the page rows [first, first +
+        num_rows) of a pool in which rows lie one behind the other."""
+        numbers = np.arange(num_rows * self.num_groups, dtype=np.int32)
+        self.map_pages(slot, 0, numbers + 1 + first * self.num_groups)
+
     def map_each(self, slots: list[int], indices: list[int], pages: Ids) -> None:
-        """``table[slots[i], indices[i]] = pages[i]``: the growth of a decode batch."""
+        """``table[slots[i], indices[i]]`` is the i-th of these page rows, which come flat: the
+        growth of a decode batch."""
         if slots:
             self.page_slots.append(np.array(slots, np.int32))
             self.page_indices.append(np.array(indices, np.int32))
@@ -175,7 +186,9 @@ class PlanBuilder:
             samples=np.array(self.samples, np.int32),
         )
         deltas = PageDeltas(
-            _join(self.page_slots), _join(self.page_indices), _join(self.page_numbers)
+            _join(self.page_slots),
+            _join(self.page_indices),
+            _join(self.page_numbers).reshape(-1, self.num_groups),
         )
         return StepPlan(self.step_id, tuple(self.admits), rows, deltas, releases)
 

@@ -89,7 +89,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     )
     clock = WallClock()
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
-    cache = cache_config(config.options, pool)
+    cache = cache_config(config.options, runner.pool)
     recording = None
     if (wanted := recording_config(config.options)) is not None:
         recording = start_recording(

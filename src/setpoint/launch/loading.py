@@ -10,6 +10,7 @@ from setpoint.config.hardware import available_bytes
 from setpoint.config.options import Options
 from setpoint.config.pool import PoolConfig, memory_model, resolve_pool
 from setpoint.config.resolved import ResolvedConfig
+from setpoint.core.cachegroups import described
 from setpoint.core.limits import CAPTURED_TOKENS
 from setpoint.core.model import ModelSpec
 from setpoint.core.progress import report
@@ -49,7 +50,7 @@ def load_engine(
     log_decisions(pool.decisions)
     report("making room for the KV cache")
     runner.allocate(
-        num_pages=plan.pool_tokens // options.page_size,
+        num_pages=plan.num_pages,
         max_slots=pool.max_running_requests,
         context_len=config.context_len,
     )
@@ -111,6 +112,15 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
         half,
         half,
     )
+    layout = runner.pool.layout
+    if len(layout.groups) > 1 or layout.groups[0].window is not None:
+        logger.info(
+            "KV cache groups: %s; %d pages of %d tokens of one group. #tokens counts sequences of"
+            " the whole context; shorter ones take more of the pool per token.",
+            described(layout),
+            plan.num_pages,
+            options.page_size,
+        )
     logger.debug("Memory pool end. avail mem=%s GB", gib(available))
 
 

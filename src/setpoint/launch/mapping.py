@@ -13,15 +13,17 @@ from setpoint.config.pool import PoolConfig
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.model import ModelSpec
 from setpoint.engine.executor.build import EngineConfig
+from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.recording.writer import RecordingConfig
 from setpoint.scheduler.cache.manager import CacheConfig
 from setpoint.scheduler.config import RatioConfig, SchedulerConfig
 
 
-def cache_config(options: Options, pool: PoolConfig) -> CacheConfig:
+def cache_config(options: Options, pool: KVPool) -> CacheConfig:
     return CacheConfig(
-        num_pages=pool.max_total_num_tokens // options.page_size,
+        num_pages=pool.num_tokens // options.page_size,
         page_size=options.page_size,
+        row=pool.layout.page_row,
         enabled=not options.disable_radix_cache,
         eviction_policy=options.radix_eviction_policy,
         eviction_parameters=eviction_parameters(options),

@@ -10,7 +10,7 @@ from setpoint.config.options import Options
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import ConfigError, OutOfMemoryError
 from setpoint.core.model import ModelSpec
-from setpoint.planning.memory import format_bytes, kv_bytes
+from setpoint.planning.memory import format_bytes
 from setpoint.recording.segments import check_new
 
 
@@ -35,7 +35,7 @@ def check_room(config: ResolvedConfig, model: ModelSpec) -> None:
     weights are loaded."""
     if config.options.device == "cpu":
         page, free = (
-            kv_bytes(model, config.options.page_size, config.kv_element_bytes),
+            model.kv_bytes_per_token(config.kv_element_bytes) * config.options.page_size,
             available_bytes(),
         )
         if page > free:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from setpoint.core.cachegroups import CacheLayout, cache_layout
 from setpoint.core.errors import OutOfMemoryError
 from setpoint.core.footprint import Footprint
 from setpoint.core.limits import CAPTURED_TOKENS, LOGITS_ROWS, REFERENCE_SCORES
 from setpoint.core.model import ModelSpec
+from setpoint.core.pagerows import CacheCosts
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -44,12 +46,15 @@ class MemoryPlan:
     weights_bytes: int
     kv_bytes: int
     """The pool's tensors, dummy page included."""
+    num_pages: int
+    """Usable pages, the dummy page is not among them."""
     workspace_bytes: int
     """Activations and logits of the largest step, and the runner's tables."""
     graphs_bytes: int
     """Tensors of the captured step, which it keeps."""
     pool_tokens: int
-    """Usable tokens, a multiple of the page size; the dummy page is not among them."""
+    """Tokens that the pool holds in sequences of the whole context; with one cache group in any
+    sequences, and a multiple of the page size."""
     limited_by: str
     """What kept the pool from being larger, in words with numbers."""
 
@@ -92,11 +97,6 @@ def weight_bytes(
     return wide - weights * (dtype_bytes - 1) + channels * INT8_CHANNEL_BYTES
 
 
-def kv_bytes(spec: ModelSpec, num_tokens: int, element_bytes: int) -> int:
-    """K and V of ``num_tokens`` pool tokens over all layers."""
-    return spec.kv_bytes_per_token(element_bytes) * num_tokens
-
-
 def activation_bytes(spec: ModelSpec, *, num_tokens: int, dtype_bytes: int) -> int:
     """Peak of the temporaries of a forward pass of ``num_tokens`` rows, without logits.
 
@@ -114,14 +114,15 @@ def sampling_bytes(spec: ModelSpec, *, num_sampling: int, dtype_bytes: int) -> i
     return num_sampling * spec.vocab_size * (dtype_bytes + 6 * max(dtype_bytes, 4))
 
 
-def captured_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
+def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) -> int:
     """The tensors of a captured step (``engine.runner.ways.replay``) of CAPTURED_TOKENS tokens,
     LOGITS_ROWS of which sample.
 
     The memory of one goes to a later one of just its size (``kernels.cpu.capture.Arena``), so of
     each size there are as many as live at the same moment; the moments at which most do are listed.
     From the second layer on the residual stream, a layer's input and what it became after attention
-    live while the MLP runs; its output is one more, and a norm behind it another.
+    live while the MLP runs; its output is one more, and a norm behind it another. Every cache group
+    has places for the step's tokens; of those after the first, ids and positions are not kept.
     """
     token = CAPTURED_TOKENS * dtype_bytes
     ids, index, hidden, inner = (
@@ -132,6 +133,7 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
     )
     q, kv = token * spec.num_heads * spec.head_dim, token * spec.num_kv_heads * spec.head_dim
     moments = [
+        [ids, ids] if num_groups > 1 else [],
         [ids, hidden],
         [hidden, hidden, hidden, q + 2 * kv, q] + [q, kv] * spec.head_norms,
         [hidden, hidden, hidden, inner, hidden],
@@ -150,7 +152,8 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int) -> int:
     most: Counter[int] = Counter()
     for live in moments:
         most |= Counter(live)
-    positions_and_places = 2 * index  # for as long as there is a program
+    # for as long as there is a program
+    positions_and_places = (1 + num_groups + (num_groups > 1)) * index
     return sum(size * count for size, count in most.items()) + positions_and_places
 
 
@@ -164,10 +167,10 @@ def reference_attention_bytes(
     return wide * (4 * scores + 2 * context_len * spec.num_kv_heads * spec.head_dim)
 
 
-def table_bytes(num_slots: int, *, context_len: int, page_size: int) -> int:
-    """The runner's int32 tables: token ids [slots, context] and pages [slots, ceil(context /
-    page)]."""
-    return 4 * num_slots * (context_len + -(-context_len // page_size))
+def table_bytes(num_slots: int, *, context_len: int, page_size: int, num_groups: int = 1) -> int:
+    """The runner's int32 tables: token ids [slots, context] and, for each cache group, pages
+    [slots, ceil(context / page)]."""
+    return 4 * num_slots * (context_len + num_groups * -(-context_len // page_size))
 
 
 def max_running_requests(pool_tokens: int, context_len: int, requested: int | None = None) -> int:
@@ -220,6 +223,15 @@ class MemoryModel:
     captured: bool = False
     """Small steps are captured once and replayed."""
 
+    @property
+    def layout(self) -> CacheLayout:
+        return cache_layout(self.spec, self.context_len)
+
+    @property
+    def costs(self) -> CacheCosts:
+        """Of sequences in a pool of this layout."""
+        return CacheCosts(self.layout.page_row, self.page_size, self.step_tokens)
+
     def weights(self) -> int:
         """Estimated: what they will take once loaded."""
         int8 = self.quantization == "w8a8_int8"
@@ -236,12 +248,19 @@ class MemoryModel:
         as far as there is a footprint.
 
         On a CPU the tables are mapped but touched only where sequences stand: counted are the
-        tokens of a full pool and the border memory page (4 KiB) of each slot's row in either table.
+        tokens of a full pool and the border memory page (4 KiB) of each slot's row in every table.
         """
         num_slots = max_running_requests(pool_tokens, self.context_len, self.requested_slots)
-        tables = table_bytes(num_slots, context_len=self.context_len, page_size=self.page_size)
+        groups = len(self.layout.groups)
+        tables = table_bytes(
+            num_slots,
+            context_len=self.context_len,
+            page_size=self.page_size,
+            num_groups=groups,
+        )
         if self.device == "cpu":
-            touched = 4 * (pool_tokens + pool_tokens // self.page_size) + 2 * 4 * KIB * num_slots
+            entries = pool_tokens + groups * (pool_tokens // self.page_size)
+            touched = 4 * entries + (1 + groups) * 4 * KIB * num_slots
             tables = min(tables, touched)
         total = tables + (
             4 * self.spec.num_rotaries * self.context_len * self.spec.head_dim
@@ -286,8 +305,14 @@ class MemoryModel:
         )
         weights = max(available_bytes - rest, 0)
         limits = self._wishes(available_bytes, rest)
-        token = self.spec.kv_bytes_per_token(self.kv_element_bytes)
-        workspace = self.workspace(max(min(limits)[0] // token, 0), footprint)
+        layout, costs = self.layout, self.costs
+        page = layout.page_bytes(self.page_size, self.kv_element_bytes)
+
+        def capacity(pool_bytes: int) -> int:
+            pages = max(pool_bytes // page - 1, 0)  # one page is the dummy
+            return costs.capacity(pages * self.page_size, self.context_len)
+
+        workspace = self.workspace(capacity(min(limits)[0]), footprint)
         graphs = self._captured() if footprint is None else footprint.captured
         if self.device == "cpu":
             reserve = min(round(available_bytes * CPU_RESERVE_SHARE), CPU_RESERVE_BYTES)
@@ -298,27 +323,33 @@ class MemoryModel:
             limits.append((rest - sum(parts.values()), words))
 
         pool_bytes, limited_by = min(limits)
-        page = token * self.page_size
-        num_pages = pool_bytes // page - 1  # one page is the dummy
-        if num_pages < 1:
+        num_pages = pool_bytes // page - 1
+        if num_pages < len(layout.groups):
             raise OutOfMemoryError(self._no_room(available_bytes, rest, pool_bytes, limited_by))
         return MemoryPlan(
             weights_bytes=weights,
             kv_bytes=(num_pages + 1) * page,
             workspace_bytes=workspace,
             graphs_bytes=graphs,
-            pool_tokens=num_pages * self.page_size,
+            num_pages=num_pages,
+            pool_tokens=capacity(pool_bytes),
             limited_by=limited_by,
         )
 
     def _captured(self) -> int:
         """Estimated."""
-        return captured_bytes(self.spec, self.dtype_bytes) if self.captured else 0
+        if not self.captured:
+            return 0
+        return captured_bytes(self.spec, self.dtype_bytes, num_groups=len(self.layout.groups))
 
     def _wishes(self, available_bytes: int, rest: int) -> list[tuple[int, str]]:
         """Pool bytes (dummy page included) allowed by the options, each with its name."""
-        token = self.spec.kv_bytes_per_token(self.kv_element_bytes)
-        page = token * self.page_size
+        page = self.layout.page_bytes(self.page_size, self.kv_element_bytes)
+
+        def room_for(num_tokens: int) -> int:
+            pool_tokens = self.costs.pool_for(num_tokens, self.context_len)
+            return pool_tokens * (page // self.page_size)
+
         static = rest - round(available_bytes * (1 - self.mem_fraction_static))
         limits = [
             (
@@ -332,19 +363,20 @@ class MemoryModel:
         if self.max_total_tokens is not None:
             limits.append(
                 (
-                    self.max_total_tokens * token + page,
+                    room_for(self.max_total_tokens) + page,
                     f"--max-total-tokens {self.max_total_tokens}",
                 )
             )
         elif self.device == "cpu" and not self.fraction_given:
-            ceiling = max(CPU_POOL_BYTES, CPU_POOL_CONTEXTS * self.context_len * token)
+            ceiling = max(CPU_POOL_BYTES, room_for(CPU_POOL_CONTEXTS * self.context_len))
             limits.append(
                 (ceiling + page, f"the default ceiling of a CPU pool, {format_bytes(ceiling)}")
             )
         return limits
 
     def _no_room(self, available: int, rest: int, left: int, limited_by: str) -> str:
-        needed = 2 * self.page_size * self.spec.kv_bytes_per_token(self.kv_element_bytes)
+        page = self.layout.page_bytes(self.page_size, self.kv_element_bytes)
+        needed = (len(self.layout.groups) + 1) * page
         if rest < needed:
             advice = "Free memory or use a smaller model"
         elif limited_by.startswith("--mem-fraction-static"):

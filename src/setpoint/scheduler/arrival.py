@@ -24,13 +24,14 @@ def new_sequence(
     settings: Settings,
     *,
     seq_id: int,
-    pool_tokens: int,
+    longest: int,
     page_size: int,
 ) -> Sequence:
     """Build the sequence of a request; raises RequestError for one that can never be served.
 
-    ``max_new_tokens`` is clipped so that prompt, outputs and one spare page fit an otherwise empty
-    pool: a sequence that is admitted can always finish, whatever the others do.
+    longest: tokens of the longest sequence that fits an otherwise empty pool. ``max_new_tokens`` is
+    clipped so that prompt, outputs and one spare page do: a sequence that is admitted can always
+    finish, whatever the others do.
     """
     if request.priority is not None and settings.priority is None and settings.refuse_priority:
         raise RequestError(PRIORITY_DISABLED, status_code=503, err_type="ServiceUnavailableError")
@@ -53,11 +54,11 @@ def new_sequence(
         UNLIMITED if request.sampling.max_new_tokens is None else request.sampling.max_new_tokens
     )
     padded = -(-num_input // page_size) * page_size
-    limit = min(config.max_req_len - num_input - 1, pool_tokens - padded - page_size - 1)
+    limit = min(config.max_req_len - num_input - 1, longest - padded - page_size - 1)
     if limit < min(wanted, 1):
         raise RequestError(
             f"A prompt of {num_input} tokens leaves no room for output in a KV cache of"
-            f" {pool_tokens} tokens."
+            f" {longest} tokens."
         )
     stop_ids = config.eos_token_ids | frozenset(request.sampling.stop_token_ids)
     return Sequence(

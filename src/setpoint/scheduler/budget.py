@@ -1,8 +1,9 @@
 """What one prefill pass may spend: tokens of input, of a chunk, and memory
 (docs/sglang/scheduling.md#admission).
 
-Pure arithmetic on token counts. The pool's free + evictable tokens are passed in at every question,
-because matching a prefix pins pages and admitting one takes them.
+Pure arithmetic on token counts; memory is counted in pool tokens (``core.pagerows``). The pool's
+free + evictable tokens are passed in at every question, because matching a prefix pins pages and
+admitting one takes them.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from setpoint.core.pagerows import CacheCosts
 from setpoint.core.records import Refusal
 
 
 @dataclass(slots=True)
 class PrefillBudget:
-    """Lives for one ``schedule()``. All amounts in tokens."""
+    """Lives for one ``schedule()``. All amounts in tokens, those of memory in pool tokens."""
 
-    page_size: int
+    costs: CacheCosts
     clip_max_new_tokens: int
     input_left: int
     """Of max_prefill_tokens. Where prompts are cut into chunks it ends a pass that has spent it,
@@ -30,6 +32,10 @@ class PrefillBudget:
     """Memory that must stay free: the expected outputs of running requests, then of those admitted
     in this pass."""
     num_admitted: int = 0
+
+    @property
+    def page_size(self) -> int:
+        return self.costs.page_size
 
     def _ceil_page(self, tokens: int) -> int:
         return -(-tokens // self.page_size) * self.page_size
@@ -47,18 +53,16 @@ class PrefillBudget:
             return Refusal.CHUNK_BUDGET
         return None
 
-    def judge(self, extend: int, remaining: int, available: int) -> int | Refusal:
+    def judge(self, extend: int, remaining: int, available: int, *, cached: int) -> int | Refusal:
         """How many of ``extend`` uncached tokens to compute now for a candidate, or why it must
         wait.
 
-        remaining: outputs the candidate may still generate. A candidate is charged its full
-        (clipped) output, not the share that running ones are: optimism is for those whose lengths
-        are being observed.
+        cached: tokens before them, whose pages it holds. remaining: outputs the candidate may still
+        generate. A candidate is charged its full (clipped) output, not the share that running ones
+        are: optimism is for those whose lengths are being observed.
         """
-        if (
-            extend + min(max(remaining, 0), self.clip_max_new_tokens) + self.page_size
-            >= available - self.reserved
-        ):
+        tokens = extend + min(max(remaining, 0), self.clip_max_new_tokens) + self.page_size
+        if self.costs.growth(tokens, cached) >= available - self.reserved:
             return Refusal.NO_MEMORY
         padded = self._ceil_page(extend)
         if self.chunk_left is None:
@@ -76,7 +80,8 @@ class PrefillBudget:
         """Tokens the sequence in mid-prefill gets: it goes first and ignores the memory reserve, so
         it always advances.
 
-        kept: tokens of the chunk that are not for it.
+        available: tokens that it has pages for, or could have; kept: tokens of the chunk that are
+        not for it.
         """
         limit = min(extend, available // self.page_size * self.page_size)
         if self.chunk_left is not None and self._ceil_page(limit) > self.chunk_left - kept:
@@ -101,31 +106,34 @@ class PrefillBudget:
             kept += padded
         return kept
 
-    def charge(self, computed: int, *, reserve: int) -> None:
-        """Book a row. Its pages are taken from the pool already; ``reserve`` is what its outputs
-        may still need."""
+    def charge(self, computed: int, *, reserve: int, num_tokens: int) -> None:
+        """Book a row. Its pages are taken from the pool already; ``reserve`` are the outputs that
+        it, now of ``num_tokens`` tokens, may still have."""
         padded = self._ceil_page(computed)
         self.input_left -= padded
         if self.chunk_left is not None:
             self.chunk_left -= padded
         if reserve > 0:
-            self.reserved += self.page_size + min(reserve, self.clip_max_new_tokens)
+            more = self.page_size + min(reserve, self.clip_max_new_tokens)
+            self.reserved += self.costs.growth(more, num_tokens, span=1)
 
 
-def fits_until_finish(requests: Iterable[tuple[int, int]], available: int) -> bool:
+def fits_until_finish(
+    requests: Iterable[tuple[int, int]], available: float, *, num_full: int = 1
+) -> bool:
     """SGLang's test for ignore_eos requests without a prefix cache: does every request reach its
     known end?
 
-    requests: (outputs left, tokens occupied now) of the running ones and the candidate, whose
-    prompt is already taken from ``available``. They end in the order of outputs left, and each end
-    gives back what that request occupied; when the i-th ends, those still alive have grown by its
-    outputs left, and more than one token each must be free.
+    requests: (outputs left, tokens) of the running ones and the candidate, whose prompt is already
+    taken from ``available``; num_full: pool tokens that a token takes. They end in the order of
+    outputs left, and each end gives back what that request occupied; when the i-th ends, those
+    still alive have grown by its outputs left, and more than one token each must be free.
     """
     order = sorted(requests)
     freed = 0
-    for index, (left, occupied) in enumerate(order):
+    for index, (left, num_tokens) in enumerate(order):
         alive = len(order) - index
-        if available + freed - left * alive <= alive:
+        if available + freed - num_full * left * alive <= num_full * alive:
             return False
-        freed += occupied
+        freed += num_full * num_tokens
     return True

@@ -43,6 +43,9 @@ class DecodePlanner:
         ]
         if not rows:
             return []
+        if state.cache.row.windows:
+            for seq in rows:
+                state.holdings.slide(seq)
         events: list[TokenEvent] = []
         testing = self._test_is_due(len(rows))
         samples = _samples(rows, state.config.max_tokens_per_row)
@@ -61,7 +64,7 @@ class DecodePlanner:
             growth = self._growth(rows, samples)
         else:
             state.ratio.decay(step.settings.conservativeness)
-        self._grow(growth, builder)
+        state.holdings.grow_each(growth, builder)
         for seq, count in zip(rows, samples, strict=True):
             builder.add_row(seq.slot, seq.seq_id, OWN_LENGTH, 1, count)
             seq.num_scheduled += count
@@ -80,30 +83,19 @@ class DecodePlanner:
         return seq.grammar is None or self._state.config.depth < 2
 
     def _growth(self, rows: list[Sequence], samples: list[int]) -> list[tuple[Sequence, int]]:
-        """The sequences that need pages to bring so many tokens each, and how many pages."""
-        page_size = self._state.cache.page_size
+        """The sequences that need page rows to bring so many tokens each, and how many."""
+        page_size, width = self._state.cache.page_size, self._state.cache.row.width
         found = []
         for seq, count in zip(rows, samples, strict=True):
-            short = seq.num_scheduled + count - len(seq.pages) * page_size
+            short = (seq.num_scheduled + count) * width - len(seq.pages) * page_size
             if short > 0:
-                found.append((seq, -(-short // page_size)))
+                found.append((seq, -(-short // (page_size * width))))
         return found
 
     def _fits(self, growth: list[tuple[Sequence, int]]) -> bool:
-        num_pages = sum(count for _, count in growth)
-        return num_pages * self._state.cache.page_size <= self._state.available_tokens
-
-    def _grow(self, growth: list[tuple[Sequence, int]], builder: PlanBuilder) -> None:
-        pages = self._state.cache.alloc(sum(count for _, count in growth))
-        assert pages is not None, "checked by _fits()"
-        numbers = iter(pages.tolist())
-        slots, indices = [], []
-        for seq, count in growth:
-            for _ in range(count):
-                slots.append(seq.slot)
-                indices.append(len(seq.pages))
-                seq.pages.append(next(numbers))
-        builder.map_each(slots, indices, pages)
+        cache = self._state.cache
+        num_pages = sum(count for _, count in growth) * cache.row.width
+        return num_pages * cache.page_size <= self._state.available_tokens
 
     def _test_is_due(self, num_rows: int) -> bool:
         interval = self._state.config.test_retract_interval

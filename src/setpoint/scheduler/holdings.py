@@ -1,24 +1,31 @@
-"""What a sequence holds of the pool: its locked prefix, its private pages, its page table. The only
+"""What a sequence holds of the pool: its locked prefix, its private pages, its page rows. The only
 code that moves pages between the two.
 
-Ownership, page by page of ``seq.pages``:
+Ownership, row by row of ``seq.pages`` (``core.pagerows``):
 
+    columns of groups that keep every position
     [ 0 .. handle.num_tokens )                the tree's, locked by ``seq.handle``, except what is
                                               in ``seq.duplicates``: the tree holds it under other
                                               pages, and it stays private
     [ handle.num_tokens .. len(pages) )       private
+
+    columns of a window
+    [ 0 .. first_rows )                       given back: 0
+    [ first_rows .. len(pages) )              needed, whether the tree's or private: the cache knows
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 
 from setpoint.core.plan import PlanBuilder
 from setpoint.core.request import Ids
+from setpoint.scheduler.cache.handle import NO_PAGES, PrefixHandle
 from setpoint.scheduler.cache.manager import KVCache
-from setpoint.scheduler.cache.radix import PrefixHandle
 from setpoint.scheduler.sequence import Sequence
 
 
@@ -28,6 +35,8 @@ class Holdings:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         self._page = cache.page_size
+        self._row = cache.row
+        self._width = cache.row.width
 
     def attach(self, seq: Sequence, handle: PrefixHandle, builder: PlanBuilder) -> None:
         """The sequence (already in its slot) takes over a matched, locked prefix."""
@@ -38,17 +47,75 @@ class Holdings:
         seq.pages.frombytes(pages.tobytes())
         seq.num_scheduled = handle.num_tokens
         builder.map_pages(seq.slot, 0, pages)
+        if self._row.windows:
+            handle.needed = NO_PAGES  # the sequence gives them back, piece by piece
+            seq.first_rows = [
+                self._row.first_needed(columns, handle.num_tokens) // self._page
+                for columns in self._row.windows
+            ]
+            seq.slide_at = 0
+
+    def num_covered(self, seq: Sequence) -> int:
+        """Tokens that its page rows have room for."""
+        return len(seq.pages) // self._width * self._page
 
     def grow(self, seq: Sequence, num_tokens: int, builder: PlanBuilder) -> bool:
-        """Make the page table cover ``num_tokens``; False, with nothing changed, if the pool has
+        """Make the page rows cover ``num_tokens``; False, with nothing changed, if the pool has
         not enough pages."""
-        have = len(seq.pages)
-        pages = self._cache.alloc(-(-num_tokens // self._page) - have)
+        have = len(seq.pages) // self._width
+        pages = self._cache.alloc((-(-num_tokens // self._page) - have) * self._width)
         if pages is None:
             return False
         seq.pages.frombytes(pages.tobytes())
         builder.map_pages(seq.slot, have, pages)
         return True
+
+    def grow_each(self, growth: list[tuple[Sequence, int]], builder: PlanBuilder) -> None:
+        """So many more page rows for each of these sequences. The pool must have the pages."""
+        width = self._width
+        pages = self._cache.alloc(sum(count for _, count in growth) * width)
+        assert pages is not None, "the caller has counted them"
+        numbers = iter(pages.tolist())
+        slots, indices = [], []
+        for seq, count in growth:
+            for _ in range(count):
+                slots.append(seq.slot)
+                indices.append(len(seq.pages) // width)
+                if width == 1:
+                    seq.pages.append(next(numbers))
+                else:
+                    seq.pages.extend(islice(numbers, width))
+        builder.map_each(slots, indices, pages)
+
+    def slide(self, seq: Sequence) -> None:
+        """Give back the window pages that no token still to be computed reaches back to.
+
+        Such a token stands at min(scheduled, known - 1) or later: what is scheduled beyond that may
+        be rolled back. The bound is rounded down to a page, so that the end of the last whole one
+        stays a place where another sequence can go on.
+        """
+        if not seq.first_rows or seq.num_scheduled < seq.slide_at:
+            return
+        begin = min(seq.num_scheduled, seq.num_known - 1) // self._page * self._page
+        bounds = []
+        for index, columns in enumerate(self._row.windows):
+            first = self._row.first_needed(columns, begin) // self._page
+            if first > seq.first_rows[index]:
+                self._give_back(seq, index, first)
+            next_first = (seq.first_rows[index] + 1) * self._page
+            step = self._row.read_step
+            bounds.append(-(-next_first // step) * step + columns.window - 1)
+        seq.slide_at = min(bounds)
+
+    def _give_back(self, seq: Sequence, index: int, first: int) -> None:
+        """Of the index-th window the rows before ``first``."""
+        assert seq.handle is not None
+        columns, before = self._row.windows[index], seq.first_rows[index]
+        rows = self._rows(seq)[before:first, columns.begin : columns.end]
+        pages = rows.flatten()
+        rows[:] = 0
+        seq.first_rows[index] = first
+        self._cache.give_back(seq.handle, pages, before)
 
     def publish(self, seq: Sequence, ids: Ids) -> None:
         """Make the whole pages of ``ids`` (a prefix of the sequence, KV planned or computed)
@@ -62,12 +129,12 @@ class Holdings:
 
     def _extend(self, seq: Sequence, ids: Ids, *, priority: int) -> None:
         assert seq.handle is not None
-        num_pages = len(ids) // self._page
-        if num_pages * self._page <= seq.handle.num_tokens:
+        num_rows = len(ids) // self._page
+        if num_rows * self._page <= seq.handle.num_tokens:
             return
-        pages = np.frombuffer(seq.pages, dtype=np.int32)[:num_pages].copy()
+        pages = np.frombuffer(seq.pages, dtype=np.int32)[: num_rows * self._width].copy()
         duplicates = self._cache.extend(
-            seq.handle, ids[: num_pages * self._page], pages, priority=priority
+            seq.handle, ids[: num_rows * self._page], pages, priority=priority
         )
         if len(duplicates):
             seq.duplicates.append(duplicates)
@@ -82,21 +149,25 @@ class Holdings:
         assert seq.inflight_steps == 0
         if publish:
             self.publish(seq, seq.known_ids()[: seq.num_scheduled])
+        for index in range(len(seq.first_rows)):
+            self._give_back(seq, index, len(seq.pages) // self._width)
         shared = seq.handle.num_tokens // self._page
-        self._cache.free(np.frombuffer(seq.pages, dtype=np.int32)[shared:].copy())
+        self._cache.free(self._rows(seq)[shared:, : self._row.num_full].flatten())
         for pages in seq.duplicates:
             self._cache.free(pages)
         seq.handle.release()
         seq.handle = None
         seq.pages = type(seq.pages)("i")
+        seq.first_rows = []
         seq.duplicates = []
         seq.num_scheduled = 0
 
     def num_returned_by(self, seqs: Iterable[Sequence]) -> int:
-        """Tokens that could be had anew if exactly these sequences gave up their memory."""
+        """Pool tokens that could be had anew if exactly these sequences gave up their memory."""
         held = list(seqs)
         handles = [seq.handle for seq in held if seq.handle is not None]
-        return self._cache.num_unlocked_by(handles) + self._page * sum(
+        needed = np.concatenate([NO_PAGES, *map(self._window_pages, held)])
+        return self._cache.num_unlocked_by(handles, needed) + self._page * sum(
             map(self.private_pages, held)
         )
 
@@ -104,8 +175,28 @@ class Holdings:
         """Pages outside the tree that the sequence owns."""
         if seq.handle is None:
             return 0
-        return (
-            len(seq.pages)
-            - seq.handle.num_tokens // self._page
-            + sum(len(pages) for pages in seq.duplicates)
+        num_rows = len(seq.pages) // self._width - seq.handle.num_tokens // self._page
+        private = self._row.num_full * num_rows + sum(len(pages) for pages in seq.duplicates)
+        return private + self._cache.num_private(self._window_pages(seq))
+
+    def reaches_its_windows(self, seq: Sequence) -> bool:
+        """Whether every page is there that the next tokens of the sequence may read."""
+        rows, begin = self._rows(seq), min(seq.num_scheduled, seq.num_known - 1)
+        return bool(rows[:, : self._row.num_full].all()) and all(
+            rows[
+                self._row.first_needed(columns, begin) // self._page :, columns.begin : columns.end
+            ].all()
+            for columns in self._row.windows
         )
+
+    def _window_pages(self, seq: Sequence) -> Ids:
+        """What it holds of window groups, the tree's and its own."""
+        if not seq.first_rows:
+            return NO_PAGES
+        rows = self._rows(seq)[:, self._row.num_full :]
+        held: Ids = rows[rows != 0]
+        return held
+
+    def _rows(self, seq: Sequence) -> npt.NDArray[np.int32]:
+        """[rows, columns] over the sequence's own array, which cannot grow while this is held."""
+        return np.frombuffer(seq.pages, dtype=np.int32).reshape(-1, self._width)

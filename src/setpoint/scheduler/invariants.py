@@ -40,11 +40,14 @@ def violations(state: State) -> list[str]:
                 f"sequence {seq.seq_id} counts {seq.inflight_steps} steps in flight,"
                 f" {inflight[seq.seq_id]} name it"
             )
-        if seq.num_scheduled > len(seq.pages) * state.cache.page_size:
+        covered = state.holdings.num_covered(seq)
+        if seq.num_scheduled > covered:
             found.append(
-                f"sequence {seq.seq_id} has {seq.num_scheduled} tokens planned on {len(seq.pages)}"
-                " pages"
+                f"sequence {seq.seq_id} has {seq.num_scheduled} tokens planned on pages for"
+                f" {covered}"
             )
+        if not state.holdings.reaches_its_windows(seq):
+            found.append(f"sequence {seq.seq_id} lacks pages that its windows reach back to")
     found += [
         f"sequence {seq.seq_id} counts {seq.num_scheduled} tokens planned, knows {seq.num_known}"
         f" and may get {seq.inflight_samples}"

@@ -101,7 +101,7 @@ class PrefillPlanner:
         mixed = len(state.running) * config.max_tokens_per_row if settings.mixed_chunk else 0
         page, chunk = state.cache.page_size, settings.chunked_prefill_size
         return PrefillBudget(
-            page_size=page,
+            costs=state.costs,
             clip_max_new_tokens=config.clip_max_new_tokens,
             # NOTE: one page always remains, or a decode batch as large as the chunk would lock
             # prefill out for good.
@@ -114,9 +114,11 @@ class PrefillPlanner:
         )
 
     def _reserve(self, seq: Sequence) -> float:
-        """Tokens that a running sequence is expected to need still."""
+        """Pool tokens that a running sequence is expected to need still."""
         left = min(seq.remaining - seq.inflight_samples, self._state.config.clip_max_new_tokens)
-        return left * (1.0 if seq.request.sampling.ignore_eos else self._state.ratio.current)
+        expected = left * (1.0 if seq.request.sampling.ignore_eos else self._state.ratio.current)
+        costs = self._state.costs
+        return costs.growth(expected, seq.num_scheduled, span=1) if costs.row.windows else expected
 
     def _continue(
         self,
@@ -129,12 +131,14 @@ class PrefillPlanner:
         state = self._state
         if seq.inflight_steps and not state.config.replan_inflight:
             return
+        state.holdings.slide(seq)
         spare, left = (
-            len(seq.pages) * state.cache.page_size - seq.num_scheduled,
+            state.holdings.num_covered(seq) - seq.num_scheduled,
             len(seq.ids) - seq.num_scheduled,
         )
         kept = budget.kept_for_shorter(left, map(self._num_uncached, beside))
-        count = budget.chunk(left, state.available_tokens + spare, kept=kept)
+        new_rows = state.available_tokens // (state.cache.page_size * state.cache.row.width)
+        count = budget.chunk(left, new_rows * state.cache.page_size + spare, kept=kept)
         if count > 0:
             self._add_row(seq, count, budget, builder, step)
 
@@ -158,7 +162,7 @@ class PrefillPlanner:
         ids = seq.known_ids()
         handle = state.cache.match(ids[: _match_limit(seq, len(ids))], seq.request.namespace)
         extend = len(ids) - handle.num_tokens
-        verdict = self._judge(seq, extend, budget, state.available_tokens)
+        verdict = self._judge(seq, len(ids), extend, budget, state.available_tokens)
         if not isinstance(verdict, Refusal) and verdict < extend and state.chunking is not None:
             verdict = Refusal.CHUNK_BUDGET  # one prompt at a time is in pieces
         if isinstance(verdict, Refusal):
@@ -179,13 +183,14 @@ class PrefillPlanner:
     def _judge(
         self,
         seq: Sequence,
+        num_tokens: int,
         extend: int,
         budget: PrefillBudget,
         available: int,
         without: Collection[Sequence] = (),
     ) -> int | Refusal:
-        """The budget's verdict with ``available`` tokens to be had and the sequences in ``without``
-        gone."""
+        """The budget's verdict on a sequence of ``num_tokens``, ``extend`` of them uncached, with
+        ``available`` pool tokens to be had and the sequences in ``without`` gone."""
         state = self._state
         if seq.request.sampling.ignore_eos and not state.cache.enabled:
             others = [
@@ -193,10 +198,16 @@ class PrefillPlanner:
                 for other in state.running.values()
                 if other is not state.chunking and other not in without
             ]
-            living = [(other.remaining, other.num_known) for other in others]
-            if not fits_until_finish([*living, (seq.remaining, seq.num_known)], available - extend):
+            living = [(other.remaining, other.num_known) for other in [*others, seq]]
+            costs, num_full = state.costs, state.cache.row.num_full
+            # What windows still grow by is taken from all of them at once.
+            rest = available - costs.growth(extend + seq.remaining, num_tokens - extend, span=1)
+            for other in others:
+                rest -= costs.growth(other.remaining, other.num_scheduled, span=1)
+            rest += num_full * sum(left for left, _ in living)
+            if not fits_until_finish(living, rest, num_full=num_full):
                 return Refusal.NO_MEMORY
-        return budget.judge(extend, seq.remaining, available)
+        return budget.judge(extend, seq.remaining, available, cached=num_tokens - extend)
 
     def _preemption_is_possible(self, rule: PrioritySettings | None) -> bool:
         """Whether anyone who waits is more urgent than anyone who runs, by more than the
@@ -251,7 +262,10 @@ class PrefillPlanner:
                 if trial.exhausted(available) is not None:
                     return False
                 return isinstance(
-                    self._judge(seq, len(ids) - handle.num_tokens, trial, available, gone), int
+                    self._judge(
+                        seq, len(ids), len(ids) - handle.num_tokens, trial, available, gone
+                    ),
+                    int,
                 )
 
             if not candidates or not suffice(len(candidates)):
@@ -279,7 +293,7 @@ class PrefillPlanner:
         step.num_prefill_rows += 1
         step.num_new_tokens += count
         state.num_processed += count
-        budget.charge(count, reserve=seq.remaining if last else 0)
+        budget.charge(count, reserve=seq.remaining if last else 0, num_tokens=seq.num_scheduled)
         if not last:
             state.chunking = seq
         elif state.chunking is seq:

@@ -140,7 +140,7 @@ class Scheduler:
             self.config,
             state.settings,
             seq_id=seq_id,
-            pool_tokens=state.cache.total_tokens,
+            longest=state.longest,
             page_size=state.cache.page_size,
         )
         if (
@@ -204,7 +204,7 @@ class Scheduler:
         follow the new rule."""
         state, before = self.state, self.state.settings
         assert settings.max_running_requests <= self.config.num_slots, "the frontend refuses more"
-        state.settings = settings
+        state.apply(settings)
         state.standing_refusal = None  # the limit that it was for may be another
         state.ratio.rescale(before.conservativeness, settings.conservativeness)
         if settings.priority != before.priority:
@@ -216,7 +216,8 @@ class Scheduler:
         arrives."""
         state, settings = self.state, self.state.settings
         self._drop_late()
-        builder, step = PlanBuilder(self._next_step_id), StepDraft(settings)
+        builder = PlanBuilder(self._next_step_id, state.cache.row.width)
+        step = StepDraft(settings)
         step.num_running = state.num_decoding
         if self._cadence.decode_only(state.num_decoding, settings.cadence):
             self._prefill.refuse(Refusal.DECODE_TURN, step)

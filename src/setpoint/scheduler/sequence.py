@@ -17,7 +17,7 @@ import numpy as np
 from setpoint.core.grammar import Grammar
 from setpoint.core.messages import Finish, LogprobBlock
 from setpoint.core.request import Ids, Request
-from setpoint.scheduler.cache.radix import PrefixHandle
+from setpoint.scheduler.cache.handle import PrefixHandle
 
 
 class Status(enum.Enum):
@@ -56,7 +56,11 @@ class Sequence:
     """The locked tree path: covers ``pages[: handle.num_tokens // page_size]``, duplicates
     aside."""
     pages: array[int] = field(default_factory=lambda: array("i"))
-    """The slot's page table, in order."""
+    """The slot's page rows (``core.pagerows``), flat, in order; 0 where a window has passed."""
+    first_rows: list[int] = field(default_factory=list)
+    """By window of the cache: the first row whose pages are held. Empty without windows."""
+    slide_at: int = 0
+    """``num_scheduled`` from which on window pages may be given back."""
     duplicates: list[Ids] = field(default_factory=list)
     """Private pages for a stretch that the tree holds under other pages; in our page table until
     release."""

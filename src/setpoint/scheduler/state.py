@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from setpoint.core.messages import Finish, TokenEvent
+from setpoint.core.pagerows import CacheCosts
 from setpoint.core.plan import StepPlan
 from setpoint.core.preparation import Preparer
 from setpoint.core.records import Refusal
@@ -70,9 +71,8 @@ class State:
         preparer: Preparer | None = None,
     ) -> None:
         self.config = config
-        self.settings = settings
-        """Of the steps to come; written by ``Scheduler.change``."""
         self.cache = cache
+        self.apply(settings)
         self.holdings = Holdings(cache)
         self.ratio = NewTokenRatio(config.ratio, settings.conservativeness)
         self.preparing = Preparing(preparer)
@@ -98,9 +98,18 @@ class State:
         """Why admission is pointless until a sequence ends, running or waiting, or is retracted
         (SGLang: batch_is_full)."""
 
+    def apply(self, settings: Settings) -> None:
+        """Of the steps to come."""
+        self.settings = settings
+        self.costs = CacheCosts(
+            self.cache.row, self.cache.page_size, _span(self.config, settings.chunked_prefill_size)
+        )
+        self.longest = self.costs.longest(self.cache.total_tokens)
+        """Tokens of the longest sequence that finishes alone in the pool."""
+
     @property
     def available_tokens(self) -> int:
-        """What an allocation could get: free, plus cached and not locked."""
+        """Pool tokens that an allocation could get: free, plus cached and not locked."""
         return self.cache.free_tokens + self.cache.evictable_tokens
 
     @property
@@ -200,3 +209,10 @@ class State:
         self.releases.append(seq.slot)
         seq.slot = -1
         self.standing_refusal = None
+
+
+def _span(config: SchedulerConfig, chunk: int | None) -> int:
+    """Most tokens of a sequence between the first that may still be computed and the last that is
+    planned."""
+    in_flight = (config.depth + 1) * config.max_tokens_per_row
+    return (config.max_req_len if chunk is None else chunk) + in_flight

@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core.cachegroups import cache_layout
 from setpoint.core.errors import RequestError
 from setpoint.core.plan import StepPlan
 from setpoint.engine.executor.build import EngineConfig, build_runner
@@ -144,10 +145,9 @@ def measure(
     device: str = "cpu",
 ) -> Agreement:
     """Random prompts in fp32, chunked side by side, twice: the second time out of the cache."""
-    spec = read_spec(folder)
     config = EngineConfig(
         str(folder),
-        spec,
+        read_spec(folder),
         dtype="float32",
         kv_dtype="float32",
         page_size=PAGE,
@@ -158,24 +158,27 @@ def measure(
     )
     runner = build_runner(config)
     num_pages = 2 * sum(-(-(length + num_new) // PAGE) for length in prompt_lengths)
+    num_pages *= len(cache_layout(runner.spec, context_len).groups)
     runner.allocate(num_pages=num_pages, max_slots=len(prompt_lengths), context_len=context_len)
     recording = Recording(InprocExecutor(runner))
     harness = Harness(
         num_pages=num_pages,
         page_size=PAGE,
+        row=runner.pool.layout.page_row,
         executor=recording,
-        vocab_size=spec.vocab_size,
+        vocab_size=runner.spec.vocab_size,
         chunked_prefill_size=CHUNK,
         max_running_requests=len(prompt_lengths),
     )
     rng = np.random.default_rng(7)
-    prompts = [rng.integers(0, spec.vocab_size, length).tolist() for length in prompt_lengths]
+    prompts = [
+        rng.integers(0, runner.spec.vocab_size, length).tolist() for length in prompt_lengths
+    ]
     reference = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    agreement = Agreement(
-        implementation=runner.report.model_impl, parameters=_parameters(folder, reference)
-    )
+    agreement = Agreement(parameters=_parameters(folder, reference))
+    agreement.implementation = runner.report.model_impl
     for turn in ("cold", "warm"):
         for index, prompt in enumerate(prompts):
             harness.submit(f"{turn} {index}", prompt, max_new_tokens=num_new, temperature=0.0)
@@ -186,10 +189,8 @@ def measure(
         with torch.inference_mode():
             theirs = reference(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
         agreement.add(torch.stack(rows), theirs, ids)
-    said = sorted(tuple(outcome.ids) for outcome in harness.outcomes.values())
-    assert said == sorted(
-        tuple(int(row.argmax()) for row in rows) for rows in recording.logits.values()
-    )
+    found = [tuple(int(row.argmax()) for row in rows) for rows in recording.logits.values()]
+    assert sorted(found) == sorted(tuple(outcome.ids) for outcome in harness.outcomes.values())
     return agreement
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 
 from setpoint.core.executor import Executor
 from setpoint.core.messages import Abort, Finish, Reply, Stop, Submit, ToFrontend, Tokens, ToLoop
+from setpoint.core.pagerows import CacheCosts, PageRow
 from setpoint.core.plan import StepPlan
 from setpoint.core.records import Preemption, Record, Retraction, StepDone
 from setpoint.core.request import Ids, Request, pack_ids
@@ -106,6 +107,14 @@ class Outcome:
     """Per output position, if asked for."""
 
 
+class Sizes(TypedDict):
+    """Of a cache."""
+
+    num_pages: int
+    page_size: int
+    row: PageRow
+
+
 class Harness:
     """Drive with :meth:`submit`, :meth:`turn`, :meth:`drain`; invariants are checked after every
     turn."""
@@ -115,6 +124,7 @@ class Harness:
         *,
         num_pages: int = 64,
         page_size: int = 1,
+        row: PageRow | None = None,
         cache_enabled: bool = True,
         eviction_policy: str = "lru",
         eviction_parameters: Mapping[str, int] | None = None,
@@ -125,26 +135,23 @@ class Harness:
         wire: Wire | None = None,
         **config: Any,
     ) -> None:
-        """``executor`` takes the place of the scripted one, ``wire`` that of one that only keeps
-        messages; ``num_tokens``: how many of the tokens that a row may bring it does; ``config``
-        are fields of SchedulerConfig and of Settings."""
-        self.config, self.settings = _rules(num_pages * page_size, config)
+        """``row``: the model's cache groups; ``executor`` takes the place of the scripted one,
+        ``wire`` that of one that only keeps messages; ``num_tokens``: how many of the tokens that a
+        row may bring it does; ``config`` are fields of SchedulerConfig and of Settings."""
+        sizes = Sizes(num_pages=num_pages, page_size=page_size, row=row or PageRow())
+        self.config, self.settings = _rules(_longest(sizes, config), config)
         self.recorder = Recorder()
         self.clock = ManualClock()
         self.wire = wire or Wire()
         self.cache_config = CacheConfig(
-            num_pages=num_pages,
-            page_size=page_size,
+            **sizes,
             enabled=cache_enabled,
             eviction_policy=eviction_policy,
             eviction_parameters=dict(eviction_parameters or {}),
         )
         self.cache = self.cache_config.empty_cache()
         self.executor = executor or ScriptedExecutor(
-            num_pages=num_pages,
-            page_size=page_size,
-            next_token=next_token or hashed_token(VOCAB),
-            num_tokens=num_tokens,
+            **sizes, next_token=next_token or hashed_token(VOCAB), num_tokens=num_tokens
         )
         self.preparer = preparer or nothing_to_prepare()
         self.preparer.post = self.wire.post
@@ -269,18 +276,26 @@ class Harness:
         )
 
 
-def _rules(pool_tokens: int, given: dict[str, Any]) -> tuple[SchedulerConfig, Settings]:
+def _rules(longest: int, given: dict[str, Any]) -> tuple[SchedulerConfig, Settings]:
     """What is fixed and what may change, of a harness that is given these fields of both."""
     values: dict[str, Any] = {
         "max_running_requests": 8,
-        "max_req_len": pool_tokens - 1,
-        "max_req_input_len": pool_tokens - 6,
+        "max_req_len": longest - 1,
+        "max_req_input_len": longest - 6,
         "vocab_size": VOCAB,
         "chunked_prefill_size": None,
     } | given
     values.setdefault("num_slots", values["max_running_requests"])
     live = {name: values.pop(name) for name in Settings.__struct_fields__ if name in values}
     return SchedulerConfig(**values), Settings(**live)
+
+
+def _longest(sizes: Sizes, config: Mapping[str, Any]) -> int:
+    """Tokens of the longest sequence that finishes alone."""
+    pool_tokens = sizes["num_pages"] * sizes["page_size"]
+    in_flight = (config.get("depth", 0) + 1) * config.get("max_tokens_per_row", 1)
+    span = (config.get("chunked_prefill_size") or pool_tokens) + in_flight
+    return CacheCosts(sizes["row"], sizes["page_size"], span).longest(pool_tokens)
 
 
 def ids_of(tokens: Iterable[int]) -> Ids:

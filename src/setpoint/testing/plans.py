@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from setpoint.core.cachegroups import cache_layout
 from setpoint.core.executor import Executor
 from setpoint.core.plan import OWN_LENGTH, Admit, PlanBuilder, TokenMasks
 from setpoint.core.request import Ids
@@ -18,14 +20,23 @@ from setpoint.core.sampling import SamplingParams
 GREEDY = SamplingParams(temperature=0.0)
 
 
+def allocate_rows(runner: Any, *, num_rows: int, max_slots: int, context_len: int) -> int:
+    """A pool of so many page rows; -> the cache groups of the model."""
+    num_groups = len(cache_layout(runner.spec, context_len).groups)
+    runner.allocate(num_pages=num_rows * num_groups, max_slots=max_slots, context_len=context_len)
+    return num_groups
+
+
 @dataclass
 class Driver:
-    """Every slot owns pages [1 + slot · pages_per_slot, …); ``share`` lets slots begin with another
+    """Every slot owns page rows [slot · pages_per_slot, …); ``share`` lets slots begin with another
     slot's pages."""
 
     executor: Executor
     page_size: int
     pages_per_slot: int
+    num_groups: int = 1
+    """Cache groups of the model."""
     step_id: int = 0
     outputs: dict[int, list[int]] = field(default_factory=dict)
     """Slot -> ids sampled since its admission."""
@@ -58,16 +69,18 @@ class Driver:
         )  # type: ignore[arg-type]
         pages = self.pages(slot)
         other, count = share
-        pages[:count] = self.pages(other)[:count]
+        shared = count * self.num_groups
+        pages[:shared] = self.pages(other)[:shared]
         plan.map_pages(slot, 0, pages)
         self.outputs[slot] = []
 
     def pages(self, slot: int) -> Ids:
-        return np.arange(self.pages_per_slot, dtype=np.int32) + 1 + slot * self.pages_per_slot
+        num_pages = self.pages_per_slot * self.num_groups
+        return np.arange(num_pages, dtype=np.int32) + 1 + slot * num_pages
 
     def plan(self) -> PlanBuilder:
         self.step_id += 1
-        return PlanBuilder(self.step_id)
+        return PlanBuilder(self.step_id, self.num_groups)
 
     def run(self, plan: PlanBuilder, masks: TokenMasks | None = None) -> StepResult:
         step = self.executor.submit(plan.build())

@@ -3,7 +3,8 @@ what the store holds.
 
 Because the answer is computed from the *store*, read through the page table, a scheduling or
 caching fault (a page reused too early, a prefix matched wrongly, a row skipped) changes the tokens:
-comparing with :func:`reference` finds it.
+comparing with :func:`reference` finds it. Of groups with a window the store keeps what KV depends
+on, the whole prefix, as a checksum; what a row reads there is compared with what it should read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import chain
 import numpy as np
 
 from setpoint.core.failures import failure
+from setpoint.core.pagerows import PageRow
 from setpoint.core.plan import OWN_LENGTH, Admit, StepPlan, TokenMasks
 from setpoint.core.request import Ids
 from setpoint.core.result import Floats, PositionLogprobs, StepResult
@@ -134,7 +136,9 @@ class ScriptedExecutor:
         page_size: int,
         next_token: NextToken,
         num_tokens: NumTokens = lambda most: most,
+        row: PageRow | None = None,
     ) -> None:
+        self._row = row or PageRow()
         self.next_token = next_token
         self.num_tokens = num_tokens
         self.with_logprobs: set[int] = set()
@@ -145,7 +149,9 @@ class ScriptedExecutor:
         self._page_size = page_size
         self._store = np.full((num_pages + 1) * page_size, EMPTY, np.int64)
         self._ids: dict[int, list[int]] = {}
-        self._table: dict[int, dict[int, int]] = {}
+        self._table: dict[int, dict[int, list[int]]] = {}
+        """Slot -> index -> page row."""
+        self._sums: dict[int, list[int]] = {}
         self._pooled: dict[int, tuple[Admit, list[int]]] = {}
         """Slot -> its pooled admission, and the tokens that rows of it have computed."""
 
@@ -162,11 +168,11 @@ class ScriptedExecutor:
             except Exception as error:
                 failures[admit.seq_id] = failure("admission", error)
         deltas = plan.pages
-        for slot, index, page in zip(
+        for slot, index, pages in zip(
             deltas.slots.tolist(), deltas.indices.tolist(), deltas.pages.tolist(), strict=True
         ):
-            assert page > 0, "the dummy page was handed out"
-            self._table[slot][index] = page
+            assert all(pages[: self._row.num_full]), "the dummy page was handed out"
+            self._table[slot][index] = pages
         rows = plan.rows
         spans = [
             self._span(*row)
@@ -177,17 +183,11 @@ class ScriptedExecutor:
         assert len({slot for slot, _, _ in spans}) == len(spans), "a slot has two rows in one step"
         num_samples = rows.samples.tolist()
         for (slot, start, end), most in zip(spans, num_samples, strict=True):
-            # Every row writes before any row reads; guesses are wrong until they are confirmed.
-            where = self._where(slot, start, end)
-            assert len(where) == len(set(where))
-            self._store[where] = self._ids[slot][start:end]
-            self._store[self._where(slot, end, end + most - 1)] = WRONG
+            self._write(slot, start, end, most - 1)  # every row writes before any row reads
         histories = []
         embeddings = {}
         for (slot, start, end), most in zip(spans, num_samples, strict=True):
-            history = self._store[self._where(slot, 0, end)].astype(np.int32)
-            assert EMPTY not in history, f"slot {slot} reads a position that nothing wrote"
-            assert WRONG not in history, f"slot {slot} reads a guess that nothing confirmed"
+            history = self._read(slot, start, end)
             if slot in self._pooled:
                 try:
                     embeddings.update(self._pool(slot, start, end, history))
@@ -206,9 +206,10 @@ class ScriptedExecutor:
 
     def append(self, slot: int, tokens: list[int]) -> None:
         """The slot's row brings these: all but the last were computed as guesses."""
-        confirmed, length = tokens[:-1], len(self._ids[slot])
-        self._store[self._where(slot, length, length + len(confirmed))] = confirmed
+        length = len(self._ids[slot])
         self._ids[slot] += tokens
+        if len(tokens) > 1:
+            self._write(slot, length, length + len(tokens) - 1, 0)
 
     def _admit(self, admit: Admit) -> None:
         self._ids[admit.slot] = admit.ids.tolist()
@@ -216,6 +217,7 @@ class ScriptedExecutor:
         self.with_logprobs.discard(admit.slot)
         if admit.return_logprob:
             self.with_logprobs.add(admit.slot)
+        self._sums[admit.slot] = []
         self._pooled.pop(admit.slot, None)
         if admit.pooling is not None:
             self._pooled[admit.slot] = admit, []
@@ -238,6 +240,46 @@ class ScriptedExecutor:
         assert start + count <= len(self._ids[slot])
         return slot, start, start + count
 
-    def _where(self, slot: int, start: int, end: int) -> list[int]:
+    def _write(self, slot: int, start: int, end: int, num_guesses: int) -> None:
+        """Guesses are wrong until they are confirmed."""
+        for column in range(self._row.width):
+            where = self._where(slot, column, start, end)
+            assert len(where) == len(set(where))
+            if column < self._row.num_full:
+                self._store[where] = self._ids[slot][start:end]
+            else:
+                self._store[where] = self._checksums(slot, end)[start:]
+            self._store[self._where(slot, column, end, end + num_guesses)] = WRONG
+
+    def _read(self, slot: int, start: int, end: int) -> Ids:
+        """What the tokens from ``start`` to ``end`` see: the sequence up to ``end``."""
+        history = np.array(self._ids[slot][:end], np.int32)
+        for column in range(self._row.num_full):
+            history = self._store[self._where(slot, column, 0, end)].astype(np.int32)
+            assert EMPTY not in history, f"slot {slot} reads a position that nothing wrote"
+            assert WRONG not in history, f"slot {slot} reads a guess that nothing confirmed"
+        for columns in self._row.windows:
+            first = self._row.first_needed(columns, start)
+            expected = self._checksums(slot, end)[first:]
+            for column in range(columns.begin, columns.end):
+                found = self._store[self._where(slot, column, first, end)].tolist()
+                assert found == expected, f"slot {slot} reads a window of another sequence"
+        return history
+
+    def _checksums(self, slot: int, end: int) -> list[int]:
+        """Per position a number that depends on every token up to it."""
+        sums = self._sums[slot]
+        for token in self._ids[slot][len(sums) : end]:
+            last = sums[-1] if sums else 0
+            sums.append(zlib.crc32(token.to_bytes(4, "little", signed=True), last))
+        return sums[:end]
+
+    def _where(self, slot: int, column: int, start: int, end: int) -> list[int]:
         size, table = self._page_size, self._table[slot]
-        return [table[position // size] * size + position % size for position in range(start, end)]
+        pages = [table[index][column] for index in range(start // size, -(-end // size))]
+        assert all(pages), f"slot {slot} has no page for a position that it reads or writes"
+        first = start // size
+        return [
+            pages[position // size - first] * size + position % size
+            for position in range(start, end)
+        ]

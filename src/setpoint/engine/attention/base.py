@@ -80,7 +80,10 @@ class AttentionBatch:
     """[n] int32: the row's line in page_table."""
     page_table: torch.Tensor
     """[num_slots, W] int32, permanent (it may be another tensor after the table has grown); entries
-    past a row's pages are junk."""
+    past a row's pages are junk, and so are those of pages before a window that the group's layers
+    have: such pages are not read."""
+    group: int = 0
+    """Which of the model's cache groups: the same rows, on other pages."""
 
 
 class AttentionBackend(Protocol):

@@ -24,16 +24,14 @@ MAX_GROUP = 64
 """Query heads per key/value head (plan.h, kQueryRows)."""
 
 
-class CpuAttention:
-    """Implements ``attention.base.AttentionBackend``."""
+class Plan:
+    """How the work of a step is shared out (plan.h), and the call that carries it."""
 
     def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
-        self._shape = shape
         self._kernels = kernels
-        self.level = kernels.level
         plan = kernels.plan_create()
         weakref.finalize(self, kernels.plan_free, plan)
-        self._call = AttentionCall(
+        self.call = AttentionCall(
             plan=plan,
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
@@ -42,9 +40,35 @@ class CpuAttention:
             q_dtype=DTYPES[shape.dtype],
             kv_dtype=DTYPES[shape.kv_dtype],
         )
-        self._call_address = ctypes.addressof(self._call)
+        self.address = ctypes.addressof(self.call)
         self._planned: AttentionBatch | None = None
         """The batch that the plan is for; held, so that its tensors stay where the call points."""
+
+    def cover(self, batch: AttentionBatch) -> None:
+        """Plan for this batch: once per step, since every layer of a group sees the same rows."""
+        if batch is self._planned:
+            return
+        call = self.call
+        call.cu_q = batch.cu_q.data_ptr()
+        call.kv_lens = batch.kv_lens.data_ptr()
+        call.slots = batch.slots.data_ptr()
+        call.page_table = batch.page_table.data_ptr()
+        call.table_stride = batch.page_table.stride(0)
+        call.threads = torch.get_num_threads()
+        call.rows = len(batch.kv_lens_host)
+        self._kernels.attention_plan(self.address)
+        self._planned = batch
+
+
+class CpuAttention:
+    """Implements ``attention.base.AttentionBackend``."""
+
+    def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
+        self._shape = shape
+        self._kernels = kernels
+        self.level = kernels.level
+        self._plans: dict[int, Plan] = {}
+        """By cache group: its page table says which rows share keys."""
 
     def forward(
         self,
@@ -58,10 +82,12 @@ class CpuAttention:
         assert q_stride[1:] == (self._shape.head_dim, 1)
         assert q.dtype == self._shape.dtype
         assert k_cache.dtype == v_cache.dtype == self._shape.kv_dtype
-        if batch is not self._planned:
-            self._build_plan(batch)
+        plan = self._plans.get(batch.group)
+        if plan is None:
+            plan = self._plans[batch.group] = Plan(self._shape, self._kernels)
+        plan.cover(batch)
         out = torch.empty(q.shape, dtype=self._shape.dtype)
-        call = self._call
+        call = plan.call
         call.q = q.data_ptr()
         call.q_stride = q_stride[0]
         call.out = out.data_ptr()
@@ -70,21 +96,8 @@ class CpuAttention:
         call.scale = variant.scale
         call.softcap = variant.softcap or 0.0
         call.window = variant.window or 0
-        self._kernels.attention(self._call_address)
+        self._kernels.attention(plan.address)
         return out
-
-    def _build_plan(self, batch: AttentionBatch) -> None:
-        """Once per step: every layer sees the same rows."""
-        call = self._call
-        call.cu_q = batch.cu_q.data_ptr()
-        call.kv_lens = batch.kv_lens.data_ptr()
-        call.slots = batch.slots.data_ptr()
-        call.page_table = batch.page_table.data_ptr()
-        call.table_stride = batch.page_table.stride(0)
-        call.threads = torch.get_num_threads()
-        call.rows = len(batch.kv_lens_host)
-        self._kernels.attention_plan(self._call_address)
-        self._planned = batch
 
 
 def create(shape: AttentionShape, *, level: str | None = None) -> CpuAttention:

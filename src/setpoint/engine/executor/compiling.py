@@ -132,9 +132,9 @@ def _first_answer(runner: ModelRunner, length: int) -> torch.Tensor:
     ids = np.array(
         [(11 + 7919 * index) % runner.spec.vocab_size for index in range(length)], np.int32
     )
-    plan = PlanBuilder(0)
+    plan = PlanBuilder(0, runner.num_groups)
     plan.admits.append(Admit(0, 0, ids, length, SamplingParams(temperature=0.0), seed=0))
-    plan.map_pages(0, 0, np.arange(1, 1 + -(-length // runner.page_size), dtype=np.int32))
+    plan.map_own_rows(0, -(-length // runner.page_size))
     plan.add_row(0, 0, 0, length, 1)
     return _logits(runner, plan.build())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from setpoint.core.cachegroups import cache_layout
 from setpoint.core.errors import SetpointError
 from setpoint.core.plan import Admit, PlanBuilder
 from setpoint.core.sampling import SamplingParams
@@ -29,16 +30,14 @@ def try_out(runner: ModelRunner) -> None:
     the trial's afterwards: ``allocate`` it anew.
     """
     ids, page = np.array(runner.model.trial_ids, np.int32), runner.page_size
-    num_pages = -(-len(ids) // page)
-    runner.allocate(num_pages=2 * num_pages, max_slots=2, context_len=len(ids))
-    first, second = PlanBuilder(0), PlanBuilder(1)
+    num_rows, num_groups = -(-len(ids) // page), len(cache_layout(runner.spec, len(ids)).groups)
+    runner.allocate(num_pages=2 * num_rows * num_groups, max_slots=2, context_len=len(ids))
+    first, second = PlanBuilder(0, num_groups), PlanBuilder(1, num_groups)
     for slot, plan in enumerate((first, second)):
         plan.admits.append(
             Admit(slot, slot, ids, len(ids), SamplingParams(temperature=0.0), seed=0)
         )
-        plan.map_pages(
-            slot, 0, np.arange(1 + slot * num_pages, 1 + (slot + 1) * num_pages, dtype=np.int32)
-        )
+        plan.map_own_rows(slot, num_rows, first=slot * num_rows)
     half = len(ids) // 2
     first.add_row(0, 0, 0, half, 0)
     second.add_row(0, 0, half, len(ids) - half, 1)

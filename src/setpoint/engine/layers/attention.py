@@ -37,7 +37,7 @@ class PagedAttention(Layer):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
         k_cache, v_cache = ctx.kv[self.layer]
-        batch = ctx.batch
+        batch = ctx.batches[self.layer]
         q = ctx.ops.rope_and_store(
             q, k, v, ctx.cos_sin[self.rotary], batch.positions, k_cache, v_cache, batch.kv_index
         )
@@ -53,7 +53,7 @@ def store_and_attend(
     variant: AttentionVariant,
 ) -> torch.Tensor:
     """q [T, H, D], k and v [T, Hkv, D], rotated already or without positions -> [T, H, D]."""
-    k_cache, v_cache = ctx.kv[layer]
-    store(k, k_cache, ctx.batch.kv_index)
-    store(v, v_cache, ctx.batch.kv_index)
-    return ctx.attention.forward(q, k_cache, v_cache, ctx.batch, variant)
+    (k_cache, v_cache), batch = ctx.kv[layer], ctx.batches[layer]
+    store(k, k_cache, batch.kv_index)
+    store(v, v_cache, batch.kv_index)
+    return ctx.attention.forward(q, k_cache, v_cache, batch, variant)

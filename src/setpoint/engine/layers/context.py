@@ -33,7 +33,9 @@ def multiply(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
 class ForwardContext(Backends):
     """Written by the runner for each forward pass; layers only read it."""
 
-    batch: AttentionBatch
+    batches: tuple[AttentionBatch, ...]
+    """Per layer the rows on the pages of its cache group; layers of a group share one object, and
+    all share the positions."""
     cos_sin: tuple[torch.Tensor, ...]
     """Per rotary embedding of the model its table, [context_len, R], R <= D rotated dimensions
     (layers.rotary)."""

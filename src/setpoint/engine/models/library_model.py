@@ -114,7 +114,7 @@ class TransformersModel:
         return hidden
 
     def _decode(self, input_ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        ids, positions = input_ids[None].long(), ctx.batch.positions[None]
+        ids, positions = input_ids[None].long(), ctx.batches[0].positions[None]
         return self.decoder(
             input_ids=ids, position_ids=positions, use_cache=False, return_dict=True
         ).last_hidden_state[0]

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import logging
 
-from setpoint.core.request import Ids
+import numpy as np
+import numpy.typing as npt
+
 from setpoint.engine.kernels.device import claims_later
 from setpoint.engine.kernels.memory import populate
 from setpoint.engine.runner.kv_pool import KVPool
@@ -27,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 class ClaimAhead:
     def __init__(self, pool: KVPool) -> None:
-        self._stripes = [pages for layer in pool.layers for pages in layer]
+        self._stripes = [pages for slab in pool.slabs for pages in slab]
         pages = self._stripes[0]
         self._num_pages = len(pages)
         self._turn_pages = max(1, TURN_BYTES // pages[0].nbytes)
@@ -40,7 +42,7 @@ class ClaimAhead:
         """The first that is still to be done for them; before it, theirs are."""
         self._works = claims_later(pool.memory.device)
 
-    def hand_out(self, pages: Ids) -> None:
+    def hand_out(self, pages: npt.NDArray[np.int32]) -> None:
         """These pages are used from now on."""
         if len(pages):
             self._unused = max(self._unused, int(pages.max()) + 1)

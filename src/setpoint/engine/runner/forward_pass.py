@@ -6,7 +6,7 @@ Every way to run a step is made of it (``runner.ways``). Knows nothing of plans 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -66,17 +66,8 @@ class ForwardPass:
     @torch.inference_mode()
     def begin(self, inputs: Inputs, backends: Backends) -> tuple[torch.Tensor, ForwardContext]:
         """-> the ids [T] and the context that the model is called with."""
-        table = self.slots
-        ids, positions, kv_index = backends.ops.place_tokens(
-            inputs.slots,
-            inputs.cu_q,
-            inputs.kv_lens,
-            table.ids.tensor,
-            table.pages.tensor,
-            self.page_size,
-            inputs.num_tokens,
-        )
-        batch = AttentionBatch(
+        ids, positions, kv_index = self._place(inputs, self.slots.tables()[0], backends)
+        first = AttentionBatch(
             positions=positions,
             kv_index=kv_index,
             cu_q=inputs.cu_q,
@@ -84,15 +75,32 @@ class ForwardPass:
             kv_lens=inputs.kv_lens,
             kv_lens_host=inputs.kv_lens_host,
             slots=inputs.slots,
-            page_table=table.pages.tensor,
+            page_table=self.slots.tables()[0],
         )
+        batches = [first]
+        for group, table in enumerate(self.slots.tables()[1:], 1):
+            kv_index = self._place(inputs, table, backends)[2]
+            batches.append(replace(first, kv_index=kv_index, page_table=table, group=group))
         return ids, ForwardContext(
             backends.ops,
             backends.attention,
             backends.multiply,
-            batch,
+            tuple(batches[group] for group in self.pool.group_of),
             self.cos_sin,
             self.pool.layers,
+        )
+
+    def _place(
+        self, inputs: Inputs, page_table: torch.Tensor, backends: Backends
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return backends.ops.place_tokens(
+            inputs.slots,
+            inputs.cu_q,
+            inputs.kv_lens,
+            self.slots.ids.tensor,
+            page_table,
+            self.page_size,
+            inputs.num_tokens,
         )
 
     @torch.inference_mode()

@@ -1,11 +1,15 @@
-"""The paged KV pool: one block of device memory, and per layer a view of its K and its V pages."""
+"""The paged KV pool: one block of device memory, and per layer a view of its K and its V pages.
+
+Layers of different cache groups share a slab of it, in which each has pages of its own
+(``core.cachegroups``).
+"""
 
 from __future__ import annotations
 
 import torch
 
+from setpoint.core.cachegroups import CacheLayout
 from setpoint.core.errors import OutOfMemoryError
-from setpoint.core.model import ModelSpec
 from setpoint.engine.kernels.device import claim
 
 
@@ -15,15 +19,18 @@ class KVPool:
 
     def __init__(
         self,
-        spec: ModelSpec,
+        layout: CacheLayout,
         *,
         num_pages: int,
         page_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (spec.num_layers, 2, num_pages + 1, page_size, spec.num_kv_heads, spec.head_dim)
+        parts, heads, head_dim = layout.groups[0].shape
+        shape = (layout.num_slabs, parts, num_pages + 1, page_size, heads, head_dim)
+        self.layout = layout
         self.num_tokens = num_pages * page_size
+        """Pool tokens."""
         try:
             self.memory = claim(shape, dtype, device)
         except RuntimeError as error:
@@ -31,8 +38,13 @@ class KVPool:
                 f"No memory on {device} for a KV pool of {num_pages} pages of {page_size} tokens:"
                 f" {error}"
             ) from None
-        self.layers = tuple((layer[0], layer[1]) for layer in self.memory)
-        """Per layer K and V, each [num_pages + 1, page_size, Hkv, D], contiguous."""
+        self.slabs = tuple((slab[0], slab[1]) for slab in self.memory)
+        """Per slab K and V, each [num_pages + 1, page_size, Hkv, D], contiguous."""
+        places = layout.places()
+        self.layers = tuple(self.slabs[places[layer][1]] for layer in range(len(places)))
+        """Per layer its slab."""
+        self.group_of = tuple(places[layer][0] for layer in range(len(places)))
+        """Per layer its cache group."""
 
     @property
     def num_bytes(self) -> int:

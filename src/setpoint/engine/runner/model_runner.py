@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from setpoint.core.cachegroups import cache_layout
 from setpoint.core.failures import failure
 from setpoint.core.footprint import Footprint
 from setpoint.core.limits import LOGITS_ROWS
@@ -115,9 +116,14 @@ class ModelRunner:
         ``allocate``."""
 
     def allocate(self, *, num_pages: int, max_slots: int, context_len: int) -> None:
-        """Claim the KV pool and the slot table. OutOfMemoryError if there is no room."""
+        """Claim the KV pool and the slot table. OutOfMemoryError if there is no room.
+
+        num_pages: each for ``page_size`` tokens of one cache group of the model
+        (``core.cachegroups``).
+        """
+        layout = cache_layout(self.spec, context_len)
         self.pool = KVPool(
-            self.spec,
+            layout,
             num_pages=num_pages,
             page_size=self.page_size,
             dtype=self.kv_dtype,
@@ -129,6 +135,7 @@ class ModelRunner:
             page_size=self.page_size,
             max_slots=max_slots,
             device=self.device,
+            num_groups=len(layout.groups),
         )
         self.pooler = Pooler()
         wide = torch.promote_types(self.dtype, torch.float32)
@@ -155,7 +162,12 @@ class ModelRunner:
     @property
     def longest_row(self) -> int:
         """Tokens that a sequence can have, alone in the pool."""
-        return min(self.slots.context_len, self.pool.num_tokens)
+        return min(self.slots.context_len, self.pool.num_tokens // self.num_groups)
+
+    @property
+    def num_groups(self) -> int:
+        """Cache groups: pages in a page row."""
+        return len(self.pool.layout.groups)
 
     def forward(self, plan: StepPlan, ways: Sequence[Way] | None = None) -> Forward:
         """``ways``: to choose from instead of the runner's own; one must take the batch."""

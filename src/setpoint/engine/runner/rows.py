@@ -33,8 +33,16 @@ FIRST_SLOTS = 16
 
 class SlotTable:
     def __init__(
-        self, *, context_len: int, page_size: int, max_slots: int, device: torch.device
+        self,
+        *,
+        context_len: int,
+        page_size: int,
+        max_slots: int,
+        device: torch.device,
+        num_groups: int = 1,
     ) -> None:
+        """``num_groups``: cache groups of the model, each with a page table of its own."""
+        self._num_groups = num_groups
         self.max_slots = max_slots
         self.context_len = context_len
         size = min(FIRST_SLOTS, max_slots)
@@ -42,9 +50,15 @@ class SlotTable:
         """[slots + 1, context + 1]: known tokens; junk past a slot's length. Written by admit
         (host) and append (device)."""
         self.pages = Shared(
-            torch.zeros(size + 1, -(-context_len // page_size), dtype=torch.int32, device=device)
+            torch.zeros(
+                num_groups * (size + 1),
+                -(-context_len // page_size),
+                dtype=torch.int32,
+                device=device,
+            )
         )
-        """[slots + 1, W]: page numbers; junk past a slot's pages. Written by map_pages."""
+        """[groups * (slots + 1), W]: the tables of all groups one below the other, page numbers;
+        junk past a slot's pages and before its windows. Written by map_pages."""
         self.columns = np.zeros(size, SLOT_DTYPE)
         self.lists: dict[int, TokenLists] = {}
         self._special: set[int] = set()
@@ -55,6 +69,10 @@ class SlotTable:
         """The row behind the slots, always zero: rows that only fill a batch up to a fixed size
         (``runner.ways``) stand there, and write to the dummy page."""
         return len(self.columns)
+
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        """The page table of each group, [slots + 1, W]."""
+        return self.pages.tensor.chunk(self._num_groups)
 
     @property
     def num_bytes(self) -> int:
@@ -108,8 +126,17 @@ class SlotTable:
             self._special.discard(slot)
 
     def map_pages(self, deltas: PageDeltas) -> None:
-        if len(deltas.slots):
-            self.pages.put(deltas.slots, deltas.indices, deltas.pages)
+        if not len(deltas.slots):
+            return
+        if self._num_groups == 1:
+            self.pages.put(deltas.slots, deltas.indices, deltas.pages[:, 0])
+            return
+        tables = np.arange(self._num_groups, dtype=np.int32) * (len(self.columns) + 1)
+        self.pages.put(
+            (deltas.slots[:, None] + tables).ravel(),
+            np.repeat(deltas.indices, self._num_groups),
+            deltas.pages.ravel(),
+        )
 
     def sampling_rows(self, slots: Ids) -> SamplingRows:
         return SamplingRows(self.columns[slots], slots, self.ids.tensor, self.lists)
@@ -141,11 +168,11 @@ class SlotTable:
         assert num_slots <= self.max_slots, "a slot beyond the limit"
         while size < num_slots:
             size = min(2 * size, self.max_slots)
-        for name in ("ids", "pages"):
-            old = getattr(self, name).tensor
-            new = old.new_zeros(size + 1, old.shape[1])
-            new[: len(old)] = old  # the padding row, now a slot's, is zero
-            setattr(self, name, Shared(new))
+        for name, num_tables in (("ids", 1), ("pages", self._num_groups)):
+            old = getattr(self, name).tensor.view(num_tables, len(self.columns) + 1, -1)
+            new = old.new_zeros(num_tables, size + 1, old.shape[2])
+            new[:, : len(self.columns)] = old[:, :-1]
+            setattr(self, name, Shared(new.flatten(0, 1)))
         self.columns = np.concatenate(
             (self.columns, np.zeros(size - len(self.columns), SLOT_DTYPE))
         )

@@ -16,11 +16,15 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from setpoint.core.pagerows import PageRow
 from setpoint.core.records import PoolStats
 from setpoint.core.request import Ids
 from setpoint.scheduler.cache.evict import eviction_policy as policy_of
+from setpoint.scheduler.cache.handle import NO_PAGES, PrefixHandle
 from setpoint.scheduler.cache.pages import PagePool
-from setpoint.scheduler.cache.radix import PrefixHandle, RadixTree
+from setpoint.scheduler.cache.radix import RadixTree
+from setpoint.scheduler.cache.soundness import tree_problems
+from setpoint.scheduler.cache.windows import WindowPages
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -29,6 +33,7 @@ class CacheConfig:
 
     num_pages: int
     page_size: int
+    row: PageRow = field(default_factory=PageRow)
     enabled: bool = True
     eviction_policy: str = "lru"
     eviction_parameters: dict[str, int] = field(default_factory=dict)
@@ -38,11 +43,12 @@ class CacheConfig:
 
 
 class KVCache:
-    """Prefix cache over ``num_pages`` pages of ``page_size`` tokens; all counts are in tokens
-    unless named pages.
+    """Prefix cache over ``num_pages`` pages of ``page_size`` tokens; all counts are in pool tokens
+    (``core.pagerows``) unless named pages, lengths of prefixes in tokens.
 
     Contract: free + evictable + locked + held == total after every call, where held is what callers
-    own outside the tree. Namespaces never share a prefix.
+    own outside the tree. Namespaces never share a prefix. Arrays of pages are page rows, flat: with
+    one group a page per ``page_size`` tokens.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class KVCache:
         *,
         num_pages: int,
         page_size: int,
+        row: PageRow | None = None,
         enabled: bool = True,
         eviction_policy: str = "lru",
         eviction_parameters: Mapping[str, int] | None = None,
@@ -57,15 +64,17 @@ class KVCache:
         """``enabled=False`` caches nothing: match finds nothing and extend hands every page back to
         the caller.
 
-        eviction_parameters: keyword arguments of the policy. Raises ValueError for a pool without
+        row: the model's groups; one that keeps every position if not given. eviction_parameters:
+        keyword arguments of the policy. Raises ValueError for a pool without
         pages, a page size below 1 or an unknown policy.
         """
         self.page_size = page_size
         self.total_tokens = num_pages * page_size
+        self.row = row or PageRow()
         self.enabled = enabled
         self._policy = policy_of(eviction_policy, **(eviction_parameters or {}))
-        self._tree = RadixTree(page_size, self._policy)
-        self._pool = PagePool(num_pages)
+        self._num_pages = num_pages
+        self.reset()
 
     @property
     def free_tokens(self) -> int:
@@ -73,11 +82,11 @@ class KVCache:
 
     @property
     def evictable_tokens(self) -> int:
-        return self._tree.evictable_tokens
+        return self._tree.num_evictable
 
     @property
     def locked_tokens(self) -> int:
-        return self._tree.locked_tokens
+        return self._tree.num_locked
 
     def pool_stats(self) -> PoolStats:
         free, evictable, locked = self.free_tokens, self.evictable_tokens, self.locked_tokens
@@ -87,8 +96,8 @@ class KVCache:
         )
 
     def peek(self, ids: Ids, namespace: str = "") -> int:
-        """Length of the cached prefix of ``ids``, floored to whole pages. Takes no lock, splits
-        nothing, touches no recency."""
+        """Length of the cached prefix of ``ids`` behind which a sequence can go on, floored to
+        whole pages. Takes no lock, splits nothing, touches no recency."""
         return self._tree.match_len(ids, namespace)
 
     def trace(self, ids: Ids, namespace: str = "") -> tuple[int, tuple[int, ...]]:
@@ -99,13 +108,20 @@ class KVCache:
         """
         return self._tree.trace(ids, namespace)
 
-    def num_unlocked_by(self, handles: Iterable[PrefixHandle]) -> int:
-        """Tokens that would become evictable if exactly these handles were released: the stretches
-        that nobody else locks."""
-        return self._tree.num_unlocked_by(handles)
+    def num_unlocked_by(self, handles: Iterable[PrefixHandle], needed: Ids = NO_PAGES) -> int:
+        """Tokens that would become evictable if exactly these handles were released, and ``needed``
+        given back: the stretches that nobody else locks.
+
+        needed: window pages that their sequences hold, whoever owns them.
+        """
+        unlocked = self._tree.num_unlocked_by(handles) * self.row.num_full
+        if self._windows is None:
+            return unlocked
+        return unlocked + self._windows.num_freed_by(needed) * self.page_size
 
     def match(self, ids: Ids, namespace: str = "") -> PrefixHandle:
-        """The longest cached prefix of ``ids``, floored to whole pages, locked and refreshed.
+        """The longest cached prefix of ``ids`` behind which a sequence can go on, floored to whole
+        pages, locked and refreshed.
 
         The caller leaves out the tokens that must be computed again, e.g. passes ``ids[: n - 1]``
         to get logits for the last one.
@@ -129,12 +145,12 @@ class KVCache:
         """``num_pages`` pages, held by the caller from now on; None, and nothing evicted, if free +
         evictable are fewer.
 
-        Evicts whole unlocked leaves in policy order, and only when the free list is short; that may
-        free more than was asked.
+        Evicts only when the free list is short: whole unlocked leaves in policy order (and see
+        ``RadixTree.evict``); that may free more than was asked.
         """
         short = num_pages - self._pool.available
         if short > 0:
-            if short * self.page_size > self._tree.evictable_tokens:
+            if short * self.page_size > self._tree.num_evictable:
                 return None
             self._pool.free(self._tree.evict(short * self.page_size))
         return self._pool.alloc(num_pages)
@@ -143,16 +159,28 @@ class KVCache:
         """Give back pages that the caller holds. Asserts that none of them is free already."""
         self._pool.free(pages)
 
+    def give_back(self, handle: PrefixHandle, pages: Ids, first_row: int) -> None:
+        """A sequence needs these window pages no longer, which are its own or the tree's, of rows
+        from ``first_row`` on.
+
+        What was its own is free, what is the tree's can be evicted once nobody needs it.
+        """
+        self._pool.free(self._tree.unneed(handle, pages, first_row))
+
+    def num_private(self, pages: Ids) -> int:
+        """How many of these window pages are not the tree's."""
+        return 0 if self._windows is None else self._windows.num_outside(pages)
+
     def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids, *, priority: int = 0) -> Ids:
         """Cache ``ids`` and move the handle's lock down to cover all of them; returns the pages the
         caller must free itself.
 
-        ids: whole pages, beginning with the handle's prefix. pages: their page numbers, one per
-        page of ids; below ``handle.num_tokens`` they are not looked at, beyond it the caller holds
-        them. priority: what the stretch is worth at least, and with it everything above (eviction
-        policy "priority").
+        ids: whole pages, beginning with the handle's prefix. pages: their page rows, one per page
+        of ids; below ``handle.num_tokens`` they are not looked at, beyond it the caller holds them,
+        0 where it has given a window page back. priority: what the stretch is worth at least, and
+        with it everything above (eviction policy "priority").
 
-        Contract:
+        Contract, for groups that keep every position:
 
         * Beyond ``handle.num_tokens`` the tree adopts the pages of every stretch it does not have.
           Where another sequence was faster the tree keeps its own, and the caller's are returned:
@@ -164,34 +192,46 @@ class KVCache:
         * With the cache disabled the same rule holds: all pages of the stretch are returned, and
           the handle counts the tokens but locks nothing (``handle.pages()`` stays empty).
 
-        Takes no page and evicts nothing, so it cannot fail.
+        Where there are window groups, stretches that nobody holds change their pages for the
+        caller's, and nothing of them is returned. Window pages are given back with ``give_back``,
+        whoever holds them by then. Takes no page and evicts nothing, so it cannot fail.
         """
-        assert len(ids) == len(pages) * self.page_size, "ids must fill their pages"
+        width = self.row.width
+        assert len(ids) * width == len(pages) * self.page_size, "ids must fill their pages"
         start = handle.num_tokens
         assert len(ids) >= start, "the handle is longer than ids"
-        own = pages[start // self.page_size :]
+        own = pages[start // self.page_size * width :]
         if not self.enabled:
             handle.move(handle.node, len(ids))
-            return own.copy()
-        known = self._tree.extend(handle, ids[start:], own, priority)
-        return own[: known // self.page_size].copy()
+            return own.reshape(-1, width)[:, : self.row.num_full].flatten()
+        private, freed = self._tree.extend(handle, ids[start:], own, priority)
+        if len(freed):
+            self._pool.free(freed)
+        return private
 
     def flush(self) -> int:
-        """Drop every unlocked stretch; returns the tokens freed."""
-        num_tokens = self._tree.evictable_tokens
+        """Drop everything that nobody holds; returns the tokens freed."""
+        num_tokens = self._tree.num_evictable
         self._pool.free(self._tree.evict(num_tokens))
         return num_tokens
 
     def reset(self) -> None:
         """Start over, empty: the repair of a pool whose accounting is broken. No caller may hold a
         page or a handle."""
-        self._tree = RadixTree(self.page_size, self._policy)
-        self._pool = PagePool(self._pool.num_pages)
+        self._pool = PagePool(self._num_pages)
+        self._windows = (
+            WindowPages(self.row, num_pages=self._num_pages, page_size=self.page_size)
+            if self.row.windows
+            else None
+        )
+        self._tree = RadixTree(
+            self.page_size, self._policy, num_full=self.row.num_full, windows=self._windows
+        )
 
     def check(self) -> list[str]:
         """Every violated invariant, as a sentence; empty = sound. O(pool + tree): for tests and
         idle moments."""
-        problems = self._pool.check() + self._tree.check()
+        problems = self._pool.check() + tree_problems(self._tree)
         cached = self._tree.all_pages()
         if len(np.unique(cached)) != len(cached):
             problems.append("The tree holds a page twice.")

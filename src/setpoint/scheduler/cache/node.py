@@ -41,7 +41,7 @@ class Node:
     key: bytes
     """Packed token ids, a positive multiple of the page size (empty in the root)."""
     pages: bytes
-    """Packed page numbers, one int32 per page of ``key``."""
+    """Packed page rows (``core.pagerows``): per page of ``key`` one int32 number per group."""
     rank: Rank
     """What the eviction policy keeps of this stretch; both parts of a split inherit it. Its last
     use is never above the parent's."""

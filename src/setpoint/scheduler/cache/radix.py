@@ -9,68 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 
 import numpy as np
 
 from setpoint.core.request import Ids, pack_ids, unpack_ids
 from setpoint.scheduler.cache.evict import EvictionQueue, Lru
+from setpoint.scheduler.cache.handle import NO_PAGES, PrefixHandle
 from setpoint.scheduler.cache.node import TOKEN_BYTES, Label, Node, PageLabel
-
-
-class PrefixHandle:
-    """A locked path from the root: its pages are neither evicted nor reused until ``release``,
-    which is idempotent.
-
-    A context manager whose exit releases. Made by ``match`` and moved down by ``extend``, never by
-    hand.
-    """
-
-    __slots__ = ("_node", "_tree", "namespace", "num_tokens")
-
-    def __init__(self, tree: RadixTree, node: Node, namespace: str, num_tokens: int) -> None:
-        self._tree = tree
-        self._node: Node | None = node
-        self.namespace = namespace
-        self.num_tokens = num_tokens
-        """Length of the path in tokens, a multiple of the page size; written by match and extend,
-        kept after release."""
-
-    @property
-    def node(self) -> Node:
-        """Where the path ends. Asserts that the handle is not released."""
-        assert self._node is not None, "the handle is released"
-        return self._node
-
-    def move(self, node: Node, num_tokens: int) -> None:
-        """For the tree, which has moved the lock."""
-        self._node, self.num_tokens = node, num_tokens
-
-    def pages(self) -> Ids:
-        """The page numbers of the path in order, num_tokens // page_size of them, read-only. Not
-        after release."""
-        parts = []
-        node: Node | None = self.node
-        while node is not None:
-            parts.append(node.pages)
-            node = node.parent
-        return unpack_ids(b"".join(reversed(parts)))
-
-    def release(self) -> None:
-        node, self._node = self._node, None
-        if node is not None:
-            self._tree.unlock(node)
-
-    def __enter__(self) -> PrefixHandle:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
+from setpoint.scheduler.cache.windows import WindowPages
 
 
 class RadixTree:
@@ -81,32 +27,58 @@ class RadixTree:
     is in the eviction queue. No operation recurses.
     """
 
-    def __init__(self, page_size: int, policy: Lru | None = None) -> None:
-        """``policy``: of eviction, lru if not given. Raises ValueError for a page size below 1."""
+    def __init__(
+        self,
+        page_size: int,
+        policy: Lru | None = None,
+        *,
+        num_full: int = 1,
+        windows: WindowPages | None = None,
+    ) -> None:
+        """``policy``: of eviction, lru if not given; num_full: groups that keep every position;
+        windows: the pages of the others, if there are any. Raises ValueError for a page size below
+        1."""
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}.")
         self.page_size = page_size
         self.evictable_tokens = 0
+        """Of unlocked nodes; ``locked_tokens``: of the others."""
         self.locked_tokens = 0
-        self._stride = page_size * TOKEN_BYTES
-        self._policy = policy or Lru()
-        self._root = Node(parent=None, label=b"", key=b"", pages=b"", rank=self._policy.fresh(0))
-        self._leaves = EvictionQueue(self._policy)
+        self.num_full = num_full
+        self.windows = windows
+        self.row_bytes = TOKEN_BYTES * (num_full if windows is None else windows.row.width)
+        self.stride = page_size * TOKEN_BYTES
+        self.policy = policy or Lru()
+        self.root = Node(parent=None, label=b"", key=b"", pages=b"", rank=self.policy.fresh(0))
+        self._leaves = EvictionQueue(self.policy)
         self._tick = 0
+
+    @property
+    def num_evictable(self) -> int:
+        """Pool tokens that ``evict`` can give."""
+        if self.windows is None:
+            return self.evictable_tokens
+        return self.evictable_tokens * self.num_full + self.windows.num_evictable * self.page_size
+
+    @property
+    def num_locked(self) -> int:
+        """Pool tokens of the tree that are held."""
+        if self.windows is None:
+            return self.locked_tokens
+        return self.locked_tokens * self.num_full + self.windows.num_locked * self.page_size
 
     def match_len(self, ids: Ids, namespace: str) -> int:
         """Tokens of ``ids`` that are cached, floored to whole pages. Changes nothing."""
         if not self._knows_first_page(ids, namespace):
             return 0
-        _, matched, _ = self._descend(self._root, self._whole_pages(ids), namespace)
-        return matched // TOKEN_BYTES
+        return self._find(self._whole_pages(ids), namespace)[1] // TOKEN_BYTES
 
     def trace(self, ids: Ids, namespace: str) -> tuple[int, tuple[int, ...]]:
         """Like :meth:`match_len`, and the nodes the match runs through as numbers, from below the
         root; the last may be matched in part."""
         if not self._knows_first_page(ids, namespace):
             return 0, ()
-        end, matched, _ = self._descend(self._root, self._whole_pages(ids), namespace)
+        end, matched, _ = self._find(self._whole_pages(ids), namespace)
         return matched // TOKEN_BYTES, tuple(id(node) for node in reversed(list(self._path(end))))
 
     def num_unlocked_by(self, handles: Iterable[PrefixHandle]) -> int:
@@ -117,45 +89,83 @@ class RadixTree:
 
     def match(self, ids: Ids, namespace: str) -> PrefixHandle:
         """Lock and refresh the longest cached prefix of ``ids``, floored to whole pages."""
-        node, matched, rest = self._descend(self._root, self._whole_pages(ids), namespace)
+        node, matched, rest = self._find(self._whole_pages(ids), namespace)
         if rest:
             node = self._split(node, rest)
         self._refresh(node)
-        self._lock(node, self._root)
-        return PrefixHandle(self, node, namespace, matched // TOKEN_BYTES)
+        self._lock(node, self.root)
+        handle = PrefixHandle(self, node, namespace, matched // TOKEN_BYTES)
+        if self.windows is not None:
+            reached = self.windows.rows_of(handle.pages())[:, self.num_full :]
+            handle.needed = reached[reached != 0]
+            self.windows.need(handle.needed)
+        return handle
+
+    def unneed(self, handle: PrefixHandle, pages: Ids, first_row: int) -> Ids:
+        """Window pages of rows from ``first_row`` on, on the handle's path or beyond it, are needed
+        by one sequence less; -> those among them that are not the tree's."""
+        assert self.windows is not None
+        path, start = [], handle.num_tokens
+        for node in self._path(handle.node):
+            start -= node.num_tokens
+            path.append(node)
+            if start <= first_row * self.page_size:
+                break
+        return self.windows.unneed(pages, path)
 
     def touch(self, ids: Ids, namespace: str) -> None:
         """Refresh the recency of the longest cached prefix of ``ids`` (of a whole edge if the
         prefix ends inside it)."""
-        self._refresh(self._descend(self._root, self._whole_pages(ids), namespace)[0])
+        self._refresh(self._descend(self.root, self._whole_pages(ids), namespace)[0])
 
     def count_hit(self, handle: PrefixHandle, priority: int) -> None:
         """A request of this priority was admitted over the handle's path."""
         for node in self._path(handle.node):
-            node.rank = self._policy.hit(node.rank, priority)
+            node.rank = self.policy.hit(node.rank, priority)
 
-    def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids, priority: int = 0) -> int:
+    def extend(
+        self, handle: PrefixHandle, ids: Ids, pages: Ids, priority: int = 0
+    ) -> tuple[Ids, Ids]:
         """Append ``ids`` (whole pages) to the handle's path and move its lock and length down to
         their end.
 
-        ``pages`` holds one page per page of ids, ``priority`` is the request's. Returns how many of
-        the tokens the tree already had; the pages of the others are the tree's from now on.
+        ``pages`` holds one page row per page of ids, ``priority`` is the request's. -> (pages of
+        full groups, of tokens that the tree already had, that stay the caller's; pages of the tree
+        whose place the caller's took, which are free). All others are the tree's from now on.
         """
         data, page_data, top = pack_ids(ids), pack_ids(pages), handle.node
-        assert len(data) % self._stride == 0, "only whole pages can be cached"
+        assert len(data) % self.stride == 0, "only whole pages can be cached"
         node, matched, rest = self._descend(top, data, handle.namespace)
         if rest:
             node = self._split(node, rest)
+        known = matched // self.stride * self.row_bytes
+        if self.windows is None:
+            private, freed = unpack_ids(page_data[:known]), NO_PAGES
+        else:
+            private, freed = self._merge(node, top, page_data[:known])
         if matched < len(data):
-            node = self._attach(
-                node, data[matched:], page_data[matched // self.page_size :], handle.namespace
-            )
+            node = self._attach(node, data[matched:], page_data[known:], handle.namespace)
         self._refresh(node)
         self._lock(node, top)
         handle.move(node, handle.num_tokens + len(ids))
         for above in self._path(node):
-            above.rank = self._policy.grow(above.rank, priority, handle.num_tokens)
-        return matched // TOKEN_BYTES
+            above.rank = self.policy.grow(above.rank, priority, handle.num_tokens)
+        return private, freed
+
+    def _merge(self, node: Node, top: Node, page_data: bytes) -> tuple[Ids, Ids]:
+        """The caller's rows for the stretches between ``top`` and the end of ``node``."""
+        assert self.windows is not None
+        private, freed, end = [], [], len(page_data)
+        while node is not top:
+            begin = end - len(node.pages)
+            merged = self.windows.merge(node, self.windows.rows_of(page_data[begin:end]))
+            private.append(merged[0])
+            freed.append(merged[1])
+            assert node.parent is not None
+            node, end = node.parent, begin
+        if not private:
+            return NO_PAGES, NO_PAGES
+        return np.concatenate(private), np.concatenate(freed)
 
     def unlock(self, node: Node) -> None:
         """Take one lock off the path that ends at ``node``."""
@@ -170,29 +180,80 @@ class RadixTree:
             self._leaves.push(end)
 
     def evict(self, num_tokens: int) -> Ids:
-        """Give up unlocked leaves, whole ones, until at least ``num_tokens`` are gone or none is
-        left. Returns their pages."""
+        """Give up unlocked leaves, whole ones, until at least ``num_tokens`` pool tokens are gone
+        or none is left. Returns their pages.
+
+        Window pages that no match is likely to want go before them, the others after them.
+        """
+        if self.windows is not None:
+            return self._evict_with_windows(self.windows, -(-num_tokens // self.page_size))
         given_up: list[bytes] = []
         goal = max(self.evictable_tokens - num_tokens, 0)
         while self.evictable_tokens > goal:
-            node = self._leaves.pop()
+            node = self._pop_leaf()
             assert node is not None, "evictable tokens without an unlocked leaf"
-            parent = node.parent
-            assert parent is not None, "the root is never queued"
-            parent.drop(node)
-            self.evictable_tokens -= node.num_tokens
             given_up.append(node.pages)
-            if parent is not self._root and parent.is_evictable:
-                self._leaves.push(parent)
         return unpack_ids(b"".join(given_up))
+
+    def _evict_with_windows(self, windows: WindowPages, num_pages: int) -> Ids:
+        def give_up_leaf() -> Ids | None:
+            node = self._pop_leaf()
+            return None if node is None else windows.remove(node)
+
+        given_up = [NO_PAGES]
+        for give_up in (windows.give_up_loose, give_up_leaf, windows.give_up_rest):
+            while num_pages > 0 and (pages := give_up()) is not None:
+                given_up.append(pages)
+                num_pages -= len(pages)
+        return np.concatenate(given_up)
+
+    def _pop_leaf(self) -> Node | None:
+        """Take the unlocked leaf to give up first out of the tree; None if there is none."""
+        node = self._leaves.pop()
+        if node is None:
+            return None
+        parent = node.parent
+        assert parent is not None, "the root is never queued"
+        parent.drop(node)
+        self.evictable_tokens -= node.num_tokens
+        if parent is not self.root and parent.is_evictable:
+            self._leaves.push(parent)
+        if self.windows is not None:
+            self.windows.look_again(parent)
+        return node
 
     def _knows_first_page(self, ids: Ids, namespace: str) -> bool:
         """The answer for most of a long queue, without packing whole prompts."""
         page = pack_ids(ids[: self.page_size])
         return (
-            len(page) == self._stride
-            and self._label(self._root, page, namespace) in self._root.children
+            len(page) == self.stride
+            and self._label(self.root, page, namespace) in self.root.children
         )
+
+    def pages_above(self, node: Node) -> Ids:
+        """The page rows from the root to the end of ``node``, flat: see ``PrefixHandle.pages``."""
+        pages = self._pages_to(node)
+        if self.windows is None:
+            return unpack_ids(pages)
+        reached = self.windows.reached(self.windows.rows_of(pages)).ravel()
+        reached.flags.writeable = False
+        return reached
+
+    def _pages_to(self, node: Node) -> bytes:
+        parts = [above.pages for above in self._path(node)]
+        return b"".join(reversed(parts))
+
+    def _find(self, data: bytes, namespace: str) -> tuple[Node, int, int]:
+        """The longest cached prefix behind which a sequence can go on; returns like
+        ``_descend``."""
+        node, matched, rest = self._descend(self.root, data, namespace)
+        if self.windows is None or not matched:
+            return node, matched, rest
+        rows = self.windows.rows_of(self._pages_to(node))[: matched // self.stride]
+        usable = self.windows.num_usable(rows) * self.stride
+        if usable == matched:
+            return node, matched, rest
+        return self._descend(self.root, data[:usable], namespace)
 
     def _path(self, node: Node) -> Iterator[Node]:
         """From ``node`` up, the root excluded."""
@@ -203,12 +264,12 @@ class RadixTree:
     def _whole_pages(self, ids: Ids) -> bytes:
         return pack_ids(ids[: len(ids) // self.page_size * self.page_size])
 
-    def _page_label(self, page: bytes) -> PageLabel:
+    def page_label(self, page: bytes) -> PageLabel:
         return page if self.page_size > 1 else int.from_bytes(page, "little")
 
     def _label(self, parent: Node, page: bytes, namespace: str) -> Label:
-        label = self._page_label(page)
-        return (namespace, label) if parent is self._root else label
+        label = self.page_label(page)
+        return (namespace, label) if parent is self.root else label
 
     def _descend(self, node: Node, data: bytes, namespace: str) -> tuple[Node, int, int]:
         """Follow ``data`` (whole pages) from the end of ``node`` as far as the tree agrees, floored
@@ -220,7 +281,7 @@ class RadixTree:
             |-- node --|-- child --|-------- last --------|
                        |<---- matched ---->|<--- rest --->|
         """
-        stride, matched = self._stride, 0
+        stride, matched = self.stride, 0
         while matched < len(data):
             child = node.children.get(
                 self._label(node, data[matched : matched + stride], namespace)
@@ -243,31 +304,36 @@ class RadixTree:
         parent = node.parent
         assert parent is not None
         cut = len(node.key) - rest
-        page_cut = cut // self.page_size
+        page_cut = cut // self.stride * self.row_bytes
         upper = Node(
             parent, node.label, node.key[:cut], node.pages[:page_cut], node.rank, node.lock_ref
         )
         parent.adopt(upper)
-        node.label = self._page_label(node.key[cut : cut + self._stride])
+        node.label = self.page_label(node.key[cut : cut + self.stride])
         node.key, node.pages = node.key[cut:], node.pages[page_cut:]
         upper.adopt(node)
+        if self.windows is not None:
+            self.windows.split(upper, node)
         if node.is_evictable:
             self._leaves.push(node)  # it begins later than before, which may lower its key
         return upper
 
     def _attach(self, parent: Node, key: bytes, pages: bytes, namespace: str) -> Node:
         """A new leaf, which the caller locks (it is not in the eviction queue)."""
-        label = self._label(parent, key[: self._stride], namespace)
-        node = Node(parent, label, key, pages, self._policy.fresh(self._tick))
+        label = self._label(parent, key[: self.stride], namespace)
+        node = Node(parent, label, key, pages, self.policy.fresh(self._tick))
         parent.adopt(node)
         self.evictable_tokens += node.num_tokens
+        if self.windows is not None:
+            self.windows.adopt(self.windows.rows_of(pages))
+            self.windows.look_again(parent)
         return node
 
     def _refresh(self, end: Node) -> None:
         self._tick += 1
         node: Node | None = end
         while node is not None:
-            node.rank = self._policy.use(node.rank, self._tick)
+            node.rank = self.policy.use(node.rank, self._tick)
             node = node.parent
 
     def _lock(self, node: Node, top: Node) -> None:
@@ -281,62 +347,14 @@ class RadixTree:
             node.lock_ref += 1
             node = node.parent
 
-    def check(self) -> list[str]:
-        """Every violated invariant, as a sentence; empty = sound. O(tree)."""
-        problems: list[str] = []
-        evictable = locked = 0
-        for node in self._nodes():
-            problems += [
-                f"A node of {node.num_tokens} tokens {what}." for what in self._faults(node)
-            ]
-            evictable += 0 if node.lock_ref else node.num_tokens
-            locked += node.num_tokens if node.lock_ref else 0
-        if self._root.lock_ref:
-            problems.append("The root is locked.")
-        if (evictable, locked) != (self.evictable_tokens, self.locked_tokens):
-            counted = f"{self.evictable_tokens} evictable and {self.locked_tokens} locked tokens"
-            problems.append(f"The tree counts {counted} but holds {evictable} and {locked}.")
-        return problems
-
-    def _faults(self, node: Node) -> list[str]:
-        parent, children = node.parent, node.children.values()
-        if parent is None or parent.children.get(node.label) is not node:
-            return ["is not its parent's child"]
-        page_label = node.label[1] if isinstance(node.label, tuple) else node.label
-        faults = {
-            "has a namespace in its label or not, against its place": (
-                isinstance(node.label, tuple) != (parent is self._root)
-            ),
-            "is not whole pages": not node.key or len(node.key) % self._stride != 0,
-            "has another number of pages than its tokens fill": (
-                len(node.pages) != len(node.key) // self.page_size
-            ),
-            "has a label that is not its first page": (
-                page_label != self._page_label(node.key[: self._stride])
-            ),
-            "has a negative lock count": node.lock_ref < 0,
-            "has fewer locks than its children together": (
-                node.lock_ref < sum(child.lock_ref for child in children)
-            ),
-            "was used later than its parent": (
-                self._policy.last_use(node.rank) > self._policy.last_use(parent.rank)
-            ),
-            "can be evicted but is not queued": node.is_evictable and node.queued is None,
-            "is queued behind its place": (
-                node.is_evictable
-                and node.queued is not None
-                and node.queued > self._policy.key(node)
-            ),
-        }
-        return [fault for fault, holds in faults.items() if holds]
-
     def all_pages(self) -> Ids:
         """The pages of every node, in no order. O(tree)."""
-        return unpack_ids(b"".join(node.pages for node in self._nodes()))
+        pages = unpack_ids(b"".join(node.pages for node in self.nodes()))
+        return pages if self.windows is None else pages[pages != 0]
 
-    def _nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[Node]:
         """Every node but the root, parents first."""
-        todo = list(self._root.children.values())
+        todo = list(self.root.children.values())
         while todo:
             node = todo.pop()
             todo.extend(node.children.values())

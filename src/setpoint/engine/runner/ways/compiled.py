@@ -107,7 +107,7 @@ class CompiledWay:
     def _hidden(self, batch: ForwardBatch) -> torch.Tensor:
         input_ids, ctx = self._pass.begin(self._pass.inputs(batch), self._backends)
         if self._compiling and len(input_ids) > 1:
-            for tensor in (input_ids, ctx.batch.positions):
+            for tensor in (input_ids, ctx.batches[0].positions):
                 torch._dynamo.mark_dynamic(tensor, 0, min=2, max=self.max_tokens)
         traced = replace(
             ctx,

@@ -1,0 +1,247 @@
+"""The pages of window groups in the radix tree: which of them a running sequence needs, where a
+prefix is usable, and which go first.
+
+Works on page rows (``core.pagerows.PageRow``) and the fields of nodes. It does not know ids, the
+free list or sequences: a caller that needs pages says so once and takes it back once. With no
+window groups there is no such object.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from setpoint.core.pagerows import PageRow
+from setpoint.core.request import Ids
+from setpoint.scheduler.cache.node import Node
+
+Rows = npt.NDArray[np.int32]
+"""[rows, columns] page numbers, 0 where there is none."""
+OUTSIDE = -1
+
+
+class WindowPages:
+    """Contract: a page of a window group that the tree holds is *needed* by so many running
+    sequences, or else evictable; every node with an evictable one waits in one of two queues."""
+
+    def __init__(self, row: PageRow, *, num_pages: int, page_size: int) -> None:
+        self.row = row
+        self._page = page_size
+        self._needed = np.full(num_pages + 1, OUTSIDE, np.int32)
+        """Per page how many sequences need it; OUTSIDE: it is not one of the tree's."""
+        self.num_evictable = 0
+        self.num_locked = 0
+        """Pages."""
+        self._loose: OrderedDict[Node, None] = OrderedDict()
+        """Nodes that may have evictable pages, the longest out of use first."""
+        self._kept: OrderedDict[Node, None] = OrderedDict()
+        """Those of them whose evictable pages all lie before a place where a match is likely to
+        end."""
+
+    # ------------------------------------------------------------------ matching
+
+    def rows_of(self, pages: bytes | Ids) -> Rows:
+        """The page rows of a node or a path, read-only where the pages are."""
+        flat = np.frombuffer(pages, np.int32) if isinstance(pages, bytes) else pages
+        return flat.reshape(-1, self.row.width)
+
+    def num_usable(self, rows: Rows) -> int:
+        """The longest beginning of the rows of a path, in rows, behind which a sequence can go on:
+        every window group still has what its window reaches back to."""
+        ends = np.arange(1, len(rows) + 1)
+        usable = np.ones(len(rows), np.bool_)
+        for columns in self.row.windows:
+            behind = np.maximum(ends * self._page - columns.window + 1, 0)
+            first = behind // self.row.read_step * self.row.read_step // self._page
+            gaps = ~rows[:, columns.begin : columns.end].all(axis=1)
+            last_gap = np.maximum.accumulate(np.where(gaps, ends - 1, -1))
+            usable &= last_gap < first
+        found = np.flatnonzero(usable)
+        return int(found[-1]) + 1 if len(found) else 0
+
+    def reached(self, rows: Rows) -> Rows:
+        """A copy of a usable path's rows without the window pages that a sequence behind it does
+        not reach back to."""
+        rows = rows.copy()
+        for columns in self.row.windows:
+            first = self.row.first_needed(columns, len(rows) * self._page) // self._page
+            rows[:first, columns.begin : columns.end] = 0
+        return rows
+
+    # ------------------------------------------------------------------ who needs what
+
+    def need(self, pages: Ids) -> None:
+        """A sequence needs these pages of the tree, each one once."""
+        newly = int(np.count_nonzero(self._needed[pages] == 0))
+        self._needed[pages] += 1
+        self.num_evictable -= newly
+        self.num_locked += newly
+
+    def unneed(self, pages: Ids, path: Iterable[Node]) -> Ids:
+        """A sequence needs these pages no longer; -> those among them that are not the tree's.
+
+        path: the nodes that hold the others.
+        """
+        counts = self._needed[pages]
+        inside = pages[counts != OUTSIDE]
+        self._needed[inside] -= 1
+        newly = int(np.count_nonzero(counts == 1))
+        self.num_evictable += newly
+        self.num_locked -= newly
+        if newly:
+            for node in path:
+                self._kept.pop(node, None)
+                self._loose[node] = None
+                self._loose.move_to_end(node)
+        outside: Ids = pages[counts == OUTSIDE]
+        return outside
+
+    def num_outside(self, pages: Ids) -> int:
+        """How many of these are not the tree's."""
+        return int(np.count_nonzero(self._needed[pages] == OUTSIDE))
+
+    def num_freed_by(self, pages: Ids) -> int:
+        """Pages of the tree that nobody would need if each of ``pages`` were needed once less for
+        every time it is listed."""
+        distinct, counts = np.unique(pages, return_counts=True)
+        return int(np.count_nonzero(self._needed[distinct] == counts))
+
+    # ------------------------------------------------------------------ growing
+
+    def adopt(self, rows: Rows) -> None:
+        """These rows are the tree's from now on, and needed by the one sequence that held them."""
+        pages = _listed(rows[:, self.row.num_full :])
+        self._needed[pages] = 1
+        self.num_locked += len(pages)
+
+    def merge(self, node: Node, own: Rows) -> tuple[Ids, Ids]:
+        """A sequence has rows of its own for the stretch of a node; -> (its pages of full groups
+        that it must keep to itself, pages of the tree that are free now).
+
+        Where nobody holds the stretch the sequence's pages take the place of the tree's, so that no
+        stretch is kept twice. Else the tree keeps what it has, and is given window pages that it
+        lacks.
+        """
+        rows, num_full = self.rows_of(node.pages).copy(), self.row.num_full
+        theirs, given = rows[:, num_full:], own[:, num_full:]
+        if node.lock_ref:
+            private, freed = _listed(own[:, :num_full]), np.zeros(0, np.int32)
+            taken = (theirs == 0) & (given != 0)
+        else:
+            taken = given != 0
+            freed = self._forget(theirs[taken & (theirs != 0)])
+            freed = np.concatenate((_listed(rows[:, :num_full]), freed))
+            private = np.zeros(0, np.int32)
+            rows[:, :num_full] = own[:, :num_full]
+        theirs[taken] = given[taken]
+        self._needed[given[taken]] = 1
+        self.num_locked += int(np.count_nonzero(taken))
+        node.pages = rows.tobytes()
+        return private, freed
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """A stretch was cut in two."""
+        for queue in (self._loose, self._kept):
+            if lower in queue:
+                self._loose[upper] = None
+
+    # ------------------------------------------------------------------ eviction
+
+    def look_again(self, node: Node) -> None:
+        """A node has another number of children than before: more of it may go at once."""
+        if node in self._kept:
+            del self._kept[node]
+            self._loose[node] = None
+
+    def remove(self, node: Node) -> Ids:
+        """An unlocked node leaves the tree; -> its pages, of all groups."""
+        rows = self.rows_of(node.pages)
+        self._forget(_listed(rows[:, self.row.num_full :]))
+        self._loose.pop(node, None)
+        self._kept.pop(node, None)
+        return _listed(rows)
+
+    def give_up_loose(self) -> Ids | None:
+        """Evictable pages of the node that is longest out of use, but for those just before its end
+        if that is a leaf's or a fork's; None if no node is left to look at."""
+        if not self._loose:
+            return None
+        node, _ = self._loose.popitem(last=False)
+        likely_end = len(node.children) != 1
+        given, more = self._give_up(node, spare_end=likely_end)
+        if more:
+            self._kept[node] = None
+        return given
+
+    def give_up_rest(self) -> Ids | None:
+        """All evictable pages of the next node, also of those that ``give_up_loose`` spared; None
+        if none is left."""
+        queue = self._kept or self._loose
+        if not queue:
+            return None
+        node, _ = queue.popitem(last=False)
+        return self._give_up(node, spare_end=False)[0]
+
+    def _give_up(self, node: Node, *, spare_end: bool) -> tuple[Ids, bool]:
+        """-> the pages, and whether evictable ones are left."""
+        rows = self.rows_of(node.pages)
+        window_pages = rows[:, self.row.num_full :]
+        evictable = (window_pages != 0) & (self._needed[window_pages] == 0)
+        going = evictable.copy()
+        if spare_end:
+            for columns in self.row.windows:
+                reach = columns.window - 1 + self.row.read_step - 1
+                first = max(len(rows) - -(-reach // self._page), 0)
+                begin, end = columns.begin - self.row.num_full, columns.end - self.row.num_full
+                going[first:, begin:end] = False
+        given = self._forget(window_pages[going])
+        if len(given):
+            rows = rows.copy()
+            rows[:, self.row.num_full :][going] = 0
+            node.pages = rows.tobytes()
+        return given, bool((evictable & ~going).any())
+
+    def _forget(self, pages: Ids) -> Ids:
+        """Evictable pages leave the tree."""
+        assert not self._needed[pages].any(), "a page that is needed, or not the tree's"
+        self._needed[pages] = OUTSIDE
+        self.num_evictable -= len(pages)
+        return pages
+
+    # ------------------------------------------------------------------ soundness
+
+    def check(self, nodes: Iterable[Node]) -> list[str]:
+        """Every violated invariant, as a sentence; empty = sound. O(tree)."""
+        problems, found = [], []
+        for node in nodes:
+            pages = _listed(self.rows_of(node.pages)[:, self.row.num_full :])
+            found.append(pages)
+            if not (self._needed[pages] >= 0).all():
+                problems.append("A node holds a window page that is not counted as the tree's.")
+            if not (node.lock_ref or (self._needed[pages] <= 0).all()):
+                problems.append("A window page is needed on a path that nobody holds.")
+            waits = node in self._loose or node in self._kept
+            if (self._needed[pages] == 0).any() and not waits:
+                problems.append("A node has evictable window pages but waits in no queue.")
+        pages = np.concatenate(found) if found else np.zeros(0, np.int32)
+        if np.count_nonzero(self._needed != OUTSIDE) != len(pages):
+            problems.append("A page counts as the tree's window page, but no node holds it.")
+        counts = (
+            int(np.count_nonzero(self._needed[pages] == 0)),
+            int(np.count_nonzero(self._needed[pages] > 0)),
+        )
+        if counts != (self.num_evictable, self.num_locked):
+            problems.append(
+                f"The tree counts {self.num_evictable} evictable and {self.num_locked} needed"
+                f" window pages but holds {counts[0]} and {counts[1]}."
+            )
+        return problems
+
+
+def _listed(pages: Rows) -> Ids:
+    """The page numbers of some columns of rows, without the gaps."""
+    listed: Ids = pages[pages != 0]
+    return listed
