@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from setpoint.core.plan import Admit, TokenMasks
+from setpoint.core.result import one_each
 from setpoint.core.sampling import SamplingParams
 from setpoint.engine.kernels.ref import RefOps
 from setpoint.engine.runner.rows import SlotTable
@@ -295,7 +296,7 @@ def test_rows_with_logits_that_are_not_finite_yield_minus_one(params: SamplingPa
     logits[2, 3] = torch.inf
     ids = run(logits, table, [0, 1, 2, 3, 4]).ids
     assert ids.tensor.tolist() == [-1, -1, -1, *healthy[3:]]
-    table.append(np.arange(5, dtype=np.int32), ids)
+    table.append(np.arange(5, dtype=np.int32), ids, one_each(5))
     assert (table.ids.tensor >= 0).all()
 
 
