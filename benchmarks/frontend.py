@@ -39,6 +39,7 @@ from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc import EngineSocket
 from setpoint.testing.byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
+from setpoint.testing.fake_engine import FixedOptions
 
 CONTEXT = 100_000
 
@@ -121,7 +122,9 @@ async def measure(
     config = FrontendConfig(
         "tiny", "tiny", "", context_len=CONTEXT, max_req_input_len=CONTEXT, vocab_size=VOCAB_SIZE
     )
-    service = Service(config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())))
+    service = Service(
+        config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())), FixedOptions()
+    )
     line = EngineLine(SocketLink(ours))
     service.engine.attach(line)
     assert await line.wait_ready(timeout_s=10)

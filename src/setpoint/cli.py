@@ -58,7 +58,13 @@ def _run(arguments: list[str]) -> int:
     if command in ("--version", "-V", "version"):
         print(f"setpoint {__version__}")
         return 0
-    runs = {"serve": _serve, "batch": _batch, "chat": _chat, "replay": _replay}
+    runs = {
+        "serve": _serve,
+        "batch": _batch,
+        "chat": _chat,
+        "set": _set,
+        "replay": _replay,
+    }
     if command in runs:
         return runs[command](arguments[1:])
     if not command:
@@ -122,6 +128,13 @@ def _replay(arguments: list[str]) -> int:
     from setpoint.recording.command import replay
 
     return replay(line.own)
+
+
+def _set(arguments: list[str]) -> int:
+    line, _ = _read("set", arguments)
+    from setpoint.set_options import set_options
+
+    return set_options(line.own, api_key=os.environ.get("OPENAI_API_KEY"))
 
 
 def _bench(arguments: list[str]) -> int:

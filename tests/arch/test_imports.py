@@ -104,6 +104,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"core", "config", "observe", "frontend", "frontend.apis.openai", "launch"},
         {"msgspec", "numpy", "rich", "pyarrow", "uvloop"},
     ),
+    "set_options": ({"config", "core"}, {"httpx2", "msgspec"}),
     "chat": ({"config", "core", "observe", "offline"}, {"httpx2", "msgspec"}),
     "bench": (
         {"core", "config", "observe", "checkpoint.source", "frontend.text"},
@@ -145,6 +146,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "core",
             "launch",
             "recording.command",
+            "set_options",
         },
         set(),
     ),
@@ -167,8 +169,11 @@ CONTROL_PLANE = (
     "launch.engine_session",
     "launch.assembly",
     "launch.background",
+    "launch.live",
+    "launch.settings",
     "offline",
     "chat",
+    "set_options",
     "bench",
 )
 DETERMINISTIC = ("scheduler", "planning")

@@ -24,6 +24,7 @@ from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
+from setpoint.testing.fake_engine import FixedOptions
 
 SNAPSHOT = Path(__file__).with_name("public_surface.json")
 
@@ -38,7 +39,7 @@ def surface() -> dict[str, Any]:
         vocab_size=300,
     )
     app = create_app(
-        Service(config, EngineClient(), TextProcessor(make_byte_tokenizer())),
+        Service(config, EngineClient(), TextProcessor(make_byte_tokenizer()), FixedOptions()),
         DIALECTS,
     )
     routes = {

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import httpx
@@ -21,12 +21,13 @@ from setpoint.frontend.http.port import bind_socket
 from setpoint.frontend.http.serve import listen, make_server
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.line import EngineLine
+from setpoint.frontend.live import FrontendSettings, LiveOptions
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, make_byte_tokenizer
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint.testing.fake_engine import FakeEngine, FixedOptions
 
 
 @dataclass
@@ -44,7 +45,10 @@ class Server:
         return response.json()
 
 
-def make_service(engine: FakeEngine, **options: Any) -> Service:
+def make_service(engine: FakeEngine, live: LiveOptions | None = None, **options: Any) -> Service:
+    """``options``: fields of FrontendConfig, and of FrontendSettings without ``live``."""
+    names = [each.name for each in fields(FrontendSettings) if each.name in options]
+    own = FrontendSettings(**{name: options.pop(name) for name in names})
     config = FrontendConfig(
         **{
             "model_path": "org/tiny",
@@ -58,9 +62,8 @@ def make_service(engine: FakeEngine, **options: Any) -> Service:
         }
     )
     template = ChatTemplate(CHAT_TEMPLATE, special_tokens={"eos_token": "<|eos|>"})
-    return Service(
-        config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer()), template)
-    )
+    text = TextProcessor(Tokenizer(make_byte_tokenizer()), template)
+    return Service(config, EngineClient(), text, live or FixedOptions(own))
 
 
 @asynccontextmanager

@@ -28,6 +28,7 @@ from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.launch.process import kill_with_children, watch
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
+from setpoint.testing.fake_engine import FixedOptions
 from setpoint.testing.harness import ids_of
 from setpoint.testing.scripted import hashed_token, reference
 from setpoint.testing.scripted_engine import CONTEXT, FLOOD_IDS, MAX_RUNNING, VOCAB, Deadly
@@ -120,7 +121,7 @@ async def serving() -> AsyncIterator[Server]:
         "tiny", "tiny", "", context_len=CONTEXT, max_req_input_len=CONTEXT - 5, vocab_size=256
     )
     text = TextProcessor(Tokenizer(make_byte_tokenizer()))
-    service = Service(config, EngineClient(), text)
+    service = Service(config, EngineClient(), text, FixedOptions())
     app = create_app(service, DIALECTS)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(

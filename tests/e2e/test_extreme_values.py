@@ -41,6 +41,7 @@ from setpoint.testing.byte_tokenizer import (
     make_byte_tokenizer,
     write_byte_tokenizer,
 )
+from setpoint.testing.fake_engine import FixedOptions
 from setpoint.testing.server import ServerProcess, running_server
 from setpoint.testing.tiny_models import write_tiny_llama
 
@@ -225,7 +226,7 @@ def test_every_route_that_takes_values_is_here() -> None:
         vocab_size=300,
     )
     app = create_app(
-        Service(config, EngineClient(), TextProcessor(make_byte_tokenizer())),
+        Service(config, EngineClient(), TextProcessor(make_byte_tokenizer()), FixedOptions()),
         DIALECTS,
     )
     posts = {

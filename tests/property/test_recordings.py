@@ -137,6 +137,19 @@ requests = st.fixed_dictionaries(
         "pooling": st.sampled_from([None, None, None, "last", "mean"]),
     }
 )
+changes = st.fixed_dictionaries(
+    {
+        "policy": st.sampled_from(list(POLICIES)),
+        "priority": st.sampled_from([None, PRIORITY, PrioritySettings(default=5, low_first=True)]),
+    },
+    optional={
+        "max_running_requests": st.just(1),
+        "chunked_prefill_size": st.sampled_from([None, 16, 48]),
+        "mixed_chunk": st.booleans(),
+        "conservativeness": st.sampled_from([1.0, 0.05]),
+        "cadence": st.sampled_from([CadenceSettings(), CadenceSettings(2, 1, 1, 2)]),
+    },
+)
 actions = st.one_of(
     st.tuples(st.just("submit"), requests),
     st.tuples(st.just("submit"), requests),
@@ -144,17 +157,22 @@ actions = st.one_of(
     st.tuples(st.just("abort"), st.integers(0, 9)),
     st.tuples(st.just("stop"), st.integers(0, 9)),
     st.tuples(st.just("continue"), st.integers(0, 9)),
+    st.tuples(st.just("change"), changes),
     st.tuples(st.just("call"), st.sampled_from(["flush_cache", "state", "unknown"])),
 )
+
+
+def allowed(config: dict[str, Any]) -> dict[str, Any]:
+    """As the options' checks have it."""
+    ordered = config.get("policy", "fcfs") in ("fcfs", "lof")
+    return config if ordered else config | {"priority": None}
 
 
 def harness_of(config: dict[str, Any], *, wire: Wire | None = None) -> Harness:
     page_size = config["page_size"]
     how_many = random.Random(0)
-    if config.get("policy", "fcfs") not in ("fcfs", "lof"):
-        config = config | {"priority": None}  # as the options' checks have it
     return Harness(
-        **config,
+        **allowed(config),
         num_pages=max(NUM_PAGES // page_size, 6) * config.get("row", PageRow()).width,
         eviction_parameters=EVICTION[config["eviction_policy"]],
         next_token=next_token,
@@ -180,6 +198,8 @@ def run(config: dict[str, Any], todo: list[tuple[str, Any]]) -> Harness:
             prompts.append(what["prompt"])
         elif action == "turn":
             harness.turn(what)
+        elif action == "change":
+            harness.change(**allowed(what))
         elif action == "call":
             harness.wire.inbox.append(Call(0, what))
         elif what < len(prompts) and action == "continue":

@@ -21,7 +21,7 @@ from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint.testing.fake_engine import FakeEngine, FixedOptions
 
 
 def test_a_taken_port_is_one_clear_error() -> None:
@@ -47,7 +47,9 @@ def test_a_closed_connection_frees_the_sequence(stream: bool) -> None:
         max_req_input_len=90_000,
         vocab_size=VOCAB_SIZE,
     )
-    service = Service(config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())))
+    service = Service(
+        config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())), FixedOptions()
+    )
 
     async def scenario(sock: socket.socket) -> None:
         service.engine.attach(EngineLine(engine))
@@ -97,7 +99,9 @@ def test_an_end_in_the_middle_of_requests_is_quiet(caplog: pytest.LogCaptureFixt
         max_req_input_len=90_000,
         vocab_size=VOCAB_SIZE,
     )
-    service = Service(config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())))
+    service = Service(
+        config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())), FixedOptions()
+    )
 
     async def scenario(sock: socket.socket) -> None:
         service.engine.attach(EngineLine(engine))

@@ -48,7 +48,7 @@ def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: 
 
 def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -> Subject:
     options = line.options
-    source, spec, config = configured(options, env, line.given)
+    source, asked, config = configured(options, env, line.given)
     announce(config, source, os.environ)
     if length > config.context_len:
         raise ConfigError(
@@ -64,13 +64,13 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
     from setpoint.launch.loading import compile_small_steps
     from setpoint.launch.mapping import engine_config
 
-    runner = build_runner(engine_config(config, spec, str(source.folder)))
+    runner = build_runner(engine_config(config, asked.model, str(source.folder)))
     if runner.report.level and is_emulated(runner.report.level):
         raise ConfigError(
             f"SETPOINT_CPU_ISA asks for {runner.report.level}, which exists for tests: its times"
             " say nothing about any machine."
         )
-    pages = -(-length // config.options.page_size) * len(cache_layout(spec, length).groups)
+    pages = -(-length // config.options.page_size) * len(cache_layout(asked.model, length).groups)
     runner.allocate(num_pages=num_slots * pages, max_slots=num_slots, context_len=length)
     if config.options.enable_torch_compile:
         compile_small_steps(runner, config.options)
@@ -82,7 +82,7 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
         executor=InprocExecutor(runner),
         page_size=config.options.page_size,
         num_groups=runner.num_groups,
-        vocab_size=spec.vocab_size,
+        vocab_size=asked.model.vocab_size,
         chunk_tokens=(
             config.chunked_prefill_size if config.chunked_prefill_size > 0 else num_slots * length
         ),

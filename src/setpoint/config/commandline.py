@@ -28,6 +28,7 @@ from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
 
 _POSITIONAL = "argument without a flag"
+_REST = "further arguments"
 
 
 @dataclass(slots=True, frozen=True)
@@ -89,7 +90,11 @@ class _Reader:
         return CommandLine(options, own, given)
 
     def _namespace(self, tokens: list[str]) -> dict[str, Any]:
-        parsed, rest = _parser(self._command).parse_known_args(tokens)
+        parser = _parser(self._command)
+        if self._command.rest:
+            parsed, rest = parser.parse_known_intermixed_args(tokens)
+        else:
+            parsed, rest = parser.parse_known_args(tokens)
         if rest:
             raise ConfigError(
                 f"unexpected argument {rest[0]!r}; see 'setpoint {self._command.name} --help'."
@@ -107,6 +112,8 @@ class _Reader:
                     f"the {what} is given twice: {argument!r} and {flag} {values[name]!r}."
                 )
             values[name] = argument
+        if further := values.pop(_REST, None):
+            values[self._command.rest] = (*values.get(self._command.rest, ()), *further)
         return values
 
     def _canonical_tokens(self, argv: list[str]) -> tuple[list[str], frozenset[str]]:
@@ -231,6 +238,9 @@ def _parser(command: Command) -> argparse.ArgumentParser:
             default=None,
             help=f"same as {flag}",
         )
+    if command.rest:
+        flag = "--" + command.rest.replace("_", "-")
+        parser.add_argument(_REST, nargs="*", metavar="...", help=f"same as {flag}")
     groups: dict[str, argparse._ArgumentGroup] = {}
     for field in command.fields():
         about = field.about
@@ -250,7 +260,7 @@ def _parser(command: Command) -> argparse.ArgumentParser:
         else:
             several = "+" if field.is_list else None
             groups[about.group].add_argument(
-                *flags, type=_converter(field), metavar=metavar(field), nargs=several, help=text
+                *flags, type=converter(field), metavar=metavar(field), nargs=several, help=text
             )
     return parser
 
@@ -277,7 +287,9 @@ def _help(field: Field[Option], default: Any, others: list[str]) -> str:
     return field.about.meaning + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def _converter(field: Field[Option]) -> Callable[[str], Scalar]:
+def converter(field: Field[Option]) -> Callable[[str], Scalar]:
+    """From a word to a value of the option; raises argparse.ArgumentTypeError."""
+
     def convert(text: str) -> Scalar:
         try:
             if field.about.human:

@@ -27,6 +27,7 @@ from setpoint.config.sglang_known import KNOWN
 BATCHES = "Batch"
 CHATS = "Chat"
 REPLAYS = "Replay"
+CHANGES = "Change"
 
 
 class NoOptions(msgspec.Struct, frozen=True):
@@ -148,6 +149,37 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+class SetOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``setpoint set`` takes."""
+
+    url: Annotated[
+        str | None,
+        Option(
+            CHANGES,
+            "The server, such as http://127.0.0.1:30000. May be given as the first argument.",
+        ),
+    ] = None
+    change: Annotated[
+        tuple[str, ...],
+        Option(
+            CHANGES,
+            "Options and their new values, all changed at once; none takes an option back. May be"
+            " given as further arguments.",
+            metavar="NAME=VALUE",
+        ),
+    ] = ()
+    why: Annotated[str, Option(CHANGES, "The reason, for the server's log.", metavar="TEXT")] = ""
+    api_key: Annotated[
+        str | None,
+        Option(
+            CHANGES,
+            "API key of the server; the environment variable OPENAI_API_KEY if not given.",
+            metavar="KEY",
+            secret=True,
+        ),
+    ] = None
+
+
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Command:
     """How one command's line is read."""
@@ -160,6 +192,8 @@ class Command:
     """What stands behind the name in the usage line."""
     positional: str
     """The option that the argument without a flag means; "" where there is no such argument."""
+    rest: str = ""
+    """The list option that further arguments without a flag mean; "" where there are none."""
     own: type[msgspec.Struct] = NoOptions
     listens: bool = False
     """Serves clients: takes the options that are ``server_only``."""
@@ -303,12 +337,26 @@ BENCH_QUALITY = Command(
     sglang_flags=frozenset(),
     defaults={"log_level": "warning"},
 )
+SET = Command(
+    name="set",
+    summary="change options of a running server",
+    description=(
+        "Change live options of a running server between two steps; docs/flags.md marks them."
+    ),
+    arguments="URL NAME=VALUE [NAME=VALUE ...] [options]",
+    positional="url",
+    rest="change",
+    own=SetOptions,
+    has_engine=False,
+    sglang_flags=frozenset(),
+)
 COMMANDS = {
     command.name: command
     for command in (
         SERVE,
         BATCH,
         CHAT,
+        SET,
         REPLAY,
         BENCH_SERVING,
         BENCH_OFFLINE,

@@ -2,7 +2,7 @@
 struct.
 
 The field's type and default belong to the struct; everything else (help, group, choices, bounds,
-tuning range, whether it could change while serving) stands in one :class:`Option` or
+tuning range, whether it can change while serving) stands in one :class:`Option` or
 :class:`EnvVar`. The parser, the documentation, ``/server_info`` and the checks read these and
 nothing else.
 """
@@ -52,8 +52,7 @@ class Option:
     tunable: Range | tuple[Scalar, ...] | None = None
     """What a tuner may try; None = not a matter of tuning."""
     live: bool = False
-    """Could change at a step boundary of a running engine. Documented only: nothing changes an
-    option of a running engine yet."""
+    """Can change while the engine serves, between two steps (``config.live``)."""
     secret: bool = False
     """Its value is never printed: see ``shown``."""
     server_only: bool = False

@@ -32,9 +32,13 @@ is decided at start; `--log-level debug` and `/server_info` show every decision 
 take theirs, and all of the engine's: what is marked *serve only* means nothing to them and is
 refused. `setpoint bench serving` starts no engine and takes its own alone.
 
-Options are read once, at the start: a change needs a restart. *Live* marks those that a running
-engine could change between two steps, which no route or command offers yet. *Tune* is the range
-worth trying.
+Options marked *live* can change while a server serves: `setpoint set URL NAME=VALUE ...`, or the
+route `/set_internal_state`, changes one or several of them between two steps. A value is checked as
+at a start, and `none` takes an option back. Requests that run go on, and their answers stay the
+same. `/server_info` shows the present values, and the log says who changed what, from what to what.
+Two live options are limited by what the start has planned memory for: `--max-running-requests` by
+the requests there is room for, `--chunked-prefill-size` by the prompt tokens of the largest step.
+Every other option needs a restart. *Tune* is the range worth trying.
 """
 
 _WORKLOADS = """

@@ -57,10 +57,11 @@ class SchedulingOptions(ServiceOptions, frozen=True, kw_only=True):
             SCHEDULE,
             "Requests with a higher priority go first, under fcfs and lof; running ones of much"
             " lower priority make room.",
+            live=True,
         ),
     ] = False
     schedule_low_priority_values_first: Annotated[
-        bool, Option(SCHEDULE, "Requests with lower priority values go first.")
+        bool, Option(SCHEDULE, "Requests with lower priority values go first.", live=True)
     ] = False
     default_priority_value: Annotated[
         int | None,
@@ -78,7 +79,10 @@ class SchedulingOptions(ServiceOptions, frozen=True, kw_only=True):
         ),
     ] = 10
     disable_priority_preemption: Annotated[
-        bool, Option(SCHEDULE, "Running requests never make room for those of higher priority.")
+        bool,
+        Option(
+            SCHEDULE, "Running requests never make room for those of higher priority.", live=True
+        ),
     ] = False
     abort_on_priority_when_disabled: Annotated[
         bool,
@@ -86,6 +90,7 @@ class SchedulingOptions(ServiceOptions, frozen=True, kw_only=True):
             SCHEDULE,
             "Answer 503 to a request with a priority while priority scheduling is off, instead of"
             " ignoring the priority.",
+            live=True,
         ),
     ] = False
     retraction_policy: Annotated[
@@ -96,6 +101,7 @@ class SchedulingOptions(ServiceOptions, frozen=True, kw_only=True):
             " fewest output tokens, priority the least urgent first (with"
             " --enable-priority-scheduling).",
             choices=("length", "priority"),
+            live=True,
         ),
     ] = "length"
     prefill_decode_interval: Annotated[
@@ -137,6 +143,7 @@ class SchedulingOptions(ServiceOptions, frozen=True, kw_only=True):
             " batch so far took. Aligning the prefills of data-parallel ranks, its other use, has"
             " nothing to do here: there is one rank.",
             tunable=(False, True),
+            live=True,
         ),
     ] = False
     prefill_delayer_max_delay_passes: Annotated[
@@ -185,6 +192,7 @@ class SchedulingOptions(ServiceOptions, frozen=True, kw_only=True):
             "While requests run, admit none until so many slots are free, at most a sixth of all"
             " and 2 to 4 in any case. Off at 0 and 1, and with fewer than 8 slots.",
             low=0,
+            live=True,
         ),
     ] = None
     schedule_conservativeness: Annotated[
@@ -206,6 +214,7 @@ class SchedulingOptions(ServiceOptions, frozen=True, kw_only=True):
             " pool.",
             low=1,
             tunable=Range(1, 4096, log=True),
+            live=True,
         ),
     ] = None
     max_queued_requests: Annotated[
@@ -226,6 +235,7 @@ class SchedulingOptions(ServiceOptions, frozen=True, kw_only=True):
             " splitting off.",
             human=True,
             tunable=Range(128, 16384, log=True),
+            live=True,
         ),
     ] = None
     max_prefill_tokens: Annotated[
@@ -255,6 +265,7 @@ class SchedulingOptions(ServiceOptions, frozen=True, kw_only=True):
             SCHEDULE,
             "Add the decode rows to prefill steps instead of letting them wait.",
             tunable=(False, True),
+            live=True,
         ),
     ] = False
     disable_overlap_schedule: Annotated[

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from setpoint.core.request import Request
+from setpoint.core.settings import Settings
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -94,6 +95,32 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     """How the request ends, if it could not be prepared."""
 
 
+class OptionChange(msgspec.Struct, frozen=True):
+    """An option's value before and after, as the user knows it."""
+
+    option: str
+    old: str | int | float | bool | None
+    new: str | int | float | bool | None
+
+    def __str__(self) -> str:
+        return f"{self.option} {self.old} -> {self.new}"
+
+
+class Change(msgspec.Struct, frozen=True, tag=True):
+    """Serve under these settings from the next step on; answered by one Reply with the same id.
+    Checked by the frontend."""
+
+    id: int
+    settings: Settings
+    """All of them, as they are to be."""
+    options: list[OptionChange]
+    """What differs."""
+    by: str
+    """Who asked for it."""
+    why: str
+    """In the words of whoever asked; may be empty."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Finish nothing more, release, exit 0."""
 
@@ -141,7 +168,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
     left: list[int]
 
 
-ToEngine = Submit | Abort | Stop | Call | Shutdown
+ToEngine = Submit | Abort | Stop | Call | Change | Shutdown
 ToLoop = ToEngine | Prepared
 """What the engine's loop finds in its inbox."""
 ToFrontend = Tokens | Reply | Starting | Ready | Failed | Announce

@@ -15,9 +15,10 @@ from typing import Protocol
 
 import msgspec
 
-from setpoint.core.messages import ToLoop
+from setpoint.core.messages import OptionChange, ToLoop
 from setpoint.core.plan import StepPlan
 from setpoint.core.result import EAGER, StepResult
+from setpoint.core.settings import Settings
 
 
 class Refusal(enum.StrEnum):
@@ -226,6 +227,15 @@ class CacheFlushed(msgspec.Struct, frozen=True, tag=True):
     num_running: int
 
 
+class SettingsChanged(msgspec.Struct, frozen=True, tag=True):
+    """The steps after this one are planned under other settings (see ``core.messages.Change``)."""
+
+    settings: Settings
+    options: tuple[OptionChange, ...]
+    by: str
+    why: str
+
+
 class PoolRebuilt(msgspec.Struct, frozen=True, tag=True):
     """An idle engine found its accounting of pages broken and began with an empty pool."""
 
@@ -250,6 +260,7 @@ Record = (
     | RequestUnservable
     | Fallback
     | CacheFlushed
+    | SettingsChanged
     | PoolRebuilt
 )
 

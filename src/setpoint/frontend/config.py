@@ -38,13 +38,11 @@ class FrontendConfig:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """temperature, top_p, top_k, min_p, repetition_penalty of generation_config.json, for the
     OpenAI routes."""
-    log_requests: bool = False
-    log_requests_level: int = 2
-    """0 metadata, 1 + sampling parameters, 2 + text and ids cut short, 3 everything."""
     model_info: Mapping[str, Any] = field(default_factory=dict)
     """More fields of ``/model_info``: model_type, architectures, load_format, …"""
     server_info: Mapping[str, Any] = field(default_factory=dict)
-    """Resolved options, version and start-up times, flattened, for ``/server_info``."""
+    """Options as resolved at the start, version and start-up times, flattened, for
+    ``/server_info``."""
     weight_version: str = "default"
     health_generates: bool = True
     """``/health`` asks the engine for a token; otherwise it answers for the frontend alone.

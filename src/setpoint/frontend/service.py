@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from setpoint.core.errors import EngineDeadError
+from setpoint.core.errors import ConfigError, EngineDeadError, RequestError
 from setpoint.core.records import RequestStats
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
@@ -22,6 +22,7 @@ from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.ipc.mailbox import Mailbox
 from setpoint.frontend.jobs import Job, SequenceOutput
+from setpoint.frontend.live import LiveOptions, Proposal
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.unknown_keys import unknown_keys
 
@@ -59,8 +60,12 @@ class RequestBook:
 
 
 class Service:
-    def __init__(self, config: FrontendConfig, engine: EngineClient, text: TextProcessor) -> None:
+    def __init__(
+        self, config: FrontendConfig, engine: EngineClient, text: TextProcessor, live: LiveOptions
+    ) -> None:
         self.config = config
+        self.live = live
+        self._changing = asyncio.Lock()
         self.engine = engine
         self.text = text
         self.intake = Intake(config, text)
@@ -80,7 +85,7 @@ class Service:
         Raises RequestError (400) if they ask for too much together.
         """
         self.intake.check_logprobs(requests)
-        if no_logs or not self.config.log_requests:
+        if no_logs or not self.live.frontend.log_requests:
             return Job(self.engine, self.text.tokenizer, requests, on_finish=self._record)
         shown = self._loggable({**received, "rid": [request.rid for request in requests]})
         logger.info("Receive%s: obj=%s", f" {api}" if api else "", shown)
@@ -138,13 +143,33 @@ class Service:
         holds now. Raises EngineDeadError."""
         line = self.engine.choose()
         state = await line.call("state")
-        options, engine = self.config.server_info, line.info
+        options, engine, live = self.config.server_info, line.info, self.live.frontend
+        decisions = *options.get("decisions", ()), *engine.get("decisions", ()), *live.decisions
         return {
             **options,
             **engine,
-            "decisions": [*options.get("decisions", ()), *engine.get("decisions", ())],
+            **live.options,
+            "decisions": list(decisions),
             "internal_states": [state.value],
         }
+
+    async def change(self, values: Mapping[str, Any], *, by: str, why: str = "") -> Proposal:
+        """Change options while requests run, all of them between the same two steps; ``by`` and
+        ``why`` stand in the log. One change waits for the other.
+
+        Raises RequestError (400) for a change that cannot be made, with nothing changed;
+        EngineDeadError.
+        """
+        async with self._changing:
+            try:
+                proposal = self.live.propose(values)
+            except ConfigError as error:
+                raise RequestError(str(error)) from None
+            if proposal.options:
+                line = self.engine.choose()
+                await line.change(proposal.settings, proposal.options, by=by, why=why)
+            proposal.accept()
+        return proposal
 
     async def warm_up(self, *, timeout_s: float = 600.0) -> None:
         """One real request before the world is told that the server is ready. Raises
@@ -189,7 +214,7 @@ class Service:
     def _loggable(self, value: dict[str, Any]) -> str:
         """By ``--log-requests-level``: 0 metadata, 1 + parameters, 2 + contents cut short, 3
         everything."""
-        level = self.config.log_requests_level
+        level = self.live.frontend.log_requests_level
         shown = {}
         for key, item in value.items():
             if level < (0 if key in _METADATA else 2 if key in _CONTENTS else 1):

@@ -7,12 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from setpoint import __version__
+from setpoint.config.live import Running
 from setpoint.config.options import server_args
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.service import Service
 from setpoint.launch.engine import Launched
+from setpoint.launch.live import LiveConfig
 
 
 def make_service(
@@ -20,7 +22,12 @@ def make_service(
 ) -> Service:
     """``info``: what the engine said of itself when it was ready; ``startup_s``: how long that
     took."""
-    config, options, spec, source = engine.config, engine.config.options, engine.spec, engine.source
+    config, options, spec, source = (
+        engine.config,
+        engine.config.options,
+        engine.asked.model,
+        engine.source,
+    )
     frontend = FrontendConfig(
         pooling=spec.pooling,
         model_path=options.model_path or source.name,
@@ -38,8 +45,6 @@ def make_service(
         enable_cache_report=options.enable_cache_report,
         stream_include_usage=options.stream_response_default_include_usage,
         sampling_defaults=engine.sampling,
-        log_requests=options.log_requests,
-        log_requests_level=options.log_requests_level,
         model_info={
             "model_type": spec.model_type,
             "architectures": [spec.architecture],
@@ -49,7 +54,8 @@ def make_service(
         health_generates=config.env.health_endpoint_generation,
         health_timeout_s=config.env.health_check_timeout_s,
     )
-    return Service(frontend, client, engine.text)
+    running = Running.started(engine.asked, config, info["max_total_num_tokens"])
+    return Service(frontend, client, engine.text, LiveConfig(running))
 
 
 def server_info(config: ResolvedConfig, *, startup_s: float) -> dict[str, Any]:

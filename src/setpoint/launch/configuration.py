@@ -19,12 +19,11 @@ from setpoint.checkpoint.spec import GENERATION_NAME, read_spec
 from setpoint.config.check import model_overrides
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import probe_hardware
+from setpoint.config.live import Asked
 from setpoint.config.options import Options
-from setpoint.config.resolve import resolve
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import CheckpointError, RequestError
 from setpoint.core.jsonfile import read_object
-from setpoint.core.model import ModelSpec
 from setpoint.core.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -32,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 def configured(
     options: Options, env: EnvSettings, given: Set[str]
-) -> tuple[ModelSource, ModelSpec, ResolvedConfig]:
-    """The model on disk and the configuration for it. Raises SetpointError for one that cannot be
-    served."""
+) -> tuple[ModelSource, Asked, ResolvedConfig]:
+    """The model on disk, what is asked of it, and the configuration that follows. Raises
+    SetpointError for one that cannot be served."""
     source = locate(
         options.model_path,
         revision=options.revision,
@@ -55,16 +54,16 @@ def configured(
         "model_path": (source.name, "the default model"),
         "tokenizer_path": (str(source.folder), "the model's own"),
     }
-    config = resolve(
-        options,
-        probe_hardware(),
-        spec,
-        given=given,
+    asked = Asked(
+        options=options,
+        given=frozenset(given),
+        hardware=probe_hardware(),
+        model=spec,
         found=found,
         env=env,
         drawn_seed=secrets.randbelow(1 << 30),
     )
-    return source, spec, config
+    return source, asked, asked.resolve()
 
 
 def sampling_defaults(wanted: str, source: ModelSource) -> dict[str, float]:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from setpoint.checkpoint.source import DEFAULT_MODEL, ModelSource, tokenizer_folder
 from setpoint.config.environment import EnvSettings
+from setpoint.config.live import Asked
 from setpoint.config.options import Options
 from setpoint.config.resolved import ResolvedConfig
-from setpoint.core.model import ModelSpec
 from setpoint.core.progress import reported_to
 from setpoint.launch.announce import announce
 from setpoint.launch.configuration import configured, sampling_defaults
@@ -42,8 +42,8 @@ class Launched:
     """An engine process that has been told its job, and what it was told."""
 
     process: subprocess.Popen[bytes]
+    asked: Asked
     config: ResolvedConfig
-    spec: ModelSpec
     source: ModelSource
     text: TextProcessor
     link: socket.socket
@@ -80,15 +80,15 @@ def launched(
             process = spawn_engine(stderr, descriptor)
         try:
             with reported_to(waiting.doing):
-                source, spec, config = configured(options, env, given)
+                source, asked, config = configured(options, env, given)
                 phases.mark("model and configuration")
-                check_room(config, spec)
+                check_room(config, asked.model)
                 sampling = sampling_defaults(options.sampling_defaults, source)
                 text = _text(options, source)
             phases.mark("tokenizer")
             announce(config, source, os.environ)
-            hand_over(process, EngineJob(config, spec, str(source.folder), descriptor))
-            yield Launched(process, config, spec, source, text, link, sampling, waiting)
+            hand_over(process, EngineJob(config, asked.model, str(source.folder), descriptor))
+            yield Launched(process, asked, config, source, text, link, sampling, waiting)
         finally:
             if os.getpid() == owner:  # a forked child that ends comes here, too
                 waiting.end()

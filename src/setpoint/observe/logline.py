@@ -21,6 +21,7 @@ from setpoint.core.records import (
     RequestFailed,
     RequestUnservable,
     Retraction,
+    SettingsChanged,
     StepDone,
 )
 from setpoint.core.result import EAGER
@@ -54,6 +55,11 @@ def setup_logging(level: str, *, rank: str = "", milliseconds: bool = False) -> 
     access = logging.getLogger("uvicorn.access")
     access.removeFilter(_bound_arguments)
     access.addFilter(_bound_arguments)
+
+
+def set_log_level(level: str, name: str | None = None) -> None:
+    """From now on; of the logger of this name, or of all that have no level of their own."""
+    logging.getLogger(name).setLevel(level.upper())
 
 
 class LineFormatter(logging.Formatter):
@@ -137,10 +143,19 @@ class LogLines:
                 logger.info("Cache flushed successfully!")
             case CacheFlushed(False, _, num_queued, num_running):
                 logger.warning(NOT_FLUSHED, num_queued, num_running)
+            case SettingsChanged():
+                self._changed(record)
             case PoolRebuilt(violations):
                 logger.error(
                     "KV cache accounting is broken and was rebuilt empty: %s", "; ".join(violations)
                 )
+
+    def _changed(self, record: SettingsChanged) -> None:
+        changes = ", ".join(map(str, record.options))
+        why = f" ({shown(record.why)})" if record.why else ""
+        logger.info("Settings changed by %s: %s%s", shown(record.by), changes, why)
+        self._interval = record.settings.decode_log_interval
+        set_log_level(record.settings.log_level)
 
     def _step(self, stats: StepDone) -> None:
         self._num_generated += stats.num_sampled

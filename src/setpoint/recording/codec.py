@@ -15,7 +15,14 @@ import numpy as np
 
 from setpoint.core import records
 from setpoint.core.plan import PageDeltas, Rows
-from setpoint.core.records import Received, Record, ResultTaken, StepPlanned, Turn
+from setpoint.core.records import (
+    Received,
+    Record,
+    ResultTaken,
+    SettingsChanged,
+    StepPlanned,
+    Turn,
+)
 from setpoint.core.request import pack_ids
 from setpoint.core.result import one_each
 from setpoint.recording.content import Content
@@ -30,8 +37,8 @@ from setpoint.recording.format import (
 
 Entry = Callable[[Any, Content], Kept]
 
-NAMES = frozenset({"rid", "preempted"})
-"""Fields of records that hold a rid, or several."""
+NAMES = frozenset({"rid", "preempted", "by"})
+"""Fields of records that hold a name that a client chose or has, or several."""
 
 
 def kept(record: Record, content: Content) -> Kept:
@@ -130,6 +137,11 @@ def _whole(record: Any, content: Content) -> KeptRecord:
     return KeptRecord(type(record).__name__, values)
 
 
+def _changed(record: SettingsChanged, content: Content) -> Kept:
+    """The reason is in an operator's words, too."""
+    return _whole(msgspec.structs.replace(record, why=content.name(record.why)), content)
+
+
 _WHOLE: tuple[type, ...] = (
     records.SendFailed,
     records.StepDone,
@@ -146,12 +158,13 @@ _WHOLE: tuple[type, ...] = (
     records.CacheFlushed,
     records.PoolRebuilt,
 )
-_KINDS = {kind.__name__: kind for kind in _WHOLE}
+_KINDS = {kind.__name__: kind for kind in (*_WHOLE, SettingsChanged)}
 _ENTRIES: dict[type, Entry] = {
     Turn: _turn,
     Received: _received,
     ResultTaken: _result,
     StepPlanned: _planned,
+    SettingsChanged: _changed,
 } | dict.fromkeys(_WHOLE, _whole)
 
 MEASURED = frozenset({"TurnDone"})

@@ -14,7 +14,17 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from setpoint.core.messages import Abort, Call, Prepared, Shutdown, Stop, Submit, ToLoop, encode
+from setpoint.core.messages import (
+    Abort,
+    Call,
+    Change,
+    Prepared,
+    Shutdown,
+    Stop,
+    Submit,
+    ToLoop,
+    encode,
+)
 from setpoint.core.plan import Admit, StepPlan
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.result import StepResult
@@ -116,9 +126,10 @@ LEFT_OUT = {
 class Withheld:
     """No text, no id and no name that a client sent or was sent."""
 
-    DECIDED = frozenset({Submit, Abort, Stop, Call, Shutdown, Prepared})
+    DECIDED = frozenset({Submit, Abort, Stop, Call, Change, Shutdown, Prepared})
     """Messages of which it is known what of them may be kept: of a Submit what is in KeptArrival,
-    of a Prepared no words about what the client sent, of the others all."""
+    of a Prepared no words about what the client sent, of a Change neither who asked nor why, of the
+    others all."""
 
     def __init__(
         self, places: Places, *, vocab_size: int, eos_ids: frozenset[int], key: bytes
@@ -138,13 +149,16 @@ class Withheld:
 
     def message(self, message: ToLoop) -> KeptMessage | KeptArrival:
         assert type(message) in self.DECIDED
+        if isinstance(message, Submit):
+            return self._arrival(message.seq_id, message.request)
         if isinstance(message, Prepared) and message.finish and message.finish.status_code != 500:
             message = Prepared(
                 message.seq_id, msgspec.structs.replace(message.finish, message=None)
             )
-        if not isinstance(message, Submit):
-            return KeptMessage(msgspec.Raw(encode(message)))
-        return self._arrival(message.seq_id, message.request)
+        if isinstance(message, Change):
+            by, why = self.name(message.by), self.name(message.why)
+            message = msgspec.structs.replace(message, by=by, why=why)
+        return KeptMessage(msgspec.Raw(encode(message)))
 
     def _arrival(self, seq_id: int, request: Request) -> KeptArrival:
         sampling, packed = request.sampling, request.prompt_ids + request.prior_output_ids

@@ -19,6 +19,7 @@ from setpoint.core.messages import (
     Abort,
     Announce,
     Call,
+    Change,
     Prepared,
     Reply,
     Shutdown,
@@ -37,6 +38,7 @@ from setpoint.core.records import (
     Received,
     ResultTaken,
     SendFailed,
+    SettingsChanged,
     StepPlanned,
     Turn,
     TurnDone,
@@ -275,6 +277,10 @@ class Loop:
                 self._emit(self._scheduler.abort(seq_ids))
             case Call():
                 self._send(self._answer(message))
+            case Change(call_id, settings, options, by, why):
+                self._scheduler.change(settings)
+                self._observer.on(SettingsChanged(settings, tuple(options), by, why))
+                self._send(Reply(call_id, True))
             case Shutdown():
                 self._stopping = True
 
@@ -283,7 +289,8 @@ class Loop:
         num_queued = len(state.queue) + len(state.preparing)
         counts = {"num_queued": num_queued, "num_running": len(state.running)}
         if call.name == "state":
-            info = self._state_info() | counts | {"pool": state.cache.pool_stats()}
+            now = {"pool": state.cache.pool_stats(), "settings": state.settings}
+            info = self._state_info() | counts | now
             return Reply(call.id, True, info)
         if call.name == "flush_cache":
             idle = state.is_idle

@@ -8,14 +8,17 @@ nothing of text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from setpoint.core.errors import ConfigError
 from setpoint.core.messages import (
     Abort,
     Call,
+    Change,
     Finish,
     LogprobBlock,
     Ready,
@@ -30,6 +33,7 @@ from setpoint.core.messages import (
     encode,
 )
 from setpoint.core.request import Request
+from setpoint.frontend.live import FrontendSettings, Proposal
 
 EMBEDDING_SIZE = 4
 
@@ -66,6 +70,7 @@ class FakeEngine:
     """While set, accepts everything and says nothing."""
     submitted: list[Request] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
     running: dict[int, _Running] = field(default_factory=dict)
     is_shut_down: bool = False
     _receiver: Callable[[bytes], None] | None = None
@@ -83,7 +88,7 @@ class FakeEngine:
             self._receiver(encode(message))
 
     def send(self, data: bytes) -> None:
-        match decode_to_engine(data):
+        match message := decode_to_engine(data):
             case Submit(seq_id, request):
                 self.submitted.append(request)
                 self.running[seq_id] = _Running(seq_id, request, list(self.script(request)) or [0])
@@ -109,6 +114,9 @@ class FakeEngine:
                     },
                 )
                 asyncio.get_running_loop().call_soon(self.emit, reply)
+            case Change(call_id):
+                self.changes.append(message)
+                asyncio.get_running_loop().call_soon(self.emit, Reply(call_id, True))
             case Shutdown():
                 self.is_shut_down = True
 
@@ -199,3 +207,13 @@ def _prompt_block(request: Request) -> LogprobBlock | None:
     if not request.return_logprob or request.logprob_start_len < 0:
         return None
     return _block(request, request.prompt()[max(request.logprob_start_len, 1) :].tolist())
+
+
+@dataclass(slots=True, frozen=True)
+class FixedOptions:
+    """The options of a server that changes none."""
+
+    frontend: FrontendSettings = field(default_factory=FrontendSettings)
+
+    def propose(self, values: Mapping[str, Any]) -> Proposal:
+        raise ConfigError("This server changes no options.")

@@ -7,10 +7,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar
 
+import msgspec
 import numpy as np
 
 from setpoint.core.executor import Executor
-from setpoint.core.messages import Abort, Finish, Reply, Stop, Submit, ToFrontend, Tokens, ToLoop
+from setpoint.core.messages import (
+    Abort,
+    Change,
+    Finish,
+    OptionChange,
+    Reply,
+    Stop,
+    Submit,
+    ToFrontend,
+    Tokens,
+    ToLoop,
+)
 from setpoint.core.pagerows import CacheCosts, PageRow
 from setpoint.core.plan import StepPlan
 from setpoint.core.records import Preemption, Record, Retraction, StepDone
@@ -140,6 +152,7 @@ class Harness:
         row may bring it does; ``config`` are fields of SchedulerConfig and of Settings."""
         sizes = Sizes(num_pages=num_pages, page_size=page_size, row=row or PageRow())
         self.config, self.settings = _rules(_longest(sizes, config), config)
+        self._wanted = self.settings
         self.recorder = Recorder()
         self.clock = ManualClock()
         self.wire = wire or Wire()
@@ -205,6 +218,12 @@ class Harness:
     def stop(self, rid: str) -> None:
         """Post a Stop of the latest request with this rid."""
         self.wire.inbox.append(Stop(self.seq_id(rid)))
+
+    def change(self, **settings: Any) -> None:
+        """Post a Change of these fields of Settings."""
+        self._wanted = msgspec.structs.replace(self._wanted, **settings)
+        options = [OptionChange(name, None, str(value)) for name, value in settings.items()]
+        self.wire.inbox.append(Change(0, self._wanted, options, "test", ""))
 
     def seq_id(self, rid: str) -> int:
         """Of the latest request with this rid."""

@@ -22,7 +22,9 @@ from setpoint.core.errors import EngineDeadError
 from setpoint.core.messages import (
     Announce,
     Call,
+    Change,
     Failed,
+    OptionChange,
     Ready,
     Reply,
     Shutdown,
@@ -34,10 +36,12 @@ from setpoint.core.messages import (
     decode_to_frontend,
     encode,
 )
+from setpoint.core.settings import Settings
 from setpoint.core.shown import shown
 
 logger = logging.getLogger(__name__)
 
+CALL_TIMEOUT_S = 20.0
 CUT_S = 2.0
 """How long whoever watches the process has to say why its end of the link is closed."""
 
@@ -127,16 +131,28 @@ class EngineLine:
         carry; then nothing is sent."""
         self._link.send(encode(message))
 
-    async def call(self, name: str, *, timeout_s: float = 20.0) -> Reply:
+    async def call(self, name: str, *, timeout_s: float = CALL_TIMEOUT_S) -> Reply:
         """A control call. Raises EngineDeadError if the engine is not ready, dies, or does not
         answer in time."""
+        return await self._ask(lambda call_id: Call(call_id, name), name, timeout_s)
+
+    async def change(
+        self, settings: Settings, options: list[OptionChange], *, by: str, why: str
+    ) -> None:
+        """Returns when the engine works under these settings (see ``core.messages.Change``). Raises
+        as ``call`` does."""
+        await self._ask(
+            lambda call_id: Change(call_id, settings, options, by, why), "set", CALL_TIMEOUT_S
+        )
+
+    async def _ask(self, message: Callable[[int], ToEngine], name: str, timeout_s: float) -> Reply:
         self.check_ready()
         self._next_call += 1
         call_id = self._next_call
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
-        self.send(Call(call_id, name))
         try:
+            self.send(message(call_id))
             # Not wait_for: before Python 3.12 that forgets a cancellation that comes together with
             # the answer.
             async with asyncio.timeout(timeout_s):

@@ -27,6 +27,12 @@ class AbortBody(msgspec.Struct):
     abort_all: bool = False
 
 
+class SettingsBody(msgspec.Struct):
+    server_args: dict[str, Any]
+    """Option -> its new value."""
+    why: str = ""
+
+
 class AdminRoutes:
     def __init__(self, service: Service, bodies: BodyReader) -> None:
         self._service = service
@@ -52,6 +58,14 @@ class AdminRoutes:
             add_route(router, path, handler, "GET", "HEAD")
         add_route(router, FLUSH_ROUTE, self.flush_cache, "GET", "POST")
         add_route(router, "/abort_request", self.abort_request, "POST", body=AbortBody)
+        add_route(
+            router,
+            "/set_internal_state",
+            self.set_internal_state,
+            "POST",
+            "PUT",
+            body=SettingsBody,
+        )
         parent.include_router(router)
 
     async def root(self) -> Response:
@@ -127,3 +141,15 @@ class AdminRoutes:
 
     async def _read_abort(self, raw: dict[str, Any]) -> tuple[AbortBody, list[str]]:
         return self._service.read(raw, AbortBody, route="/abort_request")
+
+    async def set_internal_state(self, request: Request) -> Response:
+        """A list with one entry, for the one rank; SGLang's has a true value in its place."""
+        body, warnings = await self._bodies.read(request, self._read_settings)
+        by = "an unknown client" if request.client is None else request.client.host
+        change = await self._service.change(body.server_args, by=by, why=body.why)
+        answer = {"updated": True, "changes": change.options}
+        told = [*warnings, *change.warnings]
+        return json_response([answer | ({"warnings": told} if told else {})])
+
+    async def _read_settings(self, raw: dict[str, Any]) -> tuple[SettingsBody, list[str]]:
+        return self._service.read(raw, SettingsBody, route="/set_internal_state")

@@ -1,0 +1,194 @@
+"""Options of a running server: which may change, and what a change makes of all the others.
+
+A change is settled as a start is: the options are resolved again as the user gave them, with the
+new values among those that are given. So choices, bounds, cross checks, derived values and warnings
+are those of a start. What is not live stays as the start has settled it.
+
+Pure; knows neither engine nor frontend.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from setpoint.config import sglang_names
+from setpoint.config.commandline import converter
+from setpoint.config.decisions import Decision
+from setpoint.config.declare import Field, Option, Scalar
+from setpoint.config.environment import EnvSettings
+from setpoint.config.hardware import Hardware
+from setpoint.config.options import OPTION_FIELDS, Options
+from setpoint.config.pool import PoolConfig, resolve_pool
+from setpoint.config.resolve import resolve
+from setpoint.config.resolved import ResolvedConfig
+from setpoint.core.errors import ConfigError
+from setpoint.core.messages import OptionChange
+from setpoint.core.model import ModelSpec
+
+LIVE = tuple(field for field in OPTION_FIELDS if field.about.live)
+_FIELDS = {field.flag: field for field in OPTION_FIELDS}
+_DECIDED = frozenset(field.name for field in LIVE) | {"decode_after_piece"}
+"""Decisions that a change may make anew."""
+
+
+@dataclass(slots=True, frozen=True)
+class Asked:
+    """All that a configuration follows from (see ``resolve``)."""
+
+    options: Options
+    """As the user wrote them."""
+    given: frozenset[str]
+    hardware: Hardware
+    model: ModelSpec
+    found: Mapping[str, tuple[str, str]]
+    env: EnvSettings
+    drawn_seed: int
+
+    def resolve(self) -> ResolvedConfig:
+        """Raises ConfigError."""
+        return resolve(
+            self.options,
+            self.hardware,
+            self.model,
+            given=self.given,
+            found=self.found,
+            env=self.env,
+            drawn_seed=self.drawn_seed,
+        )
+
+    def changed(self, values: Mapping[str, Scalar]) -> Asked:
+        """The same with other values of these options; None takes an option back."""
+        given = {name for name, value in values.items() if value is not None}
+        return replace(
+            self,
+            options=msgspec.structs.replace(self.options, **values),
+            given=(self.given - values.keys()) | given,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class Running:
+    """The configuration of an engine that serves, and what led to it."""
+
+    asked: Asked
+    config: ResolvedConfig
+    pool: PoolConfig
+    num_slots: int
+    """Sequences that the engine has room for."""
+    step_tokens: int
+    """Prompt tokens of the largest step that memory was planned for."""
+
+    @staticmethod
+    def started(asked: Asked, config: ResolvedConfig, pool_tokens: int) -> Running:
+        pool = resolve_pool(config, pool_tokens)
+        return Running(asked, config, pool, pool.max_running_requests, config.step_tokens)
+
+    def changed(self, values: Mapping[str, Scalar]) -> Running:
+        """What this engine runs on once these live options have these values.
+
+        Raises ConfigError for what a start would refuse, and for what the engine has no room for.
+        """
+        asked = self.asked.changed(values)
+        settled = asked.resolve()
+        live = {field.name: getattr(settled.options, field.name) for field in LIVE}
+        anew = {decision.field: decision for decision in settled.decisions}
+        config = replace(
+            self.config,
+            options=msgspec.structs.replace(self.config.options, **live),
+            decode_after_piece=settled.decode_after_piece,
+            decisions=tuple(
+                anew.get(old.field, old) if old.field in _DECIDED else old
+                for old in self.config.decisions
+            ),
+        )
+        pool = resolve_pool(config, self.pool.max_total_num_tokens)
+        after = replace(self, asked=asked, config=config, pool=pool)
+        self._check_room(after)
+        return after
+
+    def _check_room(self, after: Running) -> None:
+        wanted, room = after.pool.max_running_requests, self.num_slots
+        if wanted > room:
+            raise ConfigError(
+                f"--max-running-requests {wanted} is more than the {room} that this engine has"
+                " room for; a restart can make more."
+            )
+        wanted, room = after.config.step_tokens, self.step_tokens
+        if wanted > room:
+            raise ConfigError(
+                f"a step could have {wanted} prompt tokens (--chunked-prefill-size; without chunks"
+                f" --max-prefill-tokens and the context), and memory was planned for {room}; a"
+                " restart can plan for more."
+            )
+
+    def differences(self, before: Running) -> list[OptionChange]:
+        """What is another value now, options that follow from others included."""
+        old, new = before.values(), self.values()
+        return [OptionChange(name, old[name], new[name]) for name in new if old[name] != new[name]]
+
+    def live_options(self) -> dict[str, Scalar]:
+        """As settled; the number of running requests as the pool allows it."""
+        found = {field.name: getattr(self.config.options, field.name) for field in LIVE}
+        return found | {"max_running_requests": self.pool.max_running_requests}
+
+    def values(self) -> dict[str, Scalar]:
+        """The live options in force, and what is derived from them."""
+        return self.live_options() | {
+            "min_free_slots_delay": self.pool.min_free_slots,
+            "decode_after_piece": self.config.decode_after_piece,
+        }
+
+    def decisions_since(self, start: Running) -> list[Decision]:
+        """Those that are others now."""
+        before = {*start.config.decisions, *start.pool.decisions}
+        now = *self.config.decisions, *self.pool.decisions
+        return [each for each in now if each.field in _DECIDED and each not in before]
+
+    def warnings(self, values: Mapping[str, Scalar]) -> list[str]:
+        """What a start would warn of, about the options that were asked for."""
+        decisions = (*self.config.decisions, *self.pool.decisions)
+        return [str(each) for each in decisions if each.warn and each.field in values]
+
+
+def read_values(given: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Names in any spelling that a command line takes, values of their own type or as they are
+    typed; null (typed: none) takes an option back. Raises ConfigError, also for an option that is
+    not live."""
+    values: dict[str, Scalar] = {}
+    for name, value in given.items():
+        flag = sglang_names.canonical("--" + name.lstrip("-").replace("_", "-"), _FIELDS.keys())
+        field = _FIELDS.get(flag)
+        if field is None:
+            raise sglang_names.refusal(flag, flag)
+        if not field.about.live:
+            raise ConfigError(
+                f"{field.name} cannot change while the server runs: a restart is needed."
+                " docs/flags.md marks the options that can."
+            )
+        if field.name in values:
+            raise ConfigError(f"{field.name} is given twice.")
+        values[field.name] = _value(field, value)
+    return values
+
+
+def _value(field: Field[Option], value: Any) -> Scalar:
+    if value is None or (value in ("none", "null") and field.default is None):
+        if field.default is not None:
+            raise ConfigError(f"{field.name} needs a value.")
+        return None
+    if field.kind is bool:
+        word = str(value).lower()
+        if word not in ("true", "false"):
+            raise ConfigError(f"{field.name} must be true or false, got {value!r}.")
+        return word == "true"
+    if isinstance(value, (bool, list, dict)):
+        raise ConfigError(f"{field.name} must be a single value, got {value!r}.")
+    try:
+        return converter(field)(str(value))
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"{field.name}: {error}.") from None

@@ -1,0 +1,52 @@
+"""The options of a running server, and what changes in this process when they change. The engine
+has its own part (``observe.logline``, ``scheduler``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from setpoint.config.keywords import as_keywords, naming_keywords
+from setpoint.config.live import Running, read_values
+from setpoint.frontend.live import FrontendSettings, Proposal
+from setpoint.launch.settings import live_settings
+from setpoint.observe.logline import set_log_level
+
+WEB_LOGGERS = ("uvicorn.error", "uvicorn.access", "uvicorn.asgi")
+
+
+class LiveConfig:
+    """Implements ``frontend.live.LiveOptions``."""
+
+    def __init__(self, running: Running) -> None:
+        self._started = self._running = running
+        self.frontend = self._settings()
+
+    def propose(self, values: Mapping[str, Any]) -> Proposal:
+        with naming_keywords():
+            wanted = read_values(values)
+            after = self._running.changed(wanted)
+        return Proposal(
+            live_settings(after.config, after.pool),
+            after.differences(self._running),
+            [as_keywords(warning) for warning in after.warnings(wanted)],
+            lambda: self._accept(after),
+        )
+
+    def _accept(self, after: Running) -> None:
+        self._running = after
+        self.frontend = self._settings()
+        options = after.config.options
+        set_log_level(options.log_level)
+        for name in WEB_LOGGERS:
+            set_log_level(options.log_level_http or options.log_level, name)
+
+    def _settings(self) -> FrontendSettings:
+        options = self._running.config.options
+        return FrontendSettings(
+            log_requests=options.log_requests,
+            log_requests_level=options.log_requests_level,
+            options=self._running.live_options(),
+            decisions=tuple(map(asdict, self._running.decisions_since(self._started))),
+        )

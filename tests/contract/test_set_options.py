@@ -1,0 +1,182 @@
+"""``/set_internal_state`` and ``setpoint set``, on a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from setpoint.cli import main
+from setpoint.core.errors import ConfigError
+from setpoint.core.messages import OptionChange
+from setpoint.core.settings import Settings
+from setpoint.frontend.live import FrontendSettings, Proposal
+from setpoint.testing.fake_engine import FakeEngine
+
+
+@dataclass
+class Options:
+    """Two options, one of them the frontend's."""
+
+    frontend: FrontendSettings = field(default_factory=FrontendSettings)
+    stream_interval: int = 1
+
+    def propose(self, values: Mapping[str, Any]) -> Proposal:
+        unknown = values.keys() - {"stream_interval", "log_requests"}
+        if unknown:
+            raise ConfigError(f"unknown option {unknown.pop()}.")
+        logs = values.get("log_requests", self.frontend.log_requests) in (True, "true")
+        interval = int(values.get("stream_interval", self.stream_interval))
+        pairs = (
+            ("stream_interval", self.stream_interval, interval),
+            ("log_requests", self.frontend.log_requests, logs),
+        )
+
+        def accept() -> None:
+            self.stream_interval = interval
+            self.frontend = FrontendSettings(
+                log_requests=logs, options={"stream_interval": interval, "log_requests": logs}
+            )
+
+        return Proposal(
+            Settings(max_running_requests=8, stream_interval=interval),
+            [OptionChange(*pair) for pair in pairs if pair[1] != pair[2]],
+            ["stream_interval=99 (rather high)"] if interval == 99 else [],
+            accept,
+        )
+
+
+def test_several_options_change_in_one_message(serve: Callable[..., None]) -> None:
+    async def scenario(server: Any) -> None:
+        response = await server.http.post(
+            "/set_internal_state",
+            json={"server_args": {"stream_interval": 5, "log_requests": True}, "why": "a test"},
+        )
+        assert response.status_code == 200
+        assert response.json() == [
+            {
+                "updated": True,
+                "changes": [
+                    {"option": "stream_interval", "old": 1, "new": 5},
+                    {"option": "log_requests", "old": False, "new": True},
+                ],
+            }
+        ]
+        (change,) = server.engine.changes
+        assert (change.settings.stream_interval, change.by, change.why) == (
+            5,
+            "127.0.0.1",
+            "a test",
+        )
+        assert [each.option for each in change.options] == ["stream_interval", "log_requests"]
+        info = (await server.http.get("/get_server_info")).json()
+        assert (info["stream_interval"], info["log_requests"]) == (5, True)
+        again = await server.http.put(
+            "/set_internal_state", json={"server_args": {"stream_interval": 5}}
+        )
+        assert again.json() == [{"updated": True, "changes": []}]
+        assert len(server.engine.changes) == 1, "nothing to tell the engine"
+        warned = await server.http.post(
+            "/set_internal_state", json={"server_args": {"stream_interval": 99}}
+        )
+        assert warned.json()[0]["warnings"] == ["stream_interval=99 (rather high)"]
+
+    serve(scenario, live=Options(), server_info={"stream_interval": 1, "log_requests": False})
+
+
+def test_a_refused_change_changes_nothing(serve: Callable[..., None]) -> None:
+    async def scenario(server: Any) -> None:
+        for body, message in (
+            ({"server_args": {"stream_interval": 5, "nothing": 1}}, "unknown option nothing."),
+            ({"server_args": [1]}, "server_args"),
+            ({}, "server_args"),
+        ):
+            response = await server.http.post("/set_internal_state", json=body)
+            assert response.status_code == 400
+            assert message in response.json()["message"]
+        assert server.engine.changes == []
+        assert server.service.live.stream_interval == 1
+        server.line.died("It was killed.")
+        response = await server.http.post(
+            "/set_internal_state", json={"server_args": {"stream_interval": 5}}
+        )
+        assert response.status_code == 503
+        assert server.service.live.stream_interval == 1, "the engine has not heard of it"
+
+    serve(scenario, live=Options())
+
+
+def test_the_request_log_can_be_turned_on(
+    serve: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(server: Any) -> None:
+        async def received() -> int:
+            caplog.clear()
+            with caplog.at_level(logging.INFO):
+                await server.generate(text="ab", sampling_params={"max_new_tokens": 2})
+            return sum(record.message.startswith("Receive") for record in caplog.records)
+
+        counts = []
+        for value in (False, True, False):
+            await server.service.change({"log_requests": value}, by="test")
+            counts.append(await received())
+        assert counts == [0, 1, 0]
+
+    serve(scenario, live=Options())
+
+
+def test_changes_take_turns(serve: Callable[..., None]) -> None:
+    async def scenario(server: Any) -> None:
+        await asyncio.gather(
+            *(server.service.change({"stream_interval": n}, by="test") for n in range(2, 9))
+        )
+        found = [(each.options[0].old, each.options[0].new) for each in server.engine.changes]
+        assert found == [(n, n + 1) for n in range(1, 8)]
+
+    serve(scenario, live=Options())
+
+
+def test_the_command_prints_old_and_new_values(
+    http_url: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine()
+    url = http_url(engine, live=Options(), api_key="secret")
+    call = ["set", url, "--why", "a=b", "stream_interval=5", "log_requests=true"]
+    assert main(call) == 1
+    assert "refused the API key" in capsys.readouterr().err
+    call += ["--api-key", "secret"]
+    assert main(call) == 0
+    assert capsys.readouterr().out == "stream_interval: 1 -> 5\nlog_requests: false -> true\n"
+    assert engine.changes[0].why == "a=b"
+    assert main(call) == 0
+    assert capsys.readouterr().out == "Nothing changes: these are the present values.\n"
+    assert main(["set", url, "--api-key", "secret", "nothing=1"]) == 1
+    assert capsys.readouterr().err == "setpoint: error: unknown option nothing.\n"
+    assert main(["set", url, "--api-key", "secret", "stream_interval=99"]) == 0
+    assert "warning: stream_interval=99 (rather high)\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["set"], "say which server, and what to change"),
+        (["set", "http://127.0.0.1:1"], "say which server, and what to change"),
+        (["set", "http://127.0.0.1:1", "a"], "'a' is not of the form NAME=VALUE."),
+        (["set", "http://127.0.0.1:1", "a=1", "a=2"], "a is given twice."),
+        (["set", "http://127.0.0.1:1", "a=1", "--whi", "x"], "--whi"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["set", "http://127.0.0.1:1", "a=1"]) == 1
+    assert "cannot be reached" in capsys.readouterr().err
