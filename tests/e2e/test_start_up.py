@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -104,6 +105,22 @@ def test_what_a_start_does_not_say_is_at_debug_and_in_server_info(
     assert names | {"max_total_num_tokens", "max_req_len", "overlap_depth"} <= {
         decision["field"] for decision in info["decisions"]
     }
+
+
+def test_a_model_with_windows_names_its_cache_groups(tiny_model: Path, tmp_path: Path) -> None:
+    """... and answers more tokens than its pool would hold if every layer kept every position."""
+    folder = shutil.copytree(tiny_model, tmp_path / "windowed")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    (folder / "config.json").write_text(json.dumps(config | {"sliding_window": 64}))
+    options = ("--max-total-tokens", "256", "--chunked-prefill-size", "64", "--strict-accounting")
+    with running_server(tmp_path, "--model-path", str(folder), *options) as server:
+        assert "KV cache groups: 1 group with a window of 64 tokens" in server.errors
+        pool = server.state()["pool"]["total"]
+        assert pool == 256
+        body = {"prompt": "a" * 300, "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+        reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S).json()
+        assert reply.get("usage", {}).get("completion_tokens") == 1500 > pool, reply
 
 
 def snippets(server: ServerProcess) -> tuple[str, str]:

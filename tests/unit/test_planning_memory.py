@@ -292,3 +292,24 @@ def test_what_was_measured_takes_the_place_of_estimates() -> None:
     )
     rotations = 4 * SPEC.num_rotaries * 512 * SPEC.head_dim
     assert estimated.workspace_bytes - partly.workspace_bytes == rotations - 7
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_plan_shows_what_windows_free(device: str) -> None:
+    """A model of Gemma 3's shape holds three times the tokens and more at a context of 32,768."""
+    windows = tuple(1024 if (layer + 1) % 6 else None for layer in range(34))
+    model = replace(
+        CPU_MODEL if device == "cpu" else GPU_MODEL,
+        spec=tiny_spec(num_layers=34, num_kv_heads=4, head_dim=256, windows=windows),
+        context_len=32_768,
+        step_tokens=2048,
+        fraction_given=True,
+    )
+    kept = replace(model, spec=replace(model.spec, windows=()))
+    plan, before = (each.plan(40 * GIB) for each in (model, kept))
+    assert plan.kv_bytes == pytest.approx(before.kv_bytes, rel=0.1)
+    assert plan.pool_tokens > 3 * before.pool_tokens
+    assert before.pool_tokens == before.num_pages * 16
+    asked = replace(model, max_total_tokens=100_000).plan(40 * GIB)
+    assert asked.num_pages == 100_000 * len(model.layout.groups) // 16, "whatever the lengths"
+    assert asked.pool_tokens > 300_000

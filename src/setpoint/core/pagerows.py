@@ -59,7 +59,7 @@ class CacheCosts:
     page_size: int = 1
     span: int = 1
     """Most tokens between the first that may still be computed and the last that is planned: those
-    of the largest chunk and of the steps in flight."""
+    of the largest chunk."""
 
     def decoding(self, num_tokens: int) -> int:
         """What a sequence of so many tokens holds while it decodes, in whole pages."""
@@ -105,14 +105,15 @@ class CacheCosts:
         return (pool_tokens - chunk) * context_len // self.decoding(context_len)
 
     def pool_for(self, num_tokens: int, context_len: int) -> int:
-        """Pool tokens of a pool whose ``capacity`` is ``num_tokens``."""
+        """Pool tokens of a pool whose ``capacity`` is ``num_tokens``, with windows in whole
+        pages."""
         if not self.row.windows:
             return num_tokens * self.row.num_full
-        if num_tokens <= context_len:
-            return self.most(num_tokens) + 1
-        alone = self.most(context_len) + 1
-        beside = (num_tokens - context_len) * self.decoding(context_len)
-        return alone + -(-beside // context_len)
+        needed = self.most(min(num_tokens, context_len)) + 1
+        if num_tokens > context_len:
+            beside = (num_tokens - context_len) * self.decoding(context_len)
+            needed += -(-beside // context_len)
+        return -(-needed // self.page_size) * self.page_size
 
     def _held(self, num_tokens: int, span: int) -> int:
         whole = -(-num_tokens // self.page_size) * self.page_size

@@ -346,10 +346,7 @@ class MemoryModel:
         """Pool bytes (dummy page included) allowed by the options, each with its name."""
         page = self.layout.page_bytes(self.page_size, self.kv_element_bytes)
 
-        def room_for(num_tokens: int) -> int:
-            pool_tokens = self.costs.pool_for(num_tokens, self.context_len)
-            return pool_tokens * (page // self.page_size)
-
+        token = page // self.page_size
         static = rest - round(available_bytes * (1 - self.mem_fraction_static))
         limits = [
             (
@@ -363,12 +360,13 @@ class MemoryModel:
         if self.max_total_tokens is not None:
             limits.append(
                 (
-                    room_for(self.max_total_tokens) + page,
+                    self.max_total_tokens * len(self.layout.groups) * token + page,
                     f"--max-total-tokens {self.max_total_tokens}",
                 )
             )
         elif self.device == "cpu" and not self.fraction_given:
-            ceiling = max(CPU_POOL_BYTES, room_for(CPU_POOL_CONTEXTS * self.context_len))
+            contexts = self.costs.pool_for(CPU_POOL_CONTEXTS * self.context_len, self.context_len)
+            ceiling = max(CPU_POOL_BYTES, contexts * token)
             limits.append(
                 (ceiling + page, f"the default ceiling of a CPU pool, {format_bytes(ceiling)}")
             )

@@ -213,6 +213,6 @@ class State:
 
 def _span(config: SchedulerConfig, chunk: int | None) -> int:
     """Most tokens of a sequence between the first that may still be computed and the last that is
-    planned."""
+    planned: a chunk, or what the steps in flight may bring."""
     in_flight = (config.depth + 1) * config.max_tokens_per_row
-    return (config.max_req_len if chunk is None else chunk) + in_flight
+    return max(config.max_req_len if chunk is None else chunk, in_flight)

@@ -313,7 +313,7 @@ def _longest(sizes: Sizes, config: Mapping[str, Any]) -> int:
     """Tokens of the longest sequence that finishes alone."""
     pool_tokens = sizes["num_pages"] * sizes["page_size"]
     in_flight = (config.get("depth", 0) + 1) * config.get("max_tokens_per_row", 1)
-    span = (config.get("chunked_prefill_size") or pool_tokens) + in_flight
+    span = max(config.get("chunked_prefill_size") or pool_tokens, in_flight)
     return CacheCosts(sizes["row"], sizes["page_size"], span).longest(pool_tokens)
 
 
