@@ -261,7 +261,7 @@ def test_abort_by_prefix(serve: Serve) -> None:
             "abort",
             "length",
         ]
-        assert server.service.book.totals["num_aborted"] == 2
+        assert server.service.book.num_aborted == 2
 
     serve(scenario, says("x" * 200))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from setpoint.checkpoint.spec import read_spec
+from setpoint.core.records import Fallback
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build, library
@@ -50,11 +51,11 @@ def test_a_forced_level_runs_and_the_report_says_what_would(
         "cpu",
         level,
     )
-    words = (
-        f"C++ kernels run at the level {level} (SETPOINT_CPU_ISA asks for it; this machine can run"
-        f" {LEVELS[0]})"
+    fallback = Fallback(
+        f"C++ kernels run at the level {level}",
+        f"SETPOINT_CPU_ISA asks for it; this machine can run {LEVELS[0]}",
     )
-    assert (words in report.fallbacks) == (level != LEVELS[0])
+    assert (fallback in report.fallbacks) == (level != LEVELS[0])
 
 
 @pytest.mark.skipif("avx2" not in LEVELS, reason="this machine has no AVX2")
@@ -80,7 +81,7 @@ def test_a_processor_without_the_best_level_runs_the_next_and_says_so(
         "cpu",
         level,
     )
-    assert f"C++ kernels run at the level {level} ({words})" in report.fallbacks
+    assert Fallback(f"C++ kernels run at the level {level}", words) in report.fallbacks
 
 
 def test_a_level_that_the_processor_lacks_is_refused_by_every_kernel_with_the_reason(
@@ -97,8 +98,8 @@ def test_a_level_that_the_processor_lacks_is_refused_by_every_kernel_with_the_re
     )
     assert (
         sum(
-            "this machine cannot run the level 'avx512'; it can run avx2, scalar" in words
-            for words in report.fallbacks
+            "this machine cannot run the level 'avx512'; it can run avx2, scalar" in fallback.why
+            for fallback in report.fallbacks
         )
         == 3
     )

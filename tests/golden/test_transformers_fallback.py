@@ -141,14 +141,14 @@ def test_what_cannot_be_driven_is_refused_at_load_with_the_reason(
 def test_auto_takes_the_declaration_where_there_is_one(tmp_path: Path) -> None:
     report = runner_of(write_tiny_llama(tmp_path), model_impl="auto").report
     assert report.model_impl == "setpoint"
-    assert not any("transformers" in words for words in report.fallbacks)
+    assert not any("transformers" in fallback.what for fallback in report.fallbacks)
 
 
 def test_auto_says_that_it_fell_back_and_setpoint_does_not_fall_back(tmp_path: Path) -> None:
     write_tiny(tmp_path, CONFIGS["olmo2"])
     report = runner_of(tmp_path, model_impl="auto").report
     assert report.model_impl == "transformers"
-    assert "no model of its own for Olmo2ForCausalLM" in report.fallbacks[0]
+    assert "no model of its own for Olmo2ForCausalLM" in report.fallbacks[0].why
     with pytest.raises(CheckpointError, match="'Olmo2ForCausalLM' is not supported"):
         runner_of(tmp_path, model_impl="setpoint")
 

@@ -11,6 +11,7 @@ import torch
 
 from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import ConfigError
+from setpoint.core.records import Fallback
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.cpu import build as kernels
@@ -232,9 +233,8 @@ def test_without_a_compiler_the_reference_runs(
     monkeypatch.setattr(w8a8_int8_cpu, "load", refuse)
     runner = build(folder, dtype="bfloat16")
     assert runner.report.linear == "w8a8_int8_ref"
-    assert (
-        "linear layers uses w8a8_int8_ref (w8a8_int8_cpu: no compiler)" in runner.report.fallbacks
-    )
+    fallback = Fallback("linear layers uses w8a8_int8_ref", "w8a8_int8_cpu: no compiler")
+    assert fallback in runner.report.fallbacks
     monkeypatch.undo()
     x = torch.randn(3, 48).to(BF16)
     one, other = (

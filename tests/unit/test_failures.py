@@ -12,7 +12,7 @@ import pytest
 
 from setpoint.core.messages import ToFrontend, Tokens
 from setpoint.core.plan import Admit, StepPlan
-from setpoint.core.records import RequestFailed
+from setpoint.core.records import RequestDone, SendFailed
 from setpoint.core.request import Ids, Request
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.preparers import ScriptedPreparer
@@ -51,7 +51,10 @@ def run(harness: Harness, *, num_tokens: int = 9, message: str) -> None:
                 assert message in outcome.finish.message
     pool = harness.cache.pool_stats()
     assert pool.locked == pool.held == 0
-    assert [failed.rid for failed in harness.recorder.of(RequestFailed)] == ["bad", "again-bad"]
+    failed = [
+        done.rid for done in harness.recorder.of(RequestDone) if done.finish.status_code == 500
+    ]
+    assert failed == ["bad", "again-bad"]
 
 
 def is_bad(ids: Ids) -> bool:
@@ -162,6 +165,9 @@ def test_events_that_cannot_be_sent(depth: int, at: int) -> None:
         else:
             assert harness.outcomes[rid].ids == reference(np.array(ids, np.int32), 9, next_token)
     assert harness.cache.pool_stats().held == 0
+    (done,) = [done for done in harness.recorder.of(RequestDone) if done.rid == "bad"]
+    assert [lost.seq_id for lost in harness.recorder.of(SendFailed)] == [done.seq_id]
+    assert done.finish.status_code == (None if at == 9 else 500)
 
 
 def test_a_step_that_fails_as_a_whole_names_its_requests(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from setpoint.core.bounds import INT64_MAX, INT64_MIN
 from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.book import RequestBook
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import Intake, Options
 from setpoint.frontend.text.processor import TextProcessor
@@ -24,7 +25,7 @@ def intake(random_seed: int) -> Intake:
         vocab_size=256,
         random_seed=random_seed,
     )
-    return Intake(config, TextProcessor(Tokenizer(make_byte_tokenizer())))
+    return Intake(config, TextProcessor(Tokenizer(make_byte_tokenizer())), RequestBook())
 
 
 def seeds(drawer: Intake, **sampling: int) -> list[int]:

@@ -23,7 +23,9 @@ from setpoint.core.messages import Change
 from setpoint.core.records import Preemption, Refusal, SettingsChanged, StepDone
 from setpoint.launch.live import LiveConfig
 from setpoint.launch.settings import live_settings
+from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines
+from setpoint.observe.tee import Tee
 from setpoint.planning.memory import GIB
 from setpoint.testing.harness import Harness
 from setpoint.testing.specs import tiny_spec
@@ -152,7 +154,8 @@ def decode_lines(harness: Harness, steps: list[StepDone]) -> int:
     logger, level = logging.getLogger("setpoint.observe.logline"), logging.getLogger().level
     logger.addHandler(handler)
     try:
-        reader = LogLines(decode_log_interval=40, device="cpu", started_at=0.0)
+        figures = Figures(decode_log_interval=40)
+        reader = Tee(figures, LogLines(figures, device="cpu"))
         for record in harness.recorder.records:
             reader.on(record)
     finally:

@@ -9,20 +9,34 @@ from collections.abc import Iterator
 
 import pytest
 
+from setpoint.core.messages import Finish
 from setpoint.core.records import (
     Fallback,
     PoolStats,
     Preemption,
     RequestClipped,
-    RequestDropped,
-    RequestUnservable,
+    RequestDone,
     Retraction,
     StepDone,
 )
 from setpoint.core.shown import printable, shown
+from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines, setup_logging
+from setpoint.observe.tee import Tee
 
 FORGED = "x\n[2026-01-01 00:00:00] ERROR: The server was broken into. \x1b[2J\u2028\r"
+
+
+def log_lines(*, device: str = "cpu", decode_log_interval: int = 40) -> Tee:
+    figures = Figures(decode_log_interval=decode_log_interval)
+    return Tee(figures, LogLines(figures, device=device))
+
+
+def done(rid: str, status: int, message: str, *, accepted_at: float | None = 1.0) -> RequestDone:
+    finish = Finish("abort", message=message, status_code=status)
+    return RequestDone(
+        seq_id=1, rid=rid, finish=finish, num_prompt=3, accepted_at=accepted_at, ended_at=2.0
+    )
 
 
 @pytest.fixture
@@ -37,11 +51,14 @@ def root_logger() -> Iterator[logging.Logger]:
 def test_what_happens_to_requests_is_logged_with_its_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    lines = LogLines(decode_log_interval=40, device="cpu", started_at=0.0)
+    lines = log_lines()
     with caplog.at_level(logging.INFO):
         lines.on(Retraction(2, 31, 0.25, 0.5))
         lines.on(Preemption("u", ("a", "b"), 12))
-        lines.on(RequestDropped("r", "Request waiting timeout reached."))
+        lines.on(done("r", 503, "Request waiting timeout reached."))
+        lines.on(done("many", 503, "The request queue is full.", accepted_at=None))
+        lines.on(done("long", 400, "Too long.", accepted_at=None))
+        lines.on(done("s", 500, "NaN happened"))
         lines.on(Fallback("lpm acts as fcfs", "there is no prefix cache"))
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         (
@@ -59,6 +76,7 @@ def test_what_happens_to_requests_is_logged_with_its_reason(
             ),
         ),
         ("WARNING", "Request r was answered 503: Request waiting timeout reached."),
+        ("ERROR", "Request s was answered 500: NaN happened"),
         ("WARNING", "Fallback: lpm acts as fcfs (there is no prefix cache)"),
     ]
 
@@ -68,10 +86,10 @@ def test_a_clients_string_does_not_write_a_line_of_its_own(
 ) -> None:
     """Red before: a clipped and an unservable request wrote a second line that looked like the server's."""
     setup_logging("info")
-    lines = LogLines(decode_log_interval=40, device="cpu", started_at=0.0)
+    lines = log_lines()
     lines.on(RequestClipped(FORGED, 2000, 1000))
-    lines.on(RequestUnservable(FORGED, "no room", PoolStats(1, 1, 0, 0, 0)))
-    lines.on(RequestDropped(FORGED * 10_000, "Request waiting timeout reached."))
+    lines.on(done(FORGED, 500, "Nothing else runs."))
+    lines.on(done(FORGED * 10_000, 503, "Request waiting timeout reached."))
     lines.on(Preemption(FORGED, (FORGED, FORGED), 12))
     logging.getLogger("anybody").warning("who forgets: %s", FORGED)
     logging.getLogger("uvicorn.access").info(
@@ -111,7 +129,7 @@ def test_what_is_shown_of_a_string() -> None:
 def test_a_line_says_whether_its_step_was_replayed(
     device: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines = LogLines(decode_log_interval=1, device=device, started_at=0.0)
+    lines = log_lines(device=device, decode_log_interval=1)
     pool = PoolStats(total=100, free=60, evictable=0, locked=30, held=10)
     with caplog.at_level(logging.INFO):
         for num_prefill_rows in (1, 0):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from setpoint.core.records import Fallback, Refusal, RequestDropped
+from setpoint.core.records import Fallback, Refusal, RequestDone
 from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.preemption import RankedView, preemption_order
 from setpoint.scheduler.retraction import RunningView, retraction_order
@@ -292,9 +292,9 @@ def test_a_full_queue_gives_up_its_least_urgent_for_a_better_one() -> None:
         "equal": (503, "The request queue is full."),
     }
     assert harness.waiting() == ["better", "urgent"]
-    assert harness.recorder.of(RequestDropped) == [
-        RequestDropped("worse", "The request is aborted by a higher priority request.")
-    ]
+    refused, dropped = harness.recorder.of(RequestDone)
+    assert (refused.rid, refused.accepted_at is None) == ("equal", True)
+    assert (dropped.rid, dropped.accepted_at is None) == ("worse", False)
     assert order_of_ends(harness)[-3:] == ["running", "urgent", "better"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from setpoint.core.records import Refusal, RequestDropped
+from setpoint.core.records import Refusal, RequestDone
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings
 from setpoint.scheduler import loop
 from setpoint.scheduler.cadence import Cadence
@@ -221,7 +221,8 @@ def test_a_request_waits_no_longer_than_allowed(depth: int, replan: bool) -> Non
     harness.turn()
     assert harness.waiting() == ["young"]
     assert finish_of(harness, "old") == ("abort", 503, WAITED)
-    assert harness.recorder.of(RequestDropped) == [RequestDropped("old", WAITED)]
+    (dropped,) = harness.recorder.of(RequestDone)
+    assert (dropped.rid, dropped.finish.message, dropped.admitted_at) == ("old", WAITED, None)
     harness.drain()
     assert harness.outcomes["runs"].ids == expected(4, 10, 30)
     assert harness.outcomes["young"].ids == expected(4, 30, 4)

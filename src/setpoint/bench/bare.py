@@ -21,7 +21,7 @@ from setpoint.launch.announce import announce
 from setpoint.launch.configuration import configured
 from setpoint.launch.preflight import preflight
 from setpoint.launch.process import engine_environment
-from setpoint.observe.logline import setup_logging
+from setpoint.observe.logline import log_fallback, setup_logging
 from setpoint.observe.waiting import Waiting, on_stderr
 
 
@@ -73,7 +73,9 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
     pages = -(-length // config.options.page_size) * len(cache_layout(asked.model, length).groups)
     runner.allocate(num_pages=num_slots * pages, max_slots=num_slots, context_len=length)
     if config.options.enable_torch_compile:
-        compile_small_steps(runner, config.options)
+        not_compiled = compile_small_steps(runner, config.options)
+        if not_compiled is not None:
+            log_fallback(not_compiled)
     gc.collect()
     # as the engine process does: no collection walks over the model in the middle of a step
     gc.freeze()

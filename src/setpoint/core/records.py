@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from setpoint.core.messages import OptionChange, ToLoop
+from setpoint.core.messages import Finish, OptionChange, ToLoop
 from setpoint.core.plan import StepPlan
 from setpoint.core.result import EAGER, StepResult
 from setpoint.core.settings import Settings
@@ -82,7 +82,8 @@ class ResultTaken(msgspec.Struct, frozen=True, tag=True):
 
 
 class SendFailed(msgspec.Struct, frozen=True, tag=True):
-    """Input: the event of a sequence could not be sent, which ends the sequence."""
+    """Input: an event of a sequence could not be sent. That ends the sequence; if it was its last,
+    the client is answered 500 although its RequestDone says otherwise."""
 
     seq_id: int
     error: str
@@ -179,19 +180,42 @@ class GrammarEnded(msgspec.Struct, frozen=True, tag=True):
     seq_id: int
 
 
-class RequestDropped(msgspec.Struct, frozen=True, tag=True):
-    """A request that had been accepted was answered 503: its time was up, or a more urgent one took
-    its place in the queue."""
+class RequestAdmitted(msgspec.Struct, frozen=True, tag=True):
+    """A queued request got a slot and its cached prefix."""
 
+    seq_id: int
     rid: str
-    why: str
+    num_cached: int
+    """Tokens that need not be computed."""
+    waited_s: float
+    """Since it joined the queue, this time."""
+    num_retractions: int
+    """0: admitted for the first time."""
 
 
-class RequestFailed(msgspec.Struct, frozen=True, tag=True):
-    """An exception ended this request alone; its traceback has been logged where it was caught."""
+class RequestDone(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The life of a request, told once, at its end; whichever way it ended, refusals included.
+    Times are seconds of the engine's clock, None for what did not happen."""
 
+    seq_id: int
     rid: str
-    why: str
+    finish: Finish
+    """Status 503: refused or dropped. Status 500: it failed; the traceback of an exception has been
+    logged where it was caught."""
+    num_prompt: int
+    num_cached: int = 0
+    """Prefix hit of the first admission, in tokens."""
+    num_outputs: int = 0
+    """Tokens that this engine made; prior outputs are not among them."""
+    num_retractions: int = 0
+    """Preemptions included."""
+    accepted_at: float | None = None
+    """When it joined the queue, or those that are prepared first. None: it was refused on arrival,
+    or nothing was left to do."""
+    admitted_at: float | None = None
+    """For the first time."""
+    first_token_at: float | None = None
+    ended_at: float
 
 
 class RequestClipped(msgspec.Struct, frozen=True, tag=True):
@@ -200,15 +224,6 @@ class RequestClipped(msgspec.Struct, frozen=True, tag=True):
     rid: str
     wanted: int
     granted: int
-
-
-class RequestUnservable(msgspec.Struct, frozen=True, tag=True):
-    """A request was aborted because an empty engine could not admit it: a bug or a
-    misconfiguration."""
-
-    rid: str
-    why: str
-    pool: PoolStats
 
 
 class Fallback(msgspec.Struct, frozen=True, tag=True):
@@ -254,10 +269,9 @@ Record = (
     | Preemption
     | PreparationStarted
     | GrammarEnded
-    | RequestDropped
-    | RequestFailed
+    | RequestAdmitted
+    | RequestDone
     | RequestClipped
-    | RequestUnservable
     | Fallback
     | CacheFlushed
     | SettingsChanged
@@ -270,16 +284,3 @@ class Observer(Protocol):
     not raise, and must not change what it is given."""
 
     def on(self, record: Record) -> None: ...
-
-
-class RequestStats(msgspec.Struct, frozen=True):
-    """One finished request as its client saw it; times in seconds, kept in the frontend."""
-
-    rid: str
-    num_prompt: int
-    num_cached: int
-    num_output: int
-    num_retractions: int
-    ttft_s: float
-    e2e_s: float
-    finish: str

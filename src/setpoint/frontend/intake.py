@@ -20,6 +20,7 @@ from setpoint.core.bounds import INT64_MAX, bounds_of, converted
 from setpoint.core.errors import ContextLengthError, RequestError
 from setpoint.core.request import MAX_LOGPROBS, Ids, Request, pack_ids
 from setpoint.core.sampling import MAX_N, SamplingParams
+from setpoint.frontend.book import RequestBook
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.text.processor import TextProcessor
 
@@ -105,8 +106,9 @@ def _check_numbers(options: Options) -> None:
 
 
 class Intake:
-    def __init__(self, config: FrontendConfig, text: TextProcessor) -> None:
+    def __init__(self, config: FrontendConfig, text: TextProcessor, book: RequestBook) -> None:
         self._config = config
+        self._book = book
         self._text = text
         self._random = random.Random(config.random_seed)
 
@@ -253,6 +255,7 @@ class Intake:
                     num_prompt,
                     fitting,
                 )
+                self._book.truncated_prompts += 1
                 prompt, num_prompt = prompt[:fitting], fitting
             if (
                 sampling.max_new_tokens is not None
@@ -264,6 +267,7 @@ class Intake:
                     sampling.max_new_tokens,
                     limit,
                 )
+                self._book.lowered_limits += 1
                 sampling = msgspec.structs.replace(
                     sampling,
                     max_new_tokens=limit,

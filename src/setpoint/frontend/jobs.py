@@ -14,7 +14,6 @@ from types import TracebackType
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.failures import failure
 from setpoint.core.messages import Finish, LogprobBlock, TokenEvent
-from setpoint.core.records import RequestStats
 from setpoint.core.request import Request
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.mailbox import Mailbox
@@ -48,7 +47,6 @@ class SequenceOutput:
         self.embedding = b""
         """Of a pooled request, as TokenEvent has it."""
         self.created_at = time.perf_counter()
-        self.first_token_at: float | None = None
         self.finished_at: float | None = None
         self._tokenizer = tokenizer
         self._detokenizer = make_detokenizer(
@@ -77,8 +75,6 @@ class SequenceOutput:
     def feed(self, event: TokenEvent) -> Piece:
         """Take in an event; a stop string in it ends the sequence at the token that completed
         it."""
-        if event.ids and self.first_token_at is None:
-            self.first_token_at = time.perf_counter()
         num_kept, text = self._decode(event)
         if event.finish is not None and not self._stopped:
             text += self._flush()
@@ -104,18 +100,6 @@ class SequenceOutput:
         if self.finish is not None:
             self.finished_at = time.perf_counter()
         return Piece(self, text, num_kept, block)
-
-    def stats(self) -> RequestStats:
-        return RequestStats(
-            rid=self.rid,
-            num_prompt=self.num_prompt,
-            num_cached=self.num_cached,
-            num_output=self.num_outputs,
-            num_retractions=self.num_retractions,
-            ttft_s=(self.first_token_at or time.perf_counter()) - self.created_at,
-            e2e_s=self.e2e_s,
-            finish=self.finish.type if self.finish is not None else "abort",
-        )
 
     @property
     def _stopped(self) -> bool:

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from setpoint.core.errors import ConfigError, EngineDeadError, RequestError
-from setpoint.core.records import RequestStats
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.bodies import parse
+from setpoint.frontend.book import RequestBook
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import Intake, Options, new_rid
 from setpoint.frontend.ipc.client import EngineClient
@@ -40,25 +39,6 @@ _METADATA = ("rid", "meta_info", "stream", "model")
 _CONTENTS = ("text", "input_ids", "output_ids", "messages", "prompt")
 
 
-class RequestBook:
-    """Finished requests as their clients saw them; outlives the engine."""
-
-    def __init__(self) -> None:
-        self.totals: Counter[str] = Counter()
-        """num_requests, num_aborted, prompt_tokens, cached_tokens, generation_tokens."""
-        self.recent: deque[RequestStats] = deque(maxlen=1024)
-
-    def record(self, stats: RequestStats) -> None:
-        self.recent.append(stats)
-        self.totals.update(
-            num_requests=1,
-            num_aborted=int(stats.finish == "abort"),
-            prompt_tokens=stats.num_prompt,
-            cached_tokens=stats.num_cached,
-            generation_tokens=stats.num_output,
-        )
-
-
 class Service:
     def __init__(
         self, config: FrontendConfig, engine: EngineClient, text: TextProcessor, live: LiveOptions
@@ -68,8 +48,8 @@ class Service:
         self._changing = asyncio.Lock()
         self.engine = engine
         self.text = text
-        self.intake = Intake(config, text)
         self.book = RequestBook()
+        self.intake = Intake(config, text, self.book)
 
     def job(
         self,
@@ -140,7 +120,7 @@ class Service:
 
     async def server_info(self) -> dict[str, Any]:
         """Resolved options, what the present engine said of itself when it was ready, and what it
-        holds now. Raises EngineDeadError."""
+        holds now, and what became of requests. Raises EngineDeadError."""
         line = self.engine.choose()
         state = await line.call("state")
         options, engine, live = self.config.server_info, line.info, self.live.frontend
@@ -151,6 +131,7 @@ class Service:
             **live.options,
             "decisions": list(decisions),
             "internal_states": [state.value],
+            "requests": self.book.info(),
         }
 
     async def change(self, values: Mapping[str, Any], *, by: str, why: str = "") -> Proposal:
@@ -192,7 +173,12 @@ class Service:
                 ) from None
 
     def _record(self, output: SequenceOutput) -> None:
-        self.book.record(output.stats())
+        book = self.book
+        book.num_sequences += 1
+        book.num_aborted += output.finish is None or output.finish.type == "abort"
+        book.prompt_tokens += output.num_prompt
+        book.cached_tokens += output.num_cached
+        book.output_tokens += output.num_outputs
 
     def _record_and_log(self, output: SequenceOutput) -> None:
         self._record(output)

@@ -26,12 +26,14 @@ from setpoint.core.errors import SetpointError
 from setpoint.core.messages import Failed, Ready, Starting
 from setpoint.core.progress import reported_to
 from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.kernels.device import name_of
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc import EngineSocket
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.loading import load_engine
 from setpoint.launch.mapping import cache_config, recording_config, scheduler_config
 from setpoint.launch.settings import live_settings
+from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines, setup_logging
 from setpoint.observe.tee import Tee
 from setpoint.observe.turn_times import TurnTimes
@@ -80,14 +82,10 @@ def main() -> int:
 def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitStack) -> Loop:
     config, spec = job.config, job.spec
     waited = time.perf_counter()
-    runner, pool = load_engine(config, spec, job.folder)
-    times = TurnTimes()
-    lines = LogLines(
-        decode_log_interval=config.options.decode_log_interval,
-        device=config.options.device,
-        started_at=time.monotonic(),
-    )
-    clock = WallClock()
+    clock, times = WallClock(), TurnTimes()
+    figures = Figures(decode_log_interval=config.options.decode_log_interval)
+    readers = Tee(figures, LogLines(figures, device=config.options.device), times)
+    runner, pool = load_engine(config, spec, job.folder, readers)
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
     cache = cache_config(config.options, runner.pool)
     recording = None
@@ -101,7 +99,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
             device=config.options.device,
         )
         at_end.callback(recording.close)
-    observer = Tee(lines, times, *([] if recording is None else [recording]))
+    observer = readers if recording is None else Tee(readers, recording)
     scheduler = Scheduler(rules, settings, cache.empty_cache(), observer=observer)
     loop = Loop(
         scheduler,
@@ -112,7 +110,8 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         observer=observer,
         heartbeat=_watchdog(config.options.watchdog_timeout),
         state_info=lambda: (
-            _state_info(runner, lines)
+            _memory_info(runner)
+            | figures.info()
             | {"turn_times": times.info()}
             | ({} if recording is None else {"recording": recording.info()})
         ),
@@ -129,6 +128,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
 
 def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
     return {
+        "accelerator": name_of(runner.device),
         "max_total_num_tokens": pool.max_total_num_tokens,
         "max_running_requests": pool.max_running_requests,
         "max_req_len": pool.max_req_len,
@@ -140,22 +140,18 @@ def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
         "linear_layers": runner.report.linear,
         "attention": runner.report.attention,
         "kernel_level": runner.report.level,
-        "fallbacks": list(runner.report.fallbacks),
         "decisions": [asdict(decision) for decision in pool.decisions],
     }
 
 
-def _state_info(runner: ModelRunner, lines: LogLines) -> dict[str, Any]:
-    """The engine's part of ``/server_info``'s internal_states."""
+def _memory_info(runner: ModelRunner) -> dict[str, Any]:
+    """For ``/server_info``'s internal_states."""
     usage = {
         "weight": runner.report.weight_bytes,
         "kvcache": runner.pool.num_bytes,
         "graph": sum(way.num_bytes for way in runner.ways),
     }
-    return {
-        "last_gen_throughput": lines.last_gen_throughput,
-        "memory_usage": {name: num_bytes / (1 << 30) for name, num_bytes in usage.items()},
-    }
+    return {"memory_usage": {name: num_bytes / (1 << 30) for name, num_bytes in usage.items()}}
 
 
 def _end_with_parent() -> None:

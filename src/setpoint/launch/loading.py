@@ -14,6 +14,7 @@ from setpoint.core.cachegroups import described
 from setpoint.core.limits import CAPTURED_TOKENS
 from setpoint.core.model import ModelSpec
 from setpoint.core.progress import report
+from setpoint.core.records import Fallback, Observer
 from setpoint.engine.executor.build import build_runner
 from setpoint.engine.executor.compiling import compile_steps
 from setpoint.engine.kernels.device import check_device
@@ -27,9 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 def load_engine(
-    config: ResolvedConfig, spec: ModelSpec, folder: str
+    config: ResolvedConfig, spec: ModelSpec, folder: str, observer: Observer
 ) -> tuple[ModelRunner, PoolConfig]:
-    """Weights, then the pool from what is really left."""
+    """Weights, then the pool from what is really left. ``observer`` learns what runs in a slower
+    way than it might."""
     options = config.options
     check_device(torch.device(options.device))
     before = _available_bytes(options.device)
@@ -38,6 +40,8 @@ def load_engine(
     runner = build_runner(engine_config(config, spec, folder))
     loaded, after = runner.report, _available_bytes(options.device)
     _log_weights(runner, spec, after)
+    for fallback in loaded.fallbacks:
+        observer.on(fallback)
     footprint = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
     plan = memory_model(
         config, spec, attention=loaded.attention, model_impl=loaded.model_impl
@@ -56,8 +60,13 @@ def load_engine(
     )
     left = _available_bytes(options.device)
     _log_memory(runner, plan, options, left)
+    if runner.why_eager:
+        how = "partly eagerly" if any(way.num_bytes for way in runner.ways) else "eagerly"
+        observer.on(Fallback(f"steps run {how}", runner.why_eager))
     if options.enable_torch_compile:
-        compile_small_steps(runner, options)
+        not_compiled = compile_small_steps(runner, options)
+        if not_compiled is not None:
+            observer.on(not_compiled)
     logger.info(
         ready_line(
             max_total_num_tokens=plan.pool_tokens,
@@ -90,16 +99,10 @@ def _log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:
         loaded.level or "torch's own",
     )
     logger.debug("Weights: %s", loaded.weights)
-    for fallback in loaded.fallbacks:
-        logger.warning("Fallback: %s", fallback)
 
 
 def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, available: int) -> None:
     captured = sum(way.num_bytes for way in runner.ways)
-    if runner.why_eager:
-        logger.info(
-            "Steps run %s: %s", "partly eagerly" if captured else "eagerly", runner.why_eager
-        )
     if captured:
         logger.debug(
             "Steps of up to %d tokens are captured. mem usage=%s GB", CAPTURED_TOKENS, gib(captured)
@@ -124,9 +127,9 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
     logger.debug("Memory pool end. avail mem=%s GB", gib(available))
 
 
-def compile_small_steps(runner: ModelRunner, options: Options) -> None:
-    """``--enable-torch-compile``: what was compiled, what was reused, what it gains, or why it does
-    not."""
+def compile_small_steps(runner: ModelRunner, options: Options) -> Fallback | None:
+    """``--enable-torch-compile``: logs what was compiled and reused, and what it gains; returns
+    what runs without it, and why."""
     wanted = options.torch_compile_max_bs
     logger.info("torch.compile: steps of up to %d tokens; a first start may take a minute", wanted)
     report(f"compiling steps of up to {wanted} tokens with torch.compile")
@@ -143,13 +146,14 @@ def compile_small_steps(runner: ModelRunner, options: Options) -> None:
             "torch.compile: steps by number of tokens, without sampling: %s",
             "; ".join(map(str, compiled.durations)),
         )
-    if compiled.why_not_more:
-        which = (
-            f"steps of more than {compiled.max_tokens} tokens run"
-            if compiled.max_tokens
-            else "every step runs"
-        )
-        logger.warning("torch.compile: %s without it: %s.", which, compiled.why_not_more)
+    if not compiled.why_not_more:
+        return None
+    which = (
+        f"steps of more than {compiled.max_tokens} tokens run"
+        if compiled.max_tokens
+        else "every step runs"
+    )
+    return Fallback(f"{which} without torch.compile", compiled.why_not_more)
 
 
 def _available_bytes(device: str) -> int:

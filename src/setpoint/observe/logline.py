@@ -17,15 +17,14 @@ from setpoint.core.records import (
     Preemption,
     Record,
     RequestClipped,
-    RequestDropped,
-    RequestFailed,
-    RequestUnservable,
+    RequestDone,
     Retraction,
     SettingsChanged,
     StepDone,
 )
 from setpoint.core.result import EAGER
 from setpoint.core.shown import printable, shown
+from setpoint.observe.figures import Figures
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,6 @@ CLIPPED = (
     "Request %s: max_new_tokens lowered from %d to %d, the most that the context length and the KV"
     " pool can hold."
 )
-UNSERVABLE = "Request %s was aborted: nothing else runs and it cannot be admitted (%s); pool: %s"
 NOT_FLUSHED = (
     "Cache not flushed because there are pending requests. #queue-req: %d, #running-req: %d"
 )
@@ -109,66 +107,43 @@ def ready_line(
 
 
 class LogLines:
-    """An observer that writes a line per prefill step, one per ``decode_log_interval`` decode
-    steps, and the warnings."""
+    """A reader of the stream that writes a line per prefill step, one per ``decode_log_interval``
+    decode steps, and the warnings."""
 
-    def __init__(self, *, decode_log_interval: int, device: str, started_at: float) -> None:
-        self._interval = decode_log_interval
+    def __init__(self, figures: Figures, *, device: str) -> None:
+        """``figures`` reads each record before it."""
+        self._figures = figures
         self._graph = "cpu graph" if device == "cpu" else "cuda graph"
-        self._last_prefill = started_at
-        self._last_decode = started_at
-        self._num_generated = 0
-        self._num_decodes = 0
-        self.last_gen_throughput = 0.0
 
     def on(self, record: Record) -> None:
         match record:
             case StepDone():
-                self._step(record)
+                if record.num_prefill_rows:
+                    self._prefill(record)
+                elif self._figures.decode_is_due:
+                    self._decode(record)
+            case RequestDone():
+                _done(record)
             case Retraction():
                 _retraction(record)
             case Preemption():
                 _preemption(record)
-            case RequestDropped(rid, why):
-                logger.warning("Request %s was answered 503: %s", shown(rid), why)
-            case RequestFailed(rid, why):
-                logger.error("Request %s was answered 500: %s", shown(rid), why)
             case RequestClipped(rid, wanted, granted):
                 logger.warning(CLIPPED, shown(rid), wanted, granted)
-            case RequestUnservable(rid, why, pool):
-                logger.error(UNSERVABLE, shown(rid), why, pool)
-            case Fallback(what, why):
-                logger.warning("Fallback: %s (%s)", what, why)
+            case Fallback():
+                log_fallback(record)
             case CacheFlushed(True):
                 logger.info("Cache flushed successfully!")
             case CacheFlushed(False, _, num_queued, num_running):
                 logger.warning(NOT_FLUSHED, num_queued, num_running)
             case SettingsChanged():
-                self._changed(record)
+                _changed(record)
             case PoolRebuilt(violations):
                 logger.error(
                     "KV cache accounting is broken and was rebuilt empty: %s", "; ".join(violations)
                 )
 
-    def _changed(self, record: SettingsChanged) -> None:
-        changes = ", ".join(map(str, record.options))
-        why = f" ({shown(record.why)})" if record.why else ""
-        logger.info("Settings changed by %s: %s%s", shown(record.by), changes, why)
-        self._interval = record.settings.decode_log_interval
-        set_log_level(record.settings.log_level)
-
-    def _step(self, stats: StepDone) -> None:
-        self._num_generated += stats.num_sampled
-        if stats.num_prefill_rows:
-            self._prefill(stats)
-        else:
-            self._num_decodes += 1
-            if self._num_decodes % self._interval == 0:
-                self._decode(stats)
-
     def _prefill(self, stats: StepDone) -> None:
-        elapsed = stats.finished_at - self._last_prefill
-        self._last_prefill = stats.finished_at
         logger.info(
             "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f,"
             " #running-req: %d, #queue-req: %d, #pending-token: %d, %s: %s, input throughput"
@@ -182,14 +157,10 @@ class LogLines:
             stats.num_pending_tokens,
             self._graph,
             stats.way != EAGER,
-            stats.num_new_tokens / elapsed if elapsed > 0 else 0.0,
+            self._figures.input_throughput,
         )
 
     def _decode(self, stats: StepDone) -> None:
-        elapsed = stats.finished_at - self._last_decode
-        self._last_decode = stats.finished_at
-        self.last_gen_throughput = self._num_generated / elapsed if elapsed > 0 else 0.0
-        self._num_generated = 0
         logger.info(
             "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %s: %s, gen throughput"
             " (token/s): %.2f, #queue-req: %d",
@@ -198,9 +169,30 @@ class LogLines:
             stats.pool.usage,
             self._graph,
             stats.way != EAGER,
-            self.last_gen_throughput,
+            self._figures.gen_throughput,
             stats.num_queued,
         )
+
+
+def _changed(change: SettingsChanged) -> None:
+    changes = ", ".join(map(str, change.options))
+    why = f" ({shown(change.why)})" if change.why else ""
+    logger.info("Settings changed by %s: %s%s", shown(change.by), changes, why)
+    set_log_level(change.settings.log_level)
+
+
+def log_fallback(fallback: Fallback) -> None:
+    logger.warning("Fallback: %s (%s)", fallback.what, fallback.why)
+
+
+def _done(done: RequestDone) -> None:
+    """Only what an operator should know of. A refusal on arrival (a full queue) is not among it:
+    there may be thousands, and the access log has them."""
+    status = done.finish.status_code
+    if status == 500:
+        logger.error("Request %s was answered 500: %s", shown(done.rid), done.finish.message)
+    elif status == 503 and done.accepted_at is not None:
+        logger.warning("Request %s was answered 503: %s", shown(done.rid), done.finish.message)
 
 
 def _retraction(retraction: Retraction) -> None:

@@ -18,6 +18,7 @@ from setpoint.core.plan import PageDeltas, Rows
 from setpoint.core.records import (
     Received,
     Record,
+    RequestDone,
     ResultTaken,
     SettingsChanged,
     StepPlanned,
@@ -142,6 +143,12 @@ def _changed(record: SettingsChanged, content: Content) -> Kept:
     return _whole(msgspec.structs.replace(record, why=content.name(record.why)), content)
 
 
+def _done(record: RequestDone, content: Content) -> KeptRecord:
+    """Without the stop id that ended it, which is a client's and the result's."""
+    finish = msgspec.structs.replace(record.finish, matched=None)
+    return _whole(msgspec.structs.replace(record, finish=finish), content)
+
+
 _WHOLE: tuple[type, ...] = (
     records.SendFailed,
     records.StepDone,
@@ -150,20 +157,19 @@ _WHOLE: tuple[type, ...] = (
     records.Preemption,
     records.PreparationStarted,
     records.GrammarEnded,
-    records.RequestDropped,
-    records.RequestFailed,
+    records.RequestAdmitted,
     records.RequestClipped,
-    records.RequestUnservable,
     records.Fallback,
     records.CacheFlushed,
     records.PoolRebuilt,
 )
-_KINDS = {kind.__name__: kind for kind in (*_WHOLE, SettingsChanged)}
+_KINDS = {kind.__name__: kind for kind in (*_WHOLE, RequestDone, SettingsChanged)}
 _ENTRIES: dict[type, Entry] = {
     Turn: _turn,
     Received: _received,
     ResultTaken: _result,
     StepPlanned: _planned,
+    RequestDone: _done,
     SettingsChanged: _changed,
 } | dict.fromkeys(_WHOLE, _whole)
 

@@ -8,7 +8,10 @@ from pathlib import Path
 
 from setpoint.config.commands import ReplayOptions
 from setpoint.core.errors import ConfigError
+from setpoint.core.records import Turn
+from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LineFormatter, LogLines
+from setpoint.observe.tee import Tee
 from setpoint.recording.codec import as_record
 from setpoint.recording.format import Header, KeptRecord, KeptResult, KeptTurn
 from setpoint.recording.reader import Recording, open_recording
@@ -74,14 +77,14 @@ def _print(recording: Recording) -> int:
     )
     handler.addFilter(then)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    lines = LogLines(
-        decode_log_interval=header.settings.decode_log_interval,
-        device=header.device,
-        started_at=header.clock_at,
-    )
+    figures = Figures(decode_log_interval=header.settings.decode_log_interval)
+    lines = Tee(figures, LogLines(figures, device=header.device))
     for row in recording:
         match row:
-            case KeptTurn() | KeptResult():
+            case KeptTurn(at):
+                then.at = at
+                lines.on(Turn(at))
+            case KeptResult():
                 then.at = row.at
             case KeptRecord():
                 lines.on(as_record(row, header.fields))

@@ -80,6 +80,7 @@ class Segments:
 
     def _rotate(self, num_bytes: int) -> None:
         self._kept.append((self._number, self._size))
+        num_bytes += self._begun_at  # the next header is as long as this one
         while self._kept and self.num_bytes + num_bytes > self._max_bytes:
             number, size = self._kept.popleft()
             if number == 0:

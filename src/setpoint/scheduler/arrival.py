@@ -69,6 +69,7 @@ def new_sequence(
         stop_ids=frozenset() if request.sampling.ignore_eos else stop_ids,
         rank=rank_of(request, settings.priority),
         outputs=outputs,
+        num_prior=len(outputs),
         num_sent=len(outputs),
     )
 

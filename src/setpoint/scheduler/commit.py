@@ -13,7 +13,7 @@ import numpy as np
 
 from setpoint.core.failures import failed, failure
 from setpoint.core.messages import Finish, TokenEvent
-from setpoint.core.records import GrammarEnded, Observer, RequestFailed, StepDone
+from setpoint.core.records import GrammarEnded, Observer, StepDone
 from setpoint.core.result import StepResult
 from setpoint.scheduler.emit import (
     GRAMMAR_ENDED,
@@ -37,6 +37,7 @@ class Committer:
     def commit(self, result: StepResult, finished_at: float) -> list[TokenEvent]:
         """Take in the result of the oldest step in flight; returns the events to send. Rows of
         sequences that ended meanwhile are discarded."""
+        self._state.now = finished_at
         step = self._state.inflight.popleft()
         assert step.plan is not None
         assert step.plan.step_id == result.step_id
@@ -62,19 +63,18 @@ class Committer:
                 event = self.fail(seq, failure("taking in its result", error))
             if event is not None:
                 events.append(event)
-        self._observer.on(self._done(step, result, finished_at, num_sampled))
+        self._observer.on(self._done(step, result, num_sampled))
         return events
 
     def fail(self, seq: Sequence, why: str) -> TokenEvent:
         """End a sequence, if it has not ended yet, for which something raised. What it has computed
         is not sent any more."""
-        self._observer.on(RequestFailed(seq.rid, why))
         seq.num_sent = len(seq.outputs)
         seq.output_logprobs, seq.prompt_logprobs, seq.embedding = [], [], b""
         if seq.finish is None:
             return self._state.end(seq, failed(why))
         seq.finish = failed(why)
-        return token_event(seq)
+        return self._state.last_event(seq)
 
     def _event_after(
         self,
@@ -91,6 +91,8 @@ class Committer:
             return self.fail(seq, failures[seq.seq_id])
         before = len(seq.outputs)
         finish = _append(seq, ids, begin, end) if begin < end else _end_of_prompt(seq, result)
+        if seq.first_token_at is None and len(seq.outputs) > before:
+            seq.first_token_at = self._state.now
         if seq.request.return_logprob:
             _keep_logprobs(seq, result, len(seq.outputs) - before)
         if finish is not None:
@@ -99,12 +101,10 @@ class Committer:
             return self._state.end(seq, finish)
         return token_event(seq) if is_due(seq, self._state.settings.stream_interval) else None
 
-    def _done(
-        self, step: StepDraft, result: StepResult, finished_at: float, num_sampled: int
-    ) -> StepDone:
+    def _done(self, step: StepDraft, result: StepResult, num_sampled: int) -> StepDone:
         return StepDone(
             step_id=result.step_id,
-            finished_at=finished_at,
+            finished_at=self._state.now,
             num_prefill_rows=step.num_prefill_rows,
             num_decode_rows=step.num_decode_rows,
             num_new_tokens=step.num_new_tokens,

@@ -4,6 +4,7 @@ tokens are sent."""
 from __future__ import annotations
 
 from setpoint.core.messages import Finish, LogprobBlock, TokenEvent
+from setpoint.core.records import RequestDone
 from setpoint.core.result import PositionLogprobs
 from setpoint.scheduler.sequence import Sequence
 
@@ -42,9 +43,7 @@ def is_due(seq: Sequence, stream_interval: int) -> bool:
     string.
     """
     unsent = len(seq.outputs) - seq.num_sent
-    if seq.finish is not None or (
-        unsent > 0 and seq.num_sent == len(seq.request.prior_output_ids) // 4
-    ):
+    if seq.finish is not None or (unsent > 0 and seq.num_sent == seq.num_prior):
         return True
     if not seq.request.stream and not seq.request.sampling.stop:
         return unsent >= NON_STREAM_INTERVAL
@@ -70,6 +69,24 @@ def token_event(seq: Sequence) -> TokenEvent:
     if seq.request.return_logprob:
         seq.output_logprobs, seq.prompt_logprobs = [], []
     return event
+
+
+def request_done(seq: Sequence, ended_at: float) -> RequestDone:
+    """Of a sequence whose ``finish`` is set."""
+    assert seq.finish is not None
+    return RequestDone(
+        seq_id=seq.seq_id,
+        rid=seq.rid,
+        finish=seq.finish,
+        num_prompt=len(seq.prompt),
+        num_cached=seq.num_cached,
+        num_outputs=len(seq.outputs) - seq.num_prior,
+        num_retractions=seq.num_retractions,
+        accepted_at=seq.accepted_at,
+        admitted_at=seq.admitted_at,
+        first_token_at=seq.first_token_at,
+        ended_at=ended_at,
+    )
 
 
 def logprob_block(positions: PositionLogprobs) -> LogprobBlock:

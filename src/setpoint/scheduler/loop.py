@@ -289,7 +289,11 @@ class Loop:
         num_queued = len(state.queue) + len(state.preparing)
         counts = {"num_queued": num_queued, "num_running": len(state.running)}
         if call.name == "state":
-            now = {"pool": state.cache.pool_stats(), "settings": state.settings}
+            now = {
+                "num_pending_tokens": state.num_pending_tokens,
+                "pool": state.cache.pool_stats(),
+                "settings": state.settings,
+            }
             info = self._state_info() | counts | now
             return Reply(call.id, True, info)
         if call.name == "flush_cache":

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from setpoint.core.plan import Admit, PlanBuilder
-from setpoint.core.records import Observer, Preemption, Refusal
+from setpoint.core.records import Observer, Preemption, Refusal, RequestAdmitted
 from setpoint.core.settings import PrioritySettings, Settings
 from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
 from setpoint.scheduler.delay import AdmissionDelay, DelayView
@@ -168,13 +168,17 @@ class PrefillPlanner:
         if isinstance(verdict, Refusal):
             handle.release()
             return verdict
+        waited_s, cached = state.now - seq.since, handle.num_tokens
+        self._observer.on(
+            RequestAdmitted(seq.seq_id, seq.rid, cached, waited_s, seq.num_retractions)
+        )
         state.start(seq)
         seq.ids = ids
         state.holdings.attach(seq, handle, builder)
         if seq.num_retractions == 0:
-            seq.num_cached = handle.num_tokens
+            seq.num_cached = cached
         builder.admits.append(_admission(seq))
-        step.num_cached_tokens += handle.num_tokens
+        step.num_cached_tokens += cached
         step.num_new_seqs += 1
         budget.num_admitted += 1
         self._add_row(seq, verdict, budget, builder, step)
@@ -312,7 +316,7 @@ def _match_limit(seq: Sequence, num_ids: int) -> int:
 
 
 def _wants_prompt_logprobs(seq: Sequence) -> bool:
-    sent = seq.num_sent > len(seq.request.prior_output_ids) // 4
+    sent = seq.num_sent > seq.num_prior
     return seq.request.return_logprob and seq.request.logprob_start_len >= 0 and not sent
 
 

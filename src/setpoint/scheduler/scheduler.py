@@ -30,9 +30,7 @@ from setpoint.core.records import (
     PreparationStarted,
     Refusal,
     RequestClipped,
-    RequestDropped,
-    RequestFailed,
-    RequestUnservable,
+    RequestDone,
 )
 from setpoint.core.request import Request
 from setpoint.core.result import StepResult
@@ -43,7 +41,7 @@ from setpoint.scheduler.cadence import Cadence
 from setpoint.scheduler.commit import Committer
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.decode import DecodePlanner
-from setpoint.scheduler.emit import GRAMMAR_ENDED, token_event
+from setpoint.scheduler.emit import GRAMMAR_ENDED
 from setpoint.scheduler.prefill import PrefillPlanner
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.state import State, StepDraft
@@ -67,7 +65,7 @@ class Scheduler:
         preparer: Preparer | None = None,
     ) -> None:
         self.config = config
-        self.state = State(config, settings, cache, preparer)
+        self.state = State(config, settings, cache, observer, preparer)
         self._observer = observer
         self._prefill = PrefillPlanner(self.state, observer)
         self._decode = DecodePlanner(self.state, observer)
@@ -89,17 +87,15 @@ class Scheduler:
             if not complete:
                 self._join(seq)
         except RequestError as error:
-            return TokenEvent(seq_id, [], refused(error), num_prompt=len(request.prompt_ids) // 4)
+            return self._refused(seq_id, request, refused(error))
         except Exception as error:
-            why = failure("taking it in", error)
-            self._observer.on(RequestFailed(request.rid, why))
-            return TokenEvent(seq_id, [], failed(why), num_prompt=len(request.prompt_ids) // 4)
+            return self._refused(seq_id, request, failed(failure("taking it in", error)))
         wanted = request.sampling.max_new_tokens
         if wanted is not None and seq.max_new_tokens < wanted:
             self._observer.on(RequestClipped(request.rid, wanted, seq.max_new_tokens))
         if complete:
             seq.finish = Finish("length", length=len(seq.outputs))
-            return token_event(seq)
+            return self.state.last_event(seq)
         return None
 
     def _join(self, seq: Sequence) -> None:
@@ -109,6 +105,7 @@ class Scheduler:
         if needs and len(state.preparing) >= self.config.max_preparing_requests:
             raise RequestError(TOO_MANY_PREPARING, status_code=503, err_type=UNAVAILABLE)
         self._make_room(seq)
+        seq.accepted_at = state.now
         if needs:
             state.prepare(seq)
             self._observer.on(PreparationStarted(seq.rid, seq.seq_id))
@@ -123,15 +120,26 @@ class Scheduler:
         if seq_id not in state.preparing:
             return None
         if finish is not None:
-            seq = state.by_id[seq_id]
-            if finish.status_code == 500:
-                self._observer.on(RequestFailed(seq.rid, finish.message or ""))
-            return state.end(seq, finish)
+            return state.end(state.by_id[seq_id], finish)
         seq = state.prepared(seq_id)
         if seq.grammar is not None and seq.outputs and seq.grammar.terminated:
             self._observer.on(GrammarEnded(seq_id))  # with the outputs that it came with
             return state.end(seq, GRAMMAR_ENDED)
         return None
+
+    def _refused(self, seq_id: int, request: Request, finish: Finish) -> TokenEvent:
+        """The only event of a request that becomes no sequence, and the record of it."""
+        num_prompt = len(request.prompt_ids) // 4
+        self._observer.on(
+            RequestDone(
+                seq_id=seq_id,
+                rid=request.rid,
+                finish=finish,
+                num_prompt=num_prompt,
+                ended_at=self.state.now,
+            )
+        )
+        return TokenEvent(seq_id, [], finish, num_prompt=num_prompt)
 
     def _accept(self, seq_id: int, request: Request) -> Sequence:
         state = self.state
@@ -169,7 +177,6 @@ class Scheduler:
 
     def _drop(self, seq: Sequence, why: str) -> None:
         """End a request that was accepted; its event is among the next ``take_events``."""
-        self._observer.on(RequestDropped(seq.rid, why))
         self._events.append(
             self.state.end(seq, Finish("abort", message=why, status_code=503, err_type=UNAVAILABLE))
         )
@@ -251,8 +258,11 @@ class Scheduler:
             state.ratio.reset(step.settings.conservativeness)
         elif state.queue and not (state.running or state.draining or state.inflight):
             head, why = next(iter(state.queue)), ", ".join(step.refusals)
-            self._observer.on(RequestUnservable(head.rid, why, state.cache.pool_stats()))
-            message = f"Nothing else runs and this request still cannot be admitted ({why})."
+            message = (
+                f"Nothing else runs and this request still cannot be admitted ({why});"
+                f" {state.available_tokens} of {state.cache.total_tokens} tokens of the KV cache"
+                " are available."
+            )
             self._events.append(
                 state.end(
                     head,
@@ -295,9 +305,9 @@ class Scheduler:
     def give_up(self, seq_id: int, why: str) -> TokenEvent:
         """The last event of a sequence whose events cannot be sent, whether or not it has ended."""
         seq = self.state.by_id.get(seq_id)
-        if seq is None:
-            return TokenEvent(seq_id, [], failed(why))
-        return self._committer.fail(seq, why)
+        return (
+            TokenEvent(seq_id, [], failed(why)) if seq is None else self._committer.fail(seq, why)
+        )
 
 
 def _aborted(seq: Sequence) -> Finish:

@@ -43,12 +43,20 @@ class Sequence:
     """Lower is more urgent; 0 for all without priority scheduling."""
     outputs: array[int] = field(default_factory=lambda: array("i"))
     """Committed output tokens, prior outputs included."""
+    num_prior: int = 0
+    """Outputs that came with the request."""
     grammar: Grammar | None = None
     status: Status = Status.WAITING
     since: float = 0.0
     """Clock seconds when the sequence joined the queue or was admitted, whichever came last."""
     place: int = 0
     """In the queue's order of arrival; a retracted sequence has a new one."""
+    accepted_at: float | None = None
+    """Clock seconds; the next two of the first time. Written by the scheduler."""
+    admitted_at: float | None = None
+    """Written by ``State``."""
+    first_token_at: float | None = None
+    """Written at the commit."""
     arrived_at: int = 0
     """``State.num_processed`` when it joined the queue."""
     slot: int = -1

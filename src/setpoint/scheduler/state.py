@@ -14,12 +14,12 @@ from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.pagerows import CacheCosts
 from setpoint.core.plan import StepPlan
 from setpoint.core.preparation import Preparer
-from setpoint.core.records import Refusal
+from setpoint.core.records import Observer, Refusal
 from setpoint.core.settings import Settings
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.conservativeness import NewTokenRatio
-from setpoint.scheduler.emit import token_event
+from setpoint.scheduler.emit import request_done, token_event
 from setpoint.scheduler.holdings import Holdings
 from setpoint.scheduler.preparing import Preparing
 from setpoint.scheduler.queue import WaitingQueue
@@ -68,10 +68,12 @@ class State:
         config: SchedulerConfig,
         settings: Settings,
         cache: KVCache,
+        observer: Observer,
         preparer: Preparer | None = None,
     ) -> None:
         self.config = config
         self.cache = cache
+        self._observer = observer
         self.apply(settings)
         self.holdings = Holdings(cache)
         self.ratio = NewTokenRatio(config.ratio, settings.conservativeness)
@@ -93,7 +95,8 @@ class State:
         self.num_processed = 0
         """Prompt tokens planned since the start."""
         self.now = 0.0
-        """Clock seconds of this turn; written by the loop at its beginning."""
+        """Clock seconds. Written by the loop at a turn's beginning, and plans know no other time;
+        and at the commit of a result."""
         self.standing_refusal: Refusal | None = None
         """Why admission is pointless until a sequence ends, running or waiting, or is retracted
         (SGLang: batch_is_full)."""
@@ -159,6 +162,8 @@ class State:
         self.queue.remove(seq)
         seq.slot = self.slots.pop()
         seq.status = Status.RUNNING
+        if seq.admitted_at is None:
+            seq.admitted_at = self.now
         seq.since = self.now
         self.running[seq.seq_id] = seq
 
@@ -177,7 +182,14 @@ class State:
             self.draining[seq.seq_id] = seq
             self.release_if_idle(seq)
         seq.status = Status.FINISHED
-        return token_event(seq)
+        return self.last_event(seq)
+
+    def last_event(self, seq: Sequence) -> TokenEvent:
+        """What the client hears last of a sequence whose ``finish`` is set, and the record of its
+        life."""
+        event = token_event(seq)
+        self._observer.on(request_done(seq, self.now))
+        return event
 
     def release_if_idle(self, seq: Sequence) -> None:
         """A finished sequence leaves for good once its last step in flight is back."""

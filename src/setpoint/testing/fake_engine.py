@@ -78,7 +78,8 @@ class FakeEngine:
 
     def start(self, receiver: Callable[[bytes], None], on_cut: Callable[[], None]) -> None:
         self._receiver = receiver
-        self.emit(Ready({"max_req_input_len": self.context_len}))
+        limits = {"max_total_num_tokens": 1000, "max_running_requests": self.max_running}
+        self.emit(Ready({"max_req_input_len": self.context_len, "accelerator": None, **limits}))
 
     def close(self) -> None:
         self._receiver = None
@@ -110,7 +111,14 @@ class FakeEngine:
                     {
                         "num_running": num_running,
                         "num_queued": len(self.running) - num_running,
+                        "num_pending_tokens": sum(
+                            len(running.request.prompt())
+                            for running in list(self.running.values())[num_running:]
+                        ),
                         "pool": pool,
+                        "last_gen_throughput": 0.0,
+                        "cache_hit_rate": 0.0,
+                        "memory_usage": {"weight": 0.25, "kvcache": 0.5, "graph": 0.125},
                     },
                 )
                 asyncio.get_running_loop().call_soon(self.emit, reply)

@@ -14,6 +14,7 @@ from torch import nn
 
 from setpoint.core.errors import ConfigError
 from setpoint.core.model import ModelSpec
+from setpoint.core.records import Fallback
 from setpoint.engine.attention.base import AttentionBackend, AttentionShape, choose_attention
 from setpoint.engine.executor.trial import try_out
 from setpoint.engine.kernels.cpu.build import why_no_better
@@ -184,24 +185,23 @@ def _weights(model: nn.Module, config: EngineConfig) -> str:
     )
 
 
-def _fallbacks(config: EngineConfig, native: bool, chosen: _Chosen) -> tuple[str, ...]:
-    """One sentence for everything that is not the best there is."""
+def _fallbacks(config: EngineConfig, native: bool, chosen: _Chosen) -> tuple[Fallback, ...]:
+    """Everything that is not the best there is."""
     found = [
-        f"{what} uses {choice.name} ({choice.fallback})"
+        Fallback(f"{what} uses {choice.name}", choice.fallback)
         for what, choice in chosen.named().items()
         if choice.fallback
     ]
     if not native and config.model_impl == "auto":
-        found.insert(
-            0,
-            "model uses transformers (Setpoint has no model of its own for"
-            f" {config.spec.architecture}, which would be faster)",
-        )
+        architecture = config.spec.architecture
+        why = f"Setpoint has no model of its own for {architecture}, which would be faster"
+        found.insert(0, Fallback("model uses transformers", why))
     level = _level(chosen)
     if level and (why := why_no_better(level)):
-        found.append(f"C++ kernels run at the level {level} ({why})")
+        found.append(Fallback(f"C++ kernels run at the level {level}", why))
     if level and (why := why_small_pages()):
-        found.append(f"weights lie in small pages ({why}; reading them costs up to a fifth more)")
+        why += "; reading them costs up to a fifth more"
+        found.append(Fallback("weights lie in small pages", why))
     return tuple(found)
 
 

@@ -108,6 +108,11 @@ def _on(device: torch.device, *arrays: npt.NDArray[np.generic]) -> tuple[torch.T
     return tuple(to_device(array, device) for array in arrays)
 
 
+def name_of(device: torch.device) -> str | None:
+    """What an accelerator is sold as; None for the processor itself."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
 def marker(device: torch.device) -> Callable[[], Mark]:
     """What marks this point of the device's work: when the host comes here, or when the device
     will."""

@@ -19,6 +19,7 @@ from setpoint.core.footprint import Footprint
 from setpoint.core.limits import LOGITS_ROWS
 from setpoint.core.model import ModelSpec
 from setpoint.core.plan import StepPlan, TokenMasks
+from setpoint.core.records import Fallback
 from setpoint.core.request import Ids
 from setpoint.core.result import one_each
 from setpoint.engine.kernels.device import reading_is_free, to_device
@@ -54,8 +55,8 @@ class LoadReport:
     attention: str
     level: str
     """The instruction set that the C++ kernels are compiled for; empty if none of them runs."""
-    fallbacks: tuple[str, ...]
-    """One sentence per better implementation that was passed over, with the reason."""
+    fallbacks: tuple[Fallback, ...]
+    """The better implementations that were passed over."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -26,7 +26,9 @@ def create_app(
     the port, and nobody but this machine is meant to."""
     app = FastAPI(title="Setpoint")
     bodies = BodyReader(service.config.max_body_bytes)
-    dialects = Dialects([make(service, bodies) for make in makers])
+    dialects = Dialects(
+        [make(service, bodies) for make in makers], on_refusal=service.book.count_refusal
+    )
     app.state.dialects = dialects
     for dialect in dialects.all:
         app.include_router(dialect.router)

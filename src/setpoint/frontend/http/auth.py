@@ -27,7 +27,7 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._allows(scope):
-            response = error_response(self._dialects.of(scope["path"]), _UNAUTHORIZED)
+            response = error_response(self._dialects, scope["path"], _UNAUTHORIZED)
             response.headers["www-authenticate"] = "Bearer"
             await response(scope, receive, send)
         else:

@@ -173,7 +173,7 @@ class Connection(HttpToolsProtocol):
         refusal = Refusal(message=message, status_code=status_code, err_type="Bad Request")
         # Its path may be what has not come yet, or is in no encoding.
         path = self.url.partition(b"?")[0].decode("latin-1")
-        body = msgspec.json.encode(self._dialects.of(path).error_body(refusal))
+        body = msgspec.json.encode(self._dialects.error_body(path, refusal))
         head = (
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection:"
             " close\r\n\r\n"

@@ -9,7 +9,7 @@ in ``frontend/apis/dialects.py``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
@@ -42,16 +42,25 @@ class Dialect(ABC):
 
 
 class Dialects:
-    """Which dialect answers for a path."""
+    """Which dialect answers for a path, and refuses in its shape."""
 
-    def __init__(self, dialects: Sequence[Dialect]) -> None:
-        """One of them has the prefix ""."""
+    def __init__(
+        self, dialects: Sequence[Dialect], *, on_refusal: Callable[[Refusal], None]
+    ) -> None:
+        """One of them has the prefix "". ``on_refusal`` gets every refusal that is an answer of its
+        own; one that cuts a stream short is not."""
         self.all = dialects
+        self._on_refusal = on_refusal
         self._claims = {dialect.prefix: dialect for dialect in dialects}
         for dialect in dialects:
             for route in each_route(dialect.router.routes):
                 self._claims[route.path.partition("{")[0].rstrip("/")] = dialect
         self._depth = max(path.count("/") for path in self._claims)
+
+    def error_body(self, path: str, refusal: Refusal) -> Any:
+        """What a client that is refused at ``path`` finds in the body."""
+        self._on_refusal(refusal)
+        return self.of(path).error_body(refusal)
 
     def of(self, path: str) -> Dialect:
         """The dialect with the longest claim that ``path`` begins with."""

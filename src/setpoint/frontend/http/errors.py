@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
-from setpoint.frontend.http.dialect import Dialect, Dialects
+from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.http.routes import Advice
 from setpoint.frontend.jobs import ClientGoneError
 from setpoint.frontend.refusal import Refusal, refusal_of
@@ -27,8 +27,8 @@ def json_response(content: Any, *, status_code: int = 200) -> Response:
     )
 
 
-def error_response(dialect: Dialect, refusal: Refusal) -> Response:
-    return json_response(dialect.error_body(refusal), status_code=refusal.status_code)
+def error_response(dialects: Dialects, path: str, refusal: Refusal) -> Response:
+    return json_response(dialects.error_body(path, refusal), status_code=refusal.status_code)
 
 
 class ErrorHandlers:
@@ -47,7 +47,7 @@ class ErrorHandlers:
         app.add_exception_handler(Exception, self._on_bug)
 
     def _respond(self, request: Request, refusal: Refusal) -> Response:
-        return error_response(self._dialects.of(request.url.path), refusal)
+        return error_response(self._dialects, request.url.path, refusal)
 
     async def _on_refusal(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, SetpointError)

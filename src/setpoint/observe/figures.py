@@ -1,0 +1,160 @@
+"""Numbers of the whole engine: rates and totals that log lines, ``/server_info`` and ``/v1/loads``
+show. A reader of the stream."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from setpoint.core.records import (
+    Fallback,
+    PoolRebuilt,
+    Preemption,
+    Record,
+    RequestAdmitted,
+    RequestClipped,
+    RequestDone,
+    Retraction,
+    SendFailed,
+    SettingsChanged,
+    StepDone,
+    Turn,
+)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Since the engine started."""
+
+    steps: dict[str, int] = field(default_factory=dict)
+    """By the way they ran."""
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+    prompt_tokens: int = 0
+    """Computed, not found in the cache."""
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
+    """Why requests waited: one for each request and step."""
+    admissions: int = 0
+    """Those after a retraction included."""
+    retracted: int = 0
+    preempted: int = 0
+    clipped: int = 0
+    """Requests whose max_new_tokens was lowered."""
+    ended: dict[str, int] = field(default_factory=dict)
+    """Requests by how they ended: stop, length, abort, or the HTTP status they were refused or
+    failed with."""
+    sends_failed: int = 0
+    pools_rebuilt: int = 0
+    queue_s: float = 0.0
+    """Of ended requests that were admitted: from their arrival to their first admission."""
+    first_token_s: float = 0.0
+    """Of ended requests with outputs: from their arrival to their first token."""
+    decode_s: float = 0.0
+    """Of the same: from their first token to their end."""
+
+
+class Figures:
+    """The rates begin to count with the first turn."""
+
+    def __init__(self, *, decode_log_interval: int) -> None:
+        self._interval = decode_log_interval
+        self._last_prefill: float | None = None
+        """Clock seconds, as is the next; None before the first turn."""
+        self._last_decode = 0.0
+        self._num_generated = 0
+        """Tokens since the last decode figure."""
+        self._num_decodes = 0
+        self._ratio = 0.0
+        self.input_throughput = 0.0
+        """Tokens per second: the last prefill step's over the time since the one before it."""
+        self.gen_throughput = 0.0
+        """Tokens per second over the last ``decode_log_interval`` decode steps and what came
+        between them."""
+        self.totals = Totals()
+        self.fallbacks: list[Fallback] = []
+
+    @property
+    def decode_is_due(self) -> bool:
+        """The step just read completed a ``gen_throughput``."""
+        return self._num_decodes > 0 and self._num_decodes % self._interval == 0
+
+    def on(self, record: Record) -> None:
+        totals = self.totals
+        match record:
+            case StepDone():
+                self._step(record)
+            case Turn(at):
+                if self._last_prefill is None:
+                    self._last_prefill = self._last_decode = at
+            case RequestAdmitted():
+                totals.admissions += 1
+            case RequestDone():
+                _ended(totals, record)
+            case Retraction(num_seqs):
+                totals.retracted += num_seqs
+            case Preemption(_, preempted):
+                totals.preempted += len(preempted)
+            case RequestClipped():
+                totals.clipped += 1
+            case SendFailed():
+                totals.sends_failed += 1
+            case PoolRebuilt():
+                totals.pools_rebuilt += 1
+            case SettingsChanged():
+                self._interval = record.settings.decode_log_interval
+            case Fallback():
+                self.fallbacks.append(record)
+
+    def info(self) -> dict[str, Any]:
+        """For ``/server_info``."""
+        totals = self.totals
+        asked = totals.cached_tokens + totals.prompt_tokens
+        return {
+            "last_gen_throughput": self.gen_throughput,
+            "cache_hit_rate": totals.cached_tokens / asked if asked else 0.0,
+            "new_token_ratio": self._ratio,
+            "totals": asdict(totals),
+            "fallbacks": [f"{fallback.what} ({fallback.why})" for fallback in self.fallbacks],
+        }
+
+    def _step(self, step: StepDone) -> None:
+        totals = self.totals
+        _add(totals.steps, step.way)
+        totals.forward_s += step.forward_s
+        totals.sample_s += step.sample_s
+        totals.prompt_tokens += step.num_new_tokens
+        totals.cached_tokens += step.num_cached_tokens
+        totals.output_tokens += step.num_sampled
+        for reason, count in step.refusals.items():
+            _add(totals.refusals, reason, count)
+        self._ratio = step.new_token_ratio
+        self._num_generated += step.num_sampled
+        if step.num_prefill_rows:
+            elapsed = step.finished_at - (self._last_prefill or 0.0)
+            self._last_prefill = step.finished_at
+            self.input_throughput = step.num_new_tokens / elapsed if elapsed > 0 else 0.0
+            return
+        self._num_decodes += 1
+        if self.decode_is_due:
+            elapsed = step.finished_at - self._last_decode
+            self._last_decode = step.finished_at
+            self.gen_throughput = self._num_generated / elapsed if elapsed > 0 else 0.0
+            self._num_generated = 0
+
+
+def _add(counts: dict[str, int], name: str, count: int = 1) -> None:
+    counts[name] = counts.get(name, 0) + count
+
+
+def _ended(totals: Totals, done: RequestDone) -> None:
+    status = done.finish.status_code
+    _add(totals.ended, done.finish.type if status is None else str(status))
+    if done.accepted_at is None:
+        return
+    if done.admitted_at is not None:
+        totals.queue_s += done.admitted_at - done.accepted_at
+    if done.first_token_at is not None:
+        totals.first_token_s += done.first_token_at - done.accepted_at
+        totals.decode_s += done.ended_at - done.first_token_at
