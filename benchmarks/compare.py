@@ -29,14 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from contenders import (
-    Contender,
-    HttpServer,
-    SetpointServer,
-    StartError,
-    free_port,
-    parse_variant,
-)
+from contenders import Contender, HttpServer, SetpointServer, StartError, free_port, parse_variant
 from machine import environment, save, versions
 from peer_process import transformers_peer
 from peers.catalog import Peer, catalog, installed_versions, missing

@@ -35,7 +35,8 @@ from setpoint.testing.against_transformers import (
     write_tiny,
 )
 from setpoint.testing.chat_templates import TEMPLATES
-from setpoint.testing.goldens import GOLDENS, THROUGH_TRANSFORMERS
+from setpoint.testing.goldens import GOLDENS
+from setpoint.testing.library_goldens import THROUGH_TRANSFORMERS
 
 DEFAULT_PROMPTS = (1, 17, 64, 200)
 COLUMNS = (

@@ -29,14 +29,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from contenders import (
-    Contender,
-    OfflineEngine,
-    Sample,
-    SetpointServer,
-    Streaming,
-    parse_variant,
-)
+from contenders import Contender, OfflineEngine, Sample, SetpointServer, Streaming, parse_variant
 from machine import environment, is_quiet, save, versions
 from peer_process import transformers_peer
 from report import DECODE, OUTPUT, WALL, Aim, Report, Results

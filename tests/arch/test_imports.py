@@ -38,7 +38,11 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"fastapi", "msgspec"},
     ),
     "frontend.apis": ({"frontend.apis.openai", "frontend.apis.sglang", "frontend.http"}, set()),
-    "frontend.calls": ({"core", "frontend", "frontend.apis.sglang", "frontend.chat"}, {"msgspec"}),
+    "frontend.call_arguments": ({"core", "frontend", "frontend.apis.sglang"}, {"msgspec"}),
+    "frontend.calls": (
+        {"core", "frontend", "frontend.apis.sglang", "frontend.call_arguments", "frontend.chat"},
+        {"msgspec"},
+    ),
     "engine": (set(), set()),
     "engine.kernels": ({"core"}, {"torch", "numpy"}),
     "engine.attention": ({"core", "engine.kernels"}, {"torch", "numpy"}),

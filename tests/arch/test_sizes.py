@@ -12,6 +12,8 @@ ROOT = Path(setpoint.__file__).parent
 REPOSITORY = ROOT.parents[1]
 MAX_FILE = 400
 MAX_FUNCTION = 60
+P90_FILE = 230
+"""Lines that nine of ten modules of the package do not exceed."""
 
 # path -> lines it has now. Shrink or remove entries; never raise or add one.
 LONG_FILES: dict[str, int] = {
@@ -38,6 +40,15 @@ def test_files_are_short() -> None:
     for path in python_files() + cpp_files():
         name, lines = str(path.relative_to(REPOSITORY)), len(path.read_text().splitlines())
         assert lines <= LONG_FILES.get(name, MAX_FILE), f"{name} has {lines} lines"
+
+
+def test_most_files_are_shorter() -> None:
+    """Largest first in the message: the first ones to split along a seam."""
+    sizes = sorted(
+        ((len(path.read_text().splitlines()), path.name) for path in ROOT.rglob("*.py")),
+        reverse=True,
+    )
+    assert sizes[len(sizes) // 10][0] <= P90_FILE, sizes[: len(sizes) // 10]
 
 
 def test_functions_are_short() -> None:

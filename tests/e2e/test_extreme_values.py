@@ -23,8 +23,9 @@ from msgspec import inspect
 
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.dialects import DIALECTS
+from setpoint.frontend.apis.openai.chat import ChatBody
+from setpoint.frontend.apis.openai.completions import CompletionBody
 from setpoint.frontend.apis.openai.embeddings import EmbeddingBody
-from setpoint.frontend.apis.openai.protocol import ChatBody, CompletionBody
 from setpoint.frontend.apis.sglang.admin import AbortBody
 from setpoint.frontend.apis.sglang.protocol import EncodeBody, GenerateBody
 from setpoint.frontend.apis.sglang.routes import DetokenizeBody, TokenizeBody

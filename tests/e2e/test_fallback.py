@@ -12,7 +12,7 @@ import torch
 
 from setpoint.testing.against_transformers import write_tiny
 from setpoint.testing.byte_tokenizer import write_byte_tokenizer
-from setpoint.testing.goldens import THROUGH_TRANSFORMERS
+from setpoint.testing.library_goldens import THROUGH_TRANSFORMERS
 from setpoint.testing.server import ServerProcess, running_server
 
 PROMPTS = ["Prefixes are shared. " * 6 + end for end in ("One.", "Two.", "And three.")]

@@ -14,7 +14,8 @@ from setpoint.testing.against_transformers import (
     write_tiny,
 )
 from setpoint.testing.chat_templates import TEMPLATES
-from setpoint.testing.goldens import GOLDENS, THROUGH_TRANSFORMERS, Golden
+from setpoint.testing.goldens import GOLDENS, Golden
+from setpoint.testing.library_goldens import THROUGH_TRANSFORMERS
 
 
 def check(

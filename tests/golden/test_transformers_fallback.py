@@ -21,8 +21,8 @@ from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.models import library_model
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.testing.against_transformers import write_tiny
-from setpoint.testing.goldens import THROUGH_TRANSFORMERS
 from setpoint.testing.harness import Harness
+from setpoint.testing.library_goldens import THROUGH_TRANSFORMERS
 from setpoint.testing.plans import Driver, allocate_rows
 from setpoint.testing.tiny_models import TINY, write_tiny_llama
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from setpoint.batch import parquet, record
+from setpoint.batch import parquet_output, record
 from setpoint.batch.entry import BatchError, Entry, Marks, Survey
 from setpoint.batch.jsonl import parse_line
 from setpoint.batch.parquet import ParquetSource
@@ -128,8 +128,8 @@ def test_what_is_no_parquet_file_says_so(tmp_path: Path) -> None:
 
 def test_the_output_is_the_journal_in_columns(tmp_path: Path) -> None:
     output = tmp_path / "out.parquet"
-    assert parquet.finished(output, SURVEY) is None
-    journal = parquet.journal_of(output)
+    assert parquet_output.finished(output, SURVEY) is None
+    journal = parquet_output.journal_of(output)
     entries = [Entry(number=number, num_bytes=1, custom_id=str(number)) for number in (1, 2, 3)]
     made = [
         record.answered(SURVEY.digest, entries[1], {"id": "r", "text": "é"}),
@@ -141,32 +141,32 @@ def test_the_output_is_the_journal_in_columns(tmp_path: Path) -> None:
     for one in made:
         tally.count(one.error)
     journal.write_bytes(b"".join(map(record.encode, made)))
-    parquet.write(output, journal, tally, SURVEY)
+    parquet_output.write(output, journal, tally, SURVEY)
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
     first, second = pq.read_table(output).to_pylist()
     assert first["id"] == record.record_id(SURVEY.digest, 2)
     assert (first["custom_id"], first["status_code"], first["error"]) == ("2", 200, None)
     assert json.loads(first["body"]) == {"id": "r", "text": "é"}
     assert (second["status_code"], json.loads(second["error"])["code"]) == (400, "status_400")
-    assert parquet.finished(output, SURVEY) == 1
+    assert parquet_output.finished(output, SURVEY) == 1
     with pytest.raises(BatchError, match="exists and belongs to another input"):
-        parquet.finished(output, Survey("f" * 16, 3, 3))
+        parquet_output.finished(output, Survey("f" * 16, 3, 3))
     output.write_bytes(b"notes")
     with pytest.raises(BatchError, match="exists and is not a readable Parquet file"):
-        parquet.finished(output, SURVEY)
+        parquet_output.finished(output, SURVEY)
 
 
 def test_an_output_that_cannot_be_written_leaves_the_journal(tmp_path: Path) -> None:
     output = tmp_path / "out.parquet"
     output.mkdir()
-    journal = parquet.journal_of(output)
+    journal = parquet_output.journal_of(output)
     journal.write_bytes(
         record.encode(record.answered(SURVEY.digest, Entry(number=1, num_bytes=1), {}))
     )
     with pytest.raises(
         BatchError, match=r"cannot be written: Is a directory\. All answers are in .*journal.jsonl"
     ):
-        parquet.write(output, journal, Tally(1), SURVEY)
+        parquet_output.write(output, journal, Tally(1), SURVEY)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "out.parquet",
         "out.parquet.journal.jsonl",
@@ -183,4 +183,4 @@ def test_without_pyarrow_the_message_says_what_to_install(
     ):
         ParquetSource(path)
     with pytest.raises(BatchError, match="Parquet files need pyarrow"):
-        parquet.finished(tmp_path / "out.parquet", SURVEY)
+        parquet_output.finished(tmp_path / "out.parquet", SURVEY)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from setpoint.bench import metrics, report
+from setpoint.bench import comparison, metrics
 from setpoint.bench.load import arrival_times
 from setpoint.bench.metrics import Run
 from setpoint.bench.record import Prompt, Record
@@ -148,8 +148,10 @@ def test_arrivals() -> None:
 
 
 def test_no_winner_inside_the_noise() -> None:
-    assert report.verdict([2.0], [1.0], True) == "2.00 × (only one run, so the noise is unknown)"
-    assert report.verdict([2.0, 3.0], [1.0, 2.5], True) == "1.43 × (within the noise)"
-    assert report.verdict([2.0, 3.0], [1.0, 1.5], True) == "2.00 ×, better"
-    assert report.verdict([2.0, 3.0], [1.0, 1.5], False) == "2.00 ×, worse"
-    assert report.verdict([1.0, 1.5], [2.0, 3.0], False) == "0.50 ×, better"
+    assert (
+        comparison.verdict([2.0], [1.0], True) == "2.00 × (only one run, so the noise is unknown)"
+    )
+    assert comparison.verdict([2.0, 3.0], [1.0, 2.5], True) == "1.43 × (within the noise)"
+    assert comparison.verdict([2.0, 3.0], [1.0, 1.5], True) == "2.00 ×, better"
+    assert comparison.verdict([2.0, 3.0], [1.0, 1.5], False) == "2.00 ×, worse"
+    assert comparison.verdict([1.0, 1.5], [2.0, 3.0], False) == "0.50 ×, better"

@@ -9,18 +9,8 @@ import numpy as np
 import pytest
 
 from setpoint import cli
-from setpoint.bench.quality import (
-    ANSWER,
-    NUM_PROMPTS,
-    PROMPT,
-    TEXTS,
-    Measured,
-    Windows,
-    compare,
-    cut,
-    is_exceeded,
-    table,
-)
+from setpoint.bench.divergence import NUM_PROMPTS, PROMPT, Measured, Windows, compare, table
+from setpoint.bench.quality import ANSWER, TEXTS, cut, is_exceeded
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import BOS_ID, write_byte_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from setpoint.config import docs, sglang_names
+from setpoint.config import docs, sglang_names, sglang_values
 from setpoint.config.check import check_options
 from setpoint.config.declare import Range
 from setpoint.config.environment import ENV_FIELDS, EnvSettings, read_environment, unread_variables
@@ -79,7 +79,7 @@ def test_aliases_and_known_values_point_at_something() -> None:
     for alias, flag in sglang_names.ALIASES.items():
         assert flag in KNOWN, alias
         assert alias not in sglang_names.SUPPORTED
-    for name, values in sglang_names.KNOWN_VALUES.items():
+    for name, values in sglang_values.KNOWN_VALUES.items():
         supported = sglang_names.SUPPORTED["--" + name.replace("_", "-")].about.choices
         assert not set(values) & set(supported)
 

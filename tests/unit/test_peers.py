@@ -17,12 +17,7 @@ import machine
 import psutil
 import pytest
 from compare import Entrant, Run
-from contenders import (
-    Contender,
-    HttpServer,
-    Sample,
-    free_port,
-)
+from contenders import Contender, HttpServer, Sample, free_port
 from peer_process import PeerProcess
 from peers import install
 from peers.catalog import Peer, catalog, missing

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import closing
 from pathlib import Path
 
-from setpoint.batch import parquet
+from setpoint.batch import parquet, parquet_output
 from setpoint.batch.entry import BatchError, Entry, Source, Survey
 from setpoint.batch.journal import Journal
 from setpoint.batch.jsonl import JsonlSource
@@ -61,18 +61,18 @@ def run_batch(
         survey = source.survey()
         if not survey.num_requests:
             raise BatchError(f"{source_path} holds no requests.")
-        if is_parquet and (num_failed := parquet.finished(output_path, survey)) is not None:
+        if is_parquet and (num_failed := parquet_output.finished(output_path, survey)) is not None:
             print(
                 f"{output_path} is complete: {survey.num_requests} requests, {num_failed} failed."
             )
             return FAILED if num_failed else DONE
-        journal_path = parquet.journal_of(output_path) if is_parquet else output_path
+        journal_path = parquet_output.journal_of(output_path) if is_parquet else output_path
         with Journal(journal_path) as journal:
             batch = _Batch(source, survey, journal, keep_order=own.keep_order)
             batch.work(options, env, given)
             if is_parquet and not batch.num_left:
                 journal.sync()
-                parquet.write(output_path, journal_path, batch.tally, survey)
+                parquet_output.write(output_path, journal_path, batch.tally, survey)
     return batch.end(output_path)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from setpoint.bench import report
+from setpoint.bench import comparison, report
 from setpoint.bench.metrics import totals
 from setpoint.bench.progress import waiting
 from setpoint.bench.prompts import make_prompts
@@ -34,7 +34,7 @@ def bench_offline(line: CommandLine, env: EnvSettings) -> int:
     own: OfflineOptions = line.own
     setup_logging(line.options.log_level, milliseconds=env.log_ms)
     report.check_writable(own.output_file)
-    previous = report.Comparison(own.compare) if own.compare is not None else None
+    previous = comparison.Comparison(own.compare) if own.compare is not None else None
     with Engine.from_options(line.options, env, given=line.given) as engine:
         result = _measure(engine, own)
     report.print_offline(result)

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from setpoint.bench import breakdown, report
+from setpoint.bench import breakdown, comparison, report
 from setpoint.bench.breakdown import PHASES, Limits, Shape, Turns, described
 from setpoint.bench.progress import waiting
-from setpoint.config.bench import OneBatchOptions
+from setpoint.config.bench_engine import OneBatchOptions
 from setpoint.core.executor import Executor
 from setpoint.core.plan import OWN_LENGTH, Admit, PlanBuilder, StepPlan
 from setpoint.core.sampling import SamplingParams
@@ -90,20 +90,20 @@ def bench_one_batch(
     """``build(num_slots, length)``: a Subject with room for that many sequences of that length;
     ``engine_turns``: what a whole engine does with the batches. Raises SetpointError."""
     report.check_writable(own.output_file)
-    others = report.by_shape(own.compare) if own.compare is not None else None
+    others = comparison.by_shape(own.compare) if own.compare is not None else None
     shapes = list(product(own.batch_size, own.input_len, own.output_len))
     turns = (
         engine_turns(shapes) if own.breakdown else {}
     )  # before there is a second copy of the model
     subject = build(max(own.batch_size), max(own.input_len) + max(own.output_len))
     steps = _Steps(subject)
-    print(HEAD + (report.STEP_RATIOS if others is not None else ""))
+    print(HEAD + (comparison.STEP_RATIOS if others is not None else ""))
     for shape in shapes:
         batch_size, input_len, output_len = shape
         with waiting(f"Measuring {described(shape)}"):
             steps.run(batch_size, input_len, WARMUP_STEPS, repeats=1)
             result = _result(own, subject, shape, steps.run(*shape))
-        ratios = report.step_ratios(result, others.get(shape, [])) if others is not None else ""
+        ratios = comparison.step_ratios(result, others.get(shape, [])) if others is not None else ""
         print(
             f"{batch_size:>6} {input_len:>6} {output_len:>6}"
             f" {result['prefill_latency'] * 1e3:>11.2f} {result['prefill_throughput']:>9.0f}"

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from setpoint.bench import metrics, report
+from setpoint.bench import comparison, metrics, report
 from setpoint.bench.backends import BACKENDS, Wish, on_event
 from setpoint.bench.chart import serving_chart
 from setpoint.bench.http import ExchangeError, Server
@@ -65,7 +65,7 @@ def bench_serving(own: ServingOptions, *, api_key: str | None = None) -> int:
     bench = _Bench(own, api_key)
     report.check_writable(own.output_file)
     report.check_writable(own.plot, flag="--plot")
-    previous = report.Comparison(own.compare) if own.compare is not None else None
+    previous = comparison.Comparison(own.compare) if own.compare is not None else None
     _raise_file_limit()
     import uvloop
 

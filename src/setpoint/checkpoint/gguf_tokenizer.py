@@ -1,8 +1,8 @@
 """A GGUF's vocabulary as tokenizer.json, tokenizer_config.json and chat_template.jinja.
 
 Two families: "gpt2" (byte-level BPE with merges and a named pre-tokenizer) and "llama"
-(SentencePiece BPE with scores). Anything else, a pre-tokenizer not in :data:`PRE_TOKENIZERS`
-included, is refused by name: a nearly right tokenizer fails silently.
+(SentencePiece BPE with scores). Anything else is refused by name, and so is a pre-tokenizer that
+``gguf_byte_level`` does not have: a nearly right tokenizer fails silently.
 """
 
 from __future__ import annotations
@@ -14,27 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from gguf.constants import TokenType
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
+from setpoint.checkpoint.gguf_byte_level import LLAMA3_NAMES, byte_level
 from setpoint.checkpoint.gguf_file import GGUFFile
 from setpoint.core.errors import CheckpointError
 
-GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-LLAMA3_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
-LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 SPACE = "▁"
 
 TURN_ENDS = (
@@ -125,7 +110,7 @@ def write(
         tokenizer = (
             _sentencepiece(file, tokens)
             if tokens.family == "llama"
-            else _byte_level(file, tokens, log)
+            else byte_level(file, tokens.texts, log)
         )
     except CheckpointError:
         raise
@@ -163,62 +148,6 @@ def write(
         (folder / "chat_template.jinja").write_text(template)
     else:
         log(f"{file.path.name} has no chat template: chat requests will need --chat-template.")
-
-
-def _byte_level(file: GGUFFile, tokens: Tokens, log: Callable[[str], None]) -> Tokenizer:
-    pre = file.get("tokenizer.ggml.pre", str)
-    if pre is None:
-        log(
-            f"{file.path.name} does not name its pre-tokenizer; 'default' is used, as llama.cpp"
-            " does."
-        )
-        pre = "default"
-    split = PRE_TOKENIZERS.get(pre)
-    if split is None:
-        raise CheckpointError(
-            f"{file.path}: pre-tokenizer {pre!r} is not supported (supported:"
-            f" {', '.join(PRE_TOKENIZERS)})."
-        )
-    merges = []
-    for merge in file.require("tokenizer.ggml.merges", list):
-        left, _, right = merge.partition(" ")
-        merges.append((left, right))
-    vocabulary = {text: index for index, text in enumerate(tokens.texts)}
-    # Llama 3 takes a word that is a token as it is, before any merge is tried.
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in LLAMA3_NAMES)
-    )
-    if pre == "qwen2":
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = split()
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _patterns(*patterns: str) -> pre_tokenizers.PreTokenizer:
-    """Split by each pattern in turn, then map bytes to the byte-level alphabet."""
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    return pre_tokenizers.Sequence(
-        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-
-
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": _gpt2,
-    "smollm": lambda: pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), _gpt2()]
-    ),
-    **dict.fromkeys(LLAMA3_NAMES, lambda: _patterns(LLAMA3_PATTERN)),
-    "qwen2": lambda: _patterns(QWEN2_PATTERN),
-    "default": lambda: _patterns(
-        r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]"
-    ),
-}
-"""GGUF's tokenizer.ggml.pre -> how text is cut into words before merging."""
 
 
 def _sentencepiece(file: GGUFFile, tokens: Tokens) -> Tokenizer:

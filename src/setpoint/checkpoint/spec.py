@@ -7,13 +7,13 @@ declaration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from setpoint.checkpoint import safetensors_file, windows
+from setpoint.checkpoint import safetensors_file
 from setpoint.checkpoint.configfile import LONGEST, ConfigFile, shown
+from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
 from setpoint.core.jsonfile import read_object
 from setpoint.core.model import BLOCKS_FILE, KeptBlocks, ModelSpec, language_tensor
 
@@ -30,81 +30,6 @@ more."""
 ROPES_BY_CONTEXT = ("dynamic", "longrope", "su")
 """Rope types whose frequencies depend on the length they are used for; "su" is Phi-3's older name
 of longrope."""
-
-
-OTHER_NAMES = (
-    ("n_embd", "hidden_size"),
-    ("n_layer", "num_hidden_layers"),
-    ("n_head", "num_attention_heads"),
-    ("n_positions", "max_position_embeddings"),
-    ("moe_intermediate_size", "intermediate_size"),
-    ("ffn_dim", "intermediate_size"),
-    ("n_inner", "intermediate_size"),
-)
-"""Keys of older and of mixture-of-experts configs, and what others call them; a later line wins."""
-
-
-@dataclass(slots=True, frozen=True)
-class Family:
-    """What a family's configs leave to the code, and where they mean something else than most."""
-
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that transformers' configuration class supplies if they are absent, where its value is
-    not the usual one."""
-    stretched: bool = False
-    """max_position_embeddings counts the positions that a rope scaling has added."""
-    num_rotaries: int = 1
-    """Rotation tables: one per rotary base."""
-    qkv_bias: bool = False
-    """A bias on q, k and v that no key tells of."""
-    head_norms: bool = False
-    """A norm over each head of q and of k."""
-    num_norms: int = 2
-    """Norms over the hidden size in a layer."""
-    windows: Callable[[ConfigFile, int], tuple[int | None, ...]] = windows.none
-    """(config, number of layers) -> ``ModelSpec.windows``."""
-
-
-WRAPPERS = {"Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "gemma3_text")}
-"""Models of more than text whose language model is served, alone -> its architecture and
-model_type."""
-
-GEMMA = {
-    "tie_word_embeddings": True,
-    "head_dim": 256,
-    "sliding_window": 4096,
-    "query_pre_attn_scalar": 256,
-}
-GEMMA3 = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 262_208,
-    "max_position_embeddings": 131_072,
-}
-FAMILIES = {
-    "gemma2": Family(
-        defaults={**GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        num_norms=4,
-        windows=windows.gemma2,
-    ),
-    "gemma3_text": Family(
-        defaults=GEMMA | GEMMA3,
-        stretched=True,
-        num_rotaries=2,
-        head_norms=True,
-        num_norms=4,
-        windows=windows.gemma3,
-    ),
-    "mistral": Family(defaults={"sliding_window": 4096}, windows=windows.every_layer),
-    "phi3": Family(
-        defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
-        windows=windows.every_layer,
-    ),
-    "qwen2": Family(qkv_bias=True, windows=windows.qwen),
-    "qwen3": Family(defaults={"head_dim": 128}, head_norms=True, windows=windows.qwen),
-}
-"""By model_type (transformers' Gemma2Config, Gemma3TextConfig, MistralConfig, Phi3Config,
-Qwen2Config, Qwen3Config)."""
 
 
 def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> ModelSpec:

@@ -12,7 +12,8 @@ import msgspec
 
 from setpoint.config.declare import Field, Option
 from setpoint.config.options import OPTION_FIELDS, Options
-from setpoint.config.sglang_names import instead, is_known_value
+from setpoint.config.sglang_names import instead
+from setpoint.config.sglang_values import is_known_value
 from setpoint.core.errors import ConfigError
 from setpoint.core.jsonfile import parse_json
 

@@ -13,13 +13,8 @@ from typing import Annotated
 
 import msgspec
 
-from setpoint.config.bench import (
-    OURS,
-    OfflineOptions,
-    OneBatchOptions,
-    QualityOptions,
-    ServingOptions,
-)
+from setpoint.config.bench import OURS, OfflineOptions, ServingOptions
+from setpoint.config.bench_engine import OneBatchOptions, QualityOptions
 from setpoint.config.declare import Field, Option, Scalar, declared
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.config.sglang_known import KNOWN

@@ -11,12 +11,7 @@ from setpoint.config.decisions import Book, Decision
 from setpoint.config.hardware import Hardware
 from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
-from setpoint.planning.memory import (
-    CPU_MEM_FRACTION,
-    GIB,
-    auto_mem_fraction,
-    format_bytes,
-)
+from setpoint.planning.memory import CPU_MEM_FRACTION, GIB, auto_mem_fraction, format_bytes
 
 CPU_CHUNK = 512
 """Prompt tokens per step: the fastest measured, by 4 % over 2048, and the first of a burst have

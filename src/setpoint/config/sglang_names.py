@@ -31,97 +31,6 @@ SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
 """Options of a server and its engine, by canonical spelling. A command may have more of its own
 (see ``commands``)."""
 
-KNOWN_VALUES = {
-    "model_impl": ("mindspore",),
-    "quantization": (
-        *(
-            "awq",
-            "awq_marlin",
-            "fp8",
-            "mxfp8",
-            "gptq",
-            "gptq_marlin",
-            "bitsandbytes",
-            "gguf",
-            "modelopt",
-            "modelopt_fp8",
-            "modelopt_fp4",
-        ),
-        *(
-            "modelopt_mixed",
-            "nvfp4_online",
-            "petit_nvfp4",
-            "w8a8_fp8",
-            "moe_wna16",
-            "w4afp8",
-            "mxfp4",
-            "auto-round",
-            "auto-round-int8",
-        ),
-        *(
-            "compressed-tensors",
-            "modelslim",
-            "mxfp_w4a8",
-            "quark",
-            "quark_int4fp8_moe",
-            "quark_mxfp4",
-            "mlx_q4",
-            "mlx_q8",
-            "humming",
-        ),
-    ),
-    "kv_cache_dtype": ("fp8_e5m2", "fp8_e4m3", "mxfp8", "nvfp4", "fp4_mx_block16"),
-    "device": ("xpu", "npu", "hpu", "mps", "musa"),
-    "load_format": (
-        *(
-            "pt",
-            "npcache",
-            "sharded_state",
-            "presharded",
-            "bitsandbytes",
-            "layered",
-            "flash_rl",
-            "remote",
-            "remote_instance",
-        ),
-        *(
-            "fastsafetensors",
-            "runai_streamer",
-            "mistral",
-            "instanttensor",
-            "expert_pack",
-            "private",
-        ),
-    ),
-    "attention_backend": (
-        *(
-            "triton",
-            "torch_native",
-            "flex_attention",
-            "dsa",
-            "nsa",
-            "qsa",
-            "dsv4",
-            "compressed",
-            "fa3",
-            "fa4",
-            "flashinfer",
-            "flashmla",
-        ),
-        *(
-            "cutlass_mla",
-            "trtllm_mla",
-            "trtllm_mha",
-            "cutedsl_mla",
-            "tokenspeed_mla",
-            "hpc_ops",
-            "aiter",
-            "wave",
-        ),
-        *("intel_amx", "ascend", "intel_xpu"),
-    ),
-}
-"""Values SGLang takes for an option and this version does not."""
 
 INSTEAD = {
     "--attention-backend": "Leave it out: the best one that runs here is taken.",
@@ -133,7 +42,6 @@ INSTEAD = {
 }
 """Option -> what helps whoever asked it for something that SGLang has and this version has not."""
 
-_PARALLEL_SIZES = ("tp_size", "dp_size", "pp_size", "ep_size")
 _SGLANG = {*KNOWN, *ALIASES, "--help"}
 
 
@@ -217,13 +125,6 @@ def own_flag(spelling: str, flags: Set[str], *, manual: str) -> str:
             f"unknown option {spelling}.{_suggestion(spelling, spellings, spellings, manual)}"
         )
     return meant.pop()
-
-
-def is_known_value(field: str, value: object) -> bool:
-    """True if SGLang accepts ``value`` for an option whose choices here are fewer."""
-    return value in KNOWN_VALUES.get(field, ()) or (
-        field in _PARALLEL_SIZES and isinstance(value, int) and value > 1
-    )
 
 
 def field_name(flag: str) -> str:

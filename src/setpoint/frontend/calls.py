@@ -8,36 +8,24 @@ known here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Request
-from setpoint.core.sampling import NOT_YET, SamplingParams, unknown_parameter
 from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
-from setpoint.frontend.apis.sglang.protocol import (
-    UNSUPPORTED,
-    EncodeBody,
-    GenerateBody,
-    naming_prompt,
-)
-from setpoint.frontend.bodies import asks_for_something, parse
+from setpoint.frontend.apis.sglang.protocol import EncodeBody, GenerateBody, naming_prompt
+from setpoint.frontend.call_arguments import body_of, checked_sampling, prompt_fields
 from setpoint.frontend.chat.prompt import chat_prompt
 from setpoint.frontend.feed import QUEUE_TARGET, EngineView, Gate
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
 
-T = TypeVar("T", bound=msgspec.Struct)
-
 Pieces = AsyncGenerator[list[dict[str, Any]], None]
 """What each wake-up of a stream brought."""
-
-_NO_KEYWORDS = {"text", "stream", "sampling_params", "no_logs"}
-"""Fields of a body that a call says in another way, or not at all."""
 
 LOOK_TIMEOUT_S = 20.0
 
@@ -52,7 +40,7 @@ class Calls:
         return {**self.service.config.sampling_defaults, "max_new_tokens": None}
 
     async def generate(self, prompt: Any, sampling: Any, request: Mapping[str, Any]) -> Any:
-        body = self._generate_body(_prompt(prompt, request), sampling, request)
+        body = self._generate_body(prompt_fields(prompt, request), sampling, request)
         return [] if body.text == [] else await self._generate(body)
 
     async def chat(
@@ -62,13 +50,14 @@ class Calls:
         variables: Mapping[str, Any] | None,
         request: Mapping[str, Any],
     ) -> Any:
-        return await self._generate(
-            await self._chat_body({}, messages, sampling, variables, request)
-        )
+        body = await self._chat_body({}, messages, sampling, variables, request)
+        return await self._generate(body)
 
     def stream(self, prompt: Any, sampling: Any, request: Mapping[str, Any]) -> Pieces:
         return self._stream(
-            self._generate_body({**_prompt(prompt, request), "stream": True}, sampling, request)
+            self._generate_body(
+                {**prompt_fields(prompt, request), "stream": True}, sampling, request
+            )
         )
 
     async def stream_chat(
@@ -88,7 +77,7 @@ class Calls:
             raise RequestError(
                 "This Engine generates text. To get embeddings, build one with is_embedding=True."
             )
-        body = _body(EncodeBody, _prompt(prompt, request), request)
+        body = body_of(EncodeBody, prompt_fields(prompt, request), request)
         if body.text == []:
             return []
         prepared = await self._native.prepare_encode(body, max_sequences=None)
@@ -185,12 +174,12 @@ class Calls:
                 "This Engine makes embeddings (is_embedding=True) and does not generate text; call"
                 " encode()."
             )
-        body = _body(GenerateBody, fixed, request)
+        body = body_of(GenerateBody, fixed, request)
         if isinstance(sampling, Sequence) and not isinstance(sampling, str):
             return msgspec.structs.replace(
-                body, sampling_params=[_sampling(each) for each in sampling]
+                body, sampling_params=[checked_sampling(each) for each in sampling]
             )
-        return msgspec.structs.replace(body, sampling_params=_sampling(sampling))
+        return msgspec.structs.replace(body, sampling_params=checked_sampling(sampling))
 
     async def _chat_ids(
         self, messages: Any, variables: Mapping[str, Any]
@@ -230,75 +219,3 @@ class Calls:
             messages, self.service.text, self.service.intake, variables=variables
         )
         return ids.tolist()  # type: ignore[no-any-return]
-
-
-def _prompt(prompt: Any, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a body calls "text". Raises RequestError in the words of a call."""
-    has_ids = request.get("input_ids") is not None
-    if prompt is None and not has_ids:
-        raise RequestError(
-            "prompt is missing: give a string or a list of strings, or token ids as input_ids."
-        )
-    if prompt is not None and has_ids:
-        raise RequestError("Give prompt or input_ids, not both.")
-    return {"text": _text(prompt)}
-
-
-def _text(prompt: Any) -> Any:
-    """``prompt`` if it is one text, several, or none at all. Raises RequestError."""
-    if prompt is None or isinstance(prompt, str):
-        return prompt
-    texts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, bytes) else None
-    if texts is not None and all(isinstance(text, str) for text in texts):
-        return texts
-    if texts is not None and all(isinstance(token, int) for token in texts):
-        raise RequestError("prompt must be text; pass token ids as input_ids.")
-    if texts is None:
-        raise RequestError(
-            f"prompt must be a string or a list of strings, not {type(prompt).__name__}."
-        )
-    index, wrong = next(
-        (index, text) for index, text in enumerate(texts) if not isinstance(text, str)
-    )
-    raise RequestError(
-        f"prompt {index + 1} of {len(texts)} must be a string, not {type(wrong).__name__}."
-    )
-
-
-def _body(kind: type[T], fixed: dict[str, Any], request: Mapping[str, Any]) -> T:
-    """Raises TypeError for a keyword that the call does not have, RequestError for values that are
-    not what they must be."""
-    supported = {*kind.__struct_fields__} - fixed.keys() - _NO_KEYWORDS
-    for key, value in request.items():
-        if key in UNSUPPORTED and asks_for_something(value):
-            raise RequestError(f"{key} is not supported yet.")
-        if key not in supported and key not in UNSUPPORTED:
-            raise TypeError(f"unexpected keyword argument {key!r}.{_advice(key, supported)}")
-    return parse({**fixed, **request}, kind, unsupported=UNSUPPORTED)
-
-
-def _advice(key: str, supported: Set[str]) -> str:
-    """What somebody who wrote an unknown keyword probably meant."""
-    if key == "stream":
-        return " Call stream() instead."
-    if key in SamplingParams.__struct_fields__:
-        return f' Put it into sampling_params: {{"{key}": …}}.'
-    close = get_close_matches(
-        key, sorted({*supported, "prompt", "messages", "sampling_params"}), n=1
-    )
-    return f" Did you mean {close[0]}?" if close else ""
-
-
-def _sampling(value: Any) -> Any:
-    if value is None or isinstance(value, SamplingParams):
-        return value
-    if isinstance(value, Mapping):
-        for key in value:
-            if key not in SamplingParams.__struct_fields__ and key not in NOT_YET:
-                raise RequestError(unknown_parameter(key))
-            if key in NOT_YET and asks_for_something(value[key]):
-                raise RequestError(f"{key} is not supported yet.")
-        return dict(value)
-    raise RequestError(
-        f"sampling_params must be SamplingParams or a dict, not {type(value).__name__}."
-    )

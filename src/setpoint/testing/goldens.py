@@ -29,7 +29,7 @@ class Golden:
     model_impl: str = "setpoint"
 
 
-def _config(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
+def tiny_config(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
     sizes = {
         "hidden_size": 64,
         "intermediate_size": 80,
@@ -60,7 +60,7 @@ def _config(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
 def _llama(name: str, *, context_len: int = CONTEXT, **keys: Any) -> Golden:
     return Golden(
         f"llama: {name}",
-        _config("LlamaForCausalLM", "llama", **keys),
+        tiny_config("LlamaForCausalLM", "llama", **keys),
         "chatml",
         context_len=context_len,
     )
@@ -69,7 +69,7 @@ def _llama(name: str, *, context_len: int = CONTEXT, **keys: Any) -> Golden:
 def _qwen2(name: str, **keys: Any) -> Golden:
     windows = {"use_sliding_window": False, "sliding_window": 20, "max_window_layers": 1}
     return Golden(
-        f"qwen2: {name}", _config("Qwen2ForCausalLM", "qwen2", **{**windows, **keys}), "qwen2"
+        f"qwen2: {name}", tiny_config("Qwen2ForCausalLM", "qwen2", **{**windows, **keys}), "qwen2"
     )
 
 
@@ -82,7 +82,7 @@ def _qwen3(name: str, **keys: Any) -> Golden:
         "max_window_layers": 2,
     }
     return Golden(
-        f"qwen3: {name}", _config("Qwen3ForCausalLM", "qwen3", **{**own, **keys}), "qwen3"
+        f"qwen3: {name}", tiny_config("Qwen3ForCausalLM", "qwen3", **{**own, **keys}), "qwen3"
     )
 
 
@@ -99,12 +99,14 @@ def _phi3(
         "rms_norm_eps": 1e-5,
         "sliding_window": None,
     }
-    config = _config("Phi3ForCausalLM", "phi3", **{**own, **keys})
+    config = tiny_config("Phi3ForCausalLM", "phi3", **{**own, **keys})
     return Golden(f"phi3: {name}", config, "phi3", context_len=context_len, prompt_lengths=lengths)
 
 
 def _mistral(name: str, **keys: Any) -> Golden:
-    return Golden(f"mistral: {name}", _config("MistralForCausalLM", "mistral", **keys), "mistral")
+    return Golden(
+        f"mistral: {name}", tiny_config("MistralForCausalLM", "mistral", **keys), "mistral"
+    )
 
 
 def _gemma(name: str, architecture: str, model_type: str, **keys: Any) -> Golden:
@@ -115,7 +117,7 @@ def _gemma(name: str, architecture: str, model_type: str, **keys: Any) -> Golden
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": 16,
     }
-    config = _config(architecture, model_type, **{**own, "query_pre_attn_scalar": 24, **keys})
+    config = tiny_config(architecture, model_type, **{**own, "query_pre_attn_scalar": 24, **keys})
     for key in ("tie_word_embeddings", "hidden_act"):
         if key not in keys:
             del config[key]
@@ -241,100 +243,3 @@ GOLDENS = (
         final_logit_softcapping=30.0,
     ),
 )
-
-
-def _through(name: str, architecture: str, model_type: str, **keys: Any) -> Golden:
-    """A size given as None is left out."""
-    config = {
-        key: value
-        for key, value in _config(architecture, model_type, **keys).items()
-        if value is not None or key not in SIZES
-    }
-    return Golden(f"through transformers: {name}", config, "chatml", model_impl="transformers")
-
-
-GPT2_NAMES = {
-    "n_embd": 64,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": CONTEXT,
-    "n_inner": None,
-    "activation_function": "gelu_new",
-}
-SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-)
-
-THROUGH_TRANSFORMERS = (
-    _through(
-        "gpt-neox, partial rotation",
-        "GPTNeoXForCausalLM",
-        "gpt_neox",
-        num_key_value_heads=None,
-        rotary_pct=0.5,
-        hidden_act="gelu",
-    ),
-    _through("olmo2", "Olmo2ForCausalLM", "olmo2"),
-    _through(
-        "stablelm, partial rotation",
-        "StableLmForCausalLM",
-        "stablelm",
-        partial_rotary_factor=0.25,
-        use_qkv_bias=True,
-    ),
-    _through(
-        *("granite, multipliers", "GraniteForCausalLM", "granite"),
-        attention_multiplier=0.1,
-        embedding_multiplier=3.0,
-        residual_multiplier=0.5,
-        logits_scaling=2.0,
-    ),
-    _through(
-        "cohere, parallel branches",
-        "CohereForCausalLM",
-        "cohere",
-        logit_scale=0.5,
-        tie_word_embeddings=True,
-    ),
-    _through(
-        "starcoder2, window",
-        "Starcoder2ForCausalLM",
-        "starcoder2",
-        sliding_window=16,
-        use_bias=True,
-        hidden_act="gelu_pytorch_tanh",
-    ),
-    _through(
-        "gpt2, positions learned",
-        "GPT2LMHeadModel",
-        "gpt2",
-        **GPT2_NAMES,
-        **dict.fromkeys(SIZES),
-        tie_word_embeddings=True,
-    ),
-    _through(
-        "qwen3-moe",
-        "Qwen3MoeForCausalLM",
-        "qwen3_moe",
-        head_dim=16,
-        moe_intermediate_size=48,
-        num_experts=4,
-        num_experts_per_tok=2,
-    ),
-    _through(
-        "gemma2, soft caps and windows",
-        "Gemma2ForCausalLM",
-        "gemma2",
-        head_dim=16,
-        sliding_window=12,
-        query_pre_attn_scalar=24,
-    ),
-    _through("llama, as one that is declared here too", "LlamaForCausalLM", "llama"),
-)
-"""Architectures that run on the library's code; the last two have, or may get, declarations of
-their own."""

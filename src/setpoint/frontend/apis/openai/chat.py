@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from setpoint.core import request as core
+from setpoint.core.errors import RequestError
 from setpoint.frontend.apis.openai.logprobs import chat_logprobs
-from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, ChatBody
+from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CommonBody
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.chat.deltas import Delta, ToolCallDelta, reasoning_of, text_of, tool_calls_of
 from setpoint.frontend.chat.parser import DeltaParser, MakeParser, PlainParser, parsed
@@ -19,6 +20,55 @@ from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.tokenizer import Tokenizer
+
+MAX_TOP_LOGPROBS = 20
+"""OpenAI's limit for ``top_logprobs`` of chat completions."""
+
+
+class ChatBody(CommonBody, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = False
+    reasoning_effort: str | None = None
+    """Handed to the chat template."""
+    separate_reasoning: bool | None = True
+    stream_reasoning: bool | None = True
+    """Both are about what a reasoning parser finds; without one there is nothing to separate."""
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if not self.messages:
+            raise RequestError("messages must not be empty.")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true.")
+        if not 0 <= (self.top_logprobs or 0) <= MAX_TOP_LOGPROBS:
+            raise RequestError(
+                f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], got {self.top_logprobs}."
+            )
+        if self.tool_choice not in (None, "none", "auto"):
+            raise RequestError("tool_choice is not supported by this server yet.")
+        if self.modalities not in (None, ["text"]):
+            raise RequestError("modalities other than text are not supported by this server.")
+
+    @property
+    def sent_as(self) -> dict[str, str]:
+        names = super().sent_as
+        return (
+            names
+            if self.max_completion_tokens is None
+            else {**names, "max_new_tokens": "max_completion_tokens"}
+        )
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """None = to the end of the context."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 class ChatApi:

@@ -8,15 +8,35 @@ from typing import Any
 import msgspec
 
 from setpoint.core import request as core
+from setpoint.core.bounds import converted
 from setpoint.core.errors import RequestError
+from setpoint.core.request import LogprobCount
 from setpoint.frontend.apis.openai.logprobs import CompletionLogprobs, join
 from setpoint.frontend.apis.openai.prompts import read_prompts
-from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CompletionBody
+from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CommonBody
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.intake import MAX_SEQUENCES, new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.tokenizer import Tokenizer
+
+
+class CompletionBody(CommonBody, kw_only=True):
+    prompt: str | list[Any]
+    echo: bool | None = False
+    logprobs: int | None = None
+    best_of: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.best_of not in (None, 1, self.n):
+            raise RequestError("best_of is not supported by this server; use n.")
+        if self.logprobs is not None:
+            converted(self.logprobs, LogprobCount, "logprobs")
+
+    @property
+    def max_new_tokens(self) -> int:
+        return 16 if self.max_tokens is None else self.max_tokens
 
 
 class CompletionApi:

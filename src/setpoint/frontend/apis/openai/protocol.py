@@ -1,5 +1,5 @@
-"""Bodies of the OpenAI routes (docs/sglang/api.md#openai-routes), and what of them becomes sampling
-parameters and options.
+"""What the bodies of all OpenAI routes have in common (docs/sglang/api.md#openai-routes), and what
+of them becomes sampling parameters and options.
 
 Pure data and conversions; knows nothing of the engine.
 """
@@ -13,9 +13,7 @@ from typing import Any
 
 import msgspec
 
-from setpoint.core.bounds import converted
 from setpoint.core.errors import RequestError
-from setpoint.core.request import LogprobCount
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.shown import shown
 from setpoint.frontend.intake import Options, check_key, check_rid, namespace
@@ -53,9 +51,6 @@ UNSUPPORTED = (
 
 DEFAULT_MODEL = "default"
 """The name that always means the served model."""
-
-MAX_TOP_LOGPROBS = 20
-"""OpenAI's limit for ``top_logprobs`` of chat completions."""
 
 
 class StreamOptions(msgspec.Struct):
@@ -180,70 +175,6 @@ class CommonBody(AnyBody, kw_only=True):
             priority=self.priority,
             routing_key=self.routing_key or "",
         )
-
-
-class ChatBody(CommonBody, kw_only=True):
-    messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = False
-    top_logprobs: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    continue_final_message: bool | None = False
-    reasoning_effort: str | None = None
-    """Handed to the chat template."""
-    separate_reasoning: bool | None = True
-    stream_reasoning: bool | None = True
-    """Both are about what a reasoning parser finds; without one there is nothing to separate."""
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    modalities: list[str] | None = None
-
-    def check(self) -> None:
-        super().check()
-        if not self.messages:
-            raise RequestError("messages must not be empty.")
-        if self.top_logprobs is not None and not self.logprobs:
-            raise RequestError("top_logprobs needs logprobs to be true.")
-        if not 0 <= (self.top_logprobs or 0) <= MAX_TOP_LOGPROBS:
-            raise RequestError(
-                f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], got {self.top_logprobs}."
-            )
-        if self.tool_choice not in (None, "none", "auto"):
-            raise RequestError("tool_choice is not supported by this server yet.")
-        if self.modalities not in (None, ["text"]):
-            raise RequestError("modalities other than text are not supported by this server.")
-
-    @property
-    def sent_as(self) -> dict[str, str]:
-        names = super().sent_as
-        return (
-            names
-            if self.max_completion_tokens is None
-            else {**names, "max_new_tokens": "max_completion_tokens"}
-        )
-
-    @property
-    def max_new_tokens(self) -> int | None:
-        """None = to the end of the context."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-
-class CompletionBody(CommonBody, kw_only=True):
-    prompt: str | list[Any]
-    echo: bool | None = False
-    logprobs: int | None = None
-    best_of: int | None = None
-
-    def check(self) -> None:
-        super().check()
-        if self.best_of not in (None, 1, self.n):
-            raise RequestError("best_of is not supported by this server; use n.")
-        if self.logprobs is not None:
-            converted(self.logprobs, LogprobCount, "logprobs")
-
-    @property
-    def max_new_tokens(self) -> int:
-        return 16 if self.max_tokens is None else self.max_tokens
 
 
 @contextmanager

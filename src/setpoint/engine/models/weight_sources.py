@@ -1,0 +1,159 @@
+"""Where weights come from: a folder of safetensors, or numbers drawn from a seed."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Set
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from setpoint.core.errors import CheckpointError
+from setpoint.core.model import BLOCK, BLOCK_BYTES, BLOCKS_FILE, language_tensor
+from setpoint.core.weightfiles import INDEX_NAME, SINGLE_NAME, weight_files
+from setpoint.engine.quant.base import Blocks
+
+BODY, HEAD = "model.", "lm_head."
+"""How names of the decoder's and of the head's tensors begin. A checkpoint of the bare decoder
+(many of the embedding models) leaves out the first."""
+IGNORED = ("rotary_emb.inv_freq",)
+"""Tensor name endings that old checkpoints carry and nobody needs."""
+DUMMY_STD = 0.02
+"""Standard deviation of dummy weights (transformers' initializer_range)."""
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """A checkpoint tensor and the rows of the parameter it fills."""
+
+    name: str
+    begin: int
+    shape: tuple[int, ...]
+
+
+class Dummy:
+    """Weights for tests of speed and plumbing: norms one, biases zero, the rest small and
+    random."""
+
+    files = ()
+    """No tensor is stored."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def read_blocks(self, parts: list[Part], kinds: Set[str]) -> None:
+        """There are none."""
+
+    def read_into(self, name: str, memory: torch.Tensor) -> None:
+        if memory.dim() == 1:
+            memory.fill_(0.0 if name.endswith("bias") else 1.0)
+            return
+        generator = torch.Generator("cpu").manual_seed(
+            self.seed * 0x9E3779B1 + zlib.crc32(name.encode())
+        )
+        values = torch.empty(memory.shape, dtype=torch.float32, device="cpu")
+        limit = DUMMY_STD * 3**0.5
+        memory.copy_(values.uniform_(-limit, limit, generator=generator))
+
+
+class Checkpoint:
+    """The safetensors files of a folder, memory-mapped; open as long as the ExitStack it was
+    given."""
+
+    def __init__(self, folder: Path, stack: ExitStack, *, wrapped: bool, with_blocks: bool) -> None:
+        self.folder = folder
+        self.files = _open(_files(folder), stack)
+        blocks = folder / BLOCKS_FILE
+        self.blocks = _open([blocks] if with_blocks and blocks.is_file() else [], stack)
+        if wrapped:
+            self.files = {
+                alone: entry
+                for name, entry in self.files.items()
+                if (alone := language_tensor(name)) is not None
+            }
+        if not any(name.startswith(BODY) for name in self.files):
+            self.files = {
+                name if name.startswith(HEAD) else BODY + name: entry
+                for name, entry in self.files.items()
+            }
+
+    def check(self, wanted: Mapping[str, tuple[int, ...]], *, optional: list[str]) -> None:
+        """CheckpointError unless the files hold exactly the wanted tensors in their shapes;
+        ``optional`` ones may be there."""
+        for name, shape in wanted.items():
+            if name not in self.files:
+                raise CheckpointError(
+                    f"Tensor {name!r} of shape {list(shape)} is missing in {self.folder}."
+                )
+            file, handle, stored = self.files[name]
+            found = tuple(handle.get_slice(stored).get_shape())
+            if found != shape:
+                raise CheckpointError(
+                    f"Tensor {name!r} in {file} has shape {list(found)}; the config asks for"
+                    f" {list(shape)}."
+                )
+        for name, (file, _, stored) in self.files.items():
+            if name not in wanted and name not in optional and not name.endswith(IGNORED):
+                raise CheckpointError(
+                    f"Tensor {stored!r} in {file} does not belong to this architecture."
+                )
+
+    def read_blocks(self, parts: list[Part], kinds: Set[str]) -> Blocks | None:
+        """What ``parts`` hold together, if all of it is kept as blocks of one of ``kinds``."""
+        kind = next(
+            (kind for kind in kinds if all(f"{part.name}.{kind}" in self.blocks for part in parts)),
+            None,
+        )
+        if kind is None:
+            return None
+        rows = []
+        for part in parts:
+            file, handle, stored = self.blocks[f"{part.name}.{kind}"]
+            found, expected = (
+                _read(file, handle, stored),
+                (part.shape[0], part.shape[1] // BLOCK * BLOCK_BYTES[kind]),
+            )
+            if found.dtype != torch.uint8 or found.shape != expected or part.shape[1] % BLOCK:
+                raise CheckpointError(
+                    f"Tensor {stored!r} in {file} has shape {list(found.shape)}; the config asks"
+                    f" for {list(expected)}."
+                )
+            rows.append(found)
+        return Blocks(kind, rows[0] if len(rows) == 1 else torch.cat(rows))
+
+    def read_into(self, name: str, memory: torch.Tensor) -> None:
+        file, handle, stored = self.files[name]
+        memory.copy_(_read(file, handle, stored))
+
+
+def _open(files: list[Path], stack: ExitStack) -> dict[str, tuple[Path, Any, str]]:
+    """Tensor name -> its file, open as long as the stack, and the name it has there."""
+    found = {}
+    for file in files:
+        try:
+            handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{file} cannot be read ({error}): truncated or not safetensors; fetch it again."
+            ) from None
+        names = handle.keys()
+        found.update({name: (file, handle, name) for name in names})
+    return found
+
+
+def _read(file: Path, handle: Any, stored: str) -> torch.Tensor:
+    try:
+        return handle.get_tensor(stored)
+    except SafetensorError as error:
+        raise CheckpointError(f"Tensor {stored!r} in {file} cannot be read: {error}") from None
+
+
+def _files(folder: Path) -> list[Path]:
+    files = weight_files(folder)
+    if not files:
+        raise CheckpointError(f"{folder} holds neither {SINGLE_NAME} nor {INDEX_NAME}.")
+    return files
