@@ -88,9 +88,9 @@ def test_generation_ends_at_the_configs_ids_and_the_tokenizers(tmp_path: Path) -
     )  # the model has no such id and will never choose it
 
     def ids(**options: Any) -> tuple[int, ...]:
-        return configured(Options(model_path=str(model), **options), EnvSettings(), frozenset())[
-            1
-        ].eos_token_ids
+        given = Options(model_path=str(model), **options)
+        _, asked, _ = configured(given, EnvSettings(), frozenset())
+        return asked.model.eos_token_ids
 
     assert ids() == (2, EOS_ID)
     assert ids(tokenizer_path=str(other)) == (2, EOS_ID + 2)
