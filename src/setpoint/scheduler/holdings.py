@@ -78,13 +78,17 @@ class Holdings:
         numbers = iter(pages.tolist())
         slots, indices = [], []
         for seq, count in growth:
-            for _ in range(count):
+            have = len(seq.pages) // width
+            if count == 1:
                 slots.append(seq.slot)
-                indices.append(len(seq.pages) // width)
-                if width == 1:
-                    seq.pages.append(next(numbers))
-                else:
-                    seq.pages.extend(islice(numbers, width))
+                indices.append(have)
+            else:
+                slots += [seq.slot] * count
+                indices += range(have, have + count)
+            if count * width == 1:  # with pages of one token all rows of a decode step come here
+                seq.pages.append(next(numbers))
+            else:
+                seq.pages.extend(islice(numbers, count * width))
         builder.map_each(slots, indices, pages)
 
     def slide(self, seq: Sequence) -> None:
