@@ -48,17 +48,16 @@ class Chain:
 
     def extend(self, ids: bytes) -> bytes:
         """Take in packed ids; the hashes of the places that they reach."""
-        found = b""
-        begin, left = 0, len(ids) // ID_BYTES
-        while left >= self._next - self._num_ids:
-            count = self._next - self._num_ids
-            self._hash.update(ids[begin : begin + ID_BYTES * count])
-            found += self._hash.copy().digest()
-            begin, left = begin + ID_BYTES * count, left - count
-            self._num_ids, self._next = self._next, self._places.after(self._next)
-        self._hash.update(ids[begin:])
-        self._num_ids += left
-        return found
+        hasher, reached = self._hash, []
+        begin, end = 0, ID_BYTES * (self._next - self._num_ids)
+        while end <= len(ids):
+            hasher.update(ids[begin:end])
+            reached.append(hasher.copy().digest())
+            place, self._next = self._next, self._places.after(self._next)
+            begin, end = end, end + ID_BYTES * (self._next - place)
+        hasher.update(ids[begin:])
+        self._num_ids += len(ids) // ID_BYTES
+        return b"".join(reached)
 
     def skip(self, ids: Ids) -> None:
         """Take in ids whose hashes nobody needs."""

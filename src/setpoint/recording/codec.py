@@ -145,7 +145,7 @@ def _changed(record: SettingsChanged, content: Content) -> Kept:
 
 def _done(record: RequestDone, content: Content) -> KeptRecord:
     """Without the stop id that ended it, which is a client's and the result's."""
-    finish = msgspec.structs.replace(record.finish, matched=None)
+    finish = msgspec.structs.replace(content.finish(record.finish), matched=None)
     return _whole(msgspec.structs.replace(record, finish=finish), content)
 
 

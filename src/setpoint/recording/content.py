@@ -18,6 +18,7 @@ from setpoint.core.messages import (
     Abort,
     Call,
     Change,
+    Finish,
     Prepared,
     Shutdown,
     Stop,
@@ -47,6 +48,10 @@ class Content(Protocol):
         """What stands for a rid, a namespace or a routing key."""
         ...
 
+    def finish(self, finish: Finish) -> Finish:
+        """Of a sequence, without what would quote its client."""
+        ...
+
     def message(self, message: ToLoop) -> KeptMessage | KeptArrival: ...
 
     def planned(self, plan: StepPlan) -> None:
@@ -61,6 +66,9 @@ class Content(Protocol):
 
 class Open:
     """Content is kept as it is."""
+
+    def finish(self, finish: Finish) -> Finish:
+        return finish
 
     def name(self, name: str) -> str:
         return name
@@ -80,6 +88,9 @@ class Open:
 
 class Surrogates(Open):
     """Of a replay whose names and ids stand for others: the names are comparable, the ids not."""
+
+    def finish(self, finish: Finish) -> Finish:
+        return _without_quotes(finish)
 
     def checksum(self, admit: Admit) -> int:
         return 0
@@ -123,6 +134,12 @@ LEFT_OUT = {
 """Field of a Request or of its SamplingParams -> why it is not kept when content is withheld."""
 
 
+def _without_quotes(finish: Finish) -> Finish:
+    """A refusal's words may quote what it refuses; those of other ends are the engine's own."""
+    refused = finish.status_code is not None and finish.status_code < 500
+    return msgspec.structs.replace(finish, message=None) if refused else finish
+
+
 class Withheld:
     """No text, no id and no name that a client sent or was sent."""
 
@@ -147,14 +164,15 @@ class Withheld:
     def name(self, name: str) -> str:
         return pseudonym(name, self._key)
 
+    def finish(self, finish: Finish) -> Finish:
+        return _without_quotes(finish)
+
     def message(self, message: ToLoop) -> KeptMessage | KeptArrival:
         assert type(message) in self.DECIDED
         if isinstance(message, Submit):
             return self._arrival(message.seq_id, message.request)
-        if isinstance(message, Prepared) and message.finish and message.finish.status_code != 500:
-            message = Prepared(
-                message.seq_id, msgspec.structs.replace(message.finish, message=None)
-            )
+        if isinstance(message, Prepared) and message.finish is not None:
+            message = Prepared(message.seq_id, self.finish(message.finish))
         if isinstance(message, Change):
             by, why = self.name(message.by), self.name(message.why)
             message = msgspec.structs.replace(message, by=by, why=why)
