@@ -63,7 +63,7 @@ def test_bytes_are_those_planned(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path)
     runner = runner_of(folder, "float32", "bfloat16")
     assert runner.pool.num_bytes == (64 + 1) * 4 * read_spec(folder).kv_bytes_per_token(2)
-    assert runner.slots.num_bytes == 4 * (65 + 16) * 4
+    assert runner.slots.num_bytes == (4 + 1) * (65 + 16) * 4  # and the row of padding
 
 
 def test_no_room_for_the_pool_is_one_clear_error(tmp_path: Path) -> None:

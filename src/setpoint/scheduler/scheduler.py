@@ -211,7 +211,7 @@ class Scheduler:
         follow the new rule."""
         state, before = self.state, self.state.settings
         assert settings.max_running_requests <= self.config.num_slots, "the frontend refuses more"
-        state.apply(settings)
+        state.settings = settings
         state.standing_refusal = None  # the limit that it was for may be another
         state.ratio.rescale(before.conservativeness, settings.conservativeness)
         if settings.priority != before.priority:

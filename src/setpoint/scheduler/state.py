@@ -72,9 +72,16 @@ class State:
         preparer: Preparer | None = None,
     ) -> None:
         self.config = config
+        self.settings = settings
+        """Of the steps to come; written by ``Scheduler.change``."""
         self.cache = cache
         self._observer = observer
-        self.apply(settings)
+        span = _span(config, settings.chunked_prefill_size)
+        self.costs = CacheCosts(cache.row, cache.page_size, span)
+        """By the chunk at the start: the frontend refuses a larger one, for which no memory was
+        planned."""
+        self.longest = self.costs.longest(cache.total_tokens)
+        """Tokens of the longest sequence that finishes alone in the pool."""
         self.holdings = Holdings(cache)
         self.ratio = NewTokenRatio(config.ratio, settings.conservativeness)
         self.preparing = Preparing(preparer)
@@ -100,15 +107,6 @@ class State:
         self.standing_refusal: Refusal | None = None
         """Why admission is pointless until a sequence ends, running or waiting, or is retracted
         (SGLang: batch_is_full)."""
-
-    def apply(self, settings: Settings) -> None:
-        """Of the steps to come."""
-        self.settings = settings
-        self.costs = CacheCosts(
-            self.cache.row, self.cache.page_size, _span(self.config, settings.chunked_prefill_size)
-        )
-        self.longest = self.costs.longest(self.cache.total_tokens)
-        """Tokens of the longest sequence that finishes alone in the pool."""
 
     @property
     def available_tokens(self) -> int:
