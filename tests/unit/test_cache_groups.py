@@ -55,7 +55,7 @@ def test_a_model_of_one_kind_is_one_group_of_all_layers() -> None:
 
 @pytest.mark.parametrize(
     ("num_layers", "window", "num_slabs", "groups"),
-    [(26, 512, 2, (2, 11)), (34, 1024, 5, (1, 6)), (48, 1024, 8, (1, 5)), (62, 1024, 5, (2, 11))],
+    [(26, 512, 4, (1, 6)), (34, 1024, 5, (1, 6)), (48, 1024, 8, (1, 5)), (62, 1024, 5, (2, 11))],
 )
 def test_groups_of_the_gemma_3_models(
     num_layers: int, window: int, num_slabs: int, groups: tuple[int, int]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from setpoint.core.model import ModelSpec
 from setpoint.core.pagerows import PageRow, WindowColumns
 
-PADDING = 1.05
+PADDING = 1.08
 """Neither a short sequence nor one of the whole context takes more than this times the memory that
 its layers need, for the sake of fewer groups."""
 

@@ -38,7 +38,8 @@ class Refusal(enum.StrEnum):
 
 
 class PoolStats(msgspec.Struct, frozen=True):
-    """Page-pool state in tokens. Invariant: free + evictable + locked + held == total."""
+    """Page-pool state in pool tokens (``core.pagerows``): tokens, where a model has one cache
+    group. Invariant: free + evictable + locked + held == total."""
 
     total: int
     free: int
