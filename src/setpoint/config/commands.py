@@ -13,8 +13,9 @@ from typing import Annotated
 
 import msgspec
 
-from setpoint.config.bench import OURS, OfflineOptions, ServingOptions
+from setpoint.config.bench import OURS, OfflineOptions
 from setpoint.config.bench_engine import OneBatchOptions, QualityOptions
+from setpoint.config.bench_serving import ServingOptions
 from setpoint.config.declare import Field, Option, Scalar, declared
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.config.sglang_known import KNOWN

@@ -4,7 +4,8 @@ bounds, tuning range.
 Names, meanings and defaults are SGLang 0.5.23's. The parser, ``docs/flags.md``, ``/server_info``
 and the checks are generated from here. It does not know what "auto" becomes: that is ``resolve``.
 The groups stand in files of their own, each struct adding its group to the one before:
-``service_options``, ``scheduling_options``, ``execution_options``, and the rest here.
+``service_options``, ``queue_options``, ``scheduling_options``, ``execution_options``, and the rest
+here.
 """
 
 from __future__ import annotations
