@@ -189,10 +189,11 @@ def _done(done: RequestDone) -> None:
     """Only what an operator should know of. A refusal on arrival (a full queue) is not among it:
     there may be thousands, and the access log has them."""
     status = done.finish.status_code
+    words = shown(done.rid), done.finish.message or "(the reason was not recorded)"
     if status == 500:
-        logger.error("Request %s was answered 500: %s", shown(done.rid), done.finish.message)
+        logger.error("Request %s was answered 500: %s", *words)
     elif status == 503 and done.accepted_at is not None:
-        logger.warning("Request %s was answered 503: %s", shown(done.rid), done.finish.message)
+        logger.warning("Request %s was answered 503: %s", *words)
 
 
 def _retraction(retraction: Retraction) -> None:
