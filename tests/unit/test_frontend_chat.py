@@ -21,9 +21,7 @@ from setpoint.frontend.chat.deltas import (
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
-    reasoning_of,
-    text_of,
-    tool_calls_of,
+    gathered,
 )
 from setpoint.frontend.chat.parser import PlainParser, parsed
 from setpoint.frontend.jobs import SequenceOutput
@@ -170,8 +168,7 @@ def test_the_cut_of_a_text_does_not_matter(pieces: list[str]) -> None:
         parser = make()
         cut = [delta for piece in pieces for delta in parser.feed(piece)] + [*parser.end()]
         one = parsed(make(), "".join(pieces))
-        for read in (text_of, reasoning_of, tool_calls_of):
-            assert read(cut) == read(one)
+        assert gathered(cut) == gathered(one)
 
 
 def test_deltas_are_told_apart_after_encoding() -> None:

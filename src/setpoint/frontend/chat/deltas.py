@@ -37,23 +37,29 @@ class ToolCallDelta(msgspec.Struct, frozen=True, tag="tool_call"):
 Delta = TextDelta | ReasoningDelta | ToolCallDelta
 
 
-def text_of(deltas: Iterable[Delta]) -> str:
-    return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+class Answer(msgspec.Struct, frozen=True):
+    """Deltas put together, whether of a whole answer or of a piece."""
 
-
-def reasoning_of(deltas: Iterable[Delta]) -> str:
-    return "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
-
-
-def tool_calls_of(deltas: Iterable[Delta]) -> list[ToolCallDelta]:
+    text: str
+    reasoning: str
+    calls: list[ToolCallDelta]
     """The pieces of each call joined, in the order in which the calls began."""
+
+
+def gathered(deltas: Iterable[Delta]) -> Answer:
+    # One pass: it runs for every piece of every stream.
+    text = reasoning = ""
     calls: dict[int, ToolCallDelta] = {}
     for delta in deltas:
-        if isinstance(delta, ToolCallDelta):
+        if isinstance(delta, TextDelta):
+            text += delta.text
+        elif isinstance(delta, ReasoningDelta):
+            reasoning += delta.text
+        else:
             begun = calls.get(delta.index)
             calls[delta.index] = (
                 delta
                 if begun is None
                 else msgspec.structs.replace(begun, arguments=begun.arguments + delta.arguments)
             )
-    return list(calls.values())
+    return Answer(text, reasoning, list(calls.values()))

@@ -3,7 +3,6 @@ without HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from setpoint.core.errors import RequestError
 from setpoint.frontend.apis.openai.logprobs import chat_logprobs
 from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CommonBody
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
-from setpoint.frontend.chat.deltas import Delta, ToolCallDelta, reasoning_of, text_of, tool_calls_of
+from setpoint.frontend.chat.deltas import Answer, ToolCallDelta, gathered
 from setpoint.frontend.chat.parser import DeltaParser, MakeParser, PlainParser, parsed
 from setpoint.frontend.chat.prompt import chat_prompt
 from setpoint.frontend.intake import new_rid
@@ -124,55 +123,54 @@ class ChatChoices:
         """Sequences of a stream that have called a tool."""
 
     def whole(self, output: SequenceOutput) -> dict[str, Any]:
-        deltas = parsed(self._make_parser(), output.text)
-        calls = tool_calls_of(deltas)
+        answer = gathered(parsed(self._make_parser(), output.text))
         return {
             "index": output.index,
-            "message": _fields(deltas, calls, role="assistant", content=text_of(deltas)),
+            "message": _fields(answer, role="assistant", content=answer.text),
             "logprobs": (
                 chat_logprobs(self._tokenizer, output.logprobs)
                 if output.request.return_logprob
                 else None
             ),
-            **_finish_fields(output, has_calls=bool(calls)),
+            **_finish_fields(output, has_calls=bool(answer.calls)),
         }
 
     def opening(self, output: SequenceOutput) -> dict[str, Any]:
         self._parsers[output.index] = self._make_parser()
-        return _chunk_choice(output, _fields(role="assistant", content=""))
+        return _chunk_choice(output, _fields(_NOTHING, role="assistant", content=""))
 
     def choice(self, piece: Piece) -> dict[str, Any] | None:
         output = piece.output
         parser = self._parsers[output.index]
-        deltas = [*parser.feed(piece.text), *(() if output.finish is None else parser.end())]
+        deltas = parser.feed(piece.text)
+        if output.finish is not None:
+            deltas = [*deltas, *parser.end()]
         logprobs = (
             None if piece.logprobs is None else chat_logprobs(self._tokenizer, [piece.logprobs])
         )
         if not deltas and logprobs is None:
             return None
-        calls = tool_calls_of(deltas)
-        if calls:
+        answer = gathered(deltas)
+        if answer.calls:
             self._callers.add(output.index)
-        return _chunk_choice(
-            output, _fields(deltas, calls, content=text_of(deltas)), logprobs=logprobs
-        )
+        return _chunk_choice(output, _fields(answer, content=answer.text), logprobs=logprobs)
 
     def closing(self, output: SequenceOutput) -> dict[str, Any]:
         has_calls = output.index in self._callers
         return {
-            **_chunk_choice(output, _fields()),
+            **_chunk_choice(output, _fields(_NOTHING)),
             **_finish_fields(output, has_calls=has_calls),
         }
 
 
-def _fields(
-    deltas: Iterable[Delta] = (), calls: Sequence[ToolCallDelta] = (), **first: str
-) -> dict[str, Any]:
-    """A ``message``, or the ``delta`` of a chunk, which begins with ``first``; ``calls``: those of
-    ``deltas``."""
-    fields: dict[str, Any] = {**first, "reasoning_content": reasoning_of(deltas) or None}
-    if calls:
-        fields["tool_calls"] = [_tool_call(call) for call in calls]
+_NOTHING = gathered(())
+
+
+def _fields(answer: Answer, **first: str) -> dict[str, Any]:
+    """A ``message``, or the ``delta`` of a chunk, which begins with ``first``."""
+    fields: dict[str, Any] = {**first, "reasoning_content": answer.reasoning or None}
+    if answer.calls:
+        fields["tool_calls"] = [_tool_call(call) for call in answer.calls]
     return fields
 
 
