@@ -37,8 +37,10 @@ def same(seq_id: int, num_ids: int) -> Candidate:
 
 
 def test_fcfs_is_queue_order_among_equally_urgent_ones() -> None:
-    ranks = [0, -5, 3, -5, 0]
-    assert fcfs(QueueView([Candidate(number, rank=rank) for number, rank in enumerate(ranks)])) == [
+    urgencies = [0, 5, -3, 5, 0]
+    assert fcfs(
+        QueueView([Candidate(number, urgency=urgency) for number, urgency in enumerate(urgencies)])
+    ) == [
         1,
         3,
         0,
@@ -50,12 +52,12 @@ def test_fcfs_is_queue_order_among_equally_urgent_ones() -> None:
 
 def test_lof_takes_the_longest_output_of_the_most_urgent() -> None:
     queue = [
-        Candidate(0, rank=0, max_new_tokens=9),
-        Candidate(1, rank=0, max_new_tokens=30),
-        Candidate(2, rank=0, max_new_tokens=30),
+        Candidate(0, urgency=0, max_new_tokens=9),
+        Candidate(1, urgency=0, max_new_tokens=30),
+        Candidate(2, urgency=0, max_new_tokens=30),
     ]
     assert lof(QueueView(queue)) == [1, 2, 0]
-    assert lof(QueueView([*queue, Candidate(3, rank=-1, max_new_tokens=1)])) == [3, 1, 2, 0]
+    assert lof(QueueView([*queue, Candidate(3, urgency=1, max_new_tokens=1)])) == [3, 1, 2, 0]
 
 
 def test_random_is_a_permutation_that_depends_on_the_seed_alone() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from setpoint.core.records import Fallback, Refusal, RequestDone
 from setpoint.core.settings import PrioritySettings
-from setpoint.scheduler.preemption import RankedView, preemption_order
+from setpoint.scheduler.preemption import UrgencyView, preemption_order
 from setpoint.scheduler.retraction import RunningView, retraction_order
 from setpoint.testing.harness import VOCAB, Harness
 from setpoint.testing.scripted import hashed_token, reference
@@ -52,13 +52,13 @@ def order_of_ends(harness: Harness) -> list[str]:
     return ended
 
 
-def test_ranks() -> None:
+def test_urgency_follows_the_priority_and_the_sign() -> None:
     high, low = PrioritySettings(), PrioritySettings(low_first=True)
-    assert sorted([3, None, -9, 40], key=high.rank) == [40, 3, -9, None]
-    assert sorted([3, None, -9, 40], key=low.rank) == [-9, 3, 40, None]
-    assert PrioritySettings(default=5).rank(None) == PrioritySettings(default=5).rank(5)
-    assert high.rank(-(2**63)) < high.rank(None)
-    assert low.rank(2**63 - 1) < low.rank(None)
+    assert sorted([3, None, -9, 40], key=high.urgency, reverse=True) == [40, 3, -9, None]
+    assert sorted([3, None, -9, 40], key=low.urgency, reverse=True) == [-9, 3, 40, None]
+    assert PrioritySettings(default=5).urgency(None) == PrioritySettings(default=5).urgency(5)
+    assert high.urgency(-(2**63)) > high.urgency(None)
+    assert low.urgency(2**63 - 1) > low.urgency(None)
 
 
 @pytest.mark.parametrize(
@@ -110,15 +110,15 @@ def test_a_priority_can_be_refused_where_it_means_nothing() -> None:
 
 def test_victims_are_the_least_urgent_then_the_newest_beyond_the_threshold() -> None:
     running = [
-        RankedView(0, 20),
-        RankedView(1, 5),
-        RankedView(2, 20),
-        RankedView(3, 30),
-        RankedView(4, 11),
-        RankedView(5, 10),
+        UrgencyView(0, -20),
+        UrgencyView(1, -5),
+        UrgencyView(2, -20),
+        UrgencyView(3, -30),
+        UrgencyView(4, -11),
+        UrgencyView(5, -10),
     ]
     assert preemption_order(0, running, 10) == [3, 2, 0, 4]
-    assert preemption_order(25, running, 10) == []
+    assert preemption_order(-25, running, 10) == []
     assert preemption_order(0, running, 0) == [3, 2, 0, 4, 5, 1]
 
 
@@ -325,10 +325,10 @@ def test_a_full_queue_keeps_those_that_have_run() -> None:
 
 def test_retraction_by_priority_comes_before_length() -> None:
     views = [
-        RunningView(0, 5, 10, rank=1),
-        RunningView(1, 2, 10, rank=0),
-        RunningView(2, 9, 30, rank=1),
-        RunningView(3, 1, 1, rank=3),
+        RunningView(0, 5, 10, urgency=-1),
+        RunningView(1, 2, 10, urgency=0),
+        RunningView(2, 9, 30, urgency=-1),
+        RunningView(3, 1, 1, urgency=-3),
     ]
     assert retraction_order(views) == [3, 0, 2, 1]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-LAST_RANK = 1 << 64
-"""Behind every priority that fits a message."""
+LEAST_URGENT = -(1 << 64)
+"""Below every urgency that a priority in a message can give."""
 
 
 class PrioritySettings(msgspec.Struct, frozen=True):
@@ -27,12 +27,12 @@ class PrioritySettings(msgspec.Struct, frozen=True):
     """A dry pool takes its memory back from the least urgent; otherwise from those with the fewest
     outputs."""
 
-    def rank(self, priority: int | None) -> int:
-        """The number the scheduler's rules compare: lower is more urgent."""
+    def urgency(self, priority: int | None) -> int:
+        """The number that the scheduler's rules compare: larger is more urgent."""
         given = self.default if priority is None else priority
         if given is None:
-            return LAST_RANK
-        return given if self.low_first else -given
+            return LEAST_URGENT
+        return -given if self.low_first else given
 
 
 class CadenceSettings(msgspec.Struct, frozen=True):

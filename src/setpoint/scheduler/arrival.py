@@ -67,13 +67,13 @@ def new_sequence(
         prompt=np.ascontiguousarray(prompt),
         max_new_tokens=min(wanted, limit),
         stop_ids=frozenset() if request.sampling.ignore_eos else stop_ids,
-        rank=rank_of(request, settings.priority),
+        urgency=urgency_of(request, settings.priority),
         outputs=outputs,
         num_prior=len(outputs),
         num_sent=len(outputs),
     )
 
 
-def rank_of(request: Request, rule: PrioritySettings | None) -> int:
-    """How urgent a request is, lower first; the same for all without priority scheduling."""
-    return 0 if rule is None else rule.rank(request.priority)
+def urgency_of(request: Request, rule: PrioritySettings | None) -> int:
+    """How urgent a request is (larger is more urgent); 0 for all without priority scheduling."""
+    return 0 if rule is None else rule.urgency(request.priority)

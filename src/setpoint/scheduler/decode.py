@@ -122,9 +122,11 @@ class DecodePlanner:
             return self._fits(self._growth(left, _samples(left, 1)))
 
         num_retracted = 0
-        by_rank = rule is not None and rule.retract_first
+        by_urgency = rule is not None and rule.retract_first
         views = [
-            RunningView(seq.seq_id, len(seq.outputs), len(seq.prompt), seq.rank if by_rank else 0)
+            RunningView(
+                seq.seq_id, len(seq.outputs), len(seq.prompt), seq.urgency if by_urgency else 0
+            )
             for seq in rows
         ]
         for seq_id in retraction_order(views)[:-1]:

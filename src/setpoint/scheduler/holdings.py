@@ -42,7 +42,7 @@ class Holdings:
         """The sequence (already in its slot) takes over a matched, locked prefix."""
         pages = handle.pages()
         if seq.num_retractions == 0:  # coming back is no hit
-            self._cache.count_hit(handle, priority=1 - seq.rank)
+            self._cache.count_hit(handle, priority=1 + seq.urgency)
         seq.handle = handle
         seq.pages.frombytes(pages.tobytes())
         seq.num_scheduled = handle.num_tokens
@@ -128,8 +128,8 @@ class Holdings:
         The prompt ranks one above the output: other requests are likelier to begin with it
         (docs/sglang/scheduling.md#prefix-cache).
         """
-        self._extend(seq, ids[: len(seq.prompt)], priority=1 - seq.rank)
-        self._extend(seq, ids, priority=-seq.rank)
+        self._extend(seq, ids[: len(seq.prompt)], priority=1 + seq.urgency)
+        self._extend(seq, ids, priority=seq.urgency)
 
     def _extend(self, seq: Sequence, ids: Ids, *, priority: int) -> None:
         assert seq.handle is not None

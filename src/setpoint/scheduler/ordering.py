@@ -62,7 +62,7 @@ class WaitingOrder:
         if not policy.reads_cache:
             return Candidate(
                 seq.seq_id,
-                rank=seq.rank,
+                urgency=seq.urgency,
                 max_new_tokens=seq.max_new_tokens,
                 routing_key=request.routing_key,
             )

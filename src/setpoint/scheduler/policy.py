@@ -41,8 +41,8 @@ class Candidate(NamedTuple):
     """The cached stretches that the match runs through, from the root down; equal numbers are the
     same stretch (dfs-weight)."""
 
-    rank: int = 0
-    """Lower is more urgent; all equal without priority scheduling."""
+    urgency: int = 0
+    """Larger is more urgent; all equal without priority scheduling."""
     max_new_tokens: int = 0
     routing_key: str = ""
     arrived_at: int = 0
@@ -66,7 +66,7 @@ class QueueView:
 def fcfs(view: QueueView) -> list[int]:
     """Most urgent first; queue order among equals, which is all there is without priority
     scheduling."""
-    return _sorted(view, lambda c: c.rank)
+    return _sorted(view, lambda c: -c.urgency)
 
 
 def lpm(view: QueueView) -> list[int]:
@@ -114,7 +114,7 @@ def shortest_prefill_first(view: QueueView) -> list[int]:
 
 def lof(view: QueueView) -> list[int]:
     """Longest output first, by what a request may generate; by urgency before that."""
-    return _sorted(view, lambda c: (c.rank, -c.max_new_tokens))
+    return _sorted(view, lambda c: (-c.urgency, -c.max_new_tokens))
 
 
 def random(view: QueueView) -> list[int]:

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, frozen=True)
-class RankedView:
+class UrgencyView:
     seq_id: int
-    rank: int
+    urgency: int
+    """Larger is more urgent."""
 
 
-def preemption_order(rank: int, running: Iterable[RankedView], threshold: int) -> list[int]:
-    """seq_ids that a request of this rank may send back to the queue: worse by more than
-    ``threshold``; the worst, then the newest, first.
+def preemption_order(urgency: int, running: Iterable[UrgencyView], threshold: int) -> list[int]:
+    """The seq_ids that a request of this urgency may send back to the queue: those less urgent by
+    more than ``threshold``, the least urgent first, the newest first among equals.
 
     ``running`` is in admission order.
     """
-    ranked = sorted(enumerate(running), key=lambda item: (-item[1].rank, -item[0]))
-    return [view.seq_id for _, view in ranked if view.rank - rank > threshold]
+    ordered = sorted(enumerate(running), key=lambda item: (item[1].urgency, -item[0]))
+    return [view.seq_id for _, view in ordered if urgency - view.urgency > threshold]

@@ -18,7 +18,7 @@ from setpoint.scheduler.budget import PrefillBudget, fits_until_finish
 from setpoint.scheduler.delay import AdmissionDelay, DelayView
 from setpoint.scheduler.ordering import WaitingOrder
 from setpoint.scheduler.policy import POLICIES
-from setpoint.scheduler.preemption import RankedView, preemption_order
+from setpoint.scheduler.preemption import UrgencyView, preemption_order
 from setpoint.scheduler.sequence import Sequence
 from setpoint.scheduler.state import State, StepDraft
 
@@ -220,7 +220,8 @@ class PrefillPlanner:
         if rule is None or not rule.preempt or not state.running:
             return False
         return (
-            max(seq.rank for seq in state.running.values()) - min(seq.rank for seq in state.queue)
+            max(seq.urgency for seq in state.queue)
+            - min(seq.urgency for seq in state.running.values())
             > rule.threshold
         )
 
@@ -235,8 +236,8 @@ class PrefillPlanner:
         if rule is None or not rule.preempt:
             return False
         assert state.chunking is None, "the scan ends where a prompt is left in mid-prefill"
-        running = (RankedView(other.seq_id, other.rank) for other in state.running.values())
-        victims = self._victims(seq, preemption_order(seq.rank, running, rule.threshold), budget)
+        running = (UrgencyView(other.seq_id, other.urgency) for other in state.running.values())
+        victims = self._victims(seq, preemption_order(seq.urgency, running, rule.threshold), budget)
         if any(victim.inflight_steps for victim in victims):
             step.hold = not step.seqs
             return False

@@ -12,8 +12,8 @@ class RunningView:
     seq_id: int
     num_outputs: int
     num_input: int
-    rank: int = 0
-    """Lower is more urgent; all equal if retraction goes by length alone."""
+    urgency: int = 0
+    """Larger is more urgent; all equal if retraction goes by length alone."""
 
 
 def retraction_order(running: Iterable[RunningView]) -> list[int]:
@@ -22,8 +22,8 @@ def retraction_order(running: Iterable[RunningView]) -> list[int]:
 
     ``running`` is in admission order.
     """
-    ranked = sorted(
+    ordered = sorted(
         enumerate(running),
-        key=lambda item: (-item[1].rank, item[1].num_outputs, -item[1].num_input, -item[0]),
+        key=lambda item: (item[1].urgency, item[1].num_outputs, -item[1].num_input, -item[0]),
     )
-    return [view.seq_id for _, view in ranked]
+    return [view.seq_id for _, view in ordered]

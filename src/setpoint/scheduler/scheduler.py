@@ -35,7 +35,7 @@ from setpoint.core.records import (
 from setpoint.core.request import Request
 from setpoint.core.result import StepResult
 from setpoint.core.settings import Settings
-from setpoint.scheduler.arrival import new_sequence, rank_of
+from setpoint.scheduler.arrival import new_sequence, urgency_of
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.cadence import Cadence
 from setpoint.scheduler.commit import Committer
@@ -170,8 +170,8 @@ class Scheduler:
         fresh = (
             other for other in chain(state.queue, state.preparing) if other.num_retractions == 0
         )
-        worst = max(fresh, key=lambda other: (other.rank, other.seq_id), default=seq)
-        if worst.rank <= seq.rank:
+        worst = max(fresh, key=lambda other: (-other.urgency, other.seq_id), default=seq)
+        if worst.urgency >= seq.urgency:
             raise RequestError("The request queue is full.", status_code=503, err_type=UNAVAILABLE)
         self._drop(worst, "The request is aborted by a higher priority request.")
 
@@ -207,8 +207,8 @@ class Scheduler:
             self.state.end(seq, Finish("stop"))
 
     def change(self, settings: Settings) -> None:
-        """Plan under these settings from the next step on. Requests keep their places; their ranks
-        follow the new rule."""
+        """Plan under these settings from the next step on. Requests keep their places; their
+        urgency follows the new rule."""
         state, before = self.state, self.state.settings
         assert settings.max_running_requests <= self.config.num_slots, "the frontend refuses more"
         state.settings = settings
@@ -216,7 +216,7 @@ class Scheduler:
         state.ratio.rescale(before.conservativeness, settings.conservativeness)
         if settings.priority != before.priority:
             for seq in state.by_id.values():
-                seq.rank = rank_of(seq.request, settings.priority)
+                seq.urgency = urgency_of(seq.request, settings.priority)
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can run before a result comes back or a request

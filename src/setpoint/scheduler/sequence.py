@@ -39,8 +39,8 @@ class Sequence:
     (docs/sglang/scheduling.md#length-limits)."""
     stop_ids: frozenset[int]
     """Ids that end the sequence; empty with ignore_eos."""
-    rank: int = 0
-    """Lower is more urgent; 0 for all without priority scheduling."""
+    urgency: int = 0
+    """Larger is more urgent; 0 for all without priority scheduling."""
     outputs: array[int] = field(default_factory=lambda: array("i"))
     """Committed output tokens, prior outputs included."""
     num_prior: int = 0

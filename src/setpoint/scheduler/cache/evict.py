@@ -87,7 +87,8 @@ class Priority(Scored):
     the stretch."""
 
     fresh_score = -(1 << 64)
-    """Not above any priority (core.settings.LAST_RANK): a new stretch grows to its request's."""
+    """Not above any priority (``core.settings.LEAST_URGENT``): a new stretch grows to that of its
+    request."""
 
     def hit(self, rank: Rank, priority: int) -> Rank:
         return max(rank[0], priority), rank[1]
