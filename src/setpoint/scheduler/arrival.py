@@ -1,4 +1,4 @@
-"""A request becomes a sequence, or is refused at the door: its priority and length are checked."""
+"""Turns a request into a sequence, or refuses it on arrival: checks its priority and length."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def new_sequence(
     longest: int,
     page_size: int,
 ) -> Sequence:
-    """Build the sequence of a request; raises RequestError for one that can never be served.
+    """Build the sequence of a request. Raises RequestError for one that can never be served.
 
     longest: tokens of the longest sequence that fits an otherwise empty pool. ``max_new_tokens`` is
-    clipped so that prompt, outputs and one spare page do: a sequence that is admitted can always
-    finish, whatever the others do.
+    clipped so that prompt, outputs and one spare page fit into it: a sequence that is admitted can
+    always finish, whatever the others do.
     """
     if request.priority is not None and settings.priority is None and settings.refuse_priority:
         raise RequestError(PRIORITY_DISABLED, status_code=503, err_type="ServiceUnavailableError")

@@ -1,8 +1,8 @@
-"""What a step brought becomes outputs and events: every token is appended, told to the grammar and
-tested for the end; what lies behind an end is discarded.
+"""Turns the results of steps into outputs and events. Every token is appended, passed to the
+grammar and tested for the end of its sequence; tokens after the end are discarded.
 
-A row may bring fewer tokens than it was planned with room for (``Rows.samples``): what was counted
-for the others is taken back. Their pages stay with the sequence, whose next row writes there.
+A row may bring fewer tokens than it has room for (``Rows.samples``). The counts for the missing
+ones are then taken back; their pages stay with the sequence, whose next row writes there.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from setpoint.scheduler.state import State, StepDraft
 
 
 class Committer:
-    """Works on the steps in flight, oldest first, and on the sequences in them."""
+    """Commits the steps in flight, oldest first, to the sequences in them."""
 
     def __init__(self, state: State, observer: Observer) -> None:
         self._state = state
         self._observer = observer
 
     def commit(self, result: StepResult, finished_at: float) -> list[TokenEvent]:
-        """Take in the result of the oldest step in flight; returns the events to send. Rows of
-        sequences that ended meanwhile are discarded."""
+        """Commit the result of the oldest step in flight; returns the events to send. Rows of
+        sequences that have ended meanwhile are discarded."""
         self._state.now = finished_at
         step = self._state.inflight.popleft()
         assert step.plan is not None
@@ -67,8 +67,8 @@ class Committer:
         return events
 
     def fail(self, seq: Sequence, why: str) -> TokenEvent:
-        """End a sequence, if it has not ended yet, for which something raised. What it has computed
-        is not sent any more."""
+        """End a sequence whose processing raised, if it has not ended yet. Its unsent outputs are
+        not sent any more."""
         seq.num_sent = len(seq.outputs)
         seq.output_logprobs, seq.prompt_logprobs, seq.embedding = [], [], b""
         if seq.finish is None:
@@ -85,8 +85,8 @@ class Committer:
         result: StepResult,
         failures: Mapping[int, str],
     ) -> TokenEvent | None:
-        """Take in what a step brought for one of its sequences, ``ids[begin:end]``; the event to
-        send, if one is due."""
+        """Commit the tokens that a step brought for one sequence, ``ids[begin:end]``; returns the
+        event to send, if one is due."""
         if failures and seq.seq_id in failures:
             return self.fail(seq, failures[seq.seq_id])
         before = len(seq.outputs)
@@ -125,14 +125,15 @@ class Committer:
 
 
 def _take_back(seq: Sequence, samples: int, num_tokens: int) -> None:
-    """A row brought ``num_tokens`` of the ``samples`` it had room for. Also for a sequence that has
-    ended: what it leaves in the cache must be computed."""
+    """Correct the counts of a sequence whose row brought ``num_tokens`` of the ``samples`` it had
+    room for. A sequence that has ended needs this too: what it leaves in the cache must have been
+    computed."""
     assert num_tokens < samples, "a row brought more tokens than its plan allows"
     seq.num_scheduled -= samples - num_tokens
 
 
 def _append(seq: Sequence, ids: list[int], begin: int, end: int) -> Finish | None:
-    """Commit ``ids[begin:end]`` up to the first that ends the sequence; how it ends, if it
+    """Commit ``ids[begin:end]`` up to the first that ends the sequence; returns how it ends, if it
     does."""
     while begin < end:
         token, begin = ids[begin], begin + 1
@@ -148,7 +149,7 @@ def _append(seq: Sequence, ids: list[int], begin: int, end: int) -> Finish | Non
 
 
 def _keep_logprobs(seq: Sequence, result: StepResult, num_committed: int) -> None:
-    """Until the next event: of the prompt, and of as many output tokens as were committed."""
+    """Keep the logprobs of the prompt and of the committed output tokens until the next event."""
     if seq.seq_id in result.prompt_logprobs:
         seq.prompt_logprobs.append(logprob_block(result.prompt_logprobs[seq.seq_id]))
     if seq.seq_id in result.output_logprobs and num_committed:
@@ -157,7 +158,7 @@ def _keep_logprobs(seq: Sequence, result: StepResult, num_committed: int) -> Non
 
 
 def _end_of_prompt(seq: Sequence, result: StepResult) -> Finish | None:
-    """max_new_tokens = 0: with the last chunk's result there is nothing left to compute."""
+    """End a sequence with max_new_tokens = 0: after the last chunk nothing is left to compute."""
     if not seq.prefilled or seq.inflight_steps or seq.remaining > 0:
         return None
     if seq.request.pooling is not None:

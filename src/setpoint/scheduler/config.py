@@ -1,5 +1,5 @@
-"""What is fixed for a scheduler's life, all resolved: it never sees the user's options. What may
-change while it serves is ``core.settings``."""
+"""The settings that are fixed for a scheduler's life, as resolved values: the scheduler never sees
+the user's options. Those that may change while it serves are in ``core.settings``."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class SchedulerConfig:
     """Written once by ``launch`` after the memory plan; every limit is final."""
 
     num_slots: int
-    """Sequences that the engine has room for; ``Settings.max_running_requests`` may be fewer."""
+    """Sequences that fit the engine at a time; ``Settings.max_running_requests`` may be smaller."""
     max_req_len: int
     """Prompt + output tokens a request may reach: min(context, pool capacity) - 1."""
     max_req_input_len: int
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
     seed: int = 0
-    """Of the random policy."""
+    """Seed of the random policy."""
     waiting_timeout_s: float | None = None
-    """Longest stay in the queue, counted anew after a retraction; None = no limit."""
+    """Longest time in the queue, counted anew after a retraction; None = no limit."""
     running_timeout_s: float | None = None
-    """Longest time from an admission on."""
+    """Longest time since the last admission; None = no limit."""
     max_preparing_requests: int = 1024
-    """Requests that may wait for their grammar at a time; one more is refused."""
+    """How many requests may wait for their grammar at a time; one more is refused."""
     preparation_timeout_s: float = 60.0
     """Longest time that a request waits for its grammar."""
     depth: int = 0
@@ -45,18 +45,18 @@ class SchedulerConfig:
     """Whether a sequence may be planned again before its last result is known (overlap yes,
     pipeline stages no)."""
     max_tokens_per_row: int = 1
-    """The most tokens that the result of a decode row may bring, for all of which it takes pages
-    beforehand."""
+    """The most tokens that the result of a decode row may bring. The row takes pages for all of
+    them when it is planned."""
     ratio: RatioConfig = field(default_factory=RatioConfig)
     clip_max_new_tokens: int = 4096
     """An output longer than this is counted as this long when admission reserves memory
     (docs/sglang/scheduling.md#admission)."""
     in_batch_check: int = 32
-    """Policies that match prefixes: requests with at most this many cached tokens are compared with
-    each other; -1 = never."""
+    """Under policies that match prefixes, waiting requests with at most this many cached tokens are
+    compared with each other; -1 = never."""
     in_batch_deprioritize: int = 32
-    """... and one goes last in this pass if it shares at least this many tokens with an earlier
-    one."""
+    """A request that shares at least this many tokens with an earlier one in that comparison goes
+    last in this pass."""
     test_retract_interval: int = 0
     """Retract on every k-th decode step (tests); 0 = never."""
     strict_accounting: bool = False

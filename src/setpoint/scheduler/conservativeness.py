@@ -1,9 +1,6 @@
-"""The new-token ratio: which share of the outputs still allowed admission counts on
-(docs/sglang/scheduling.md#new-token-ratio).
-
-Optimistic while all goes well (it decays step by step), corrected by every retraction, reset when
-the engine is idle.
-"""
+"""The new-token ratio: the share of the outputs still allowed that admission expects to be
+generated (docs/sglang/scheduling.md#new-token-ratio). It decays with every decode step, each
+retraction sets it anew, and an idle engine resets it."""
 
 from __future__ import annotations
 
@@ -11,10 +8,9 @@ from setpoint.scheduler.config import RatioConfig
 
 
 class NewTokenRatio:
-    """``current`` is in [0, 1]; 1 reserves every token that running requests may still generate.
-
-    ``conservativeness`` is the present setting, given with each call that needs it.
-    """
+    """``current`` is in [0, 1]; at 1, admission reserves every token that running requests may
+    still generate. ``conservativeness`` is the present setting, given with each call that needs
+    it."""
 
     def __init__(self, config: RatioConfig, conservativeness: float) -> None:
         self._config = config
@@ -24,7 +20,7 @@ class NewTokenRatio:
         return min(self._config.init * conservativeness, 1.0)
 
     def decay(self, conservativeness: float) -> None:
-        """A decode step passed without retraction."""
+        """Lower the ratio after a decode step without retraction."""
         init = self._init(conservativeness)
         least = init * self._config.min_factor
         self.current = max(self.current - (init - least) / self._config.decay_steps, least)
@@ -38,11 +34,11 @@ class NewTokenRatio:
         self.current = min(1.0, expected / (max_new_tokens + 1))
 
     def reset(self, conservativeness: float) -> None:
-        """The engine is idle: the history is over."""
+        """Return to the initial ratio; called when the engine is idle."""
         self.current = self._init(conservativeness)
 
     def rescale(self, before: float, after: float) -> None:
-        """The conservativeness changes: keep the share of the initial ratio that experience has
-        brought it to."""
+        """Follow a change of the conservativeness: the ratio keeps its proportion to the initial
+        ratio."""
         old, new = self._init(before), self._init(after)
         self.current = min(self.current * new / old, 1.0) if old > 0 else new

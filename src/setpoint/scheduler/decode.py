@@ -110,11 +110,8 @@ class DecodePlanner:
         If the last does not fit either, the sequence in mid-prefill goes; if there is none, the
         last is aborted.
         """
-        state, before, ratio_before = (
-            self._state,
-            self._state.available_tokens,
-            self._state.ratio.current,
-        )
+        state = self._state
+        before, ratio_before = state.available_tokens, state.ratio.current
         living = {seq.seq_id: seq for seq in rows}
 
         def fits() -> bool:

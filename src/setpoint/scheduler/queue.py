@@ -1,4 +1,4 @@
-"""The waiting queue: arrival order, O(1) removal from anywhere."""
+"""The waiting queue: sequences in order of arrival, with O(1) removal of any of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WaitingQueue:
         return self._by_id[seq_id]
 
     def reserve(self, seq: Sequence) -> None:
-        """Give it the place behind all that have one."""
+        """Give the sequence the place after all that have one."""
         self._num_places += 1
         seq.place = self._num_places
 
@@ -37,7 +37,7 @@ class WaitingQueue:
         self.insert(seq)
 
     def insert(self, seq: Sequence) -> None:
-        """At its place; O(sequences behind it)."""
+        """Put the sequence at its place; O(sequences behind it)."""
         behind = list(
             takewhile(lambda other: other.place > seq.place, reversed(self._by_id.values()))
         )

@@ -29,7 +29,7 @@ class Status(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """SGLang: Req. Written by the scheduler only."""
+    """One request's life in the scheduler (SGLang: Req). Written by the scheduler only."""
 
     seq_id: int
     request: Request
@@ -42,7 +42,7 @@ class Sequence:
     urgency: int = 0
     """Larger is more urgent; 0 for all without priority scheduling."""
     outputs: array[int] = field(default_factory=lambda: array("i"))
-    """Committed output tokens, prior outputs included."""
+    """Committed output tokens, including those that came with the request."""
     num_prior: int = 0
     """Outputs that came with the request."""
     grammar: Grammar | None = None
@@ -50,15 +50,15 @@ class Sequence:
     since: float = 0.0
     """Clock seconds when the sequence joined the queue or was admitted, whichever came last."""
     place: int = 0
-    """In the queue's order of arrival; a retracted sequence has a new one."""
+    """Place in the queue's order of arrival; a retracted sequence gets a new one."""
     accepted_at: float | None = None
-    """Clock seconds; the next two of the first time. Written by the scheduler."""
+    """Clock seconds when the request was accepted; written by the scheduler."""
     admitted_at: float | None = None
-    """Written by ``State``."""
+    """Clock seconds of the first admission; written by ``State``."""
     first_token_at: float | None = None
-    """Written at the commit."""
+    """Clock seconds when the first token was committed; written at the commit."""
     arrived_at: int = 0
-    """``State.num_processed`` when it joined the queue."""
+    """``State.num_processed`` when the sequence joined the queue."""
     slot: int = -1
     handle: PrefixHandle | None = None
     """The locked tree path: covers ``pages[: handle.num_tokens // page_size]``, duplicates
@@ -66,20 +66,20 @@ class Sequence:
     pages: array[int] = field(default_factory=lambda: array("i"))
     """The slot's page rows (``core.pagerows``), flat, in order; 0 where a window has passed."""
     first_rows: list[int] = field(default_factory=list)
-    """By window of the cache: the first row whose pages are held. Empty without windows."""
+    """For each window of the cache, the first row whose pages are held. Empty without windows."""
     slide_at: int = 0
-    """``num_scheduled`` from which on window pages may be given back."""
+    """The value of ``num_scheduled`` from which on window pages may be given back."""
     duplicates: list[Ids] = field(default_factory=list)
-    """Private pages for a stretch that the tree holds under other pages; in our page table until
-    release."""
+    """Private pages of stretches that the tree holds under other pages; they stay in the page table
+    until release."""
     ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
     """Prompt + outputs as of the last admission: what prefill has to cover."""
     prefilled: bool = False
-    """Every token of the last admission has KV, computed or planned. Written with each row of
-    it."""
+    """Whether every token of the last admission has KV, computed or planned. Written with each of
+    its rows."""
     num_scheduled: int = 0
-    """Tokens whose KV is computed or planned (the cached prefix included), if the rows in flight
-    bring all they may; what they did not bring is taken back."""
+    """Tokens whose KV is computed or planned (the cached prefix included), as if the rows in flight
+    brought all that they may; tokens that a row did not bring are subtracted at its commit."""
     inflight_steps: int = 0
     inflight_samples: int = 0
     """The most tokens that results in flight may bring."""
@@ -87,12 +87,12 @@ class Sequence:
     """Prefix hit of the first admission, in tokens."""
     num_retractions: int = 0
     num_sent: int = 0
-    """Outputs already emitted."""
+    """Number of outputs already sent."""
     output_logprobs: list[LogprobBlock] = field(default_factory=list)
-    """Not yet emitted."""
+    """Logprobs not sent yet."""
     prompt_logprobs: list[LogprobBlock] = field(default_factory=list)
     embedding: bytes = b""
-    """Of a pooled request: float32, set by its last step."""
+    """The vector of a pooled request, float32; set by its last step."""
     finish: Finish | None = None
 
     @property
@@ -111,7 +111,8 @@ class Sequence:
 
     @property
     def wants_row(self) -> bool:
-        """Prefilled, and not every allowed output is committed or in flight."""
+        """Whether decode should plan a row: the prompt is computed or planned, and not every
+        allowed output is committed or in flight."""
         return self.finish is None and self.prefilled and self.remaining > self.inflight_samples
 
     def known_ids(self) -> Ids:

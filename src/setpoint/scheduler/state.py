@@ -1,9 +1,6 @@
-"""What the scheduler knows: queue, running set, slots, steps in flight; and the few moves that keep
-them consistent.
-
-Planning (``prefill``, ``decode``) and the life of a request (``scheduler``) change it only through
-these moves.
-"""
+"""The scheduler's state (queue, running set, slots, steps in flight) and the few operations that
+keep it consistent. Planning (``prefill``, ``decode``) and the life of a request (``scheduler``)
+change it only through these operations."""
 
 from __future__ import annotations
 
@@ -28,15 +25,15 @@ from setpoint.scheduler.sequence import Sequence, Status
 
 @dataclass(slots=True)
 class StepDraft:
-    """A step while it is planned and until its result is back: who is in it, and what its StepDone
-    will say."""
+    """A step from the beginning of its planning until its result is back: its sequences, and the
+    numbers that its StepDone will report."""
 
     settings: Settings
-    """What it is planned under."""
+    """The settings that the step is planned under."""
     plan: StepPlan | None = None
     """Set when the plan is complete."""
     seqs: list[Sequence] = field(default_factory=list)
-    """In the plan's row order."""
+    """The step's sequences, in the plan's row order."""
     num_new_tokens: int = 0
     num_cached_tokens: int = 0
     num_prefill_rows: int = 0
@@ -47,13 +44,13 @@ class StepDraft:
     num_preparing: int = 0
     num_pending_tokens: int = 0
     hold: bool = False
-    """Nothing may be planned: a preemption waits for the steps in flight."""
+    """Nothing may be planned this turn: a preemption waits for the steps in flight."""
     refusals: dict[Refusal, int] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
-    """seq_id -> why, of sequences that failed alone while the step was prepared."""
+    """seq_id -> reason, for sequences that failed alone while the step was prepared."""
 
     def add(self, seq: Sequence, *, samples: int) -> None:
-        """A row of this sequence was planned, whose result may bring so many tokens."""
+        """Count a planned row of this sequence, whose result may bring ``samples`` tokens."""
         seq.inflight_steps += 1
         seq.inflight_samples += samples
         self.seqs.append(seq)
@@ -94,7 +91,7 @@ class State:
         """The one sequence in mid-prefill."""
         self.inflight: deque[StepDraft] = deque()
         self.by_id: dict[int, Sequence] = {}
-        """Those that are prepared, queued or running."""
+        """The sequences in ``preparing``, ``queue`` or ``running``."""
         self.slots = list(range(config.num_slots - 1, -1, -1))
         """Free slots; the lowest is taken first at the start."""
         self.releases: list[int] = []
@@ -102,25 +99,27 @@ class State:
         self.num_processed = 0
         """Prompt tokens planned since the start."""
         self.now = 0.0
-        """Clock seconds. Written by the loop at a turn's beginning, and plans know no other time;
-        and at the commit of a result."""
+        """Clock seconds, written by the loop at the beginning of a turn and at the commit of a
+        result. Planning knows no other time."""
         self.standing_refusal: Refusal | None = None
-        """Why admission is pointless until a sequence ends, running or waiting, or is retracted
+        """Why admission is pointless until a running or waiting sequence ends, or one is retracted
         (SGLang: batch_is_full)."""
 
     @property
     def available_tokens(self) -> int:
-        """Pool tokens that an allocation could get: free, plus cached and not locked."""
+        """Pool tokens that an allocation could get: those that are free, and those that are cached
+        and not locked."""
         return self.cache.free_tokens + self.cache.evictable_tokens
 
     @property
     def num_free_slots(self) -> int:
-        """Sequences that may be admitted; below zero where the limit was lowered and more run."""
+        """How many sequences may be admitted; negative if the limit was lowered below the number
+        that run."""
         return len(self.slots) - self.config.num_slots + self.settings.max_running_requests
 
     @property
     def num_pending_tokens(self) -> int:
-        """Sequence lengths waiting, plus what the sequence in mid-prefill has left."""
+        """Tokens of the waiting sequences, plus what the sequence in mid-prefill has left."""
         left = (
             len(self.chunking.ids) - self.chunking.num_scheduled if self.chunking is not None else 0
         )
@@ -128,8 +127,8 @@ class State:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing can be planned or comes back before there is an input; a sequence may be in
-        preparation."""
+        """Whether nothing can be planned and no result is due until a message arrives. Sequences
+        may be in preparation."""
         return not (self.queue or self.running or self.draining or self.inflight)
 
     @property
@@ -138,25 +137,26 @@ class State:
         return len(self.running) - (self.chunking is not None)
 
     def enqueue(self, seq: Sequence) -> None:
-        """To the end of the queue."""
+        """Put a sequence at the end of the queue."""
         seq.since, seq.arrived_at = self.now, self.num_processed
         self.queue.append(seq)
 
     def prepare(self, seq: Sequence) -> None:
-        """To where it waits for what it needs, with a place at the end of the queue."""
+        """Let a sequence wait for its preparation, with a place at the end of the queue reserved
+        for it."""
         self.preparing.start(seq)
         seq.since, seq.arrived_at = self.now, self.num_processed
         self.queue.reserve(seq)
 
     def prepared(self, seq_id: int) -> Sequence:
-        """To its place in the queue."""
+        """Put a prepared sequence at its place in the queue."""
         seq = self.preparing.take(seq_id)
         self.queue.insert(seq)
-        self.standing_refusal = None  # perhaps it fits, in front of the one that does not
+        self.standing_refusal = None  # it may fit, ahead of the one that did not
         return seq
 
     def start(self, seq: Sequence) -> None:
-        """From the queue into a free slot."""
+        """Move a sequence from the queue into a free slot."""
         self.queue.remove(seq)
         seq.slot = self.slots.pop()
         seq.status = Status.RUNNING
@@ -166,15 +166,15 @@ class State:
         self.running[seq.seq_id] = seq
 
     def end(self, seq: Sequence, finish: Finish) -> TokenEvent:
-        """Finish a sequence that has not ended; its memory and slot follow when no step in flight
-        names it."""
+        """Finish a sequence that has not ended. Its memory and slot are released once no step in
+        flight names it."""
         seq.finish = finish
         del self.by_id[seq.seq_id]
         if seq.status is Status.PREPARING:
             self.preparing.remove(seq)
         elif seq.status is Status.WAITING:
             self.queue.remove(seq)
-            self.standing_refusal = None  # perhaps it was this one that did not fit
+            self.standing_refusal = None  # this may be the one that did not fit
         else:
             self._leave_running(seq)
             self.draining[seq.seq_id] = seq
@@ -183,21 +183,22 @@ class State:
         return self.last_event(seq)
 
     def last_event(self, seq: Sequence) -> TokenEvent:
-        """What the client hears last of a sequence whose ``finish`` is set, and the record of its
-        life."""
+        """The client's last event of a sequence whose ``finish`` is set. Also emits the record of
+        the sequence's life."""
         event = token_event(seq)
         self._observer.on(request_done(seq, self.now))
         return event
 
     def release_if_idle(self, seq: Sequence) -> None:
-        """A finished sequence leaves for good once its last step in flight is back."""
+        """Release a finished sequence once its last step in flight is back."""
         if seq.inflight_steps == 0:
             del self.draining[seq.seq_id]
             self.holdings.release(seq, publish=True)
             self._free_slot(seq)
 
     def send_back(self, seq: Sequence) -> None:
-        """Retract: give up memory and slot, queue again at the end with the outputs that exist.
+        """Retract a sequence: it gives up memory and slot, and joins the end of the queue with the
+        outputs that it has.
 
         Contract: no step in flight names the sequence.
         """
@@ -222,7 +223,7 @@ class State:
 
 
 def _span(config: SchedulerConfig, chunk: int | None) -> int:
-    """Most tokens of a sequence between the first that may still be computed and the last that is
-    planned: a chunk, or what the steps in flight may bring."""
+    """The most tokens from the first that may still be computed to the last that is planned: a
+    chunk, or what the steps in flight may bring."""
     in_flight = (config.depth + 1) * config.max_tokens_per_row
     return max(config.max_req_len if chunk is None else chunk, in_flight)
