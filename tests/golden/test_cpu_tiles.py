@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cpu_kernels import CASES, Case, Problem, make_problem
+from test_cpu_attention import CASES, Case, Problem, make_problem
 
 from setpoint.engine.kernels.cpu import build, library
 from setpoint.engine.quant import cpu as cpu_linear
