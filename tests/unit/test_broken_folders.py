@@ -106,12 +106,12 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "config: a folder": (a_folder("config.json"), "has no config.json"),
     "hidden_size huge": (
         config("hidden_size", "1000000000000"),
-        "'hidden_size' is 1000000000000; the most that is supported",
+        "'hidden_size' is 1000000000000; the largest supported value",
     ),
     "hidden_size beyond 64 bits": (config("hidden_size", BIG), "'hidden_size' is 1000"),
     "vocab_size huge": (
         config("vocab_size", "9000000000000000000"),
-        "'vocab_size' is 9000000000000000000; the most",
+        "'vocab_size' is 9000000000000000000; the largest supported",
     ),
     "intermediate_size NaN": (
         config("intermediate_size", "NaN"),
@@ -119,16 +119,19 @@ BROKEN: dict[str, tuple[Break, str]] = {
     ),
     "layers huge": (
         config("num_hidden_layers", "200000"),
-        "'num_hidden_layers' is 200000; the most that is supported is 4096",
+        "'num_hidden_layers' is 200000; the largest supported value is 4096",
     ),
-    "head_dim huge": (config("head_dim", "1000000000"), "'head_dim' is 1000000000; the most"),
+    "head_dim huge": (
+        config("head_dim", "1000000000"),
+        "'head_dim' is 1000000000; the largest supported",
+    ),
     "heads huge": (
         config("num_attention_heads", "1000000000"),
-        "'num_attention_heads' is 1000000000; the most",
+        "'num_attention_heads' is 1000000000; the largest supported",
     ),
     "context huge": (
         config("max_position_embeddings", "1000000000000"),
-        "'max_position_embeddings' is 1000000000000; the most",
+        "'max_position_embeddings' is 1000000000000; the largest supported",
     ),
     "architecture of two lines": (
         config("architectures", '["Llama\\nForCausalLM"]'),

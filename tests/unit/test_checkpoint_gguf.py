@@ -178,7 +178,7 @@ def test_linear_rope_scaling_is_kept_and_others_are_refused(tmp_path: Path) -> N
         ({"drop": ("token_embd.weight",)}, "'token_embd.weight' is missing"),
         ({"drop": ("blk.1.ffn_up.weight",)}, "'blk.1.ffn_up.weight' is missing"),
         ({"keys": {"llama.block_count": "two"}}, "'llama.block_count' is str, not int"),
-        ({"keys": {"llama.block_count": 1}}, "has no place"),
+        ({"keys": {"llama.block_count": 1}}, "does not belong"),
         ({"keys": {"llama.block_count": 3}}, "'blk.2.attn_norm.weight' is missing"),
         (
             {"keys": {"llama.feed_forward_length": 128}},

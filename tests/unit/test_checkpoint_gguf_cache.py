@@ -79,7 +79,10 @@ def test_a_new_format_takes_the_place_of_the_old_ones(
     assert [folder.is_dir() for folder in (old, *copies, kept, stranger, new)] == [False] * 4 + [
         True
     ] * 3
-    assert f"Removing {old}, which an earlier version made of a file of this name." in lines
+    removing = (
+        f"Removing {old}, which an earlier version of Setpoint made from a file of the same name."
+    )
+    assert removing in lines
 
 
 FULL_DISK = """

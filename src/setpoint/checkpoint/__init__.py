@@ -1,5 +1,6 @@
-"""Finds a model, reads its config and converts a GGUF once, all before torch is imported.
+"""Finds a model, reads its config and, for a GGUF file, converts it once; all before torch is
+imported.
 
 ``source.locate`` turns what the user named into a Hugging Face-style folder; ``spec.read_spec``
-turns that folder into a ModelSpec. The engine loads the weights; this room never does.
+turns that folder into a ModelSpec. The engine loads the weights; this package never does.
 """

@@ -1,4 +1,4 @@
-"""Typed access to a config.json; knows how values are written, not what they mean."""
+"""Typed access to a config.json. This module knows how values are written, not what they mean."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, NoReturn
 from setpoint.checkpoint import safetensors_file
 from setpoint.core.errors import CheckpointError
 
-MOST = 1 << 28
-"""Of what makes a tensor's extent: far above every model, and products of two still count in 64
-bits."""
-LONGEST = (1 << 31) - 1
-"""Positions are 32-bit integers."""
+MAX_DIMENSION = 1 << 28
+"""Largest dimension accepted for a tensor; far above any real model, and the product of two
+dimensions still fits 64 bits."""
+MAX_POSITIONS = (1 << 31) - 1
+"""Largest number of positions accepted: positions are 32-bit integers."""
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
-SHOWN = 60
-"""Characters of a refused value in the message."""
+SHOWN_CHARS = 60
+"""Most characters of a refused value that an error message shows."""
 
 
 class ConfigFile:
-    """Its errors name the key and the file."""
+    """The values of a config.json. Every error names the key and the file."""
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         self.path = path
@@ -29,22 +29,22 @@ class ConfigFile:
     def fail(self, key: str, problem: str) -> NoReturn:
         raise CheckpointError(f"{self.path}: {key!r} {problem}.")
 
-    def positive(self, key: str, default: int | None = None, *, at_most: int = MOST) -> int:
+    def positive(
+        self, key: str, default: int | None = None, *, at_most: int = MAX_DIMENSION
+    ) -> int:
         value = self.config.get(key)
         if value is None:
             value = default
         if value is None:
-            self.fail(
-                key, f"is missing; {self.architecture()} does not look like a decoder of text"
-            )
+            self.fail(key, f"is missing; {self.architecture()} does not look like a text decoder")
         if type(value) is not int or value < 1:
             self.fail(key, f"must be a positive integer, not {shown(value)}")
         if value > at_most:
-            self.fail(key, f"is {value}; the most that is supported is {at_most}")
+            self.fail(key, f"is {value}; the largest supported value is {at_most}")
         return value
 
     def flag(self, key: str) -> bool:
-        """true or false; false if absent or null."""
+        """The value of ``key``, true or false; False if it is absent or null."""
         value = self.config.get(key)
         if value is not None and not isinstance(value, bool):
             self.fail(key, f"must be true or false, not {shown(value)}")
@@ -62,7 +62,8 @@ class ConfigFile:
         return str(self.config["architectures"][0])
 
     def ids(self, key: str) -> tuple[int, ...]:
-        """A token id or a list of them; absent or null = none."""
+        """The value of ``key``, a token id or a list of them, as a tuple; empty if it is absent or
+        null."""
         value = self.config.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
@@ -70,8 +71,8 @@ class ConfigFile:
         return tuple(ids)
 
     def dtype(self, tensors: list[safetensors_file.TensorInfo]) -> str:
-        """The config's word (transformers 5 writes "dtype", older ones "torch_dtype"), else what
-        most weights are stored in."""
+        """The dtype that the config names (transformers 5 writes "dtype", older versions
+        "torch_dtype"); if it names none, the dtype that holds most of the stored weights."""
         named = self.config.get("dtype") or self.config.get("torch_dtype")
         if named is None:
             sizes: Counter[str] = Counter()
@@ -85,6 +86,6 @@ class ConfigFile:
 
 
 def shown(value: object) -> str:
-    """A refused value in a message: one line, of bounded length."""
+    """A refused value as an error message shows it: one line of bounded length."""
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"

@@ -1,7 +1,8 @@
-"""The ids with which a folder's tokenizer ends a turn. Many checkpoints say so there and nowhere
-else.
+"""The token ids with which a folder's tokenizer ends a turn. In many checkpoints only the
+tokenizer's files name them.
 
-Reads JSON files only. It does not know the model: what its own config names comes from ``spec``.
+This module reads JSON files only. It does not read the model's config: ``spec`` adds the ids that
+the config names.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from setpoint.core.errors import CheckpointError
 from setpoint.core.jsonfile import read_object
 
 TURN_ENDS = ("<|eom_id|>", "<|content_model_end_sampling|>", "<|ifm|im_end|>")
-"""Tokens that end a turn wherever a tokenizer has added them, although checkpoints do not name
-them; SGLang's list."""
+"""Tokens that end a turn in every tokenizer that has added them, although checkpoints do not name
+them. The list is SGLang's."""
 
 
 def tokenizer_end_ids(folder: Path) -> tuple[int, ...]:
-    """The id of tokenizer_config.json's ``eos_token``, and those of TURN_ENDS; none in a folder
+    """The id of tokenizer_config.json's ``eos_token`` and the ids of TURN_ENDS; empty for a folder
     without a tokenizer.
 
-    Raises CheckpointError for files that are not what they should be.
+    Raises CheckpointError if a tokenizer file is malformed.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -48,8 +49,8 @@ def _eos_token(folder: Path) -> str | None:
 
 
 def _vocabulary(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """Text -> id of the tokens that are no added ones; of a unigram model the id is the place in
-    the list."""
+    """Text -> id of the vocabulary's own tokens, without the added ones. In a unigram model the id
+    is the token's index in the list."""
     vocabulary = tokenizer["model"]["vocab"]
     return (
         {text: place for place, (text, _) in enumerate(vocabulary)}

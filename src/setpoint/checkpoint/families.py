@@ -1,4 +1,4 @@
-"""What config.json leaves to the code, by family of models."""
+"""What a family of models leaves out of config.json, so that the code must supply it."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ OTHER_NAMES = (
     ("ffn_dim", "intermediate_size"),
     ("n_inner", "intermediate_size"),
 )
-"""Keys of older and of mixture-of-experts configs, and what others call them; a later line wins."""
+"""Other names of a key, in older configs, in mixture-of-experts configs and in some families; a
+later line wins."""
 
 
 @dataclass(slots=True, frozen=True)
 class Family:
-    """What a family's configs leave to the code, and where they mean something else than most."""
+    """What a family's code supplies because its configs do not say it, and keys whose meaning
+    differs from other families'."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that transformers' configuration class supplies if they are absent, where its value is
-    not the usual one."""
+    """Values that transformers' configuration class supplies for absent keys, where they are not
+    the usual ones."""
     stretched: bool = False
-    """max_position_embeddings counts the positions that a rope scaling has added."""
+    """True if max_position_embeddings already counts the positions that a rope scaling adds."""
     num_rotaries: int = 1
-    """Rotation tables: one per rotary base."""
+    """Number of rotation tables: one per rotary base."""
     qkv_bias: bool = False
-    """A bias on q, k and v that no key tells of."""
+    """True if q, k and v have a bias that no config key mentions."""
     head_norms: bool = False
-    """A norm over each head of q and of k."""
+    """True if each head of q and k has a norm."""
     num_norms: int = 2
-    """Norms over the hidden size in a layer."""
+    """Number of norms over the hidden size in a layer."""
     windows: Callable[[ConfigFile, int], tuple[int | None, ...]] = windows.none
     """(config, number of layers) -> ``ModelSpec.windows``."""
 
 
 WRAPPERS = {"Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "gemma3_text")}
-"""Models of more than text whose language model is served, alone -> its architecture and
-model_type."""
+"""Multimodal architecture -> the architecture and model_type of its language model. Only the
+language model is served."""
 GEMMA = {
     "tie_word_embeddings": True,
     "head_dim": 256,
@@ -79,5 +81,5 @@ FAMILIES = {
     "qwen2": Family(qkv_bias=True, windows=windows.qwen),
     "qwen3": Family(defaults={"head_dim": 128}, head_norms=True, windows=windows.qwen),
 }
-"""By model_type (transformers' Gemma2Config, Gemma3TextConfig, MistralConfig, Phi3Config,
-Qwen2Config, Qwen3Config)."""
+"""model_type -> its family, from transformers' Gemma2Config, Gemma3TextConfig, MistralConfig,
+Phi3Config, Qwen2Config and Qwen3Config."""

@@ -1,5 +1,5 @@
-"""Byte-level BPE of a GGUF: merges, and the named pre-tokenizer that cuts text into words before
-them."""
+"""The byte-level BPE tokenizer of a GGUF file: its merges, and the named pre-tokenizer that splits
+text into words before merging."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 
 
 def byte_level(file: GGUFFile, texts: Sequence[str], log: Callable[[str], None]) -> Tokenizer:
-    """Of tokens in the order of their ids; ``log`` is told what had to be guessed. Raises
-    CheckpointError for a pre-tokenizer that is not known."""
+    """The tokenizer for tokens in the order of their ids. ``log`` receives a line if the
+    pre-tokenizer had to be guessed. Raises CheckpointError for an unknown pre-tokenizer."""
     pre = file.get("tokenizer.ggml.pre", str)
     if pre is None:
         log(
@@ -40,7 +40,7 @@ def byte_level(file: GGUFFile, texts: Sequence[str], log: Callable[[str], None])
         left, _, right = merge.partition(" ")
         merges.append((left, right))
     vocabulary = {text: index for index, text in enumerate(texts)}
-    # Llama 3 takes a word that is a token as it is, before any merge is tried.
+    # Llama 3 keeps a word that is a token as it is, before any merge is tried.
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in LLAMA3_NAMES)
     )
@@ -74,4 +74,4 @@ PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
         r"[\p{P}\$\+<=>\^~\|]+", GPT2_PATTERN, r"\p{N}+", "[0-9][0-9][0-9]"
     ),
 }
-"""GGUF's tokenizer.ggml.pre -> how text is cut into words before merging."""
+"""GGUF's tokenizer.ggml.pre -> how text is split into words before merging."""

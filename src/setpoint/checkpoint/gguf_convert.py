@@ -1,11 +1,12 @@
-"""Turns a GGUF file into a Hugging Face-style folder, once: config, safetensors, tokenizer, chat
+"""Converts a GGUF file once into a Hugging Face-style folder: config, safetensors, tokenizer, chat
 template.
 
-Quantised matrices are dequantised for every reader of such folders, and kept as they are next to
-that (``core.model.BLOCKS_FILE``) for the engine. Works tensor by tensor with numpy, so that memory
-stays at one tensor. The result is cached under the user's cache folder by what the file holds,
-wherever it lies; a folder that is there is complete. It knows nothing of torch and of how the
-weights will be used.
+Quantised matrices are written twice: dequantised, for every program that reads such folders, and
+with their blocks unchanged (``core.model.BLOCKS_FILE``), for the engine. The conversion works
+tensor by tensor with numpy, so that only one tensor is in memory at a time. The result lies in the
+user's cache folder under a digest of the file's content, so a file that moves is not converted
+again; a folder that exists is complete. This module uses no torch and does not know how the engine
+will use the weights.
 """
 
 from __future__ import annotations
@@ -34,24 +35,25 @@ from setpoint.core.progress import report
 from setpoint.core.weightfiles import SINGLE_NAME
 
 FORMAT = 3
-"""Version of what this module writes; raising it converts every file anew."""
+"""Version of the folders that this module writes. Raising it converts every file anew."""
 
 ARCHITECTURES = {"llama": gguf_llama}
-"""GGUF's general.architecture -> the module that knows it."""
+"""GGUF's general.architecture -> the module that converts that architecture."""
 
 CHUNK_ELEMENTS = 1 << 22
-"""Elements dequantised at a time: 16 MiB of float32, which keeps the working set in cache and the
-peak low."""
+"""Elements dequantised at a time. 16 MiB of float32 keep the working set in cache and the peak
+memory low."""
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
-    """The Hugging Face-style folder of a GGUF file, converted now if it is not in the cache.
+    """The Hugging Face-style folder of a GGUF file; the file is converted now if the cache does not
+    have it.
 
-    Safe to call from several processes: one converts, the others wait for it. What earlier versions
-    of this module made of files of this name is removed then: nothing uses it any more. Raises
-    CheckpointError.
+    Several processes may call this at once: one converts and the others wait for it. After a
+    conversion, the folders that earlier versions of this module made from files of the same name
+    are removed, because nothing uses them any more. Raises CheckpointError.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "setpoint" / "models"
     name = re.sub(r"[^\w.-]", "_", path.stem)
@@ -65,16 +67,16 @@ def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not folder.is_dir():
                     _convert_into(file, folder, log=log)
-                    # Their locks stay: without a file in common two processes would not wait for
-                    # each other.
+                    # The lock files of removed folders stay: if a lock were deleted, two processes
+                    # could hold locks on different files and not wait for each other.
                     for earlier in root.iterdir():
                         of_format = re.fullmatch(
                             rf"{re.escape(name)}-[0-9a-f]{{16}}-v(\d+)", earlier.name
                         )
                         if of_format and int(of_format[1]) < FORMAT:
                             log(
-                                f"Removing {earlier}, which an earlier version made of a file of"
-                                " this name."
+                                f"Removing {earlier}, which an earlier version of Setpoint made"
+                                " from a file of the same name."
                             )
                             shutil.rmtree(earlier, ignore_errors=True)
     except OSError as error:
@@ -86,8 +88,8 @@ def converted_folder(path: Path, *, log: Callable[[str], None]) -> Path:
 
 
 def _convert_into(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) -> None:
-    """Build ``folder`` next to its place and rename it there, so that it is either absent or
-    complete. The caller has its lock."""
+    """Build ``folder`` under a temporary name and rename it, so that it is either absent or
+    complete. The caller holds its lock."""
     started = time.monotonic()
     log(f"Converting {file.path.name} once, to {folder} …")
     partial = folder.with_suffix(folder.suffix + ".partial")
@@ -103,8 +105,8 @@ def _convert_into(file: GGUFFile, folder: Path, *, log: Callable[[str], None]) -
 
 
 def _digest(path: Path, root: Path) -> str:
-    """SHA-256 of the file. It takes a second or two per GB, so that it is noted under ``root`` for
-    as long as size and time stay."""
+    """SHA-256 of the file. Computing it takes a second or two per GB, so the digest is noted under
+    ``root`` and used again while the file's size and modification time stay the same."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -115,13 +117,13 @@ def _digest(path: Path, root: Path) -> str:
                 *of, digest = json.loads(note.read_text())
                 if of == known:
                     return str(digest)
-            report(f"reading {path.name}, to know it again")
+            report(f"computing the digest of {path.name}")
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from None
-    with suppress(
-        OSError
-    ):  # it is read again next time; a cache that cannot be written is told of where it is needed
+    # Without a note the digest is computed again next time; if the cache cannot be written, the
+    # conversion says so.
+    with suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)
         draft = note.with_suffix(f".{os.getpid()}")
         draft.write_text(json.dumps([*known, digest]))
@@ -182,7 +184,8 @@ def _all_cast(file: GGUFFile, targets: list[gguf_llama.Target], dtype: str) -> I
 
 
 def _write_blocks(file: GGUFFile, targets: list[gguf_llama.Target], folder: Path) -> None:
-    """The raw rows of ``targets``, whose values were found finite when they were dequantised."""
+    """Write the raw rows of ``targets``. Dequantising them has already shown that their values are
+    finite."""
     if not targets:
         return
     infos = []
@@ -196,19 +199,20 @@ def _write_blocks(file: GGUFFile, targets: list[gguf_llama.Target], folder: Path
 
 
 def _rows(file: GGUFFile, target: gguf_llama.Target) -> npt.NDArray[np.uint8]:
-    """Raw, in the new order: a row is self-contained in every ggml type, so rows can move before
-    dequantisation."""
+    """The raw rows of ``target`` in the new order. In every ggml type a row is self-contained, so
+    rows can be moved before they are dequantised."""
     rows = file.rows(target.source)
     return rows if target.row_order is None else rows[target.row_order]
 
 
 def _dtype(targets: list[gguf_llama.Target]) -> str:
-    """The dtype that loses nothing where one exists: that of the matrices if they share a 16- or
-    32-bit float, else bfloat16.
+    """The dtype of the converted weights: that of the matrices if they share a 16- or 32-bit float
+    type, which loses nothing; otherwise bfloat16.
 
-    Norms are stored as F32 in every GGUF but were trained in the matrices' dtype, so they follow.
-    Dequantised values have more bits than bfloat16 keeps; that error is small compared with the
-    quantisation's own, and bfloat16 is what the models were made in.
+    Every GGUF stores norms as F32, but they were trained in the matrices' dtype, so they are
+    converted to it too. Dequantised values have more bits than bfloat16 keeps; that error is small
+    compared with the quantisation's own, and bfloat16 is the dtype in which the models were
+    trained.
     """
     kinds = {target.source.kind.name for target in targets if len(target.source.shape) > 1}
     return (
@@ -245,7 +249,7 @@ def _cast(file: GGUFFile, target: gguf_llama.Target, dtype: str) -> Iterator[byt
 
 
 def _round_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Finite float32 to bfloat16 bit patterns, to nearest, ties to even."""
+    """Round finite float32 values to bfloat16 bit patterns: to nearest, ties to even."""
     bits = values.view(np.uint32)
     return ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype("<u2")
 

@@ -1,8 +1,9 @@
-"""Reads a GGUF file: typed metadata and the place of every tensor. Works on one memory-mapped file.
+"""Reads a GGUF file: typed metadata and the offset, shape and type of every tensor. Works on one
+memory-mapped file.
 
 The ``gguf`` package has a reader too; this one checks every length against the file before it
-trusts it (a truncated or damaged file is an error, never a hang) and opens a 49k-token vocabulary
-in a tenth of the time. It knows nothing of models. Format:
+relies on it (a truncated or damaged file is an error, never a hang) and opens a 49k-token
+vocabulary in a tenth of the time. It knows nothing of models. Format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -47,7 +48,8 @@ SCALARS = {
 
 @dataclass(slots=True, frozen=True)
 class GGUFTensor:
-    """Where a tensor lies. ``shape`` is in numpy's order (rows first), the reverse of ggml's."""
+    """Where a tensor's bytes are. ``shape`` is in numpy's order (rows first), the reverse of
+    ggml's."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,15 +60,15 @@ class GGUFTensor:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the last dimension; each is ``num_bytes / num_rows`` contiguous bytes, whatever
-        the quantisation."""
+        """Number of rows along the last dimension. Each row is ``num_bytes / num_rows`` contiguous
+        bytes, for every quantisation."""
         return int(np.prod(self.shape[:-1], dtype=np.int64))
 
 
 class GGUFFile:
-    """An open GGUF file. Use as a context manager.
+    """An open GGUF file; use it as a context manager.
 
-    Raises CheckpointError, one line, for anything that is not a complete little-endian GGUF of
+    Raises a one-line CheckpointError for anything that is not a complete little-endian GGUF file of
     version 2 or 3.
     """
 
@@ -103,8 +105,8 @@ class GGUFFile:
         self._map.close()
 
     def get(self, key: str, kind: type[T]) -> T | None:
-        """The value of ``key`` or None if absent; an int passes for a float. Raises CheckpointError
-        on another type."""
+        """The value of ``key``, or None if it is absent. An int is accepted where a float is asked
+        for. Raises CheckpointError if the value has another type."""
         value = self.metadata.get(key)
         if value is None:
             return None
@@ -173,7 +175,7 @@ class GGUFFile:
                 " twice."
             )
         num_elements = 1
-        for extent in shape:  # Python integers: a damaged header must not overflow
+        for extent in shape:  # Python integers: the sizes in a damaged header must not overflow
             num_elements *= extent
         num_bytes = num_elements // block * block_bytes
         if offset + num_bytes > self._size:
@@ -181,7 +183,7 @@ class GGUFFile:
         self.tensors[name] = GGUFTensor(name, shape, kind, offset, num_bytes)
 
     def _take(self, num_bytes: int) -> int:
-        """Advance over ``num_bytes`` and return where they start."""
+        """Advance over ``num_bytes`` and return the offset where they start."""
         start = self._at
         if start + num_bytes > self._size:
             self._truncated(f"the header needs byte {start + num_bytes}")

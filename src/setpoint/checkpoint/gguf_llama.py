@@ -1,9 +1,9 @@
-"""The "llama" architecture in GGUF, as data: which metadata key and which tensor becomes what in a
-Hugging Face folder.
+"""How GGUF's "llama" architecture maps to a Hugging Face folder: which metadata key becomes which
+config key, and which tensor becomes which.
 
-Works on a parsed header; reads no weights but the rope factors. It knows nothing of quantisation
-and of files on disk. Another architecture is another module like this one plus a line in
-``gguf_convert.ARCHITECTURES``.
+Works on a parsed header; of the weights it reads only the rope factors. It knows nothing of
+quantisation or of the files on disk. To support another architecture, write another module like
+this one and add a line to ``gguf_convert.ARCHITECTURES``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-"""What every Llama 3.1–3.3 release uses; a file stores only the factors that follow from it, so
-they are checked against it."""
+"""The rope parameters of every Llama 3.1–3.3 release. A GGUF file stores only the factors that
+follow from them, so those factors are checked against these parameters."""
 
 NEUTRAL = (
     ("expert_count", 0),
@@ -35,7 +35,7 @@ NEUTRAL = (
     ("embedding_scale", 0.0),
     ("residual_scale", 0.0),
 )
-"""Keys that change the computation, with the value that means "not used"; any other value is
+"""Keys that change the computation, with the value that means "not used". Any other value is
 refused."""
 
 
@@ -49,11 +49,12 @@ class Target:
     name: str
     source: GGUFTensor
     row_order: RowOrder | None = None
-    """Row i of the result is row ``row_order[i]`` of the source; None = the same order."""
+    """Row i of the result is row ``row_order[i]`` of the source; None keeps the order."""
 
 
 def read_config(file: GGUFFile) -> dict[str, Any]:
-    """The model's part of config.json; token ids and dtype are the caller's."""
+    """The part of config.json that describes the model. The caller adds the token ids and the
+    dtype."""
     arch = file.require("general.architecture", str)
     for key, neutral in NEUTRAL:
         value = file.metadata.get(f"{arch}.{key}", neutral)
@@ -100,8 +101,8 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
 
 
 def targets(file: GGUFFile, config: dict[str, Any]) -> list[Target]:
-    """Every tensor of the checkpoint, checked for presence and shape. A tensor that belongs nowhere
-    is an error."""
+    """Every tensor of the new checkpoint, checked for presence and shape. A tensor of the file that
+    the model has no use for is an error."""
     hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q_rows, kv_rows = (
         config["num_attention_heads"] * head_dim,
@@ -154,15 +155,16 @@ def targets(file: GGUFFile, config: dict[str, Any]) -> list[Target]:
         found.append(Target(new, tensor, order))
     if left:
         raise CheckpointError(
-            f"{file.path}: tensor {min(left)!r} ({len(left)} such) has no place in a"
+            f"{file.path}: tensor {min(left)!r} ({len(left)} in all) does not belong to a"
             f" {config['model_type']} model."
         )
     return found
 
 
 def _unpermuted(num_heads: int, head_dim: int) -> RowOrder:
-    """llama.cpp stores a head's rows as rotation pairs (0, d/2), (1, d/2 + 1), …; this order lists
-    first halves, then second."""
+    """The row order that undoes llama.cpp's: it stores the rows of a head as rotation pairs (0,
+    d/2), (1, d/2 + 1), …; this order lists the first halves of all pairs, then the second
+    halves."""
     return (
         np.arange(num_heads * head_dim).reshape(num_heads, head_dim // 2, 2).swapaxes(1, 2).ravel()
     )
@@ -189,8 +191,8 @@ def _rope_scaling(file: GGUFFile, arch: str, head_dim: int) -> dict[str, Any] | 
 
 
 def _llama3_scaling(file: GGUFFile, arch: str, tensor: GGUFTensor, head_dim: int) -> dict[str, Any]:
-    """Recover Llama 3's parameters from its per-frequency factors, and prove that they give those
-    factors."""
+    """Recover Llama 3's parameters from its per-frequency factors, and check that they produce
+    those factors."""
     if tensor.kind.name != "F32" or tensor.shape != (head_dim // 2,):
         raise CheckpointError(
             f"{file.path}: tensor {ROPE_FACTORS!r} is {tensor.kind.name} {tensor.shape}, not F32"
@@ -203,8 +205,9 @@ def _llama3_scaling(file: GGUFFile, arch: str, tensor: GGUFTensor, head_dim: int
         **LLAMA3_ROPE,
     }
     theta = file.get(f"{arch}.rope.freq_base", float) or 10000.0
-    # Frequencies that turn more than `high` times over the original context stay; those under `low`
-    # turns are divided by `factor`; in between, the two are blended by the number of turns.
+    # Frequencies that turn more than `high` times over the original context are kept; those that
+    # turn fewer than `low` times are divided by `factor`; those in between are blended by the
+    # number of turns.
     turns = LLAMA3_ROPE["original_max_position_embeddings"] / (
         2 * np.pi * theta ** (np.arange(head_dim // 2) * 2 / head_dim)
     )
@@ -219,5 +222,5 @@ def _llama3_scaling(file: GGUFFile, arch: str, tensor: GGUFTensor, head_dim: int
 
 
 def _shortest(value: float) -> float:
-    """The shortest decimal that is the same float32: 9.999999747378752e-06 was written as 1e-05."""
+    """The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))

@@ -1,8 +1,9 @@
-"""A GGUF's vocabulary as tokenizer.json, tokenizer_config.json and chat_template.jinja.
+"""Writes a GGUF file's vocabulary as tokenizer.json, tokenizer_config.json and chat_template.jinja.
 
-Two families: "gpt2" (byte-level BPE with merges and a named pre-tokenizer) and "llama"
-(SentencePiece BPE with scores). Anything else is refused by name, and so is a pre-tokenizer that
-``gguf_byte_level`` does not have: a nearly right tokenizer fails silently.
+Two tokenizer families are supported: "gpt2" (byte-level BPE with merges and a named pre-tokenizer)
+and "llama" (SentencePiece BPE with scores). Any other family, and any pre-tokenizer that
+``gguf_byte_level`` does not have, is refused by name, because a tokenizer that is nearly right
+fails silently.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ TURN_ENDS = (
     "<end_of_turn>",
     "<|endofturn|>",
 )
-"""Control tokens that end a turn in some chat format; models' own generation configs list them
-beside EOS."""
+"""Control tokens that end a turn in some chat format. Models list them beside EOS in their own
+generation configs."""
 
 
 @dataclass(slots=True, frozen=True)
 class Tokens:
-    """A vocabulary and the ids with a role. Lists are indexed by token id."""
+    """A vocabulary, and the ids of the tokens with a special role. Lists are indexed by token
+    id."""
 
     family: str
     texts: list[str]
@@ -54,8 +56,8 @@ class Tokens:
 
 
 def read_tokens(file: GGUFFile, vocab_size: int) -> Tokens:
-    """The vocabulary, checked: distinct texts, no more than the embedding's ``vocab_size`` rows,
-    ids in range."""
+    """Read the vocabulary and check it: texts are distinct, there are no more of them than the
+    embedding's ``vocab_size`` rows, and special ids are in range."""
     family = file.require("tokenizer.ggml.model", str)
     if family not in ("gpt2", "llama"):
         raise CheckpointError(
@@ -81,7 +83,7 @@ def read_tokens(file: GGUFFile, vocab_size: int) -> Tokens:
 
     unk, bos, eos = (
         (0, 1, 2) if family == "llama" else (None, None, None)
-    )  # SentencePiece's fixed places
+    )  # SentencePiece's fixed ids
     eos = role("eos", eos)
     ends = [eos, role("eot", None), role("eom", None)]
     ends += [
@@ -151,9 +153,12 @@ def write(
 
 
 def _sentencepiece(file: GGUFFile, tokens: Tokens) -> Tokenizer:
-    """SentencePiece merges the neighbours that make the piece of the highest score; as BPE, every
-    split of a piece is a merge and scores are the order. Characters outside the vocabulary become
-    bytes."""
+    """A SentencePiece vocabulary as a BPE tokenizer.
+
+    SentencePiece merges the two neighbours that make the token with the highest score. As BPE,
+    every split of a token into two tokens is a merge, and the scores give the order of the merges.
+    Characters outside the vocabulary become bytes.
+    """
     for key in ("precompiled_charsmap", "remove_extra_whitespaces"):
         if file.metadata.get(f"tokenizer.ggml.{key}"):
             raise CheckpointError(
@@ -195,8 +200,8 @@ def _sentencepiece(file: GGUFFile, tokens: Tokens) -> Tokenizer:
 
 
 def _add_borders(file: GGUFFile, tokens: Tokens, tokenizer: Tokenizer) -> None:
-    """BOS before and EOS after every text, where the file asks for it (or leaves it open and its
-    family does so)."""
+    """Add BOS before and EOS after every text, where the file asks for it or, for BOS, where the
+    file does not say and its family does so."""
     bos = file.get("tokenizer.ggml.add_bos_token", bool)
     if bos is None:
         bos = tokens.family == "llama" or file.get("tokenizer.ggml.pre", str) in LLAMA3_NAMES

@@ -1,8 +1,8 @@
-"""How a model folder says that hidden states become embeddings: the layout of
-sentence-transformers, and what holds without it.
+"""How a model folder declares that hidden states become embeddings: sentence-transformers' files,
+or a default where there are none.
 
 Works on the JSON files next to the weights: ``modules.json`` lists the steps (transformer, pooling,
-normalisation), ``1_Pooling/config.json`` says which pooling. Reads no weights.
+normalisation), and ``1_Pooling/config.json`` names the kind of pooling. Reads no weights.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from setpoint.core.request import PoolingKind
 
 MODULES_NAME = "modules.json"
 KINDS: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean"}
-"""sentence-transformers' word -> ours."""
+"""sentence-transformers' name of a kind of pooling -> ours."""
 OLD_KEYS = {"pooling_mode_lasttoken": "lasttoken", "pooling_mode_mean_tokens": "mean"}
-"""Configs before sentence-transformers 5.2 have a true or false per kind."""
+"""Configs from before sentence-transformers 5.2 hold one true or false per kind of pooling."""
 
 
 def read_pooling(folder: Path, spec: ModelSpec) -> Pooling:
-    """What ``modules.json`` declares; without it the last token's state, normalised, as SGLang does
-    for decoders.
+    """The pooling that ``modules.json`` declares; without that file, the last token's state,
+    normalised, which is SGLang's rule for decoder models.
 
-    Raises CheckpointError for a declaration that cannot be followed.
+    Raises CheckpointError for a declaration that is not supported.
     """
     lengths = _lengths(spec)
     path = folder / MODULES_NAME
@@ -75,8 +75,8 @@ def _kind(path: Path) -> PoolingKind:
 
 
 def _lengths(spec: ModelSpec) -> tuple[int, ...] | None:
-    """SGLang's keys of config.json, which ``--json-model-override-args`` can add:
-    ``matryoshka_dimensions``, ``is_matryoshka``."""
+    """Lengths to which vectors may be cut, from SGLang's keys in config.json:
+    ``matryoshka_dimensions`` and ``is_matryoshka``. ``--json-model-override-args`` can add them."""
     named = spec.config.get("matryoshka_dimensions")
     if named is None:
         return () if spec.config.get("is_matryoshka") is True else None

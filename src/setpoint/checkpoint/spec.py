@@ -1,8 +1,8 @@
-"""Reads a model folder's config.json into the ModelSpec that both planes and planning work with.
+"""Reads a model folder's config.json into the ModelSpec that both planes and planning use.
 
-Works on JSON and safetensors headers; reads no weights and imports no torch. It knows the keys
-every decoder shares; what only one architecture has stays in ``ModelSpec.config`` for the engine's
-declaration.
+Works on JSON and safetensors headers; reads no weights and imports no torch. It knows the keys that
+decoders share; keys that only one architecture has stay in ``ModelSpec.config``, where the engine's
+declaration of the model reads them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from setpoint.checkpoint import safetensors_file
-from setpoint.checkpoint.configfile import LONGEST, ConfigFile, shown
+from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, shown
 from setpoint.checkpoint.families import FAMILIES, OTHER_NAMES, WRAPPERS, Family
 from setpoint.core.jsonfile import read_object
 from setpoint.core.model import BLOCKS_FILE, KeptBlocks, ModelSpec, language_tensor
@@ -20,23 +20,23 @@ from setpoint.core.model import BLOCKS_FILE, KeptBlocks, ModelSpec, language_ten
 CONFIG_NAME = "config.json"
 EMBEDDING = "model.embed_tokens.weight"
 GENERATION_NAME = "generation_config.json"
-MOST_HEADS = 1 << 16
-MOST_LAYERS = 1 << 12
-"""The deepest models have some hundred; objects are made for each layer before any weight is
-missed."""
+MAX_HEADS = 1 << 16
+MAX_LAYERS = 1 << 12
+"""Most layers accepted. The deepest models have a few hundred; objects are made for every layer
+before a missing weight is noticed, so the number must be bounded."""
 ROPES_THAT_STRETCH = ("linear", "dynamic", "yarn")
-"""Rope types whose factor multiplies the original length; what max_position_embeddings says may be
-more."""
+"""Rope types whose factor multiplies the original context length; the result may be more than
+max_position_embeddings."""
 ROPES_BY_CONTEXT = ("dynamic", "longrope", "su")
-"""Rope types whose frequencies depend on the length they are used for; "su" is Phi-3's older name
-of longrope."""
+"""Rope types whose frequencies depend on the context length in use; "su" is Phi-3's older name for
+longrope."""
 
 
 def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> ModelSpec:
-    """The model in ``folder``; ``overrides`` replaces top-level keys of its config
+    """The ModelSpec of the model in ``folder``; ``overrides`` replaces top-level keys of its config
     (``--json-model-override-args``).
 
-    Raises CheckpointError naming the key and the file for anything missing or invalid.
+    Raises CheckpointError that names the key and the file if anything is missing or invalid.
     """
     config, wrapper = _language_config(
         folder / CONFIG_NAME, read_object(folder / CONFIG_NAME) | (overrides or {})
@@ -47,7 +47,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
     architecture = reader.architecture()
     hidden, num_heads = (
         reader.positive("hidden_size"),
-        reader.positive("num_attention_heads", at_most=MOST_HEADS),
+        reader.positive("num_attention_heads", at_most=MAX_HEADS),
     )
     num_kv_heads = reader.positive("num_key_value_heads", num_heads)
     head_dim = reader.positive("head_dim", hidden // num_heads)
@@ -65,7 +65,7 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
     ]
     tie = reader.flag("tie_word_embeddings")
     spec = {
-        "num_layers": reader.positive("num_hidden_layers", at_most=MOST_LAYERS),
+        "num_layers": reader.positive("num_hidden_layers", at_most=MAX_LAYERS),
         "hidden_size": hidden,
         "intermediate_size": reader.positive("intermediate_size"),
         "num_heads": num_heads,
@@ -95,8 +95,8 @@ def read_spec(folder: Path, *, overrides: dict[str, Any] | None = None) -> Model
 
 
 def _language_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The config of the language model, and the architecture it is a part of if there is one; what
-    both say the whole says."""
+    """The language model's config, and the name of the multimodal architecture that contains it (""
+    if there is none). Where both configs have a key, the outer one's value holds."""
     if config.get("text_config") is None:
         return config, ""
     reader = ConfigFile(path, config)
@@ -115,22 +115,22 @@ def _language_config(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any]
 
 
 def _usual_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config says under other names, or by a flag."""
+    """Values that a config gives under other names or by a flag, under their usual names."""
     found = {usual: config[other] for other, usual in OTHER_NAMES if config.get(other) is not None}
     if isinstance(config.get("n_embd"), int):
         found.setdefault(
             "intermediate_size", 4 * config["n_embd"]
-        )  # what GPT-2 means by saying nothing
+        )  # GPT-2's default, which its configs leave out
     if config.get("multi_query") is True:
         found["num_key_value_heads"] = 1
     return found
 
 
 def _rope(reader: ConfigFile) -> tuple[str, dict[str, Any]]:
-    """The rope type and the section that names it."""
+    """The rope type, and the config section that names it."""
     rope = (
         reader.config.get("rope_scaling") or reader.config.get("rope_parameters") or {}
-    )  # the second is transformers 5's
+    )  # "rope_parameters" is transformers 5's name
     if not isinstance(rope, dict):
         reader.fail("rope_scaling", f"must be an object, not {shown(rope)}")
     kind = rope.get("rope_type") or rope.get("type")
@@ -140,15 +140,15 @@ def _rope(reader: ConfigFile) -> tuple[str, dict[str, Any]]:
 
 
 def _context_len(reader: ConfigFile, family: Family) -> int:
-    length = reader.positive("max_position_embeddings", at_most=LONGEST)
+    length = reader.positive("max_position_embeddings", at_most=MAX_POSITIONS)
     kind, rope = _rope(reader)
     if family.stretched or kind not in ROPES_THAT_STRETCH:
         return length
     factor, original = rope.get("factor"), rope.get("original_max_position_embeddings", length)
-    if not isinstance(factor, int | float) or not 1 <= factor <= LONGEST:
+    if not isinstance(factor, int | float) or not 1 <= factor <= MAX_POSITIONS:
         reader.fail(
             "rope_scaling",
-            f"of type {kind} needs a factor of at least 1 and at most {LONGEST}, not"
+            f"of type {kind} needs a factor of at least 1 and at most {MAX_POSITIONS}, not"
             f" {shown(factor)}",
         )
     if type(original) is not int or original < 1:
@@ -157,18 +157,18 @@ def _context_len(reader: ConfigFile, family: Family) -> int:
             f"has an original_max_position_embeddings of {shown(original)}; it must be a positive"
             " integer",
         )
-    if original * factor > LONGEST:
+    if original * factor > MAX_POSITIONS:
         reader.fail(
             "rope_scaling",
-            f"stretches {original} positions {factor} times; the most that is supported is"
-            f" {LONGEST}",
+            f"stretches {original} positions {factor} times; the largest supported value is"
+            f" {MAX_POSITIONS}",
         )
     return max(length, int(original * factor))
 
 
 def _eos_ids(folder: Path, reader: ConfigFile) -> tuple[int, ...]:
-    """generation_config.json's ids, which list every token that ends a turn, then the config's
-    own."""
+    """The token ids of generation_config.json, which lists every token that ends a turn, then those
+    of the config itself."""
     path = folder / GENERATION_NAME
     generation = ConfigFile(path, read_object(path)).ids("eos_token_id") if path.is_file() else ()
     return tuple(dict.fromkeys(generation + reader.ids("eos_token_id")))
@@ -192,15 +192,16 @@ def _blocks(folder: Path, tensors: list[safetensors_file.TensorInfo]) -> KeptBlo
 
 
 def _count_stored(tensors: list[safetensors_file.TensorInfo], tie: bool) -> int:
-    """Some checkpoints store a tied head a second time; it counts once."""
+    """Number of stored parameters. Some checkpoints store a tied head a second time; it counts
+    once."""
     return sum(
         tensor.num_elements for tensor in tensors if not (tie and tensor.name == "lm_head.weight")
     )
 
 
 def _count_planned(spec: dict[str, int], config: dict[str, Any], tie: bool, family: Family) -> int:
-    """Parameters of a pre-norm decoder from its dimensions: for a folder without weights
-    (``--load-format dummy``)."""
+    """Number of parameters of a pre-norm decoder, computed from its dimensions for a folder without
+    weights (``--load-format dummy``)."""
     hidden, inner, head_dim = spec["hidden_size"], spec["intermediate_size"], spec["head_dim"]
     q_rows, qkv_rows = (
         spec["num_heads"] * head_dim,

@@ -1,18 +1,19 @@
-"""How far each layer of a model sees: what the families' configs say about sliding windows.
+"""How far back each layer of a model sees: what the families' configs say about sliding windows.
 
-Each function reads a config of so many layers and returns per layer the positions that a token sees
-there, its own included (None: all before it), or () if no layer has a window.
+Each function takes a config and its number of layers. It returns, for each layer, the number of
+positions that a token sees, including its own (None: all before it), or () if no layer has a
+window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from setpoint.checkpoint.configfile import LONGEST, ConfigFile, shown
+from setpoint.checkpoint.configfile import MAX_POSITIONS, ConfigFile, shown
 
 Windows = tuple[int | None, ...]
 SLIDING, FULL = "sliding_attention", "full_attention"
-"""What ``layer_types`` calls layers with and without a window."""
+"""The names that ``layer_types`` uses for layers with and without a window."""
 
 
 def none(config: ConfigFile, num_layers: int) -> Windows:
@@ -20,7 +21,8 @@ def none(config: ConfigFile, num_layers: int) -> Windows:
 
 
 def every_layer(config: ConfigFile, num_layers: int) -> Windows:
-    """All of them, or none (``sliding_window`` null, as Mistral has it from version 0.2 on)."""
+    """One window for all layers, or none if ``sliding_window`` is null (as in Mistral since version
+    0.2)."""
     window = _window(config)
     return () if window is None else (window,) * num_layers
 
@@ -35,7 +37,7 @@ def gemma3(config: ConfigFile, num_layers: int) -> Windows:
 
 
 def qwen(config: ConfigFile, num_layers: int) -> Windows:
-    """Most configs carry a window and say that it is not used."""
+    """Qwen's windows; most of its configs give a window and say that it is not used."""
     first = config.config.get("max_window_layers")
     first = 28 if first is None else first
     if type(first) is not int or first < 0:
@@ -47,11 +49,12 @@ def qwen(config: ConfigFile, num_layers: int) -> Windows:
 def _window(config: ConfigFile) -> int | None:
     if config.config.get("sliding_window") is None:
         return None
-    return config.positive("sliding_window", at_most=LONGEST)
+    return config.positive("sliding_window", at_most=MAX_POSITIONS)
 
 
 def _by_layer(config: ConfigFile, num_layers: int, is_sliding: Callable[[int], bool]) -> Windows:
-    """sliding_window on the layers that layer_types or else ``is_sliding`` picks."""
+    """``sliding_window`` for the layers that ``layer_types``, or ``is_sliding`` if there are no
+    types, picks; None for the others."""
     window, kinds = _window(config), config.config.get("layer_types")
     if kinds is None:
         kinds = [SLIDING if is_sliding(layer) else FULL for layer in range(num_layers)]
