@@ -1,7 +1,8 @@
-"""The ``setpoint`` command: picks a subcommand, turns our errors into one line and an exit code.
+"""The ``setpoint`` command: picks a subcommand, and turns our errors into one line and an exit
+code.
 
-Each subcommand is imported when it is used, so that ``--help`` and a mistyped option answer at
-once.
+A subcommand's module is imported only when it is used, so that ``--help`` and a mistyped option
+answer at once.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ options:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 2 for an option that cannot be honoured, 1 for any
-    other error of ours."""
+    """Run a command; returns the exit code: 0 for success, 2 for an option that cannot be honoured,
+    1 for every other error of ours."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         return _run(arguments)
@@ -44,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         signal.signal(
             signal.SIGINT, signal.SIG_IGN
-        )  # one more would kill the interpreter in its last steps
+        )  # another signal would kill the interpreter while it exits
         return 130  # during start-up; a server that is up ends in order
 
 
@@ -75,7 +76,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _nearest(word: str, commands: Iterable[str]) -> str:
-    """A question that names the command which ``word`` may be a slip of; "" if it is like none."""
+    """A question that names the command for which ``word`` may be a mistake; "" if no command
+    resembles it."""
     import difflib
 
     close = difflib.get_close_matches(word, list(commands), n=1)

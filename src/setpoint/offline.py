@@ -1,9 +1,9 @@
-"""The Engine of a script, a notebook or an asyncio program: a model in a process of its own, called
+"""The Engine for scripts, notebooks and asyncio programs: a model in a process of its own, called
 as Python.
 
 Works on prompts, conversations and token ids; answers are the dicts of ``/generate``
-(docs/decisions/0013 has the reasons). Scheduling, text work and checks are the server's own; this
-only carries calls to the service's event loop and back.
+(docs/decisions/0013 gives the reasons). Scheduling, text processing and checks are the server's;
+this module only carries calls to the service's event loop and results back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 Sampling = SamplingParams | Mapping[str, Any]
 Samplings = Sampling | Sequence[Sampling]
-"""For all prompts, or one for each."""
+"""Sampling parameters for all prompts, or one set for each prompt."""
 Prompts = str | Sequence[str]
 Message = Mapping[str, Any]
 """``role`` and ``content``, as in OpenAI's API."""
@@ -41,16 +41,16 @@ class Generation(TypedDict):
     text: str
     output_ids: list[int]
     meta_info: dict[str, Any]
-    """id, finish_reason, prompt_tokens, completion_tokens, cached_tokens, …; logprobs if asked
-    for."""
+    """id, finish_reason, prompt_tokens, completion_tokens, cached_tokens, …; also logprobs if they
+    were asked for."""
 
 
-class Piece(Generation, total=False):
-    """What is new of an answer; the counts of ``meta_info`` cover the whole so far,
+class GenerationChunk(Generation, total=False):
+    """The new part of an answer. The counts in ``meta_info`` cover the whole answer so far;
     ``finish_reason`` is None until the end."""
 
     index: int
-    """Of the answer, where there are several."""
+    """Index of the answer, where there are several."""
 
 
 class Embedding(TypedDict):
@@ -59,8 +59,7 @@ class Embedding(TypedDict):
 
 
 class AnyRequest(TypedDict, total=False):
-    """What a call may say besides its main arguments, as in a ``/generate`` body; lists have one
-    entry per prompt."""
+    """Further arguments of a call, as in a ``/generate`` body; lists have one entry per prompt."""
 
     rid: str | list[str]
     priority: int
@@ -79,7 +78,7 @@ class ChatRequest(AnyRequest, total=False):
 
 class PromptRequest(ChatRequest, total=False):
     input_ids: list[int] | list[list[int]]
-    """Instead of a prompt: its ids, or a list of such lists."""
+    """Token ids in place of a prompt, or a list of such lists."""
 
 
 class EncodeRequest(AnyRequest, total=False):
@@ -88,28 +87,29 @@ class EncodeRequest(AnyRequest, total=False):
 
 
 class Engine:
-    """A model, ready to answer. Use it as a context manager, or end it with :meth:`shutdown`.
+    """A model that is ready to answer. Use it as a context manager, or end it with
+    :meth:`shutdown`.
 
     All methods may be called from any thread, the ``async_`` ones from any event loop. A
     KeyboardInterrupt or a cancelled task aborts its requests, and the engine stays usable. An
-    Engine does not work in a forked child. Building one takes seconds; in an asyncio program:
+    Engine does not work in a forked child. Creating one takes seconds; in an asyncio program use
     ``await asyncio.to_thread(Engine, …)``.
 
-    Raises ConfigError, CheckpointError, OutOfMemoryError or StartupError when built; RequestError
-    for a request that cannot be honoured (of a list it names the prompt's index, and nothing of the
-    list has run); EngineDeadError when the engine is gone.
+    Raises ConfigError, CheckpointError, OutOfMemoryError or StartupError when created; RequestError
+    for a request that cannot be honoured (for a list of prompts it names the prompt's index, and
+    none of them has run); EngineDeadError when the engine has ended.
     """
 
     _words: Callable[[], AbstractContextManager[None]]
-    """How errors name options: as keywords, or as flags for whoever wrote a command line."""
+    """How errors name options: as keywords or, for the user of a command line, as flags."""
 
     def __init__(self, model_path: str | None = None, **options: Any) -> None:
-        """``options``: those of ``setpoint serve`` that are not about HTTP (docs/flags.md), e.g.
-        ``max_total_tokens="32k"``.
+        """``options``: the options of ``setpoint serve`` that do not concern HTTP (docs/flags.md),
+        e.g. ``max_total_tokens="32k"``.
 
-        Without a model path: the default model. The engine process writes its log to stderr, from
-        ``log_level`` (warning) up; what happens in this process goes to the loggers under
-        ``setpoint``, which nothing here configures.
+        Without a model path the default model is used. The engine process logs to stderr, from
+        ``log_level`` (warning) up; this process logs to the loggers under ``setpoint``, which this
+        class does not configure.
         """
         line = parse_keywords(
             ENGINE, options if model_path is None else {"model_path": model_path, **options}
@@ -119,7 +119,8 @@ class Engine:
 
     @classmethod
     def from_options(cls, options: Options, env: EnvSettings, *, given: frozenset[str]) -> Engine:
-        """For a command that has read its line; ``given`` names the options the user wrote."""
+        """Make an Engine for a command that has parsed its command line; ``given`` names the
+        options that the user wrote."""
         engine = cls.__new__(cls)
         engine._words = nullcontext
         engine._start(options, env, given)
@@ -129,18 +130,18 @@ class Engine:
         with self._words():
             self._background = BackgroundService(options, env, given=given)
         self._calls = Calls(self._background.service)
-        # When this object is collected, and when the interpreter exits.
+        # Runs when this object is collected and when the interpreter exits.
         weakref.finalize(self, self._background.close)
 
     @property
     def pid(self) -> int:
-        """Of the engine process."""
+        """Process id of the engine process."""
         return self._background.pid
 
     @property
     def chat_defaults(self) -> dict[str, Any]:
-        """Sampling of a chat that says nothing of it: what the model's authors recommend, to the
-        end of the context."""
+        """Sampling parameters of a chat that sets none: those that the model's authors recommend,
+        with output up to the end of the context."""
         return self._calls.chat_defaults
 
     def generate(
@@ -149,10 +150,11 @@ class Engine:
         sampling_params: Samplings | None = None,
         **request: Unpack[PromptRequest],
     ) -> Any:
-        """A :class:`Generation` for one prompt; a list of them, in order, for a list of prompts of
-        any length.
+        """A :class:`Generation` for one prompt; for a list of prompts of any length, a list of them
+        in order.
 
-        With n > 1 the answer is a list, too: n for each prompt, one after the other.
+        With n > 1 the result is always a list: n answers for each prompt, one prompt after the
+        other.
         """
         return self._call(self._calls.generate(prompt, sampling_params, request))
 
@@ -162,7 +164,7 @@ class Engine:
         sampling_params: Samplings | None = None,
         **request: Unpack[PromptRequest],
     ) -> Any:
-        """As :meth:`generate`."""
+        """Like :meth:`generate`."""
         return await self._acall(self._calls.generate(prompt, sampling_params, request))
 
     def stream(
@@ -170,8 +172,8 @@ class Engine:
         prompt: Prompts | None = None,
         sampling_params: Samplings | None = None,
         **request: Unpack[PromptRequest],
-    ) -> Generator[Piece, None, None]:
-        """The answers in pieces, as they come. Closing the generator aborts what is left."""
+    ) -> Generator[GenerationChunk, None, None]:
+        """Yield the answers in chunks as they arrive. Closing the generator aborts the rest."""
         return self._each(self._calls.stream(prompt, sampling_params, request))
 
     def async_stream(
@@ -179,8 +181,8 @@ class Engine:
         prompt: Prompts | None = None,
         sampling_params: Samplings | None = None,
         **request: Unpack[PromptRequest],
-    ) -> AsyncGenerator[Piece, None]:
-        """As :meth:`stream`."""
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Like :meth:`stream`."""
         return self._aeach(self._calls.stream(prompt, sampling_params, request))
 
     def chat(
@@ -191,7 +193,7 @@ class Engine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **request: Unpack[ChatRequest],
     ) -> Any:
-        """As :meth:`generate`, for a conversation or a list of them, through the model's chat
+        """Like :meth:`generate`, for a conversation or a list of them, through the model's chat
         template.
 
         Without ``sampling_params``: :attr:`chat_defaults`.
@@ -208,7 +210,7 @@ class Engine:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **request: Unpack[ChatRequest],
     ) -> Any:
-        """As :meth:`chat`."""
+        """Like :meth:`chat`."""
         return await self._acall(
             self._calls.chat(messages, sampling_params, chat_template_kwargs, request)
         )
@@ -220,8 +222,8 @@ class Engine:
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **request: Unpack[ChatRequest],
-    ) -> Generator[Piece, None, None]:
-        """The answers of :meth:`chat` as :meth:`stream` gives them."""
+    ) -> Generator[GenerationChunk, None, None]:
+        """The answers of :meth:`chat`, in chunks as from :meth:`stream`."""
         return self._each(
             self._calls.stream_chat(messages, sampling_params, chat_template_kwargs, request)
         )
@@ -233,40 +235,40 @@ class Engine:
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **request: Unpack[ChatRequest],
-    ) -> AsyncGenerator[Piece, None]:
-        """As :meth:`stream_chat`."""
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Like :meth:`stream_chat`."""
         return self._aeach(
             self._calls.stream_chat(messages, sampling_params, chat_template_kwargs, request)
         )
 
     def encode(self, prompt: Prompts | None = None, **request: Unpack[EncodeRequest]) -> Any:
-        """An :class:`Embedding` for one prompt, a list of them for a list; needs
+        """An :class:`Embedding` for one prompt; a list of them for a list of prompts. Needs
         ``is_embedding=True``."""
         return self._call(self._calls.encode(prompt, request))
 
     async def async_encode(
         self, prompt: Prompts | None = None, **request: Unpack[EncodeRequest]
     ) -> Any:
-        """As :meth:`encode`."""
+        """Like :meth:`encode`."""
         return await self._acall(self._calls.encode(prompt, request))
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
-        """End the requests whose rid begins with ``rid``, or all; their answers end with
+        """End the requests whose rid begins with ``rid``, or all of them. Their answers end with
         finish_reason ``abort``."""
         self._call(self._calls.abort(rid, abort_all=abort_all))
 
     def flush_cache(self) -> bool:
-        """Forget all cached prefixes. False: requests are running, nothing happened."""
+        """Empty the prefix cache. Returns False if requests are running; nothing happens then."""
         return self._call(self._calls.flush_cache())
 
     def get_server_info(self) -> dict[str, Any]:
-        """Resolved options with the reasons of the decisions, sizes of pools, what runs now: the
-        fields of ``/server_info``."""
+        """Resolved options with the reasons for start-up decisions, sizes of pools, and the current
+        load: the fields of ``/server_info``."""
         return self._call(self._calls.service.server_info())
 
     def shutdown(self) -> None:
-        """End the engine; calls that wait elsewhere get EngineDeadError. Does nothing the second
-        time, and in a forked child."""
+        """End the engine. Calls that are waiting elsewhere raise EngineDeadError. A second call
+        does nothing, and neither does a call in a forked child."""
         self._background.close()
 
     def __enter__(self) -> Engine:
@@ -280,7 +282,7 @@ class Engine:
     ) -> None:
         self.shutdown()
 
-    # -- from the caller's thread or loop to the service's, and back
+    # -- calls from the caller's thread or loop to the service's loop, and results back
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         with self._words():
@@ -311,12 +313,13 @@ class Engine:
 
 
 class _Steps(Generic[T]):
-    """An async generator of the service's loop, taken step by step from outside."""
+    """An async generator of the service's loop that another thread or loop advances step by
+    step."""
 
     def __init__(self, items: AsyncGenerator[T, None]) -> None:
         self._items = items
         self._lock = asyncio.Lock()
-        """A step that was interrupted ends before the generator is closed."""
+        """Lets an interrupted step end before the generator is closed."""
 
     async def next(self) -> T | None:
         async with self._lock:

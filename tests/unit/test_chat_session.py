@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from setpoint.chat.answers import Piece
+from setpoint.chat.answers import AnswerChunk
 from setpoint.chat.conversation import Conversation, read_params
 from setpoint.chat.repetition import goes_in_circles
 from setpoint.chat.screen import Screen, printable
@@ -27,17 +27,19 @@ class Script:
         self.limit = limit
         self.asked: list[list[str]] = []
 
-    def answer(self, conversation: Conversation, question: str) -> Generator[Piece, None, None]:
+    def answer(
+        self, conversation: Conversation, question: str
+    ) -> Generator[AnswerChunk, None, None]:
         contents = [message["content"] for message in conversation.messages(question)]
         if len(contents) > self.limit:
             raise ContextLengthError("Too long.")
         self.asked.append(contents)
         if question == "stop me at once":
             raise KeyboardInterrupt
-        yield Piece(f"answer {len(self.asked)}", 1)
+        yield AnswerChunk(f"answer {len(self.asked)}", 1)
         if question == "stop me":
             raise KeyboardInterrupt
-        yield Piece("!", 2, "stop")
+        yield AnswerChunk("!", 2, "stop")
 
     def close(self) -> None: ...
 

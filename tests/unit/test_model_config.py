@@ -83,7 +83,7 @@ def build(folder: Path, family: str, **changes: Any) -> Any:
         (
             "qwen3",
             {"hidden_act": "relu"},
-            "'hidden_act' = 'relu' in config.json is not supported: supported are silu, ",
+            "'hidden_act' = 'relu' in config.json is not supported: supported values are silu, ",
         ),
         ("qwen3", {"partial_rotary_factor": 0.5}, "'partial_rotary_factor' = 0.5"),
         (

@@ -1,2 +1,2 @@
-"""``setpoint batch``: a file of requests in, a file of answers out, every request answered exactly
-once."""
+"""``setpoint batch``: reads a file of requests and writes a file of answers, with exactly one
+answer per request."""

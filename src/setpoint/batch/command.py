@@ -1,8 +1,9 @@
-"""``setpoint batch``: puts a batch together from its files and an engine, and turns its end into a
-summary and an exit code.
+"""``setpoint batch``: runs a batch with its files and an engine, then prints a summary and returns
+an exit code.
 
-Exit codes: 0 every request answered; 3 all done, some failed; 1 it ended early with an error, 130
-by a signal: run the same command again and it continues.
+Exit codes: 0: every request was answered; 3: the batch is complete, but some requests failed; 1:
+the batch ended early with an error; 130: it ended early by a signal. After 1 or 130, the same
+command run again continues the batch.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from setpoint.observe.waiting import stderr_lines
 
 DONE, FAILED, INTERRUPTED = 0, 3, 130
 DRAIN_S = 10.0
-"""How long open requests may go on after the first signal."""
+"""Seconds that open requests get to finish after the first signal."""
 GO_ON = "Run the same command again to continue."
 
 
 def run_batch(
     own: BatchOptions, options: Options, env: EnvSettings, *, given: Set[str] = frozenset()
 ) -> int:
-    """Run until everything is answered, or a signal; returns the exit code. Raises SetpointError
-    for a batch that cannot go on."""
+    """Run until everything is answered or a signal ends the run; returns the exit code. Raises
+    SetpointError for a batch that cannot continue."""
     if own.input is None or own.output is None:
         raise ConfigError("Name an input and an output: setpoint batch INPUT -o OUTPUT.")
     if "-" in (own.input, own.output):
@@ -81,12 +82,12 @@ def _source(path: Path) -> Source:
 
 
 class _Batch:
-    """One batch: what is to be done, what has been, and how this run ended."""
+    """One batch: what is to be done, what has been done, and how this run ended."""
 
     def __init__(
         self, source: Source, survey: Survey, journal: Journal, *, keep_order: bool
     ) -> None:
-        """Reads the journal. Raises BatchError."""
+        """Read the journal. Raises BatchError."""
         self.tally = Tally(survey.num_requests)
         done = journal.recover(survey, self.tally, in_order=keep_order)
         self._digest = survey.digest
@@ -101,8 +102,8 @@ class _Batch:
         return self.tally.num_requests - self.tally.num_done
 
     def work(self, options: Options, env: EnvSettings, given: Set[str]) -> None:
-        """Start an engine and answer what is left, until a signal. Raises SetpointError, after the
-        summary so far."""
+        """Start an engine and answer the remaining requests until a signal ends the run. On an
+        error, print the summary so far and raise SetpointError."""
         if not self.num_left:
             return
         phases = Phases()
@@ -167,8 +168,8 @@ class _Batch:
 
 
 class _Signals:
-    """The first one asks for an orderly end, the second for one at once. Made inside the running
-    loop."""
+    """The first signal asks for an orderly end, the second for an immediate one. Create it inside
+    the running loop."""
 
     def __init__(self) -> None:
         self.stop, self.at_once = asyncio.Event(), asyncio.Event()

@@ -1,7 +1,7 @@
-"""Finds a ``custom_id`` that stands twice in a file of any length, with 8 bytes of memory per id.
+"""Finds a ``custom_id`` that occurs twice in a file of any length, with 8 bytes of memory per id.
 
-Ids are first only hashed; equal hashes name the few suspects, which a second pass compares in full,
-so the answer is exact.
+The first pass only hashes ids. Ids with equal hashes are the few suspects, which a second pass
+compares in full, so the answer is exact.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from setpoint.batch.entry import BatchError
 
 _MAX_SUSPECTS = 1000
-"""Hashes that the second pass looks at: it only has to find examples."""
+"""Most hashes that the second pass examines: it only has to find examples."""
 _MAX_SHOWN = 3
 _MASK = (1 << 64) - 1
 
@@ -24,18 +24,18 @@ class Duplicates:
         self._hashes = array("Q")
 
     def add(self, custom_id: str | None) -> None:
-        """None: there is no id, and nothing to compare."""
+        """Add an id. None means that the request has no id, so there is nothing to compare."""
         if custom_id is not None:
             self._hashes.append(hash(custom_id) & _MASK)
 
     def check(self, again: Iterable[tuple[int, str | None]], *, what: str) -> None:
-        """Raise BatchError for an id that was added twice; ``again`` gives the same ids with their
-        numbers once more.
+        """Raise BatchError if an id was added twice. ``again`` gives the same ids once more, with
+        their numbers.
 
-        what: what the numbers count, e.g. "lines". Forgets the hashes.
+        what: what the numbers count, e.g. "lines". The hashes are dropped afterwards.
         """
         hashes = np.frombuffer(self._hashes, np.uint64)
-        hashes.sort()  # in place: no second copy
+        hashes.sort()  # in place, to avoid a second copy
         suspects = set(np.unique(hashes[1:][hashes[1:] == hashes[:-1]])[:_MAX_SUSPECTS].tolist())
         del hashes
         self._hashes = array("Q")

@@ -1,5 +1,5 @@
-"""One request of a batch file, or what is wrong with it, and the batch as a whole. Plain data;
-knows no file format and no engine."""
+"""One request of a batch file, or the reason why it is invalid, and facts about the batch as a
+whole. Plain data; knows no file format and no engine."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Protocol
 from setpoint.core.errors import SetpointError
 
 MAX_LINE_BYTES = 64 << 20
-"""Longest line that is read."""
+"""Length of the longest line that is read."""
 
 
 class BatchError(SetpointError):
-    """A batch that cannot begin or go on. What has been answered is safe in the output file."""
+    """A batch that cannot begin or continue. The answers so far are safe in the output file."""
 
 
 @dataclass(slots=True, frozen=True)
 class Problem:
-    """Why a request failed: a code to count by, and the sentence for its owner."""
+    """Why a request failed: a code for counting, and a sentence for the person who wrote it."""
 
     code: str
     message: str
@@ -30,25 +30,25 @@ class Entry:
     """One line of a JSONL file, or one row of a Parquet file."""
 
     number: int
-    """The line or row, from 1."""
+    """The line or row number, counted from 1."""
     num_bytes: int
-    """Its size in the file, or about that."""
+    """Its size in the file, at least approximately."""
     custom_id: str | None = None
     url: str = ""
     body: dict[str, Any] | None = None
     problem: Problem | None = None
-    """Set if it cannot be sent; then there is no body."""
+    """Set if the request cannot be sent; then ``body`` is empty."""
 
 
 @dataclass(slots=True, frozen=True)
 class Survey:
-    """What one pass over the input found."""
+    """What one pass over the input has found."""
 
     digest: str
-    """Of the file's bytes, 16 hexadecimal digits: the batch's identity."""
+    """Digest of the file's bytes, 16 hexadecimal digits. It identifies the batch."""
     num_requests: int
     last_number: int
-    """Lines or rows, blank ones included."""
+    """Number of lines or rows, including blank ones."""
 
 
 class Marks:
@@ -72,10 +72,11 @@ class Source(Protocol):
     """An input file, held open from the survey to the last entry."""
 
     def survey(self) -> Survey:
-        """Raises BatchError for a file that cannot be read or holds a ``custom_id`` twice."""
+        """Read the whole input once. Raises BatchError for a file that cannot be read or has a
+        ``custom_id`` twice."""
 
     def entries(self, survey: Survey, done: Marks) -> Iterator[Entry]:
-        """The requests that are not marked, in order, read as they are asked for. Raises
-        BatchError."""
+        """The requests that are not marked, in order; each is read when the iterator reaches it.
+        Raises BatchError."""
 
     def close(self) -> None: ...

@@ -1,10 +1,10 @@
-"""The output file while it is written: appended a whole record at a time, locked, and read back
-after a crash.
+"""The output file while it is written: whole records are appended under a lock, and read back after
+a crash.
 
-Contract: whatever moment a run ends at, reopening the file finds every record whose ``append``
-returned (after a power cut: and whose ``sync`` did), cuts at most one unfinished record, and never
-touches a file that is not the output of this batch. The reasons are in
-docs/decisions/0012-batch-journal.md. It does not know what is in a record beyond its head.
+Contract: at whatever moment a run ends, reopening the file finds every record whose ``append``
+returned (after a power cut: every record whose ``sync`` returned), cuts at most one unfinished
+record, and never changes a file that is not the output of this batch.
+docs/decisions/0012-batch-journal.md gives the reasons. The journal reads only the head of a record.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from setpoint.batch.tally import Tally
 
 
 class Journal:
-    """A context manager: leaving it syncs and closes."""
+    """A context manager; leaving it syncs and closes the file."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create, and lock. Raises BatchError if that is impossible or another run has
-        it."""
+        """Open or create the file and lock it. Raises BatchError if that is impossible or another
+        run holds the lock."""
         self._path = path
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -38,9 +38,9 @@ class Journal:
             os.close(self._fd)
             raise
         self._size = 0
-        """Bytes of whole records; what is behind them is an append that failed half-way."""
+        """Bytes of whole records; anything after them is an append that failed half-way."""
         self._num_synced = -1
-        """Bytes known to be on the disk; -1: not even what an earlier run has left."""
+        """Bytes known to be on the disk; -1: not even those of an earlier run are known to be."""
         self._failed_sync: BatchError | None = None
 
     def __enter__(self) -> Journal:
@@ -58,10 +58,10 @@ class Journal:
             os.close(self._fd)
 
     def recover(self, survey: Survey, tally: Tally, *, in_order: bool) -> Marks:
-        """Mark and count what is answered, cut an unfinished tail.
+        """Mark and count the answered requests, and cut an unfinished record at the end.
 
-        in_order: the records must be the first ones of the input, in its order. Raises BatchError
-        for a file that holds anything but records of this batch, or one of them twice.
+        in_order: the records must be those of the first requests of the input, in its order. Raises
+        BatchError for a file that holds anything but records of this batch, or two for one request.
         """
         done = Marks(survey.last_number)
         for position, line in enumerate(self._whole_lines(), 1):
@@ -85,7 +85,8 @@ class Journal:
         return done
 
     def append(self, data: bytes) -> None:
-        """One encoded record. Raises BatchError, the file then ends with the record before it."""
+        """Append one encoded record. Raises BatchError; the file then ends with the record before
+        it."""
         rest = memoryview(data)
         try:
             while rest:
@@ -99,8 +100,8 @@ class Journal:
         """Return when everything appended would survive a power cut. May run on another thread than
         ``append``. Raises BatchError.
 
-        The system tells of a failure once, perhaps a caller that was cancelled meanwhile: every
-        later call raises it again.
+        The system reports a failure only once, and perhaps to a call that was cancelled meanwhile;
+        so every later call raises it again.
         """
         if self._failed_sync is not None:
             raise self._failed_sync
@@ -135,8 +136,8 @@ class Journal:
             raise BatchError(f"{self._path} cannot be read: {error.strerror}.") from None
 
     def _record(self, position: int, line: bytes, survey: Survey) -> tuple[int, RecordHead]:
-        """The input's line that a record answers, and its head. Raises BatchError for what is not a
-        record of this batch."""
+        """The number of the input line that a record answers, and its head. Raises BatchError for a
+        line that is not a record of this batch."""
         head = decode_head(line)
         parsed = None if head is None else parse_record_id(head.id)
         if head is None or parsed is None:
@@ -154,8 +155,8 @@ class Journal:
         return number, head
 
     def _cut_tail(self, survey: Survey) -> None:
-        """Remove a record that was not finished: one that begins as ours do, or zero bytes, which
-        power cuts leave."""
+        """Remove an unfinished record: one that begins as our records do, or zero bytes, which a
+        power cut leaves."""
         num_tail = os.fstat(self._fd).st_size - self._size
         if not num_tail:
             return
@@ -188,7 +189,7 @@ def _lock(fd: int, path: Path) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """The name of a new file is safe only when its folder is."""
+    """Sync the folder: a new file's name is safe only when its folder is."""
     fd = os.open(path.absolute().parent, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -1,7 +1,7 @@
 """The input as JSON lines in OpenAI's batch format: ``{"custom_id", "method", "url", "body"}``, one
 per line.
 
-Reads a regular file in order, a line at a time. Blank lines are no requests.
+Reads a regular file in order, a line at a time. Blank lines are ignored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _decode_id = msgspec.json.Decoder(_Id).decode
 
 class JsonlSource:
     def __init__(self, path: Path) -> None:
-        """Raises BatchError for anything but a readable regular file."""
+        """Open the file. Raises BatchError unless it is a readable regular file."""
         self._path = path
         self._file = open_input(path)
 
@@ -60,7 +60,7 @@ class JsonlSource:
     def entries(self, survey: Survey, done: Marks) -> Iterator[Entry]:
         for number, line in self._lines():
             if number > survey.last_number:
-                return  # the file has grown since: those lines are not part of this batch
+                return  # lines that were added since the survey are not part of this batch
             if number not in done and not line.isspace():
                 yield parse_line(number, line)
 
@@ -68,8 +68,8 @@ class JsonlSource:
         self._file.close()
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """(number, line); a line longer than MAX_LINE_BYTES comes as b"", and no more of it than
-        that is ever in memory."""
+        """Yields (number, line). A line longer than MAX_LINE_BYTES is yielded as b"", and no more
+        than that many of its bytes are ever in memory."""
         try:
             self._file.seek(0)
             number = 0
@@ -84,8 +84,8 @@ class JsonlSource:
 
 
 def parse_line(number: int, line: bytes) -> Entry:
-    """Never raises: what is wrong is in ``problem``. An empty ``line`` stands for one that was too
-    long."""
+    """The entry of a line. It never raises: an invalid line's entry has a ``problem``. An empty
+    ``line`` stands for one that was too long."""
     if not line:
         return _bad(number, line, "too_long", f"The line is longer than {MAX_LINE_BYTES} bytes.")
     try:
@@ -117,7 +117,7 @@ def _bad(number: int, line: bytes, code: str, message: str) -> Entry:
 
 
 def _custom_id(line: bytes) -> str | None:
-    """The id of a line that may otherwise be anything."""
+    """The id of a line whose other content may be anything."""
     try:
         found = _decode_id(line).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -141,7 +141,7 @@ def open_input(path: Path) -> BufferedReader[FileIO]:
 
 
 def digest_of(file: BufferedReader[FileIO]) -> str:
-    """Of all its bytes. Raises BatchError."""
+    """Digest of all bytes of the file. Raises BatchError."""
     try:
         file.seek(0)
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()

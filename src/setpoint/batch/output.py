@@ -1,4 +1,5 @@
-"""Where the run puts records: into the journal as they come, or in the order of the input."""
+"""How the run writes records: into the journal in the order of completion, or in the order of the
+input."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from setpoint.batch.journal import Journal
 class Output(Protocol):
     @property
     def held_bytes(self) -> int:
-        """Of records that cannot be written yet."""
+        """Bytes of records that cannot be written yet."""
         ...
 
     def expect(self, number: int) -> None:
-        """This request begins; called in the order of the input."""
+        """Announce that this request begins; called in the order of the input."""
         ...
 
     def put(self, number: int, record: bytes) -> None:
-        """Its record. Raises BatchError if it cannot be written."""
+        """Write the request's record, now or later. Raises BatchError if it cannot be written."""
         ...
 
 
@@ -37,14 +38,14 @@ class AsTheyCome:
 
 
 class InOrder:
-    """Holds a record back until those of all requests before it are written."""
+    """Holds a record back until the records of all requests before it are written."""
 
     def __init__(self, journal: Journal, *, after: int) -> None:
-        """after: the last line that the journal answers already."""
+        """after: the last line that the journal already answers."""
         self._journal = journal
         self._after = after
         self._pending: dict[int, bytes | None] = {}
-        """Requests that are not written, in order; None until the record is there."""
+        """Requests whose records are not written yet, in order; None until the record arrives."""
         self.held_bytes = 0
 
     def expect(self, number: int) -> None:

@@ -20,10 +20,10 @@ from setpoint.batch.jsonl import digest_of, open_input
 from setpoint.core.jsonfile import parse_json
 
 READ_ROWS = 64
-"""Rows in memory at once. pyarrow reads the pages of a row group as they are needed."""
+"""Rows in memory at a time. pyarrow reads the pages of a row group only when they are needed."""
 _ENVELOPE = ("custom_id", "method", "url", "body")
 _URLS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/embeddings"}
-"""Column -> what a row with it is sent to, unless it has a url."""
+"""Column -> the URL to which a row with this column is sent, unless the row has one."""
 
 
 def is_parquet(path: Path) -> bool:
@@ -32,7 +32,7 @@ def is_parquet(path: Path) -> bool:
 
 class ParquetSource:
     def __init__(self, path: Path) -> None:
-        """Raises BatchError for a file that is no Parquet file or has not the columns of a
+        """Open the file. Raises BatchError if it is not a Parquet file or lacks the columns of a
         batch."""
         self._pa = load_pyarrow()
         self._path = path
@@ -125,8 +125,8 @@ def _entry(number: int, row: dict[str, Any]) -> Entry:
 
 
 def _body(row: dict[str, Any]) -> dict[str, Any]:
-    """Raises ValueError. A null is a key that is not there: Parquet has no other way to leave one
-    out."""
+    """The body of a row. A null means that the key is absent, because Parquet has no other way to
+    leave it out. Raises ValueError."""
     if "messages" in row:
         row["messages"] = _json(row["messages"])
     body = _json(row["body"]) if "body" in row else row

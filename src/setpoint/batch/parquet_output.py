@@ -16,20 +16,20 @@ from setpoint.batch.record import Record, decode
 from setpoint.batch.tally import Tally
 
 WRITE_ROWS, WRITE_BYTES = 1024, 32 << 20
-"""Whichever comes first is written as one row group."""
+"""A row group is written when it reaches either of these limits."""
 _METADATA = b"setpoint_batch"
 
 
 def journal_of(output: Path) -> Path:
-    """Where the answers are until the Parquet file is written."""
+    """The file that holds the answers until the Parquet file is written."""
     return output.with_name(output.name + ".journal.jsonl")
 
 
 def finished(output: Path, survey: Survey) -> int | None:
-    """The number of failed requests of an output that is complete; None if there is none yet.
-    Raises BatchError for another file."""
+    """The number of failed requests of a complete output; None if there is no output yet. Raises
+    BatchError for any other file."""
     if not output.exists():
-        load_pyarrow()  # better missed now than after the work
+        load_pyarrow()  # report a missing pyarrow now, not after the work
         return None
     pa = load_pyarrow()
     try:
@@ -48,10 +48,10 @@ def finished(output: Path, survey: Survey) -> int | None:
 
 
 def write(output: Path, journal: Path, tally: Tally, survey: Survey) -> None:
-    """The journal as a Parquet file, in its order; the journal is removed once that is safe on
-    disk. Raises BatchError."""
+    """Write the journal as a Parquet file, in the journal's order; then, when the file is safe on
+    disk, remove the journal. Raises BatchError."""
     pa = load_pyarrow()
-    text = pa.large_string()  # a string column of one row group may hold only 2 GiB
+    text = pa.large_string()  # a string column holds at most 2 GiB per row group
     about = json.dumps({"digest": survey.digest, "num_failed": tally.num_failed}).encode()
     schema = pa.schema(
         [

@@ -1,5 +1,5 @@
-"""What a person sees of a running batch: a bar on a terminal, a line every ten seconds anywhere
-else. Both on stderr.
+"""Shows the progress of a running batch on stderr: a bar on a terminal, a line every ten seconds
+anywhere else.
 
 Reads a Tally and an EngineView; changes nothing.
 """
@@ -25,17 +25,18 @@ LINE_EVERY_S = 10.0
 class Display(Protocol):
     @property
     def engine_stderr(self) -> int | None:
-        """Where the engine's log must go so that it does not break the picture; None: anywhere."""
+        """File descriptor to which the engine must write its log so that the bar stays intact;
+        None: it may write anywhere."""
         ...
 
     def show(self, tally: Tally, view: EngineView) -> None:
-        """Called every EVERY_S."""
+        """Show the current state. Called every EVERY_S seconds."""
         ...
 
 
 def status(tally: Tally, view: EngineView) -> str:
-    """Everything but the bar, e.g. "120/2000, 3 failed, 812 tok/s in, 640 tok/s out, ETA 0:05:12,
-    usage 0.82, 64 running, 498 queued"."""
+    """Everything except the bar, e.g. "120/2000, 3 failed, 812 tok/s in, 640 tok/s out, ETA
+    0:05:12, usage 0.82, 64 running, 498 queued"."""
     parts = [
         f"{tally.num_done}/{tally.num_requests}",
         f"{tally.num_failed} failed",
@@ -73,8 +74,8 @@ class Lines:
 
 @contextmanager
 def _bar() -> Iterator[Display]:
-    """While it is up, whatever is written to ``sys.stderr`` or logged, here or by the engine,
-    appears above it."""
+    """Show a bar within the block. Text written to ``sys.stderr`` or logged meanwhile, here or by
+    the engine, appears above it."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
@@ -103,7 +104,8 @@ def _bar() -> Iterator[Display]:
 
 @contextmanager
 def _log_to_current_stderr() -> Iterator[None]:
-    """Log handlers keep the stream they were made with; the bar has put another in its place."""
+    """Point log handlers to the current ``sys.stderr``: they keep the stream they were created
+    with, and the bar has replaced it."""
     handlers = [
         handler
         for handler in logging.getLogger().handlers
@@ -120,7 +122,7 @@ def _log_to_current_stderr() -> Iterator[None]:
 
 @contextmanager
 def _relayed() -> Iterator[int]:
-    """A descriptor for another process to write lines to, which then go to ``sys.stderr``."""
+    """A file descriptor for another process. Lines written to it go to ``sys.stderr``."""
     reading, writing = os.pipe()
 
     def copy() -> None:

@@ -1,8 +1,8 @@
-"""The lines of an output file, in OpenAI's batch output format, and reading back of what a run has
-left.
+"""Writes the lines of an output file in OpenAI's batch output format, and reads back those that an
+earlier run has left.
 
-A record's id names its batch and the line it answers, so that the output needs nothing else to
-be understood.
+A record's id names its batch and the line that it answers, so the output can be understood without
+any other file.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """``error`` is set for every request that failed; ``response`` then only if a server would have
-    answered with one."""
+    """``error`` is set for every request that failed. For those, ``response`` is set only if a
+    server would have answered with one."""
 
     id: str
     custom_id: str | None
@@ -41,7 +41,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class RecordHead(msgspec.Struct, frozen=True):
-    """What is read back: everything but the answer."""
+    """The part of a record that is read back: everything but the answer."""
 
     id: str
     error: Error | None
@@ -57,7 +57,7 @@ def record_id(digest: str, number: int) -> str:
 
 
 def parse_record_id(text: str) -> tuple[str, int] | None:
-    """(digest, line); None for what is not the id of a record."""
+    """(digest, line) of a record's id; None if it is not the id of a record."""
     digest, _, number = text.removeprefix(_PREFIX).rpartition("_")
     if not text.startswith(_PREFIX) or not number.isdecimal():
         return None
@@ -65,7 +65,7 @@ def parse_record_id(text: str) -> tuple[str, int] | None:
 
 
 def first_bytes(digest: str) -> bytes:
-    """How every record of a batch begins."""
+    """The bytes with which every record of a batch begins."""
     return f'{{"id":"{record_id(digest, 0)[:-1]}'.encode()
 
 
@@ -75,7 +75,7 @@ def answered(digest: str, entry: Entry, reply: dict[str, Any]) -> Record:
 
 
 def failed(digest: str, entry: Entry, problem: Problem) -> Record:
-    """A request that was never sent."""
+    """The record of a request that was never sent."""
     return Record(
         record_id(digest, entry.number),
         entry.custom_id,
@@ -85,7 +85,8 @@ def failed(digest: str, entry: Entry, problem: Problem) -> Record:
 
 
 def refused(digest: str, entry: Entry, message: str, *, status_code: int, err_type: str) -> Record:
-    """A request that was sent and refused: the response is what a server would have answered."""
+    """The record of a request that was sent and refused. Its response is what a server would have
+    answered."""
     own_id = record_id(digest, entry.number)
     body = error_body(Refusal(message=message, status_code=status_code, err_type=err_type))
     error = Error(f"status_{status_code}", message, entry.number)
@@ -97,12 +98,12 @@ def encode(record: Record) -> bytes:
 
 
 def decode(line: bytes) -> Record:
-    """A line of a journal that has been recovered."""
+    """Decode a line of a journal that has been recovered."""
     return _decode_record(line)
 
 
 def decode_head(line: bytes) -> RecordHead | None:
-    """None for a line that is not a record."""
+    """Decode the head of a record; None for a line that is not a record."""
     try:
         return _decode_head(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

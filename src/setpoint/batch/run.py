@@ -1,8 +1,8 @@
-"""Runs a batch against a service: feeds requests as the engine has room, and puts one record per
-request into the output.
+"""Runs a batch against a service: submits requests when the engine has room, and writes one record
+per request.
 
-Works on Entries and a Service; knows no file format, no terminal and no signals. Whoever calls it
-says when to stop.
+Works on Entries and a Service; knows no file format, no terminal and no signals. The caller decides
+when to stop.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from setpoint.frontend.service import Service
 logger = logging.getLogger(__name__)
 
 SYNC_S = 1.0
-"""Answers younger than this may be lost to a power cut, and are then computed again."""
+"""Seconds between syncs. Answers younger than this may be lost in a power cut; they are then
+computed again."""
 BREATH = 1000
-"""Entries that are handled at most before the event loop gets its turn."""
+"""Most entries that are handled before the event loop gets its turn."""
 
 
 class BatchRun:
@@ -45,9 +46,9 @@ class BatchRun:
         self._gate = Gate(self.view)
         self._tasks: set[asyncio.Task[None]] = set()
         self._jobs: set[Job] = set()
-        """Submitted and not yet answered."""
+        """Requests that are submitted and not answered yet."""
         self._failure: BaseException | None = None
-        """What ended a task, and so ends the run."""
+        """The exception that ended a task, which ends the run."""
 
     async def run(
         self,
@@ -57,10 +58,10 @@ class BatchRun:
         drain_s: float,
         look_timeout_s: float = 20.0,
     ) -> None:
-        """Answer every entry. After ``stop`` is set nothing new begins, and what is open has
-        ``drain_s`` to end.
+        """Answer every entry. After ``stop`` is set, no request begins, and open ones have
+        ``drain_s`` seconds to finish.
 
-        Raises BatchError for an output that cannot be written or an input that cannot be read,
+        Raises BatchError for an output that cannot be written or an input that cannot be read, and
         EngineDeadError.
         """
         background = [
@@ -84,7 +85,7 @@ class BatchRun:
             await asyncio.gather(*self._tasks, *background, return_exceptions=True)
 
     def look(self) -> None:
-        """Bring the tally's count of open requests' tokens up to date."""
+        """Update the tally's count of tokens in open requests."""
         self._tally.open_output_tokens = sum(
             output.num_outputs for job in self._jobs for output in job.outputs
         )
@@ -149,7 +150,7 @@ class BatchRun:
         except SetpointError:
             raise
         except Exception:
-            # As in the server: a bug that one request meets must not keep the others from their
+            # As in the server, a bug that one request triggers must not keep the others from their
             # answers.
             logger.exception("An internal error occurred at line %d.", entry.number)
             message = "Internal error; the log has the details."
@@ -163,8 +164,8 @@ class BatchRun:
             self._gate.closed(num_seqs, entry.num_bytes)
 
     async def _open(self, entry: Entry) -> Exchange | None:
-        """The entry's request, not yet submitted; None if it failed already. Raises
-        RequestError."""
+        """Make the entry's request without submitting it; None if the entry has failed already.
+        Raises RequestError."""
         api = self._apis.get(entry.url)
         if api is None:
             known = ", ".join(self._apis)
@@ -178,7 +179,7 @@ class BatchRun:
             )
             return None
         assert entry.body is not None
-        # The line in the engine's log and among the suspects of a crash.
+        # The line number, for the engine's log and for the suspects after a crash.
         rid = record.record_id(self._digest, entry.number)
         exchange = await api.open({"rid": rid, **entry.body})
         if exchange.is_stream:
@@ -192,7 +193,7 @@ class BatchRun:
         self._tally.count(made.error)
 
     async def _changed(self, deadline: float | None) -> None:
-        """Until something happened that may make room or end the run, or it is too late."""
+        """Wait until something happens that may make room or end the run, or until the deadline."""
         try:
             async with asyncio.timeout_at(deadline):
                 await self._gate.changed.wait()

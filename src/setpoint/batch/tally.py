@@ -1,5 +1,5 @@
-"""Counts of a batch: done, failed and why, tokens. Written by the run and by the journal's
-recovery, read by progress and summary."""
+"""Counts of a batch: finished and failed requests, reasons of failures, tokens. The run and the
+journal's recovery write them; progress and summary read them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ class Reason:
 class Tally:
     num_requests: int
     num_done: int = 0
-    """Answered or failed, by this run and those before it."""
+    """Requests answered or failed, in this run and those before it."""
     num_before: int = 0
-    """Of these, what was in the output already."""
+    """Those of ``num_done`` that were in the output when this run began."""
     num_failed: int = 0
     reasons: dict[str, Reason] = field(default_factory=dict)
-    """By code, with the first example."""
+    """Error code -> its count, with the first example."""
     prompt_tokens: int = 0
-    """Of requests that this run answered, like ``output_tokens``."""
+    """Prompt tokens of the requests that this run answered; ``output_tokens`` counts the same
+    requests."""
     output_tokens: int = 0
     open_output_tokens: int = 0
-    """Of requests that are not answered yet, as of the run's last look."""
+    """Output tokens of requests that are not answered yet, at the run's last check."""
     started_at: float = field(default_factory=time.monotonic)
     """When this run could send its first request."""
 
     def count(self, error: Error | None) -> None:
-        """One more request is done; ``error`` if it failed."""
+        """Count one finished request; ``error`` is set if it failed."""
         self.num_done += 1
         if error is not None:
             self.num_failed += 1
@@ -47,12 +48,12 @@ class Tally:
 
     @property
     def num_now(self) -> int:
-        """Done by this run."""
+        """Number of requests finished by this run."""
         return self.num_done - self.num_before
 
     @property
     def eta_s(self) -> float | None:
-        """None while nothing can be said."""
+        """Estimated seconds until the end; None while there is no basis for an estimate."""
         return (
             None
             if not self.num_now
@@ -60,7 +61,7 @@ class Tally:
         )
 
     def summary(self) -> str:
-        """For the end of a run: counts, speed, and a line per reason."""
+        """The summary at the end of a run: counts, speed, and a line per reason of failure."""
         num_ok = self.num_done - self.num_failed
         before = f", {self.num_before} of them in earlier runs" if self.num_before else ""
         head = (

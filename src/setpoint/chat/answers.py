@@ -1,7 +1,6 @@
-"""Where the answers of a chat come from: an engine of its own, or any server that speaks OpenAI's
-API.
+"""Sources of a chat's answers: an engine that the chat starts, or any server with OpenAI's API.
 
-Both stream pieces of one answer; leaving the stream early stops the answer at its source.
+Both stream an answer in chunks; closing the stream early stops the answer at its source.
 """
 
 from __future__ import annotations
@@ -22,21 +21,23 @@ _CONNECT_S = 10.0
 
 
 @dataclass(slots=True, frozen=True)
-class Piece:
+class AnswerChunk:
     text: str = ""
     num_tokens: int | None = None
-    """Of the answer so far, where the source says so."""
+    """Number of tokens in the answer so far, if the source reports it."""
     finish: str | None = None
-    """stop, length or abort, with the last text."""
+    """"stop", "length" or "abort", with the last text."""
 
 
 class Source(Protocol):
     name: str
-    """Of the model."""
+    """Name of the model."""
 
-    def answer(self, conversation: Conversation, question: str) -> Generator[Piece, None, None]:
-        """Raises RequestError (ContextLengthError if the conversation is too long),
-        EngineDeadError."""
+    def answer(
+        self, conversation: Conversation, question: str
+    ) -> Generator[AnswerChunk, None, None]:
+        """Stream the answer. Raises RequestError (ContextLengthError if the conversation is too
+        long) or EngineDeadError."""
 
     def close(self) -> None: ...
 
@@ -46,13 +47,15 @@ class LocalSource:
         self._engine = engine
         self.name: str = engine.get_server_info()["served_model_name"]
 
-    def answer(self, conversation: Conversation, question: str) -> Generator[Piece, None, None]:
+    def answer(
+        self, conversation: Conversation, question: str
+    ) -> Generator[AnswerChunk, None, None]:
         sampling = {**self._engine.chat_defaults, **native_params(conversation.params)}
         with closing(self._engine.stream_chat(conversation.messages(question), sampling)) as pieces:
             for piece in pieces:
                 meta = piece["meta_info"]
                 finish = None if meta["finish_reason"] is None else meta["finish_reason"]["type"]
-                yield Piece(piece["text"], meta["completion_tokens"], finish)
+                yield AnswerChunk(piece["text"], meta["completion_tokens"], finish)
 
     def close(self) -> None:
         self._engine.shutdown()
@@ -62,7 +65,8 @@ class RemoteSource:
     """A server behind a base URL such as ``http://127.0.0.1:30000/v1``."""
 
     def __init__(self, base_url: str, *, model: str | None, api_key: str | None) -> None:
-        """Asks for the models first: that finds a wrong URL or key at once. Raises RequestError."""
+        """Connect and ask for the list of models, which detects a wrong URL or key at once. Raises
+        RequestError."""
         self._url = base_url
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         try:
@@ -78,7 +82,9 @@ class RemoteSource:
         _check(response, base_url)
         self.name = model or _first_model(response, base_url)
 
-    def answer(self, conversation: Conversation, question: str) -> Generator[Piece, None, None]:
+    def answer(
+        self, conversation: Conversation, question: str
+    ) -> Generator[AnswerChunk, None, None]:
         body = {
             "model": self.name,
             "messages": conversation.messages(question),
@@ -93,7 +99,7 @@ class RemoteSource:
                 for event in events:
                     if event.data == "[DONE]":
                         break
-                    for piece in _pieces(event.data):
+                    for piece in _answer_chunks(event.data):
                         is_finished = is_finished or piece.finish is not None
                         yield piece
         except httpx2.HTTPError as error:
@@ -119,7 +125,7 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Chunk(msgspec.Struct, frozen=True):
-    """What a chat needs of a ``chat.completion.chunk``."""
+    """The fields of a ``chat.completion.chunk`` that a chat reads."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
@@ -134,7 +140,7 @@ class _Models(msgspec.Struct, frozen=True):
     data: list[_Model]
 
 
-def _pieces(data: str) -> Generator[Piece, None, None]:
+def _answer_chunks(data: str) -> Generator[AnswerChunk, None, None]:
     try:
         chunk = msgspec.json.decode(data, type=_Chunk)
     except msgspec.DecodeError as error:
@@ -146,13 +152,13 @@ def _pieces(data: str) -> Generator[Piece, None, None]:
         raise _refusal(chunk.error, 500)
     num_tokens = None if chunk.usage is None else chunk.usage.completion_tokens
     for choice in chunk.choices:
-        yield Piece(choice.delta.content or "", num_tokens, choice.finish_reason)
+        yield AnswerChunk(choice.delta.content or "", num_tokens, choice.finish_reason)
     if not chunk.choices:
-        yield Piece(num_tokens=num_tokens)
+        yield AnswerChunk(num_tokens=num_tokens)
 
 
 def _check(response: httpx2.Response, url: str) -> None:
-    """Raises RequestError for anything but success."""
+    """Raise RequestError for any status but success."""
     if response.is_success:
         return
     if response.status_code in (401, 403):
@@ -179,14 +185,14 @@ def _check(response: httpx2.Response, url: str) -> None:
 
 
 def _refusal(error: Any, status_code: int) -> RequestError:
-    """From the error of a body, in any of the shapes that servers use: an object with a message, or
-    a text."""
+    """The message of an error body, in each of the shapes that servers use: an object with a
+    message, or a text."""
     fields = error if isinstance(error, dict) else {"message": error}
     message = str(
         fields.get("message") or f"The server answered with status {status_code} and no message."
     )
-    # No two servers agree on a code for this; all of them speak of tokens and of the context or a
-    # length.
+    # Servers do not agree on an error code for this, but all their messages mention tokens and
+    # either the context or a length.
     words = message.lower()
     is_too_long = fields.get("code") == "context_length_exceeded" or (
         "token" in words and ("context" in words or "length" in words)

@@ -1,6 +1,7 @@
-"""What a chat knows: the system prompt, the turns so far, and how answers are sampled.
+"""The state of a chat: the system prompt, the turns so far, and the sampling options.
 
-Plain data and its changes. It does not know where answers come from or how they are shown.
+Plain data and functions that change it. It does not know where answers come from or how they are
+shown.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ PARAMS: dict[str, type] = {
     "repetition_penalty": float,
     "stop": str,
 }
-"""Sampling options of a chat, by their names in OpenAI's API (and this server's extensions of
-it)."""
+"""Sampling options of a chat, by their names in OpenAI's API and in this server's extensions of
+it."""
 
 _NATIVE = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
-"""Where SamplingParams has another name."""
+"""OpenAI's name of an option -> its name in SamplingParams, where they differ."""
 
 
 def read_params(texts: dict[str, str]) -> dict[str, Any]:
-    """Values as people type them. Raises RequestError for an unknown name, a wrong type or a value
-    out of range."""
+    """Convert values as people type them. Raises RequestError for an unknown name, a wrong type or
+    a value out of range."""
     params: dict[str, Any] = {}
     for name, text in texts.items():
         if name not in PARAMS:
@@ -54,7 +55,7 @@ def read_params(texts: dict[str, str]) -> dict[str, Any]:
 
 
 def native_params(params: dict[str, Any]) -> dict[str, Any]:
-    """The same under the names of SamplingParams."""
+    """The same options under the names of SamplingParams."""
     return {_NATIVE.get(name, name): value for name, value in params.items()}
 
 
@@ -62,9 +63,9 @@ def native_params(params: dict[str, Any]) -> dict[str, Any]:
 class Conversation:
     system: str = ""
     params: dict[str, Any] = field(default_factory=dict)
-    """Sampling options that were set; the rest is the model's or the server's choice."""
+    """Sampling options that the user set; the model or the server chooses the others."""
     turns: list[tuple[str, str]] = field(default_factory=list)
-    """Questions and answers, the oldest first."""
+    """Questions and answers, oldest first."""
 
     def messages(self, question: str | None = None) -> list[Message]:
         messages = [{"role": "system", "content": self.system}] if self.system else []
@@ -76,8 +77,8 @@ class Conversation:
         return messages if question is None else [*messages, {"role": "user", "content": question}]
 
     def save(self, path: Path, *, model: str) -> None:
-        """A new JSON file whose ``messages`` any OpenAI client takes. Raises RequestError if it
-        cannot be written."""
+        """Write a new JSON file whose ``messages`` any OpenAI client accepts. Raises RequestError
+        if it cannot be written."""
         content = {"model": model, "params": self.params, "messages": self.messages()}
         try:
             with path.open("x", encoding="utf-8") as file:

@@ -1,7 +1,8 @@
-"""What somebody types while nobody reads: kept, unseen, for the next prompt.
+"""Keeps what the user types while nothing reads it, without showing it, for the next prompt.
 
-Works on the modes of a terminal. Between prompts the terminal neither shows what is typed nor cuts
-it into lines, so that an answer stays whole, and readline gets every key as if it came later.
+Works on the modes of a terminal. Between prompts the terminal neither shows typed text nor divides
+it into lines, so that it does not disturb an answer, and readline gets every key as if it were
+pressed later.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from types import FrameType
 from typing import Any
 
 _LOCAL = 3
-"""Where the local modes stand in what ``tcgetattr`` returns."""
+"""Index of the local modes in the result of ``tcgetattr``."""
 _ENDS_OR_STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
 
 
 class Keyboard:
-    """From ``hold`` to ``release`` the terminal is ours; the shell gets it back as it was, whatever
-    ends or stops this process."""
+    """The chat owns the terminal's modes from ``hold`` to ``release``. The shell gets them back as
+    they were, however this process ends or is stopped."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._before: list[Any] | None = None
-        """The modes that are not ours; None: nothing is held."""
+        """The terminal's original modes; None: the chat does not hold the terminal."""
         self._handlers: dict[signal.Signals, Any] = {}
 
     def hold(self) -> None:
@@ -45,7 +46,8 @@ class Keyboard:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """A prompt: whoever reads gets what was typed before, and the modes it knows."""
+        """Restore the original modes for a prompt, so that the reader gets what was typed before
+        and the modes it expects."""
         if self._before is None:
             yield
             return
@@ -60,18 +62,18 @@ class Keyboard:
         modes[_LOCAL] &= ~(termios.ECHO | termios.ICANON)
         modes[_LOCAL] |= (
             termios.NOFLSH
-        )  # Ctrl-C stops an answer; it does not take the next question away
+        )  # Ctrl-C stops an answer; it must not discard the next question
         self._set(modes)
 
     def _set(self, modes: list[Any]) -> None:
-        with suppress(termios.error):  # the terminal is gone, and its modes with it
+        with suppress(termios.error):  # the terminal has gone, and its modes with it
             termios.tcsetattr(
                 self._descriptor, termios.TCSADRAIN, modes
-            )  # DRAIN: what was typed stays
+            )  # DRAIN keeps what was typed
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        """Do what the signal does without us, with the terminal as it was. After a stop (Ctrl-Z)
-        life goes on here."""
+        """Restore the terminal, then do the signal's default action. After a stop (Ctrl-Z) the
+        process continues here."""
         assert self._before is not None
         now = termios.tcgetattr(self._descriptor)
         self._set(self._before)

@@ -1,29 +1,30 @@
-"""When an answer goes round in circles. Works on text; it knows no tokens, so any server's answers
-can be judged."""
+"""Detects an answer that repeats the same passage without end. Works on text, not tokens, so any
+server's answers can be checked."""
 
 from __future__ import annotations
 
 COPIES = 4
-"""Of one passage, one directly after the other."""
-AT_LEAST = 240
-"""Characters of all copies together: a row of a table and a ruled line are shorter."""
-LONGEST = 800
-"""Characters of a passage that is looked for."""
+"""Copies of one passage, directly after one another, that count as endless repetition."""
+MIN_CHARS = 240
+"""Least number of characters in all copies together: rows of a table and ruled lines are
+shorter."""
+MAX_PASSAGE = 800
+"""Most characters of a repeated passage that is looked for."""
 
 
 def goes_in_circles(text: str) -> bool:
-    """Whether ``text`` ends with the same passage COPIES times or more; a part of one may
+    """True if ``text`` ends with COPIES or more copies of one passage; part of another copy may
     follow."""
-    tail = text[-COPIES * LONGEST :]
-    for period in range(1, min(LONGEST, len(tail) // COPIES) + 1):
-        length = max(COPIES * period, AT_LEAST)
+    tail = text[-COPIES * MAX_PASSAGE :]
+    for period in range(1, min(MAX_PASSAGE, len(tail) // COPIES) + 1):
+        length = max(COPIES * period, MIN_CHARS)
         if length <= len(tail) and tail[-length:-period] == tail[period - length :]:
             return True
     return False
 
 
 class CircleWatch:
-    """Looks at an answer that grows, every STEP characters."""
+    """Checks a growing answer every STEP characters."""
 
     STEP = 32
 
@@ -31,7 +32,7 @@ class CircleWatch:
         self._look_at = self.STEP
 
     def stops(self, text: str) -> bool:
-        """``text``: the answer so far."""
+        """True if the answer should stop. ``text``: the answer so far."""
         if len(text) < self._look_at:
             return False
         self._look_at = len(text) + self.STEP

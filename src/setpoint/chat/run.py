@@ -1,5 +1,5 @@
-"""``setpoint chat`` from its command line to its exit code: opens the source of answers, runs the
-session, closes it."""
+"""Runs ``setpoint chat``, from its command line to its exit code: opens the source of answers, runs
+the session, closes the source."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _INVITATION = "Type a message, or /help for the commands."
 
 
 def chat(line: CommandLine, env: EnvSettings, *, api_key: str | None) -> int:
-    """Returns the exit code. ``api_key``: for a server, if the line has none. Raises
-    SetpointError."""
+    """Run a chat; returns the exit code. ``api_key``: the server's key if the command line gives
+    none. Raises SetpointError."""
     own: ChatOptions = line.own
     params = {name: getattr(own, name) for name in PARAMS if getattr(own, name, None) is not None}
     try:
@@ -39,7 +39,7 @@ def chat(line: CommandLine, env: EnvSettings, *, api_key: str | None) -> int:
         )
         try:
             return session.run()
-        # nobody reads any more; the interpreter must not find that out when it flushes at its end
+        # stdout's reader has gone; the interpreter must not notice at its final flush
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1

@@ -1,7 +1,8 @@
-"""The terminal of a chat: lines in, text out.
+"""The terminal of a chat: reads lines, writes text.
 
-Model output is data: its control characters are shown, never sent. What is typed between prompts
-waits for the next one. Without a terminal the output is plain: answers to stdout, nothing else.
+Model output is data: its control characters are shown as pictures and never sent to the terminal.
+What is typed between prompts waits for the next one. Without a terminal the output is plain:
+answers go to stdout, and nothing else does.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ _SHOWN = {
     0x7F: 0x2421,
     **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
 }
-"""Control characters -> their pictures (C1 has none). With them gone no escape sequence is left;
-tab and newline are harmless."""
+"""Control characters -> pictures of them (C1 characters have none). Without them no escape sequence
+can form; tab and newline are harmless."""
 
 
 def printable(text: str) -> str:
-    """``text`` with nothing in it that a terminal would obey."""
+    """``text`` without anything that a terminal would execute."""
     return text.translate(_SHOWN)
 
 
 class Screen:
-    """A context manager: inside, the keyboard is the chat's."""
+    """A context manager; within it the chat owns the keyboard."""
 
     def __init__(self) -> None:
         self._out, self._err = sys.stdout, sys.stderr
@@ -41,14 +42,14 @@ class Screen:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(
                     errors="replace"
-                )  # a wrong byte, or a character the locale lacks, is no reason to end
+                )  # a wrong byte, or a character that the locale lacks, must not end the chat
         self.is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        """Someone sits there: prompts and notes are shown."""
+        """A person is at the terminal: prompts and notes are shown."""
         self._has_colour = (
             self.is_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         )
         self._column = 0
-        """0 at the start of a line, as far as our own output goes."""
+        """Column of the cursor according to our own output; 0 at the start of a line."""
         self._keyboard = Keyboard(sys.stdin.fileno()) if self.is_terminal else None
         if self.is_terminal:
             import readline  # noqa: F401 - from here on input() has editing and history
@@ -68,12 +69,12 @@ class Screen:
             self._keyboard.release()
 
     def read(self) -> tuple[str, bool]:
-        """The next message, and whether it was fenced (then it is never a command). Raises EOFError
-        at the end of the input.
+        """The next message, and whether it was fenced (a fenced one is never a command). Raises
+        EOFError at the end of the input.
 
-        A line is a message; a backslash at its end continues it; a line that begins with three
-        quotes opens a block that goes to the next three quotes at the end of a line, or to the end
-        of the input.
+        A line is a message; a backslash at its end continues it. A line that begins with three
+        quotes opens a block that extends to the next three quotes at the end of a line, or to the
+        end of the input.
         """
         line = self._line(_PROMPT)
         if line.lstrip().startswith(_FENCE):
@@ -83,7 +84,7 @@ class Screen:
         return line, False
 
     def text(self, text: str) -> None:
-        """A piece of an answer."""
+        """Show a part of an answer."""
         if text:
             self._write(printable(text))
 
@@ -92,7 +93,7 @@ class Screen:
             self._write("\n")
 
     def note(self, text: str) -> None:
-        """A dim line about the chat itself; only for someone who sits there."""
+        """Show a dim line about the chat itself, if a person is at the terminal."""
         if self.is_terminal:
             self.end_line()
             self._write(
@@ -117,7 +118,7 @@ class Screen:
 
     def _line(self, prompt: str) -> str:
         self.end_line()
-        self._column = 1 if self.is_terminal else 0  # until the line is complete
+        self._column = 1 if self.is_terminal else 0  # wait until the line is complete
         with nullcontext() if self._keyboard is None else self._keyboard.shown():
             line = input(prompt if self.is_terminal else "")
         self._column = 0

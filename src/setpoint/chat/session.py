@@ -1,4 +1,4 @@
-"""The turns of a chat: reads messages and commands, shows answers as they come.
+"""The turns of a chat: reads messages and commands, and shows answers while they arrive.
 
 Ctrl-C ends an answer, not the program. A question that is refused leaves no trace in the
 conversation.
@@ -18,7 +18,7 @@ from setpoint.chat.screen import Screen
 from setpoint.core.errors import ContextLengthError, RequestError
 
 REPEATED = "repeated"
-"""How an answer ended that went round in circles."""
+"""The ending of an answer that repeated itself without end."""
 
 HELP = f'''A line is a message. End it with a backslash to continue on the next line; """ opens and
 closes a block of lines. Ctrl-C stops an answer, Ctrl-D ends the chat.
@@ -57,8 +57,8 @@ class Session:
         }
 
     def run(self) -> int:
-        """Until /quit or the end of the input. Returns the exit code: 1 if something went wrong and
-        nobody was there to see it."""
+        """Run until /quit or the end of the input. Returns the exit code: 1 if something went wrong
+        and no person was at the terminal to see it."""
         while True:
             try:
                 message, is_block = self._screen.read()
@@ -101,8 +101,8 @@ class Session:
         raise EOFError
 
     def _ask(self, question: str) -> bool:
-        """Show the answer as it comes. A question without one leaves the conversation as it was;
-        returns False then, or raises."""
+        """Show the answer while it arrives; returns True. A question without an answer leaves the
+        conversation as it was: the method then returns False or raises."""
         turns = self._conversation.turns
         before = list(turns)
         try:
@@ -127,8 +127,8 @@ class Session:
         return True
 
     def _answer_that_fits(self, question: str) -> str | None:
-        """As ``_answer``; while the conversation is too long it loses its oldest turn, if that was
-        asked for."""
+        """Like ``_answer``, but if the user asked for it, drops the oldest turns while the
+        conversation is too long."""
         turns = self._conversation.turns
         while True:
             try:
@@ -144,11 +144,12 @@ class Session:
                 del turns[0]
 
     def _answer(self, question: str) -> str | None:
-        """The text of the answer; of its part if it was stopped, None if there was none yet."""
+        """The text of the answer, or of its first part if it was stopped; None if it was stopped
+        before any text."""
         started = time.perf_counter()
         first: float | None = None
         text, num_tokens, finish = "", None, None
-        # Whoever sets a limit, or is not there to press Ctrl-C, gets the whole answer.
+        # A user who sets a limit, or is not at the terminal to press Ctrl-C, gets the whole answer.
         watch = (
             CircleWatch()
             if self._screen.is_terminal and "max_tokens" not in self._conversation.params
@@ -244,7 +245,7 @@ class Session:
 def _summary(
     num_tokens: int | None, finish: str | None, *, started: float, first: float | None, ended: float
 ) -> str:
-    """``[42 tokens, 81.3 tok/s, first after 0.09 s]``: the rate is that of the tokens after the
+    """``[42 tokens, 81.3 tok/s, first after 0.09 s]``: the rate counts the tokens after the
     first."""
     parts = []
     if num_tokens is not None:

@@ -1,2 +1,2 @@
-"""Plain data and protocols that both planes share. Works on ids, page numbers and numbers; imports
-no torch, no I/O."""
+"""Plain data and protocols that both planes share: token ids, page numbers and other numbers.
+Imports no torch and does no I/O."""

@@ -1,9 +1,9 @@
-"""What a number of a request may be: declared with its field, as a type, and checked wherever a
-value enters or is decoded.
+"""Bounds of the numbers in a request. A field's type declares its bounds; they are checked wherever
+a value enters or is decoded.
 
 The engine keeps these numbers in columns of 32 and 64 bits. Floats are bounded so that float32
-holds them and what is computed with them; a number that would become infinite or zero on the way is
-refused here, by name, and not found later as a NaN.
+holds them and every number computed from them. A number that would become infinite or zero on the
+way is refused here, by name, instead of being found later as a NaN.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ FLOAT32_MIN = 2.0**-126
 
 Count = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
-"""Whether the vocabulary has it is checked where the vocabulary is known."""
+"""A token id. Whether the vocabulary contains it is checked where the vocabulary is known."""
 Int64 = Annotated[int, Meta(ge=INT64_MIN, le=INT64_MAX)]
 
 
 def converted(value: Any, kind: Any, name: str) -> Any:
-    """``value`` as ``kind``, the type of a field. Raises RequestError (400) in words about the
-    field ``name``."""
+    """``value`` converted to ``kind``, the type of a field. Raises RequestError (400) with a
+    message about the field ``name``."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -49,7 +49,8 @@ def converted(value: Any, kind: Any, name: str) -> Any:
 
 
 def bounds_of(kind: Any) -> tuple[float, float] | None:
-    """The range that ``kind`` declares, if it is a bounded number (or None)."""
+    """The range that ``kind`` declares if it is a bounded number, or such a number or None; None
+    for other types."""
     info = inspect.type_info(kind)
     for option in info.types if isinstance(info, inspect.UnionType) else (info,):
         if (
@@ -65,7 +66,8 @@ def _range(low: float, high: float) -> str:
     least, most = (
         f"{bound:.2g}" if isinstance(bound, float) else str(bound) for bound in (low, high)
     )
-    # A share or a factor that must not be 0: its exact limit is of interest to hardly anybody.
+    # The range of a number that must not be 0 begins with "above 0": its exact lower bound
+    # interests hardly anybody.
     return (
         f"above 0 (at least {least}) and at most {most}"
         if 0 < low < 1
@@ -74,7 +76,7 @@ def _range(low: float, high: float) -> str:
 
 
 def shown_number(value: float) -> str:
-    """As it may stand in a message: a number of hundreds of digits is shown by its size."""
+    """A number as an error message shows it: one of hundreds of digits is shown by its size."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of about {int(value.bit_length() * math.log10(2))} digits"
     return str(value)

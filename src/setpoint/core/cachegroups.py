@@ -1,6 +1,7 @@
-"""How a model's KV cache is divided: layers of one kind in groups, pages of one size for all.
+"""How a model's KV cache is divided: layers of one kind form groups, and pages of one size serve
+all groups.
 
-Pure arithmetic on how far each layer sees (docs/decisions/0030-cache-groups.md).
+Pure arithmetic on how far back each layer sees (docs/decisions/0030-cache-groups.md).
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from setpoint.core.model import ModelSpec
 from setpoint.core.pagerows import PageRow, WindowColumns
 
 PADDING = 1.08
-"""Neither a short sequence nor one of the whole context takes more than this times the memory that
-its layers need, for the sake of fewer groups."""
+"""Largest factor by which a sequence, short or of the whole context, may take more memory than its
+layers need. Accepting some waste makes fewer groups possible."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,12 +23,13 @@ class CacheGroup:
 
     layers: tuple[int, ...]
     window: int | None
-    """Positions that a token sees, its own included; None = all before it."""
+    """Number of positions that a token sees, including its own; None: all positions up to its
+    own."""
     shape: tuple[int, ...]
-    """What one layer keeps of one token: (K and V, heads, size of a head)."""
+    """Shape of what one layer keeps for one token: (K and V, heads, size of a head)."""
 
     def bytes_per_token(self, element_bytes: int) -> int:
-        """Of one token over the group's layers."""
+        """Bytes of one token over all layers of the group."""
         numbers = 1
         for extent in self.shape:
             numbers *= extent
@@ -36,14 +38,15 @@ class CacheGroup:
 
 @dataclass(slots=True, frozen=True)
 class CacheLayout:
-    """The groups of a model in the order of the columns of a page row, and the slabs they share."""
+    """A model's groups, in the order of a page row's columns, and the number of slabs that they
+    share."""
 
     groups: tuple[CacheGroup, ...]
     num_slabs: int
-    """Layers that a page has room for: the j-th layer of a group uses slab j."""
+    """Number of layers that a page has room for. The j-th layer of a group uses slab j."""
 
     def page_bytes(self, page_size: int, element_bytes: int) -> int:
-        """Of one page, whichever group it serves."""
+        """Bytes of one page, whichever group it serves."""
         largest = max(
             group.bytes_per_token(element_bytes) // len(group.layers) for group in self.groups
         )
@@ -61,7 +64,7 @@ class CacheLayout:
         return PageRow(num_full, tuple(windows))
 
     def places(self) -> dict[int, tuple[int, int]]:
-        """Layer -> its group and its slab."""
+        """Layer -> (its group, its slab)."""
         return {
             layer: (index, slab)
             for index, group in enumerate(self.groups)
@@ -70,10 +73,10 @@ class CacheLayout:
 
 
 def cache_layout(spec: ModelSpec, context_len: int) -> CacheLayout:
-    """The groups of a model that is served up to ``context_len`` tokens.
+    """The cache groups of a model that is served up to ``context_len`` tokens.
 
-    A window that is not shorter than the context counts as none. A model of one kind of layers is
-    one group.
+    A window that is not shorter than the context counts as no window. If all layers are of one
+    kind, they are one group.
     """
     kinds: dict[int | None, list[int]] = defaultdict(list)
     for layer in range(spec.num_layers):
@@ -94,7 +97,7 @@ def cache_layout(spec: ModelSpec, context_len: int) -> CacheLayout:
 
 
 def described(layout: CacheLayout) -> str:
-    """The groups in words, for the log."""
+    """Describes the groups in words, for the log."""
     found = []
     for window, count in Counter(group.window for group in layout.groups).items():
         what = "full attention" if window is None else f"a window of {window} tokens"
@@ -103,7 +106,7 @@ def described(layout: CacheLayout) -> str:
 
 
 def _num_slabs(counts: Counter[int | None], context_len: int) -> int:
-    """Layers per group: the most that keep within PADDING."""
+    """Number of layers per group: the largest that keeps the waste within PADDING."""
 
     def layer_tokens(num_tokens: int, num_slabs: int) -> int:
         return sum(

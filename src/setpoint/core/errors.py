@@ -1,15 +1,16 @@
-"""The errors a user or a client can see, each with the words and the code it carries.
+"""The errors that a user or a client can see, each with its message and its exit or status code.
 
-``assert`` is for programmers; these are for people outside the code. Knows nothing of HTTP
-frameworks: an error holds the status code, and the frontend decides on the JSON shape of its route.
+``assert`` is for programmers; these errors are for people outside the code. This module knows
+nothing of HTTP frameworks: an error holds the status code, and the frontend chooses the JSON shape
+of each route.
 """
 
 from __future__ import annotations
 
 
 class SetpointError(Exception):
-    """Base of every error that is the user's to read: one sentence that says what is wrong and what
-    to do."""
+    """Base class of every error that a user reads: one sentence that says what is wrong and what to
+    do."""
 
 
 class ConfigError(SetpointError):
@@ -22,14 +23,14 @@ class CheckpointError(SetpointError):
 
 
 class OutOfMemoryError(SetpointError):
-    """The machine has no room for what was asked (weights, or one page of KV cache). Ends start-up
+    """The machine has too little memory for the weights or for one page of KV cache. Ends start-up
     with exit code 1."""
 
 
 class RequestError(SetpointError):
-    """A request that is refused or aborted; the server goes on.
+    """A request that is refused or aborted; the server keeps running.
 
-    status_code: the HTTP status; err_type: SGLang's ``err_type`` word, e.g. "BadRequestError".
+    status_code: the HTTP status; err_type: SGLang's ``err_type``, e.g. "BadRequestError".
     """
 
     def __init__(
@@ -42,9 +43,9 @@ class RequestError(SetpointError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt and wanted output together are longer than the context, or than what the KV pool
-    holds."""
+    """The prompt and the requested output together are longer than the context or than the KV
+    pool."""
 
 
 class EngineDeadError(SetpointError):
-    """No engine is ready, or the one that had the request is gone; the message says why."""
+    """No engine is ready, or the engine that had the request has ended; the message says why."""

@@ -1,4 +1,4 @@
-"""The seam between the planes: the scheduler's loop drives an Executor and knows nothing of
+"""The interface between the planes: the scheduler's loop drives an Executor and knows nothing of
 tensors."""
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from setpoint.core.result import StepResult
 
 
 class PendingStep(Protocol):
-    """A submitted step. Contract: ``finish`` exactly once, then ``result`` once; results are taken
+    """A submitted step. Contract: call ``finish`` exactly once, then ``result`` once; take results
     in submission order.
 
-    What goes wrong for one sequence (its parameters, its sampling) is in ``StepResult.failures``
-    and raises nothing; until the scheduler has seen that, its slot holds a sequence that can be
-    computed. What raises concerns the step as a whole, and ends the engine.
+    An error that concerns one sequence (its parameters, its sampling) is reported in
+    ``StepResult.failures`` and raises nothing; until the scheduler has seen it, the sequence's slot
+    holds a state that can be computed. An exception concerns the step as a whole and ends the
+    engine.
     """
 
     def finish(self, masks: TokenMasks | None) -> None:
-        """Enqueue sampling of this step, under the masks if any."""
+        """Enqueue the step's sampling, with grammar masks if there are any."""
 
     def result(self) -> StepResult:
         """Wait for the sampled ids."""
@@ -32,15 +33,15 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan) -> PendingStep: ...
 
     def idle(self) -> bool:
-        """Called between looks for messages while there is nothing to compute: for about a
-        millisecond, prepare for requests to come. False if nothing is left to do until the next
-        plan."""
+        """Called repeatedly while there is nothing to compute, between checks for messages: spend
+        about a millisecond on preparing for later requests. Returns False if nothing is left to
+        prepare until the next plan."""
         ...
 
     def shutdown(self) -> None: ...
 
 
 class Clock(Protocol):
-    """Monotonic seconds. Injected, so that a simulator can own time."""
+    """Monotonic seconds. The clock is injected so that a simulator can supply the time."""
 
     def now(self) -> float: ...

@@ -1,9 +1,9 @@
-"""What fails for one request alone: its traceback goes to the log, a sentence to its client, and
-the others go on.
+"""Errors that concern one request alone: the traceback goes to the log, a sentence goes to the
+client, and the other requests continue.
 
-Caught one by one where work is done request by request (admission, sampling, masks, results,
-events). What raises in the work that a step does for all its requests together is not caught:
-nobody can say whose fault it is.
+Such errors are caught wherever work is done request by request (admission, sampling, masks,
+results, events). An exception in the work that a step does for all its requests together is not
+caught, because nobody can say which request caused it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 def failure(doing: str, error: Exception) -> str:
-    """Log ``error``, which ``doing`` something for one request raised; the sentence for its
-    client."""
+    """Log ``error``, which ``doing`` raised for one request, and return the sentence for that
+    request's client."""
     logger.error(
-        "A request failed: %s raised %s; the others go on.",
+        "A request failed: %s raised %s. The other requests continue.",
         doing,
         type(error).__name__,
         exc_info=error,

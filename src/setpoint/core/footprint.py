@@ -1,4 +1,5 @@
-"""What a loaded model takes besides its KV pool and its slot table, as its runner measured it."""
+"""The memory that a loaded model takes besides its KV pool and its slot table, as its runner
+measured it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, frozen=True)
 class Footprint:
-    """In bytes."""
+    """All sizes are in bytes."""
 
     weights: int
     rotations: int
@@ -15,7 +16,7 @@ class Footprint:
     captured: int
     """Tensors that captured steps keep."""
     step_tokens: int
-    """Of the step that the next field is about."""
+    """Number of tokens in the step that ``activations`` describes."""
     activations: int | None
-    """Most that its temporaries take at a time, logits excluded; they grow in proportion to its
-    tokens. None where this cannot be found out without running such a step."""
+    """Largest total size of that step's temporaries at any time, without logits; it grows in
+    proportion to the number of tokens. None if it cannot be found without running such a step."""

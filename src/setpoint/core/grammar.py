@@ -1,5 +1,4 @@
-"""What the scheduler needs of a constrained-decoding engine; implementations live behind
-adapters."""
+"""What the scheduler needs from a constrained-decoding engine; adapters implement it."""
 
 from __future__ import annotations
 
@@ -9,29 +8,30 @@ from setpoint.core.request import Ids, Request
 
 
 class Grammar(Protocol):
-    """One sequence's automaton, advanced by committed tokens only."""
+    """One sequence's automaton; only committed tokens advance it."""
 
     def accept(self, token: int) -> None:
-        """Advance by a token that was committed."""
+        """Advance by one committed token."""
 
     def fill_mask(self, words: Ids) -> None:
         """Write the allowed-token bits into ``words`` [ceil(vocab / 32)]."""
 
     @property
     def terminated(self) -> bool:
-        """True when the grammar admits nothing more: the sequence ends."""
+        """True when the grammar allows no further token, so that the sequence ends."""
         ...
 
 
 class GrammarFactory(Protocol):
     def constrains(self, request: Request) -> bool:
-        """Whether the request asks for a grammar. Asked for every request by the engine's loop: it
-        must be quick."""
+        """True if the request asks for a grammar. The engine's loop calls this for every request,
+        so it must be quick."""
         ...
 
     def __call__(self, request: Request) -> Grammar:
-        """The automaton of a request that asks for one. May take long, and is called from threads.
+        """The automaton of a request that asks for a grammar. It may take long, and is called from
+        other threads.
 
-        Raises RequestError for a grammar that the client got wrong.
+        Raises RequestError if the client's grammar is invalid.
         """
         ...

@@ -1,7 +1,7 @@
-"""JSON and text files of a model folder, which may hold anything: every failure is a
-CheckpointError of one line that names the file.
+"""Reads JSON and text files of a model folder. Their content cannot be trusted: every failure is a
+one-line CheckpointError that names the file.
 
-Works on paths. What the keys mean is the caller's.
+Works on paths. The callers know what the keys mean.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Whatever JSON the file holds, as ``parse_json`` reads it. Raises CheckpointError."""
+    """The value in the file, as ``parse_json`` reads it. Raises CheckpointError."""
     try:
         return parse_json(read_text(path))
     except ValueError as error:
@@ -31,7 +31,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_text(path: Path) -> str:
-    """The file's text, in UTF-8. Raises CheckpointError."""
+    """The file's text, decoded as UTF-8. Raises CheckpointError."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -43,10 +43,11 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Raises ValueError, for nesting too deep to follow as well.
+    """Parse JSON. Raises ValueError, also for JSON that is nested too deeply.
 
-    NaN and Infinity, which are not JSON, and numbers too large for a float stay text: they do no
-    harm where nobody reads them, and whoever wants a number refuses them by name.
+    NaN and Infinity, which are not JSON, and numbers too large for a float are returned as text:
+    they do no harm where nobody reads them, and a caller that expects a number refuses them by
+    name.
     """
     try:
         return json.loads(text, parse_constant=str, parse_float=_number)

@@ -1,11 +1,12 @@
-"""What crosses the process border between frontend and engine: msgspec structs, tagged, never
+"""The messages between the frontend's and the engine's processes: tagged msgspec structs, never
 pickle.
 
 Frontend -> engine: ToEngine. Engine -> frontend: ToFrontend. Encode and decode with :data:`encode`,
 :func:`decode_to_engine` and :func:`decode_to_frontend`.
 
-A sequence goes by the number that the frontend gave it when it submitted it. A rid will not do:
-clients choose it, and may use it again while events of its last use are still on the way.
+A sequence is identified by the number that the frontend gave it when it submitted it. A rid cannot
+identify it: clients choose rids, and may use one again while events of its earlier use are still on
+the way.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
 
     type: Literal["stop", "length", "abort"]
     matched: int | str | None = None
-    """stop: the token id, or the string that the frontend found."""
+    """For "stop": the token id, or the string that the frontend found."""
     length: int | None = None
     message: str | None = None
     status_code: int | None = None
@@ -41,45 +42,46 @@ class LogprobBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
-    """New outputs of one sequence, or its end. The counts are cumulative and final when ``finish``
-    is set."""
+    """New outputs of one sequence, or its end. The counts are cumulative; they are final when
+    ``finish`` is set."""
 
     seq_id: int
     ids: list[int]
     finish: Finish | None = None
     num_prompt: int = 0
     num_outputs: int = 0
-    """Outputs so far, prior outputs included."""
+    """Number of outputs so far, including prior outputs."""
     num_cached: int = 0
     num_retractions: int = 0
     output_logprobs: LogprobBlock | None = None
     prompt_logprobs: LogprobBlock | None = None
     """Sent once, with the first output."""
     embedding: bytes = b""
-    """Of a pooled request, with its end: [hidden size] little-endian float32, not normalised."""
+    """The embedding of a pooled request, sent with its end: [hidden size] little-endian float32,
+    not normalised."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
     seq_id: int
-    """Never used before on this link; larger than all before it."""
+    """A number never used before on this link, and larger than all before it."""
     request: Request
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """End these sequences, as far as they still run; each is answered by a last event."""
+    """End these sequences if they still run; a last event answers each of them."""
 
     seq_ids: list[int]
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """The frontend is done with this sequence (stop string found, or the client went away); no
-    event is wanted back."""
+    """The frontend needs nothing more of this sequence (it found a stop string, or the client went
+    away); the engine sends no event back."""
 
     seq_id: int
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):
-    """A control call that is answered by one Reply with the same id. names: "flush_cache",
+    """A control call, answered by one Reply with the same id. ``name`` is "flush_cache" or
     "state"."""
 
     id: int
@@ -87,16 +89,16 @@ class Call(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True):
-    """What a sequence waited for is there, or cannot be had. From inside the engine's process: the
-    frontend cannot send it."""
+    """What a sequence waited for is ready, or cannot be prepared. It comes from inside the engine's
+    process; the frontend cannot send it."""
 
     seq_id: int
     finish: Finish | None = None
-    """How the request ends, if it could not be prepared."""
+    """How the request ends if it could not be prepared."""
 
 
 class OptionChange(msgspec.Struct, frozen=True):
-    """An option's value before and after, as the user knows it."""
+    """An option's value before and after a change, as the user writes it."""
 
     option: str
     old: str | int | float | bool | None
@@ -107,22 +109,22 @@ class OptionChange(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True, tag=True):
-    """Serve under these settings from the next step on; answered by one Reply with the same id.
-    Checked by the frontend."""
+    """Use these settings from the next step on. Answered by one Reply with the same id. The
+    frontend has checked them."""
 
     id: int
     settings: Settings
-    """All of them, as they are to be."""
+    """All settings after the change."""
     options: list[OptionChange]
-    """What differs."""
+    """The options whose values change."""
     by: str
     """Who asked for it."""
     why: str
-    """In the words of whoever asked; may be empty."""
+    """The reason given by the one who asked; may be empty."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """Finish nothing more, release, exit 0."""
+    """Do not finish the running sequences; release everything and exit with code 0."""
 
 
 class Tokens(msgspec.Struct, frozen=True, tag=True):
@@ -143,34 +145,34 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Starting(msgspec.Struct, frozen=True, tag=True):
-    """What the engine does before it is ready, for whoever waits."""
+    """What the engine is doing before it is ready, for anyone who waits for it."""
 
     doing: str
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The engine cannot start; ``message`` is the one line for the user."""
+    """The engine cannot start; ``message`` is a one-line explanation for the user."""
 
     message: str
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):
-    """How the set of sequences changes that the plans in flight name; sent before the newest of
-    them executes, so that after a crash the suspects are known.
+    """The change in the set of sequences that the plans in flight contain. It is sent before the
+    newest of these plans executes, so that after a crash the suspects are known.
 
-    A sequence leaves when no plan in flight names it any more: it has finished, was retracted or
+    A sequence leaves when no plan in flight contains it any more: it has finished, was retracted or
     preempted, or the newer plans leave it out.
     """
 
     joined: dict[int, str]
-    """Sequence number -> rid: the frontend may have forgotten a sequence that it has just
-    stopped."""
+    """Sequence number -> rid. The rid is repeated here because the frontend may already have
+    forgotten a sequence that it has just stopped."""
     left: list[int]
 
 
 ToEngine = Submit | Abort | Stop | Call | Change | Shutdown
 ToLoop = ToEngine | Prepared
-"""What the engine's loop finds in its inbox."""
+"""The messages that the engine's loop can find in its inbox."""
 ToFrontend = Tokens | Reply | Starting | Ready | Failed | Announce
 
 _encoder = msgspec.msgpack.Encoder()
@@ -184,12 +186,13 @@ def encode(message: ToLoop | ToFrontend) -> bytes:
 
 
 def decode_to_engine(data: bytes) -> ToEngine:
-    """Raises msgspec.DecodeError for bytes that are not one of ToEngine."""
+    """Decode a message from the frontend. Raises msgspec.DecodeError for bytes that are not one of
+    ToEngine."""
     return _to_engine.decode(data)
 
 
 def decode_to_loop(data: bytes) -> ToLoop:
-    """Of a recording, which has what came from inside the engine's process, too."""
+    """Decode a recorded message, which may also have come from inside the engine's process."""
     return _to_loop.decode(data)
 
 

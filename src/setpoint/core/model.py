@@ -16,35 +16,38 @@ class Pooling:
     normalize: bool
     """Scale every vector to length 1."""
     size: int
-    """Numbers in a vector."""
+    """Number of elements in a vector."""
     lengths: tuple[int, ...] | None
-    """Lengths to which a vector may be cut (a matryoshka model): () = any, None = none."""
+    """Lengths to which a vector may be cut (a matryoshka model): () means any length, None means it
+    may not be cut."""
     why: str
-    """Where this was found, for the decisions."""
+    """Where the pooling was declared, for the log of start-up decisions."""
 
 
 BLOCKS_FILE = "model.blocks"
-"""Next to a converted GGUF's weights in bfloat16: those matrices whose blocks can be multiplied as
-they are. "NAME.KIND" is the tensor NAME as uint8 [rows, bytes of a row]. In the safetensors format
-but without its ending: other engines load every file that has it."""
+"""File with the quantised matrices of a converted GGUF file, next to its bfloat16 weights: the
+matrices whose blocks can be multiplied as they are. "NAME.KIND" is the tensor NAME as uint8 [rows,
+bytes of a row]. The file is in the safetensors format but without its suffix, because other engines
+load every file that has the suffix."""
 
 BLOCK = 32
-"""Values of a block, neighbours in a row."""
+"""Number of values in a block; they are neighbours in a row."""
 
 BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
-"""Kinds of blocks that are kept, by ggml's name -> bytes of a block
+"""Kinds of blocks that are kept: ggml's name -> bytes of a block
 (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h)."""
 
 
 @dataclass(slots=True, frozen=True)
 class KeptBlocks:
-    """What of a model lies in its BLOCKS_FILE; written once by ``checkpoint``."""
+    """What a model's BLOCKS_FILE holds; written once by ``checkpoint``."""
 
     num_parameters: int
     num_bytes: int
     kinds: tuple[str, ...]
     embedding_bytes: int
-    """Of the embedding if it is among them, else 0; tied to the head it is held once."""
+    """Bytes of the embedding's blocks, or 0 if it has none. An embedding that is tied to the head
+    is held once."""
 
 
 LANGUAGE_MODEL = (
@@ -52,13 +55,13 @@ LANGUAGE_MODEL = (
     ("model.language_model.", "model."),
     ("lm_head.", "lm_head."),
 )
-"""How the names of a language model's tensors begin in a model of more than text (before
-transformers 4.52, and since), and alone."""
+"""Prefixes of a language model's tensor names: in a multimodal model (before transformers 4.52, and
+since), and in a model of its own."""
 
 
 def language_tensor(stored: str) -> str | None:
-    """The name in the language model of a tensor of a model of more than text; None for a tensor of
-    its other parts."""
+    """The name that a multimodal model's tensor has in its language model; None for a tensor of
+    another part."""
     return next(
         (
             alone + stored.removeprefix(begin)
@@ -75,7 +78,7 @@ class ModelSpec:
     ``checkpoint``."""
 
     architecture: str
-    """E.g. "LlamaForCausalLM"; the key into the engine's model table."""
+    """E.g. "LlamaForCausalLM". It is the key of the engine's table of models."""
     model_type: str
     num_layers: int
     hidden_size: int
@@ -85,37 +88,38 @@ class ModelSpec:
     head_dim: int
     vocab_size: int
     context_len: int
-    """max_position_embeddings, or what a rope scaling makes of it."""
+    """max_position_embeddings, or the length to which a rope scaling stretches it."""
     tie_embeddings: bool
     dtype: str
     """The checkpoint's own dtype: "bfloat16", "float16", "float32", "float64"."""
     num_parameters: int
-    """Distinct parameters, tied ones counted once."""
+    """Number of distinct parameters; tied ones count once."""
     num_rotaries: int = 1
-    """Rotation tables the engine keeps, each a row of head_dim numbers per position."""
+    """Number of rotation tables that the engine keeps; each has a row of head_dim numbers per
+    position."""
     eos_token_ids: tuple[int, ...] = ()
-    """What ends a turn: of the model's configs, and once an engine is started those of the
-    tokenizer, too."""
+    """Token ids that end a turn: those that the model's configs name and, once an engine has
+    started, those of the tokenizer too."""
     head_norms: bool = False
-    """A norm over each head of q and of k."""
+    """True if each head of q and of k has a norm."""
     num_norms: int = 2
-    """Norms over the hidden size in a layer: before its two branches, or before and behind them."""
+    """Number of norms over the hidden size in a layer: two before its branches, or four before and
+    after them."""
     rope_by_context: bool = False
-    """Positions are rotated otherwise for a longer context; the engine decides once, by the
-    configured length."""
+    """True if the rotation of positions depends on the context length. The engine decides once, by
+    the configured length."""
     blocks: KeptBlocks | None = None
-    """Quantised matrices that a converted GGUF holds as they were, in addition to all of them in
-    ``dtype``."""
+    """Quantised matrices that a converted GGUF file keeps unchanged, in addition to all its
+    matrices in ``dtype``."""
     wrapper: str = ""
-    """The architecture that takes more than text and whose language model this is; empty for a
-    model of its own."""
+    """The multimodal architecture whose language model this is; empty for a model of its own."""
     windows: tuple[int | None, ...] = ()
-    """Per layer the positions that a token sees there, its own included; None = all before it.
-    Empty if no layer has a window."""
+    """For each layer, the number of positions that a token sees, including its own; None: all
+    positions up to its own. Empty if no layer has a window."""
     pooling: Pooling | None = None
-    """Set when the model is served for embeddings."""
+    """Set when the model serves embeddings."""
     config: dict[str, Any] = field(default_factory=dict)
-    """config.json as read, for the engine's model declaration."""
+    """config.json as read, for the engine's declaration of the model."""
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """K and V of one token over all layers, in bytes (docs/sglang/options.md#pool-limits).

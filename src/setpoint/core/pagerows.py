@@ -1,9 +1,9 @@
 """Page rows: what the scheduler knows of a model's cache groups, and what sequences cost in pages.
 
-A page holds ``page_size`` tokens of the layers of one group. A *page row* is the pages of one
-``page_size`` stretch of a sequence, one per group, 0 where a group keeps nothing. Memory is counted
-in *pool tokens*: a page holds ``page_size`` of them, whichever group it serves, so that with one
-group a token is a pool token (docs/decisions/0030-cache-groups.md).
+A page holds ``page_size`` tokens of the layers of one group. A *page row* is the list of pages for
+``page_size`` consecutive positions of a sequence: one page per group, 0 where a group keeps
+nothing. Memory is counted in *pool tokens*: a page holds ``page_size`` of them, whichever group it
+serves, so with one group a token takes one pool token (docs/decisions/0030-cache-groups.md).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 READ_STEP = 32
-"""Kernels read keys in groups of so many positions; those before the window count with a
-probability of zero, so they must be finite: the sequence's own."""
+"""Positions that a kernel reads at a time. Positions before the window that are read this way have
+probability zero, but their keys and values must be finite, so they must be the sequence's own."""
 
 
 @dataclass(slots=True, frozen=True)
 class WindowColumns:
-    """The columns [begin, end) of a page row that belong to groups with this window."""
+    """The columns [begin, end) of a page row that belong to the groups with this window."""
 
     window: int
     begin: int
@@ -30,8 +30,8 @@ class WindowColumns:
 
 @dataclass(slots=True, frozen=True)
 class PageRow:
-    """What the columns of a page row are: first those of groups that keep every position, then
-    windows."""
+    """The meaning of a page row's columns: first the groups that keep every position, then the
+    groups with a window."""
 
     num_full: int = 1
     windows: tuple[WindowColumns, ...] = ()
@@ -39,39 +39,42 @@ class PageRow:
 
     @property
     def width(self) -> int:
-        """Pages in a row."""
+        """Number of pages in a row."""
         return self.windows[-1].end if self.windows else self.num_full
 
     def first_needed(self, columns: WindowColumns, position: int) -> int:
-        """The first position that is read for the tokens from ``position`` on."""
+        """The first position that must be kept for computing the tokens from ``position`` on."""
         return max(0, position - columns.window + 1) // self.read_step * self.read_step
 
 
 @dataclass(slots=True, frozen=True)
 class CacheCosts:
-    """What sequences cost, in pool tokens; pure arithmetic on counts of tokens.
+    """The cost of sequences in pool tokens, computed from counts of tokens.
 
-    Every count is a bound from above that holds wherever in its pages a sequence begins to slide.
-    With one group that keeps every position each cost is the number of tokens.
+    Every cost is an upper bound: it holds wherever in its pages a sequence's window begins. With
+    one group that keeps every position, each cost is the number of tokens.
     """
 
     row: PageRow = field(default_factory=PageRow)
     page_size: int = 1
     span: int = 1
-    """Most tokens between the first that may still be computed and the last that is planned: those
-    of the largest chunk."""
+    """Largest number of tokens from the first one that may still be computed to the last one that
+    is planned: the tokens of the largest chunk."""
 
     def decoding(self, num_tokens: int) -> int:
-        """What a sequence of so many tokens holds while it decodes, in whole pages."""
+        """Pool tokens that a sequence of ``num_tokens`` tokens holds while it decodes, in whole
+        pages."""
         return self._held(num_tokens, 1)
 
     def most(self, num_tokens: int) -> int:
-        """The most that a sequence holds on its way to so many tokens, in whole pages."""
+        """The most pool tokens that a sequence holds at any time while it grows to ``num_tokens``
+        tokens, in whole pages."""
         return self._held(num_tokens, self.span)
 
     def growth(self, more: float, num_tokens: int = 0, *, span: int | None = None) -> float:
-        """What a sequence with ``num_tokens`` tokens scheduled can take for ``more`` of them, with
-        chunks of at most ``span`` (1: it decodes; None: the largest)."""
+        """Most pool tokens that a sequence with ``num_tokens`` tokens scheduled can take for
+        ``more`` further tokens, in chunks of at most ``span`` (1: it decodes; None: the largest
+        chunk)."""
         if not self.row.windows:
             return self.row.num_full * more
         total = self.row.num_full * more
@@ -83,8 +86,9 @@ class CacheCosts:
         return total
 
     def longest(self, pool_tokens: int) -> int:
-        """Tokens of the longest sequence that finishes alone in a pool of this size; with windows a
-        little of the pool is left, since admission leaves the last token of it to nobody."""
+        """Number of tokens of the longest sequence that can finish alone in a pool of this size.
+        With windows the sequence must leave some of the pool free, because admission never gives
+        away the last token."""
         if not self.row.windows:
             return pool_tokens // self.row.num_full
         low, high = 0, pool_tokens // max(self.row.num_full, 1) if self.row.num_full else 1 << 31
@@ -94,8 +98,9 @@ class CacheCosts:
         return low
 
     def capacity(self, pool_tokens: int, context_len: int) -> int:
-        """Tokens that a pool holds in sequences of ``context_len``: decoding ones, and room for one
-        chunk; if not even one fits, those of the longest that does."""
+        """Number of tokens that a pool holds in decoding sequences of ``context_len`` tokens, with
+        room for one chunk. If not even one such sequence fits, the length of the longest that
+        does."""
         if not self.row.windows:
             return pool_tokens // self.row.num_full
         alone = self.longest(pool_tokens)
@@ -105,8 +110,8 @@ class CacheCosts:
         return (pool_tokens - chunk) * context_len // self.decoding(context_len)
 
     def pool_for(self, num_tokens: int, context_len: int) -> int:
-        """Pool tokens of a pool whose ``capacity`` is ``num_tokens``, with windows in whole
-        pages."""
+        """Number of pool tokens that gives a pool the ``capacity`` ``num_tokens``; with windows,
+        rounded up to whole pages."""
         if not self.row.windows:
             return num_tokens * self.row.num_full
         needed = self.most(min(num_tokens, context_len)) + 1
@@ -123,7 +128,8 @@ class CacheCosts:
         )
 
     def _kept(self, window: int, span: int) -> int:
-        """Most tokens of a window group's pages: the window, the chunk behind it, what rounding
-        down keeps before it, and the pages that are covered in part."""
+        """Most pool tokens that a sequence's pages of one window group take: the window, the chunk
+        after it, the positions that rounding down keeps before it, and the pages that are covered
+        in part."""
         tokens = window - 1 + self.row.read_step - 1 + self.page_size - 1 + span
         return (-(-tokens // self.page_size) + 1) * self.page_size

@@ -1,28 +1,28 @@
-"""One step, as the scheduler hands it to the engine: which rows, how many tokens, which pages. No
-tensors, no phases.
+"""One step as the scheduler hands it to the engine: which rows, how many tokens, which pages. It
+has no tensors and no phases.
 
 Contract between the planes:
 
-* A *slot* is a permanent row of the runner. ``Admit`` fills it; from then on the runner knows the
-  slot's tokens, its length and its sampling state, and appends what it samples. A later ``Admit``
-  of the same slot overwrites everything.
+* A *slot* is a permanent row of the runner's tables. ``Admit`` fills it. From then on the runner
+  knows the slot's tokens, its length and its sampling state, and appends the tokens it samples. A
+  later ``Admit`` of the same slot overwrites everything.
 * The *length* of a slot is the number of its known tokens: ``len(Admit.ids)`` at admission, one
-  more per sampled token, whether or not anybody has seen that token yet. A row computes the known
-  positions start .. start + count - 1. It may sample only if start + count is the length.
-* A sampling row brings back 0 to ``samples`` tokens (``StepResult.offsets``), which take the
-  positions from the length on and make the slot longer by as many. To bring more than one, the
-  runner may compute up to ``samples`` - 1 guessed tokens behind the known ones: positions up to
-  start + count + samples - 2 have pages. What a guess that was not confirmed has written lies at or
-  behind the last known token, where the slot's next row writes before anything is read.
-* OWN_LENGTH stands for start = length - 1 with count 1: the last known token is computed, the next
-  ones sampled. A row is planned while results of earlier rows are on their way, and those may bring
-  fewer tokens than they could: only the runner knows the position then. The pages cover the case
-  that each brings all.
+  more per sampled token, whether or not the scheduler has seen that token yet. A row computes the
+  known positions start .. start + count - 1. It may sample only if start + count is the length.
+* A sampling row brings back 0 to ``samples`` tokens (``StepResult.offsets``). They take the
+  positions from the length on and lengthen the slot by their number. To bring back more than one,
+  the runner may compute up to ``samples`` - 1 guessed tokens after the known ones: positions up to
+  start + count + samples - 2 have pages. A guess that was not confirmed has written at or after the
+  last known token's position, where the slot's next row writes before anything is read.
+* OWN_LENGTH stands for start = length - 1 with count 1: the last known token is computed and the
+  next ones are sampled. A row is planned while the results of earlier rows are still on their way,
+  and those rows may bring back fewer tokens than they could, so only the runner knows the position
+  by then. The pages suffice for the case that every row brings back the most it can.
 * Steps execute in the order of submission. Within a step every layer writes the KV of all rows
   before attention reads any, so a row may read pages that another row of the same step fills.
-* Page 0 is the dummy page: never allocated, never read; padding may write to it. In a page row it
-  says that the group keeps nothing there. Pages that lie behind a group's window for every token
-  still to be computed may be another sequence's by the next plan: no kernel reads them.
+* Page 0 is the dummy page: never allocated, never read; padding may write to it. In a page row, 0
+  means that the group keeps nothing there. Pages that lie before a group's window for every token
+  still to be computed may belong to another sequence in the next plan: no kernel reads them.
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ position the runner knows."""
 
 @dataclass(slots=True, frozen=True)
 class Admit:
-    """A sequence takes a slot. Sent once per admission (again after a retraction, then with more
-    prior outputs)."""
+    """A sequence takes a slot. Sent once per admission (and again after a retraction, with the
+    outputs so far)."""
 
     slot: int
     seq_id: int
     ids: Ids
     """Prompt followed by the outputs that already exist."""
     num_prompt: int
-    """How many of ``ids`` are prompt; the rest are outputs (they count for penalties and the RNG
-    position)."""
+    """How many of ``ids`` are prompt tokens; the rest are outputs (they count for penalties and the
+    RNG position)."""
     sampling: SamplingParams
     seed: int
-    """Non-negative 63-bit seed of the counter-based generator; token at position p uses (seed,
+    """Non-negative 63-bit seed of the counter-based generator; the token at position p uses (seed,
     p)."""
     stop_ids: tuple[int, ...] = ()
-    """Ids masked until ``min_new_tokens`` outputs exist (EOS and stop_token_ids); empty when that
-    is 0."""
+    """Token ids (EOS and stop_token_ids) that are masked until ``min_new_tokens`` outputs exist;
+    empty when that is 0."""
     return_logprob: bool = False
     logprob_start: int = -1
-    """First prompt position whose logprob is wanted (>= 1 in effect: position 0 has none); -1 =
-    none."""
+    """First prompt position whose logprob is wanted (at least 1 in effect: position 0 has none);
+    -1: none is wanted."""
     top_logprobs_num: int = 0
     token_ids_logprob: tuple[int, ...] = ()
     pooling: PoolingKind | None = None
-    """Set: the step that computes the last of ``ids`` brings back the sequence's embedding. For
-    "mean" every one of ``ids`` must be computed by rows of this admission."""
+    """Set for an embedding: the step that computes the last of ``ids`` brings back the sequence's
+    embedding. For "mean", rows of this admission must compute every one of ``ids``."""
 
 
 @dataclass(slots=True, frozen=True)
 class Rows:
-    """The rows of a step as parallel arrays (struct of arrays: 256 rows must cost microseconds, not
-    objects)."""
+    """The rows of a step as parallel arrays: a step of 256 rows must cost microseconds, which rules
+    out an object per row."""
 
     slots: Ids
     seq_ids: npt.NDArray[np.int64]
@@ -82,15 +82,15 @@ class Rows:
     counts: Ids
     """Tokens computed for this row in this step, >= 1."""
     samples: Ids
-    """The most tokens that the row's result may bring; 0 where the row's last token is not the last
-    known one, so that nothing is sampled."""
+    """Most tokens that the row's result may bring back; 0 if the row does not compute the last
+    known token, so that nothing is sampled."""
 
     def __len__(self) -> int:
         return len(self.slots)
 
     @property
     def sampling(self) -> npt.NDArray[np.bool_]:
-        """[rows]: which of them sample."""
+        """[rows]: True for the rows that sample."""
         return self.samples > 0
 
 
@@ -107,16 +107,16 @@ class PageDeltas:
 
 @dataclass(slots=True, frozen=True)
 class StepPlan:
-    """One forward pass (SGLang: ScheduleBatch). Plans without rows are legal: they deliver admits
-    and releases only."""
+    """One forward pass (SGLang: ScheduleBatch). A plan without rows is valid: it only delivers
+    admissions and releases."""
 
     step_id: int
     admits: tuple[Admit, ...]
     rows: Rows
     pages: PageDeltas
     releases: tuple[int, ...] = ()
-    """Slots whose sequence is over; the runner may drop their state. They apply before ``admits``,
-    which may name the same slots."""
+    """Slots whose sequence has ended; the runner may drop their state. Releases apply before
+    ``admits``, which may name the same slots."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -132,12 +132,12 @@ class TokenMasks:
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """Collects a plan row by row and freezes it; owned by the scheduler for the length of one
+    """Collects a plan row by row and freezes it; the scheduler owns it during one
     ``schedule()``."""
 
     step_id: int
     num_groups: int = 1
-    """Cache groups of the model: pages in a page row."""
+    """Number of the model's cache groups, which is the number of pages in a page row."""
     admits: list[Admit] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     seq_ids: list[int] = field(default_factory=list)
@@ -156,7 +156,8 @@ class PlanBuilder:
         self.samples.append(samples)
 
     def map_pages(self, slot: int, first_index: int, pages: Ids) -> None:
-        """``table[slot, first_index :]`` begins with these page rows, which come flat."""
+        """``table[slot, first_index :]`` begins with these page rows, which are given as one flat
+        sequence."""
         num_rows = len(pages) // self.num_groups
         if num_rows:
             self.page_slots.append(np.full(num_rows, slot, np.int32))
@@ -164,14 +165,14 @@ class PlanBuilder:
             self.page_numbers.append(pages)
 
     def map_own_rows(self, slot: int, num_rows: int, *, first: int = 0) -> None:
-        """For those who plan without a scheduler: the slot has the page rows [first, first +
-        num_rows) of a pool in which rows lie one behind the other."""
+        """For tools that plan without a scheduler: the slot takes the page rows [first, first +
+        num_rows) of a pool whose page rows are consecutive."""
         numbers = np.arange(num_rows * self.num_groups, dtype=np.int32)
         self.map_pages(slot, 0, numbers + 1 + first * self.num_groups)
 
     def map_each(self, slots: list[int], indices: list[int], pages: Ids) -> None:
-        """``table[slots[i], indices[i]]`` is the i-th of these page rows, which come flat: the
-        growth of a decode batch."""
+        """``table[slots[i], indices[i]]`` becomes the i-th of these page rows, which are given as
+        one flat sequence: the growth of a decode batch."""
         if slots:
             self.page_slots.append(np.array(slots, np.int32))
             self.page_indices.append(np.array(indices, np.int32))

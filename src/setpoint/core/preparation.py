@@ -1,5 +1,5 @@
-"""What a request may have to wait for before it joins the queue is made outside the loop: today its
-grammar."""
+"""Interface for preparing what a request needs before it can join the queue; today that is its
+grammar. The work is done outside the engine's loop."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from setpoint.core.request import Ids, Request
 
 
 class Preparer(Protocol):
-    """Prepares requests, each at most once at a time, and says so with a ``Prepared`` message in
-    the loop's inbox. Its methods are called by the loop, and return at once."""
+    """Prepares requests, and puts a ``Prepared`` message in the loop's inbox when one is ready. A
+    request is prepared at most once at a time. The loop calls these methods; they return at
+    once."""
 
     def needs(self, seq_id: int, request: Request) -> bool:
-        """Whether this request has to be prepared at all."""
+        """True if this request has to be prepared before it joins the queue."""
         ...
 
     def start(self, seq_id: int, request: Request, outputs: Ids) -> None:
-        """Begin. Exactly one ``Prepared`` with this ``seq_id`` follows, at any time, unless it is
-        cancelled before.
+        """Begin to prepare a request. Exactly one ``Prepared`` message with this ``seq_id``
+        follows, unless the request is cancelled first.
 
-        outputs: the tokens that the grammar has to accept before it is used.
+        outputs: the tokens that the grammar must accept before it is used.
         """
 
     def take(self, seq_id: int) -> Grammar | None:
-        """What was prepared, once, after a ``Prepared`` without an error; None = nothing to
-        keep."""
+        """The result of the preparation; call it once, after a ``Prepared`` message without an
+        error. None: there is nothing to keep."""
         ...
 
     def cancel(self, seq_id: int) -> None:
-        """Nobody waits for it any more. A ``Prepared`` may still come, if it is on its way."""
+        """Stop preparing a request that nobody waits for any more. A ``Prepared`` message that is
+        already on its way may still arrive."""

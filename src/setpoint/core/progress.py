@@ -1,5 +1,5 @@
-"""Where slow work says what it is doing, for whoever waits for it. Costs next to nothing where
-nobody does."""
+"""Lets slow work report what it is doing to anyone who waits for it. A report costs next to nothing
+if nobody listens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _listener: ContextVar[Callable[[str], None] | None] = ContextVar("setpoint progr
 
 
 def report(doing: str) -> None:
-    """Say what is being done at the moment, e.g. "compiling the C++ kernels, 3 of 9 files"."""
+    """Report the current activity, e.g. "compiling the C++ kernels, 3 of 9 files"."""
     listener = _listener.get()
     if listener is not None:
         listener(doing)
@@ -19,7 +19,7 @@ def report(doing: str) -> None:
 
 @contextmanager
 def reported_to(listener: Callable[[str], None]) -> Iterator[None]:
-    """Inside, in this thread or task, ``listener`` gets what is reported."""
+    """Within the block, in this thread or task, pass every report to ``listener``."""
     token = _listener.set(listener)
     try:
         yield

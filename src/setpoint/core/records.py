@@ -22,37 +22,37 @@ from setpoint.core.settings import Settings
 
 
 class Refusal(enum.StrEnum):
-    """Why a waiting request was not admitted this step."""
+    """Why a waiting request was not admitted in this step."""
 
-    NO_SLOT = "no_slot"  # max_running_requests reached
-    NO_MEMORY = "no_memory"  # pages + reserve for running outputs would not fit
-    TOKEN_BUDGET = "token_budget"  # max_prefill_tokens of this step spent
-    CHUNK_BUDGET = (  # chunked_prefill_size of this step spent, or a chunk already in progress
+    NO_SLOT = "no_slot"  # max_running_requests was reached
+    NO_MEMORY = "no_memory"  # its pages and the reserve for running outputs would not fit
+    TOKEN_BUDGET = "token_budget"  # max_prefill_tokens of this step were used up
+    CHUNK_BUDGET = (  # chunked_prefill_size was used up, or a chunk is in progress
         "chunk_budget"
     )
-    PREFILL_LIMIT = "prefill_limit"  # prefill_max_requests reached
+    PREFILL_LIMIT = "prefill_limit"  # prefill_max_requests was reached
     # admission waits for a larger batch (--enable-prefill-delayer, --min-free-slots-delay)
     DELAYED = "delayed"
     DECODE_TURN = "decode_turn"  # --prefill-decode-interval, --num-continuous-decode-steps
-    BLOCKED = "blocked"  # behind a request that was refused: no skipping ahead
+    BLOCKED = "blocked"  # it is behind a request that was refused: no skipping ahead
 
 
 class PoolStats(msgspec.Struct, frozen=True):
-    """Page-pool state in pool tokens (``core.pagerows``): tokens, where a model has one cache
-    group. Invariant: free + evictable + locked + held == total."""
+    """State of the page pool in pool tokens (``core.pagerows``), which are tokens if the model has
+    one cache group. Invariant: free + evictable + locked + held == total."""
 
     total: int
     free: int
     evictable: int
-    """Cached, not locked by any sequence."""
+    """Cached, and not locked by any sequence."""
     locked: int
-    """In the tree, on a path that some sequence holds."""
+    """In the prefix tree, on a path that some sequence holds."""
     held: int
-    """Owned by sequences outside the tree."""
+    """Owned by sequences, outside the prefix tree."""
 
     @property
     def used(self) -> int:
-        """SGLang's "#token": what cannot be had by eviction."""
+        """Tokens that eviction cannot make free (SGLang's "#token")."""
         return self.total - self.free - self.evictable
 
     @property
@@ -61,21 +61,21 @@ class PoolStats(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True, tag=True):
-    """Input: a turn of the loop begins that has something to do. What it decides by time, it
-    decides by this one reading of the clock."""
+    """Input: a turn of the loop begins and has something to do. All its decisions about time use
+    this one reading of the clock."""
 
     at: float
     """Seconds of the engine's clock."""
 
 
 class Received(msgspec.Struct, frozen=True, tag=True):
-    """Input: a message from the frontend, or that a request is prepared."""
+    """Input: a message from the frontend, or the notice that a request is prepared."""
 
     message: ToLoop
 
 
 class ResultTaken(msgspec.Struct, frozen=True, tag=True):
-    """Input: the executor's answer to a plan, before it is committed."""
+    """Input: the executor's result of a plan, before it is committed."""
 
     result: StepResult
     at: float
@@ -83,8 +83,9 @@ class ResultTaken(msgspec.Struct, frozen=True, tag=True):
 
 
 class SendFailed(msgspec.Struct, frozen=True, tag=True):
-    """Input: an event of a sequence could not be sent. That ends the sequence; if it was its last,
-    the client is answered 500 although its RequestDone says otherwise."""
+    """Input: an event of a sequence could not be sent, which ends the sequence. If it was the
+    sequence's last event, the client is answered with status 500 although RequestDone says
+    otherwise."""
 
     seq_id: int
     error: str
@@ -104,51 +105,52 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     finished_at: float
     """Clock seconds when the result was processed."""
     num_prefill_rows: int
-    """Rows that computed prompt tokens (0 = a pure decode step)."""
+    """Rows that computed prompt tokens; 0 for a pure decode step."""
     num_decode_rows: int
     num_new_tokens: int
-    """Prompt tokens computed (not page-rounded)."""
+    """Prompt tokens computed, not rounded to pages."""
     num_cached_tokens: int
-    """Prefix hits of sequences newly admitted in this step."""
+    """Prompt tokens of newly admitted sequences that the prefix cache supplied."""
     num_new_seqs: int
     num_running: int
-    """Running sequences, those of this prefill batch excluded."""
+    """Running sequences, without those of this step's prefill rows."""
     num_queued: int
     num_preparing: int
-    """Requests that wait for their grammar, before the queue."""
+    """Requests that wait for their grammar and have not joined the queue yet."""
     num_pending_tokens: int
-    """Sequence lengths waiting, plus the remainder of the sequence in mid-prefill."""
+    """Sum of the lengths of waiting sequences, plus the remainder of a prompt that is partly
+    computed."""
     num_sampled: int
-    """Tokens that the step brought for sequences that had not ended before."""
+    """Sampled tokens of sequences that had not ended before."""
     pool: PoolStats
     new_token_ratio: float
     refusals: Mapping[Refusal, int] = {}
     forward_s: float = 0.0
     sample_s: float = 0.0
     way: str = EAGER
-    """As the executor says (``StepResult.way``)."""
+    """How the executor ran the step (``StepResult.way``)."""
 
 
 class TurnDone(msgspec.Struct, frozen=True, tag=True):
-    """Where a turn spent its time, in seconds; written by the loop for every turn that planned a
-    step. Waiting for a message is in none of them."""
+    """How a turn spent its time, in seconds. The loop writes one for every turn that planned a
+    step. None of the times includes waiting for a message."""
 
     step_id: int
-    """Of the step that the turn planned."""
+    """The step that the turn planned."""
     prefill: bool
-    """The step computes prompt tokens."""
+    """True if the step computes prompt tokens."""
     turn_s: float
-    """All of the turn."""
+    """The whole turn."""
     plan_s: float
-    """Choosing the step's rows."""
+    """Time for choosing the step's rows."""
     model_s: float
-    """In the executor: forward passes and sampling."""
+    """Time in the executor: forward passes and sampling."""
     link_s: float
-    """Receiving, decoding, encoding and sending messages."""
+    """Time for receiving, decoding, encoding and sending messages."""
 
 
 class Retraction(msgspec.Struct, frozen=True, tag=True):
-    """Sequences went back to the queue because the pool ran dry."""
+    """Sequences went back to the queue because the pool ran out of pages."""
 
     num_seqs: int
     num_tokens_gained: int
@@ -158,25 +160,25 @@ class Retraction(msgspec.Struct, frozen=True, tag=True):
 
 
 class Preemption(msgspec.Struct, frozen=True, tag=True):
-    """Running requests that went back to the queue so that a more urgent one could be admitted."""
+    """Running requests went back to the queue so that a more urgent one could be admitted."""
 
     rid: str
-    """The urgent one."""
+    """The more urgent request."""
     preempted: tuple[str, ...]
     num_tokens_gained: int
 
 
 class PreparationStarted(msgspec.Struct, frozen=True, tag=True):
-    """A request waits for something that is made outside the loop; ``Received`` tells when it is
-    there."""
+    """A request waits for something that is prepared outside the loop; ``Received`` tells when it
+    is ready."""
 
     rid: str
     seq_id: int
 
 
 class GrammarEnded(msgspec.Struct, frozen=True, tag=True):
-    """A sequence ends because its grammar admits nothing more. A replay, which has no grammars,
-    learns it from here."""
+    """A sequence ends because its grammar allows no further token. A replay has no grammars and
+    learns it from this record."""
 
     seq_id: int
 
@@ -187,40 +189,41 @@ class RequestAdmitted(msgspec.Struct, frozen=True, tag=True):
     seq_id: int
     rid: str
     num_cached: int
-    """Tokens that need not be computed."""
+    """Tokens that the prefix cache supplied, so that they need not be computed."""
     waited_s: float
-    """Since it joined the queue, this time."""
+    """Seconds since it last joined the queue."""
     num_retractions: int
-    """0: admitted for the first time."""
+    """Number of retractions before this admission; 0: it is admitted for the first time."""
 
 
 class RequestDone(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The life of a request, told once, at its end; whichever way it ended, refusals included.
-    Times are seconds of the engine's clock, None for what did not happen."""
+    """The whole life of a request in one record, written when the request ends. Every request has
+    one, however it ended, including refused ones. Times are seconds of the engine's clock, None for
+    what did not happen."""
 
     seq_id: int
     rid: str
     finish: Finish
-    """Status 503: refused or dropped. Status 500: it failed; the traceback of an exception has been
-    logged where it was caught."""
+    """How it ended. Status 503: it was refused or dropped. Status 500: it failed; the traceback of
+    an exception has been logged where it was caught."""
     num_prompt: int
     num_cached: int = 0
-    """Prefix hit of the first admission, in tokens."""
+    """Prompt tokens that the prefix cache supplied at the first admission."""
     num_outputs: int = 0
-    """Tokens that this engine made; prior outputs are not among them."""
+    """Number of tokens that this engine made, without prior outputs."""
     num_retractions: int = 0
-    """Preemptions included."""
+    """Number of retractions, including preemptions."""
     accepted_at: float | None = None
-    """When it joined the queue, or those that are prepared first. None: it was refused on arrival,
-    or nothing was left to do."""
+    """When the request joined the queue or, if it had to be prepared, began to wait for that. None:
+    it was refused on arrival, or had nothing left to do."""
     admitted_at: float | None = None
-    """For the first time."""
+    """When it was admitted for the first time."""
     first_token_at: float | None = None
     ended_at: float
 
 
 class RequestClipped(msgspec.Struct, frozen=True, tag=True):
-    """A request's max_new_tokens was cut to what context and pool can ever hold."""
+    """A request's max_new_tokens was reduced to what the context and the pool can hold."""
 
     rid: str
     wanted: int
@@ -228,14 +231,14 @@ class RequestClipped(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fallback(msgspec.Struct, frozen=True, tag=True):
-    """Something that was asked for is not done; recorded the first time only."""
+    """Something that was asked for is not done. Recorded the first time only."""
 
     what: str
     why: str
 
 
 class CacheFlushed(msgspec.Struct, frozen=True, tag=True):
-    """A client had the prefix cache emptied, or was refused because requests were open."""
+    """A client asked to empty the prefix cache. It was refused if requests were open."""
 
     flushed: bool
     num_tokens: int
@@ -244,7 +247,8 @@ class CacheFlushed(msgspec.Struct, frozen=True, tag=True):
 
 
 class SettingsChanged(msgspec.Struct, frozen=True, tag=True):
-    """The steps after this one are planned under other settings (see ``core.messages.Change``)."""
+    """The steps after this record are planned under other settings (see
+    ``core.messages.Change``)."""
 
     settings: Settings
     options: tuple[OptionChange, ...]
@@ -253,7 +257,8 @@ class SettingsChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class PoolRebuilt(msgspec.Struct, frozen=True, tag=True):
-    """An idle engine found its accounting of pages broken and began with an empty pool."""
+    """An idle engine found its page accounting inconsistent and started again with an empty
+    pool."""
 
     violations: tuple[str, ...]
 
@@ -281,7 +286,7 @@ Record = (
 
 
 class Observer(Protocol):
-    """A reader of the stream. Called from the loop, between its decisions: it must be quick, must
-    not raise, and must not change what it is given."""
+    """A reader of the stream. The loop calls it between its decisions, so it must be quick, must
+    not raise, and must not change the records."""
 
     def on(self, record: Record) -> None: ...

@@ -1,5 +1,4 @@
-"""What a client asked, in the form that crosses from the frontend to the scheduler: ids, no
-text."""
+"""A client's request in the form that the frontend passes to the scheduler: ids, no text."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from setpoint.core.bounds import INT32_MAX, INT64_MAX, Int64, TokenId
 from setpoint.core.sampling import SamplingParams
 
 MAX_LOGPROBS = 1000
-"""Tokens of a position whose logprobs a request may ask for: so many of the likeliest, and so many
-by id."""
+"""Most tokens per position whose logprobs a request may ask for. The limit holds for the likeliest
+tokens and for tokens named by id, separately."""
 
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
@@ -29,8 +28,8 @@ tokens."""
 
 
 def pack_ids(ids: Iterable[int] | Ids) -> bytes:
-    """Token ids as little-endian int32 bytes: at 32k tokens a list costs milliseconds on the wire,
-    bytes do not."""
+    """Token ids as little-endian int32 bytes. At 32k tokens a list would cost milliseconds on the
+    wire; bytes do not."""
     array = ids if isinstance(ids, np.ndarray) else np.fromiter(ids, np.int32)
     return array.astype("<i4", copy=False).tobytes()
 
@@ -49,29 +48,29 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Packed by :func:`pack_ids`; never empty."""
     sampling: SamplingParams
     seed: Annotated[int, Meta(ge=0, le=INT64_MAX)]
-    """Of the counter-based generator: the client's ``sampling_seed`` or one that the frontend drew,
-    so that a request is the same whichever engine runs it."""
+    """Seed of the counter-based generator: the client's ``sampling_seed``, or one that the frontend
+    drew so that the request has the same result on every engine."""
     prior_output_ids: bytes = b""
-    """Outputs that already exist (a resumed request): they count as outputs for penalties, limits,
-    usage and seeds."""
+    """Outputs that already exist (of a resumed request). They count as outputs for penalties,
+    limits, usage and seeds."""
     stream: bool = False
-    """False lets the scheduler hold tokens back and emit them in larger pieces."""
+    """False lets the scheduler hold tokens back and send them in larger groups."""
     return_logprob: bool = False
     logprob_start_len: Annotated[int, Meta(ge=-1, le=INT32_MAX)] = -1
-    """First prompt position whose logprob is wanted; -1 = outputs only. Prefix matching stops
-    here."""
+    """First prompt position whose logprob is wanted; -1: logprobs of outputs only. Prefix matching
+    stops at this position."""
     top_logprobs_num: LogprobCount = 0
     token_ids_logprob: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LOGPROBS)] = ()
-    """Token ids whose logprob is wanted at every reported position."""
+    """Token ids whose logprobs are wanted at every reported position."""
     namespace: str = ""
     """Cache namespace (from SGLang's extra_key and cache_salt); different namespaces never share a
     prefix."""
     priority: Int64 | None = None
     routing_key: str = ""
-    """The routing-key policy runs requests of one key together."""
+    """Under the routing-key policy, requests with the same key run together."""
     pooling: PoolingKind | None = None
-    """Set: an embedding is wanted and no text. ``sampling.max_new_tokens`` is 0 then, and the step
-    that computes the last prompt token ends the request."""
+    """Set when an embedding is wanted instead of text. ``sampling.max_new_tokens`` is 0 then, and
+    the step that computes the last prompt token ends the request."""
 
     def prompt(self) -> Ids:
         return unpack_ids(self.prompt_ids)

@@ -1,5 +1,5 @@
-"""What a step brought back: sampled ids, any number per row, and where asked for their
-logprobs."""
+"""What a step brings back: the sampled ids, any number per row, and their logprobs where they were
+asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy.typing as npt
 from setpoint.core.request import Ids
 
 EAGER = "eager"
-"""The way that every step can run, the slowest."""
+"""The way that every step can run: the model's own code, operation by operation. It is the
+slowest."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -22,8 +23,8 @@ class PositionLogprobs:
     """Logprobs of consecutive positions of one sequence.
 
     For k positions: ``values`` [k]; ``ids`` [k], the tokens they belong to;
-    ``top_values``/``top_ids`` [k, top_logprobs_num]; ``picked`` [k, len(token_ids_logprob)]
-    (columns 0 wide where not asked for).
+    ``top_values``/``top_ids`` [k, top_logprobs_num]; ``picked`` [k, len(token_ids_logprob)]. A
+    field that was not asked for has 0 columns.
     """
 
     values: Floats
@@ -48,38 +49,40 @@ class PositionLogprobs:
 
 @dataclass(slots=True, frozen=True)
 class StepResult:
-    """The sampling rows of a plan in the plan's row order, with what was sampled for them.
+    """The sampling rows of a plan, in the plan's row order, with the tokens sampled for them.
 
-    The tokens of row i are ``token_ids[offsets[i] : offsets[i + 1]]``: none, or as many as
-    ``Rows.samples`` allows.
+    The tokens of row i are ``token_ids[offsets[i] : offsets[i + 1]]``: none, or up to
+    ``Rows.samples`` of them.
     """
 
     step_id: int
     seq_ids: npt.NDArray[np.int64]
     token_ids: Ids
-    """A negative id means the logits of that position were not finite (NaN): the scheduler aborts
-    the sequence."""
+    """Sampled token ids. A negative id means that the logits of its position were not finite (NaN):
+    the scheduler aborts the sequence."""
     offsets: Ids
-    """[sampling rows + 1], beginning with 0; :func:`one_each` where every row brings one token."""
+    """[sampling rows + 1], beginning with 0; :func:`one_each` if every row brings back one
+    token."""
     output_logprobs: Mapping[int, PositionLogprobs] = field(default_factory=dict)
-    """seq_id -> one position per token of its row, for sequences admitted with return_logprob."""
+    """seq_id -> one position for each token of its row; for sequences admitted with
+    return_logprob."""
     prompt_logprobs: Mapping[int, PositionLogprobs] = field(default_factory=dict)
-    """seq_id -> the prompt positions that this step's chunk made known (position p needs the logits
-    of p - 1)."""
+    """seq_id -> the prompt positions whose logprobs this step's chunk made known (position p needs
+    the logits of p - 1)."""
     embeddings: Mapping[int, Floats] = field(default_factory=dict)
     """seq_id -> [hidden size], not normalised, for pooled sequences whose last prompt token this
     step computed."""
     failures: Mapping[int, str] = field(default_factory=dict)
-    """seq_id -> why, for sequences of the plan that failed alone: their ids and logprobs mean
-    nothing."""
+    """seq_id -> the reason, for sequences of the plan that failed alone. Their ids and logprobs are
+    meaningless."""
     forward_s: float = 0.0
-    """Seconds the device was busy with the forward pass."""
+    """Seconds that the device spent on the forward pass."""
     sample_s: float = 0.0
     way: str = EAGER
     """How the forward pass ran: "eager" (the model's own code, operation by operation), "replay"
-    (from a recording) or "compiled" (by torch.compile)."""
+    (from a recording of its operations) or "compiled" (by torch.compile)."""
 
 
 def one_each(num_rows: int) -> Ids:
-    """The offsets of rows that bring one token each."""
+    """The offsets for rows that bring back one token each."""
     return np.arange(num_rows + 1, dtype=np.int32)

@@ -1,7 +1,7 @@
 """How a request wants its tokens chosen: the validated form of SGLang's ``sampling_params``.
 
-Works on numbers and strings. It does not know the vocabulary (the frontend checks token ids against
-it) nor how sampling is computed (``engine/sampling``).
+Works on numbers and strings. This module does not know the vocabulary (the frontend checks token
+ids against it) nor how sampling is computed (``engine/sampling``).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from setpoint.core.shown import shown
 from setpoint.core.wording import kind_of
 
 TOP_K_ALL = 1 << 30
-"""``top_k`` meaning the whole vocabulary (SGLang's value for -1)."""
+"""The value of ``top_k`` that means the whole vocabulary (SGLang's value for -1)."""
 
 GREEDY_TEMPERATURE = 1e-6
-"""Below this a temperature means greedy decoding (SGLang's ``_SAMPLING_EPS``)."""
+"""A temperature below this means greedy decoding (SGLang's ``_SAMPLING_EPS``)."""
 
 MAX_STOPS = 32
-"""Stop strings, and stop token ids, a request may carry (SGLang 0.5.23)."""
+"""Most stop strings, and most stop token ids, that a request may carry (SGLang 0.5.23)."""
 
 NOT_YET = (
     "json_schema",
@@ -45,21 +45,23 @@ NOT_YET = (
     "beam_width",
     "watermark",
 )
-"""Keys SGLang knows and this engine does not implement yet: refused by name, never ignored."""
+"""Keys that SGLang knows and this engine does not support yet. They are refused by name, never
+ignored."""
 
 MAX_N = 4096
-"""Answers to one prompt that a request may ask for."""
+"""Most answers to one prompt that a request may ask for."""
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Scale = Annotated[float, Meta(ge=1e-20, le=2)]
 Bias = Annotated[float, Meta(ge=-1e30, le=1e30)]
-"""A logit divided by a Scale, plus a Bias, divided by the smallest temperature that is not greedy,
-stays within float32."""
+"""Bounds of a logit bias. A logit divided by a Scale, plus a Bias, divided by the smallest
+temperature that is not greedy, stays within float32."""
 
 
 class _Meta(msgspec.StructMeta):
-    """Says which keyword was probably meant; msgspec names only the wrong one."""
+    """Makes an unknown keyword's error suggest the keyword that was probably meant; msgspec's error
+    only names the unknown one."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
         for key in given:
@@ -71,30 +73,31 @@ class _Meta(msgspec.StructMeta):
 class SamplingParams(
     msgspec.Struct, metaclass=_Meta, frozen=True, kw_only=True, omit_defaults=True
 ):
-    """One request's sampling choices; immutable, and checked in whatever way it is made.
+    """One request's sampling parameters. They are immutable, and checked however they are made.
 
     ``stop`` and ``stop_token_ids`` may be given as one value or a list, ``logit_bias`` as a dict.
     Raises RequestError (400) for a wrong type or a value out of range.
     """
 
     max_new_tokens: Count | None = 128
-    """Output limit in tokens; None = as far as the context allows."""
+    """Most output tokens; None: as many as the context allows."""
     min_new_tokens: Count = 0
     """EOS and stop ids are masked until this many outputs exist."""
     temperature: Annotated[float, Meta(ge=0, le=FLOAT32_MAX)] = 1.0
     top_p: Annotated[float, Meta(ge=FLOAT32_MIN, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=INT64_MAX)] = -1
-    """-1, or more than any vocabulary has: all of it."""
+    """-1, or a number larger than the vocabulary, means the whole vocabulary."""
     min_p: Share = 0.0
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     repetition_penalty: Scale = 1.0
     stop: tuple[str, ...] = ()
-    """Stop strings, which may hold special tokens; found by the frontend, the engine never sees
-    text."""
+    """Stop strings, which may contain special tokens. The frontend looks for them; the engine never
+    sees text."""
     stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False
-    """Goes on after EOS and stop_token_ids; stop strings still end the sequence, as in SGLang."""
+    """True: the sequence continues after EOS and stop_token_ids. Stop strings still end it, as in
+    SGLang."""
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -102,9 +105,9 @@ class SamplingParams(
     logit_bias: tuple[tuple[TokenId, Bias], ...] = ()
     """(token id, additive bias) pairs."""
     sampling_seed: Int64 | None = None
-    """Seed of the counter-based generator; None = the frontend draws one (see Request.seed)."""
+    """Seed of the counter-based generator; None: the frontend draws one (see Request.seed)."""
     stream_interval: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
-    """Tokens between stream emissions; None = the server's ``--stream-interval``."""
+    """Tokens between two chunks of a stream; None: the server's ``--stream-interval``."""
 
     def __post_init__(self) -> None:
         for field in _FIELDS:
@@ -127,7 +130,7 @@ class SamplingParams(
 
     @classmethod
     def parse(cls, raw: dict[str, Any] | None) -> SamplingParams:
-        """Build from a client's ``sampling_params`` object.
+        """Make SamplingParams from a client's ``sampling_params`` object.
 
         Raises RequestError (400) for an unknown key, a key not supported yet, a wrong type or a
         value out of range.
@@ -147,7 +150,7 @@ class SamplingParams(
         return cls(**given)
 
     def _check_ranges(self) -> None:
-        """What a field's own type cannot say: SGLang's valid ranges
+        """Check SGLang's ranges where a field's own type cannot declare them
         (docs/sglang/sampling.md#parameters)."""
         limit = INT32_MAX if self.max_new_tokens is None else self.max_new_tokens
         for holds, message in (
@@ -183,8 +186,8 @@ class SamplingParams(
 
 
 def unknown_parameter(key: str) -> str:
-    """The words for a key that is none, with what was probably meant: a near spelling, or a name
-    that holds this one."""
+    """The error message for an unknown key, with the key that was probably meant: one of similar
+    spelling, or one that contains it."""
     names = SamplingParams.__struct_fields__
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.7) or [
         name for name in names if key in name
@@ -198,8 +201,8 @@ _FIELDS = msgspec.structs.fields(SamplingParams)
 
 
 def _in_own_type(field: msgspec.structs.FieldInfo, value: Any) -> Any:
-    """``value`` in the field's own type, from the looser forms that people and clients write; None
-    mostly means not given."""
+    """``value`` converted to the field's type from the looser forms that people and clients write.
+    For most fields None means that the value was not given."""
     if value is None and field.name != "max_new_tokens":
         return field.default
     if (

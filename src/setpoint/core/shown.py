@@ -1,19 +1,19 @@
-"""Text that somebody else wrote, as it may stand in a log line: one line, printable, bounded.
+"""Makes text from outside safe for a log line: one line, printable, of bounded length.
 
-A client chooses request ids, keys and model names. Written as they are, a line break in one would
-begin a log line that looks like the server's own, and a control sequence would reach the terminal
-of whoever reads the log.
+Clients choose request ids, keys and model names. If these were logged unchanged, a line break could
+begin a line that looks like the server's own, and a control sequence could reach the terminal of a
+person who reads the log.
 """
 
 from __future__ import annotations
 
 _MAX_CHARS = 300
-"""Characters of a client's string that are shown; the longest request id, with its suffix, fits."""
+"""Most characters shown of a client's string; the longest request id with its suffix fits."""
 
 
 def printable(text: str) -> str:
-    """``text`` with every character that is not printable (line breaks, control and formatting
-    characters) as a Python escape."""
+    """``text`` with every unprintable character (line breaks, control and formatting characters)
+    replaced by a Python escape."""
     if text.isprintable():
         return text
     return "".join(
@@ -22,7 +22,8 @@ def printable(text: str) -> str:
 
 
 def shown(text: str, max_chars: int = _MAX_CHARS) -> str:
-    """As ``printable``, and cut to ``max_chars`` characters; what was cut is said."""
+    """``text`` as ``printable`` makes it, cut to ``max_chars`` characters. If it was cut, its full
+    length is added."""
     if len(text) <= max_chars:
         return printable(text)
     return f"{printable(text[:max_chars])}… ({len(text)} characters)"

@@ -1,5 +1,4 @@
-"""Which files of a model folder hold its weights. Opens none of them; what is in them is the
-reader's."""
+"""Which files of a model folder hold its weights. Opens none of them."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ SINGLE_NAME = "model.safetensors"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the model: model.safetensors, else those the index names;
-    empty if there is neither.
+    """The safetensors files that hold the model: model.safetensors, else those that the index
+    names; empty if the folder has neither.
 
-    Raises CheckpointError if the index is unreadable, or names a file that is not there or outside
-    of the folder.
+    Raises CheckpointError if the index is unreadable, or names a file that is missing or outside
+    the folder.
     """
     single, index = folder / SINGLE_NAME, folder / INDEX_NAME
     if single.is_file():
@@ -43,7 +42,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _is_inside(name: str) -> bool:
-    """A printable relative path that does not climb: an index is the model's author's, and must not
-    read this machine's files."""
+    """True if ``name`` is a printable relative path that does not climb out of the folder. The
+    model's author wrote the index, and it must not make us read other files of this machine."""
     path = PurePath(name)
     return name.isprintable() and not path.is_absolute() and ".." not in path.parts

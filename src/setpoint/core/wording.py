@@ -1,8 +1,9 @@
-"""What is wrong with the types of a client's values, in plain words: msgspec's messages translated,
-for whoever has never heard of it.
+"""Translates msgspec's messages about a client's values of the wrong type into plain words, for
+people who do not know msgspec.
 
 ``Expected `float | null`, got `str` - at `$.temperature` `` becomes "temperature must be a number,
-got a string". That null is allowed too is left out: leaving the key out says the same.
+got a string". The message does not say that null is allowed too: leaving the key out has the same
+effect.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def kind_of(value: object) -> str:
 
 
 def plain(error: msgspec.ValidationError, *, name: str = "", whole: str = "The body") -> str:
-    """One sentence. ``name``: of the value that was looked at, if it is a part of something;
-    ``whole``: what it is called if it is not."""
+    """The error as one sentence. ``name``: name of the value that was checked, if it is part of
+    something larger; ``whole``: what to call it otherwise."""
     message = str(error)
     place = _PLACE.search(message)
     subject = _subject(place["path"] if place else "$", name) or whole
@@ -72,8 +73,8 @@ def plain(error: msgspec.ValidationError, *, name: str = "", whole: str = "The b
 
 
 def _subject(path: str, name: str) -> str:
-    """``$.messages[0].content`` as a reader would write it, "" for the whole; ``[...]`` stands
-    where msgspec does not know the key."""
+    """``$.messages[0].content`` as a person would write it, "" for the whole value. msgspec writes
+    ``[...]`` where it does not know the key."""
     inside = path.removeprefix("$")
     if not name:
         inside = inside.removeprefix(".")

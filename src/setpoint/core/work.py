@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Work:
-    """Summed over the calls of a step by whoever stands between a runner and its operations."""
+    """Sums over the calls of a step, counted by a wrapper around the operations."""
 
     seconds: float = 0.0
     num_calls: int = 0
     num_bytes: int = 0
-    """Weights, keys and values, or activations that have to pass once."""
+    """Bytes of weights, keys and values, or activations that must be read or written at least
+    once."""
     flops: int = 0
     """Multiplications and additions of matrix products."""
     product: str = ""
-    """The type that is multiplied: "float32", "bfloat16", "int8", …; "" where nothing is."""
+    """The type of the multiplied numbers: "float32", "bfloat16", "int8", …; "" if nothing is
+    multiplied."""

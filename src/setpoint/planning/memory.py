@@ -1,9 +1,9 @@
-"""The memory model: weights + KV pool + workspace + graphs. The one that sizes the pool is the one
-that gives advice.
+"""The memory model: weights + KV pool + workspace + captured steps. Sizing the pool and giving
+advice use the same model.
 
-Pure arithmetic on a :class:`ModelSpec` and byte counts that others measured. It serves before the
-weights are loaded (everything is then estimated) and after (what the engine has measured then takes
-the estimates' place). It knows nothing of devices beyond their kind.
+Pure arithmetic on a :class:`ModelSpec` and on byte counts that others measured. It works before the
+weights are loaded, when everything is estimated, and afterwards, when the engine's measurements
+replace estimates. It knows nothing of devices beyond their kind.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 CPU_MEM_FRACTION = 0.8
-"""``mem_fraction_static`` on a CPU if not given: the rest is for a step's workspace, the frontend
-and the machine."""
+"""Default of ``mem_fraction_static`` on a CPU. The rest is for a step's workspace, the frontend and
+the machine."""
 
 CPU_POOL_BYTES, CPU_POOL_CONTEXTS = 4 * GIB, 4
-"""A CPU pool is not made larger than the larger of these unless it is asked for: compute runs out
-long before."""
+"""Default ceiling of a CPU pool: the larger of this size and this many contexts. In a larger pool
+compute would run out long before memory, so the user must ask for one."""
 
 CPU_RESERVE_SHARE, CPU_RESERVE_BYTES = 0.1, GIB
-"""What a CPU pool always leaves to the machine: this share of the available memory, at most these
-bytes."""
+"""What a CPU pool always leaves free: this share of the available memory, but no more than this
+many bytes."""
 
 INT8_CHANNEL_BYTES = 8
-"""Of an output channel of 8-bit weights, in addition to the weights: its scale and the sum of its
-weights."""
+"""Bytes that an output channel of 8-bit weights needs in addition to the weights: its scale and the
+sum of its weights."""
 
 
 @dataclass(slots=True, frozen=True)
 class MemoryPlan:
-    """Where the memory goes, in bytes, and how many tokens the pool holds."""
+    """How the memory is divided, in bytes, and how many tokens the pool holds."""
 
     weights_bytes: int
     kv_bytes: int
-    """The pool's tensors, dummy page included."""
+    """The pool's tensors, including the dummy page."""
     num_pages: int
-    """Usable pages, the dummy page is not among them."""
+    """Number of usable pages; the dummy page does not count."""
     workspace_bytes: int
     """Activations and logits of the largest step, and the runner's tables."""
     graphs_bytes: int
-    """Tensors of the captured step, which it keeps."""
+    """Tensors that captured steps keep."""
     pool_tokens: int
-    """Tokens that the pool holds in sequences of the whole context; with one cache group in any
-    sequences, and a multiple of the page size."""
+    """Tokens that the pool holds in sequences of the whole context. With one cache group it holds
+    that many in sequences of any length, and the number is a multiple of the page size."""
     limited_by: str
-    """What kept the pool from being larger, in words with numbers."""
+    """The limit that determined the pool's size, in words with numbers."""
 
 
 def weight_bytes(
@@ -67,11 +67,11 @@ def weight_bytes(
     int8: bool = False,
     blocks: bool = False,
 ) -> int:
-    """The weights as loaded.
+    """Bytes of the weights once loaded.
 
     ``head_copied``: a tied embedding is kept twice, packed as output head and plain for look-up.
-    ``int8``: the matrices of layers and head take one byte per weight, the embedding stays as it
-    is. ``blocks``: those of a GGUF are kept, an embedding among them once.
+    ``int8``: the matrices of the layers and the head take one byte per weight; the embedding stays
+    as it is. ``blocks``: a GGUF file's blocks are kept, and an embedding among them is kept once.
     """
     kept, embedding = spec.blocks if blocks else None, spec.vocab_size * spec.hidden_size
     copy = (
@@ -98,31 +98,32 @@ def weight_bytes(
 
 
 def activation_bytes(spec: ModelSpec, *, num_tokens: int, dtype_bytes: int) -> int:
-    """Peak of the temporaries of a forward pass of ``num_tokens`` rows, without logits.
+    """Peak of the temporaries of a forward pass of ``num_tokens`` tokens, without logits.
 
-    Per row the residual, a layer's input and its normed form, and on top either attention's (q, k,
-    v and its output) or the MLP's (gate, up, their product, and that once more in the layout of the
-    matrix product), whichever is larger.
+    Each token needs the residual, a layer's input and its normed form, and in addition the larger
+    of attention's temporaries (q, k, v and its output) and the MLP's (gate, up, their product, and
+    that product once more in the layout of the matrix product).
     """
     qkv = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     return num_tokens * dtype_bytes * (3 * spec.hidden_size + max(qkv, 4 * spec.intermediate_size))
 
 
 def sampling_bytes(spec: ModelSpec, *, num_sampling: int, dtype_bytes: int) -> int:
-    """Peak of sampling ``num_sampling`` rows: logits exist in the model's dtype, and while a token
-    is drawn from all of the sorted vocabulary six times more in float32 or wider."""
+    """Peak of sampling ``num_sampling`` rows. Logits exist in the model's dtype; drawing a token
+    from the whole sorted vocabulary needs six more copies in float32 or wider."""
     return num_sampling * spec.vocab_size * (dtype_bytes + 6 * max(dtype_bytes, 4))
 
 
 def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) -> int:
-    """The tensors of a captured step (``engine.runner.ways.replay``) of CAPTURED_TOKENS tokens,
-    LOGITS_ROWS of which sample.
+    """Bytes of the tensors of a captured step (``engine.runner.ways.replay``) with CAPTURED_TOKENS
+    tokens, of which LOGITS_ROWS sample.
 
-    The memory of one goes to a later one of just its size (``kernels.cpu.capture.Arena``), so of
-    each size there are as many as live at the same moment; the moments at which most do are listed.
-    From the second layer on the residual stream, a layer's input and what it became after attention
-    live while the MLP runs; its output is one more, and a norm behind it another. Every cache group
-    has places for the step's tokens; of those after the first, ids and positions are not kept.
+    When a tensor is no longer needed, its memory goes to a later tensor of exactly its size
+    (``kernels.cpu.capture.Arena``). So the step keeps as many tensors of each size as ever exist at
+    the same moment; ``moments`` lists the moments with the most. From the second layer on, the
+    residual stream, a layer's input and its form after attention exist while the MLP runs; the
+    MLP's output is one more, and a norm after it another. Every cache group has places for the
+    step's tokens; ids and positions are kept once.
     """
     token = CAPTURED_TOKENS * dtype_bytes
     ids, index, hidden, inner = (
@@ -152,7 +153,7 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) ->
     most: Counter[int] = Counter()
     for live in moments:
         most |= Counter(live)
-    # for as long as there is a program
+    # they exist as long as the program
     positions_and_places = (1 + num_groups + (num_groups > 1)) * index
     return sum(size * count for size, count in most.items()) + positions_and_places
 
@@ -160,22 +161,22 @@ def captured_bytes(spec: ModelSpec, dtype_bytes: int, *, num_groups: int = 1) ->
 def reference_attention_bytes(
     spec: ModelSpec, *, num_tokens: int, context_len: int, dtype_bytes: int
 ) -> int:
-    """What ``torch_ref`` needs for one row: four score-sized temporaries of a block, and the row's
-    gathered K and V."""
+    """Bytes that ``torch_ref`` needs for one row: four score-sized temporaries of a block, and the
+    row's gathered K and V."""
     wide = max(dtype_bytes, 4)
     scores = min(REFERENCE_SCORES, spec.num_heads * num_tokens * context_len)
     return wide * (4 * scores + 2 * context_len * spec.num_kv_heads * spec.head_dim)
 
 
 def table_bytes(num_slots: int, *, context_len: int, page_size: int, num_groups: int = 1) -> int:
-    """The runner's int32 tables: token ids [slots, context] and, for each cache group, pages
-    [slots, ceil(context / page)]."""
+    """Bytes of the runner's int32 tables: token ids [slots, context] and, for each cache group,
+    pages [slots, ceil(context / page)]."""
     return 4 * num_slots * (context_len + num_groups * -(-context_len // page_size))
 
 
 def max_running_requests(pool_tokens: int, context_len: int, requested: int | None = None) -> int:
     """How many requests may run at once in a pool of this size
-    (docs/sglang/options.md#pool-limits); each needs at least two tokens."""
+    (docs/sglang/options.md#pool-limits). Each needs at least two tokens."""
     wanted = (
         requested
         if requested is not None
@@ -185,7 +186,7 @@ def max_running_requests(pool_tokens: int, context_len: int, requested: int | No
 
 
 def auto_mem_fraction(gpu_bytes: int, *, step_tokens: int) -> float:
-    """Default ``mem_fraction_static`` of a GPU with ``gpu_bytes`` in all: SGLang's formula
+    """Default of ``mem_fraction_static`` on a GPU with ``gpu_bytes`` in all, by SGLang's formula
     (docs/sglang/options.md#memory-share)."""
     reserved = 512 * MIB + 1.5 * MIB * max(step_tokens, 2048) + 128 * MIB
     if gpu_bytes > 60 * GIB:
@@ -195,7 +196,7 @@ def auto_mem_fraction(gpu_bytes: int, *, step_tokens: int) -> float:
 
 @dataclass(slots=True, frozen=True)
 class MemoryModel:
-    """All that decides how memory is used, but for the memory itself."""
+    """Everything that decides how memory is used, except the size of the memory itself."""
 
     spec: ModelSpec
     device: str
@@ -204,24 +205,24 @@ class MemoryModel:
     quantization: str | None
     """``--quantization``."""
     blocks_kept: bool
-    """Blocks of a GGUF stay as they are where the model has some."""
+    """True: blocks of a GGUF file are kept as they are, if the model has some."""
     kv_element_bytes: int
     head_copied: bool
-    """Linear weights are packed, so that a tied embedding exists twice."""
+    """True: linear weights are packed, so that a tied embedding is held twice."""
     reference_attention: bool
-    """Attention is ``torch_ref``, which gathers and needs room for scores."""
+    """True: attention is ``torch_ref``, which gathers K and V and needs room for scores."""
     page_size: int
     context_len: int
     step_tokens: int
-    """Most rows of a step with prompt tokens in it."""
+    """Most tokens of a step that computes prompt tokens."""
     mem_fraction_static: float
     fraction_given: bool
-    """The user chose ``mem_fraction_static``."""
+    """True if the user chose ``mem_fraction_static``."""
     max_total_tokens: int | None
     requested_slots: int | None
     """``max_running_requests`` as the user gave it."""
     captured: bool = False
-    """Small steps are captured once and replayed."""
+    """True: small steps are captured once and replayed."""
 
     @property
     def layout(self) -> CacheLayout:
@@ -229,11 +230,11 @@ class MemoryModel:
 
     @property
     def costs(self) -> CacheCosts:
-        """Of sequences in a pool of this layout."""
+        """The costs of sequences in a pool with this layout."""
         return CacheCosts(self.layout.page_row, self.page_size, self.step_tokens)
 
     def weights(self) -> int:
-        """Estimated: what they will take once loaded."""
+        """Estimated size of the weights once they are loaded."""
         int8 = self.quantization == "w8a8_int8"
         return weight_bytes(
             self.spec,
@@ -244,11 +245,12 @@ class MemoryModel:
         )
 
     def workspace(self, pool_tokens: int, footprint: Footprint | None = None) -> int:
-        """Temporaries of the largest step, and the tables, with a pool of ``pool_tokens``; measured
-        as far as there is a footprint.
+        """Bytes of the largest step's temporaries and of the tables, with a pool of ``pool_tokens``
+        tokens. Measured values replace estimates where ``footprint`` has them.
 
-        On a CPU the tables are mapped but touched only where sequences stand: counted are the
-        tokens of a full pool and the border memory page (4 KiB) of each slot's row in every table.
+        On a CPU the tables are mapped, but only the parts that sequences use take memory: the
+        tokens of a full pool, and in each table one memory page (4 KiB) at the border of each
+        slot's row.
         """
         num_slots = max_running_requests(pool_tokens, self.context_len, self.requested_slots)
         groups = len(self.layout.groups)
@@ -289,14 +291,14 @@ class MemoryModel:
         available_after_load: int | None = None,
         footprint: Footprint | None = None,
     ) -> MemoryPlan:
-        """Size the pool as in docs/sglang/options.md#pool-limits: what is free after the weights,
-        less the share kept for neither of them.
+        """Size the pool as in docs/sglang/options.md#pool-limits: the memory that is free after the
+        weights, less the share that neither weights nor pool may use.
 
-        available_bytes: free before the weights are loaded; available_after_load: measured after,
-        None = not loaded yet; footprint: what else the engine has measured, in place of estimates.
-        On a CPU the pool also leaves room for the workspace and a reserve,
-        and without a wish of the user it stays under a ceiling. Raises OutOfMemoryError if there is
-        no room for one page (and the dummy page).
+        available_bytes: free memory before the weights are loaded. available_after_load: free
+        memory measured afterwards; None: the weights are not loaded yet. footprint: other
+        measurements of the engine, used in place of estimates. On a CPU the pool also leaves room
+        for the workspace and a reserve, and unless the user sets its size it stays under a ceiling.
+        Raises OutOfMemoryError if one page and the dummy page do not fit.
         """
         rest = (
             available_after_load
@@ -304,12 +306,12 @@ class MemoryModel:
             else available_bytes - self.weights()
         )
         weights = max(available_bytes - rest, 0)
-        limits = self._wishes(available_bytes, rest)
+        limits = self._option_limits(available_bytes, rest)
         layout, costs = self.layout, self.costs
         page = layout.page_bytes(self.page_size, self.kv_element_bytes)
 
         def capacity(pool_bytes: int) -> int:
-            pages = max(pool_bytes // page - 1, 0)  # one page is the dummy
+            pages = max(pool_bytes // page - 1, 0)  # one page is the dummy page
             return costs.capacity(pages * self.page_size, self.context_len)
 
         workspace = self.workspace(capacity(min(limits)[0]), footprint)
@@ -337,13 +339,14 @@ class MemoryModel:
         )
 
     def _captured(self) -> int:
-        """Estimated."""
+        """Estimated bytes of the tensors that captured steps keep."""
         if not self.captured:
             return 0
         return captured_bytes(self.spec, self.dtype_bytes, num_groups=len(self.layout.groups))
 
-    def _wishes(self, available_bytes: int, rest: int) -> list[tuple[int, str]]:
-        """Pool bytes (dummy page included) allowed by the options, each with its name."""
+    def _option_limits(self, available_bytes: int, rest: int) -> list[tuple[int, str]]:
+        """Upper limits that the options set for the pool, in bytes with the dummy page, each with
+        its name."""
         page = self.layout.page_bytes(self.page_size, self.kv_element_bytes)
 
         token = page // self.page_size
@@ -382,15 +385,15 @@ class MemoryModel:
         else:
             advice = "Free memory, or lower --chunked-prefill-size or --max-running-requests"
         return (
-            f"no room for one page of KV cache: of {format_bytes(available)} available the weights"
-            f" take {format_bytes(available - rest)}, and {format_bytes(max(left, 0))} remain for"
-            f" the pool ({limited_by}), but one page of {self.page_size} tokens and the dummy page"
-            f" need {format_bytes(needed)}. {advice}."
+            f"There is no room for one page of KV cache: of {format_bytes(available)} available the"
+            f" weights take {format_bytes(available - rest)}, and {format_bytes(max(left, 0))}"
+            f" remain for the pool ({limited_by}), but one page of {self.page_size} tokens and the"
+            f" dummy page need {format_bytes(needed)}. {advice}."
         )
 
 
 def format_bytes(num_bytes: float) -> str:
-    """``num_bytes`` for people: "812.00 MiB", "3.52 GiB"."""
+    """``num_bytes`` in a readable unit: "812.00 MiB", "3.52 GiB"."""
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:.2f} {unit}"

@@ -1,2 +1,2 @@
-"""Attention over the paged KV pool for any mix of rows: one protocol, its definition
+"""Attention over the paged KV pool for any mix of rows: one protocol, a reference implementation
 (``torch_ref``), and faster ones that are tested against it."""

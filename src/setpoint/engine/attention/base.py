@@ -1,8 +1,8 @@
-"""The seam of attention: what a backend is given, what it answers, and the table of backends.
+"""The interface of attention backends: their inputs, their output, and the table of backends.
 
 Works on the rows of one forward pass over a paged pool. Knows nothing of layers, models or
-sampling. The new tokens' K and V are already in the cache when ``forward`` is called
-(``Ops.rope_and_store``), those of every row of the step.
+sampling. When ``forward`` is called, the K and V of every row's new tokens in this step are already
+in the cache (``Ops.rope_and_store``).
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from setpoint.engine.kernels.registry import Choice, choose
 
 @dataclass(slots=True, frozen=True)
 class AttentionShape:
-    """What stays the same for every call of a backend; given to its factory once."""
+    """What stays the same for every call of a backend; its factory gets it once."""
 
     num_heads: int
     num_kv_heads: int
-    """num_heads is a multiple of it; query head h reads key/value head h // (num_heads //
+    """num_heads is a multiple of it. Query head h reads key/value head h // (num_heads //
     num_kv_heads)."""
     head_dim: int
     page_size: int
     dtype: torch.dtype
-    """Of q and of the output."""
+    """Data type of q and of the output."""
     kv_dtype: torch.dtype
     device: torch.device
 
 
 @dataclass(slots=True, frozen=True)
 class AttentionVariant:
-    """What one layer may do differently from another; a constant of the layer, given with every
-    call.
+    """How one layer's attention may differ from another's; constant for the layer and passed with
+    every call.
 
-    The weights of a query are softmax(cap(scale · q·k)) over the positions it sees, cap(s) =
+    The weights of a query are softmax(cap(scale · q·k)) over the positions it sees, with cap(s) =
     softcap · tanh(s / softcap).
     """
 
@@ -47,8 +47,8 @@ class AttentionVariant:
     softcap: float | None = None
     """None: scores are not capped."""
     window: int | None = None
-    """Positions that a token sees, its own included: the one at position p sees max(0, p - window +
-    1)..p. None: 0..p."""
+    """Number of positions that a token sees, including its own: the token at position p sees max(0,
+    p - window + 1)..p. None: 0..p."""
 
     def __post_init__(self) -> None:
         assert self.softcap is None or self.softcap > 0
@@ -60,9 +60,9 @@ class AttentionBatch:
     """The n rows (T tokens) of one forward pass, written by the runner before it. Row i owns tokens
     [cu_q[i], cu_q[i+1]).
 
-    A row's tokens stand at consecutive positions ending at ``kv_lens[i] - 1``; the token at
-    position p sees positions of its own row up to p (how far back: ``AttentionVariant``). Position
-    x is on page ``page_table[slots[i], x // page_size]`` at offset ``x % page_size``.
+    A row's tokens have consecutive positions that end at ``kv_lens[i] - 1``; the token at position
+    p sees positions of its own row up to p (how far back: ``AttentionVariant``). Position x is on
+    page ``page_table[slots[i], x // page_size]`` at offset ``x % page_size``.
     """
 
     positions: torch.Tensor
@@ -77,13 +77,14 @@ class AttentionBatch:
     stored."""
     kv_lens_host: npt.NDArray[np.int32]
     slots: torch.Tensor
-    """[n] int32: the row's line in page_table."""
+    """[n] int32: the row's index into page_table."""
     page_table: torch.Tensor
-    """[num_slots, W] int32, permanent (it may be another tensor after the table has grown); entries
-    past a row's pages are junk, and so are those of pages before a window that the group's layers
-    have: such pages are not read."""
+    """[num_slots, W] int32. It is permanent, but may be replaced by another tensor when the table
+    grows. Entries past a row's pages are undefined; so are those of pages before the window of the
+    group's layers. Such pages are not read."""
     group: int = 0
-    """Which of the model's cache groups: the same rows, on other pages."""
+    """Index of the model's cache group. The batches of a pass have the same rows, on the pages of
+    different groups."""
 
 
 class AttentionBackend(Protocol):
@@ -99,7 +100,7 @@ class AttentionBackend(Protocol):
 
         q [T, H, D] (token rows may be strided) and one layer's caches [num_pages + 1, page_size,
         Hkv, D] (contiguous) -> contiguous [T, H, D] in q's dtype. Scores, softmax and the sum are
-        in fp32 at least (float64 for float64). A row's result depends on nothing but its own
+        computed in at least fp32 (float64 for float64). A row's result depends only on its own
         tokens.
         """
         ...
@@ -109,16 +110,16 @@ BACKENDS = {
     "torch_ref": "setpoint.engine.attention.torch_ref:create",
     "cpu": "setpoint.engine.attention.cpu:create",
 }
-"""Name -> factory ``create(shape: AttentionShape) -> AttentionBackend``; it raises
-KernelsUnavailable with the reason."""
+"""Name -> factory ``create(shape: AttentionShape) -> AttentionBackend``. The factory raises
+KernelsUnavailable with the reason if the backend cannot run."""
 
 PREFERENCE = {"cpu": ("cpu", "torch_ref"), "cuda": ("torch_ref",)}
-"""Device type -> names that "auto" tries, best first."""
+"""Device type -> the names that "auto" tries, best first."""
 
 
 def choose_attention(name: str, shape: AttentionShape) -> Choice[AttentionBackend]:
-    """The named backend, or for "auto" the best one that runs. ConfigError if the named one is
-    unknown or cannot run."""
+    """The named backend or, for "auto", the best one that runs. Raises ConfigError if the named one
+    is unknown or cannot run."""
     if name == "auto":
         return choose(BACKENDS, PREFERENCE[shape.device.type], shape)
     if name not in BACKENDS:

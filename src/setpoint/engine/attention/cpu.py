@@ -1,9 +1,9 @@
 """Attention over the paged pool by the C++ kernel (kernels/cpu/attention.cpp): any mix of prefill
 and decode rows in one call.
 
-Works on bf16 and fp32, K and V read in place from their pages. A row's result is bit for bit the
-same whatever else is in the batch, however its prompt was cut into chunks, and on any number of
-threads.
+Works on bf16 and fp32 and reads K and V in place from their pages. A row's result is bit for bit
+the same whatever other rows are in the batch, however its prompt was cut into chunks, and on any
+number of threads.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from setpoint.engine.kernels.cpu.library import DTYPES, Kernels, load
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 HEAD_DIM_MULTIPLE = 16
-"""Head dimensions must be whole vectors of the widest level."""
+"""Head dimensions must be a multiple of this, so that they fill whole vectors at the widest
+instruction level."""
 MAX_GROUP = 64
-"""Query heads per key/value head (plan.h, kQueryRows)."""
+"""Most query heads per key/value head (plan.h, kQueryRows)."""
 
 
 class Plan:
-    """How the work of a step is shared out (plan.h), and the call that carries it."""
+    """How the work of a step is divided (plan.h), and the call to the kernel that carries the
+    division."""
 
     def __init__(self, shape: AttentionShape, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -42,10 +44,12 @@ class Plan:
         )
         self.address = ctypes.addressof(self.call)
         self._planned: AttentionBatch | None = None
-        """The batch that the plan is for; held, so that its tensors stay where the call points."""
+        """The batch that the plan is for. Holding it keeps its tensors at the addresses that the
+        call uses."""
 
     def cover(self, batch: AttentionBatch) -> None:
-        """Plan for this batch: once per step, since every layer of a group sees the same rows."""
+        """Make the plan for this batch. This happens once per step, because every layer of a group
+        sees the same rows."""
         if batch is self._planned:
             return
         call = self.call
@@ -68,7 +72,7 @@ class CpuAttention:
         self._kernels = kernels
         self.level = kernels.level
         self._plans: dict[int, Plan] = {}
-        """By cache group: its page table says which rows share keys."""
+        """Cache group -> its plan; the group's page table tells which rows share keys."""
 
     def forward(
         self,
@@ -101,8 +105,8 @@ class CpuAttention:
 
 
 def create(shape: AttentionShape, *, level: str | None = None) -> CpuAttention:
-    """The backend at the given level (None: the best). KernelsUnavailable with the reason if it
-    cannot serve this shape here."""
+    """The backend at the given instruction level (None: the best). Raises KernelsUnavailable with
+    the reason if it cannot serve this shape on this machine."""
     if shape.dtype not in DTYPES or shape.kv_dtype not in DTYPES:
         raise KernelsUnavailable(
             f"the C++ kernels take bf16 and fp32, not {shape.dtype} with {shape.kv_dtype} in the"

@@ -1,8 +1,9 @@
-"""Reference attention in plain torch: the definition that every other backend is tested against.
-Runs on every device.
+"""Reference attention in plain torch: it defines the result that every other backend is tested
+against. Runs on every device.
 
-A loop over rows, each gathered from its pages, so that a row cannot see what else is in the batch.
-Reads the row lengths from the host copies in the batch and never waits for the device.
+It loops over the rows and gathers each row's K and V from its pages, so that a row cannot see
+anything else in the batch. It reads the row lengths from the host copies in the batch and never
+waits for the device.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class TorchRefAttention:
         page_size = k_cache.shape[1]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         bounds = batch.cu_q_host.tolist()
-        # NOTE: all rows' pages at once. ``page_table[slots[row]]`` would read the slot back: an
-        # index that is a 0-dimensional tensor makes the host wait for the device.
+        # NOTE: this reads the pages of all rows at once. ``page_table[slots[row]]`` would read the
+        # slot back: indexing with a 0-dimensional tensor makes the host wait for the device.
         tables = batch.page_table[batch.slots, : -(-int(batch.kv_lens_host.max()) // page_size)]
         for row, kv_len in enumerate(batch.kv_lens_host.tolist()):
             begin, end = bounds[row], bounds[row + 1]
@@ -42,8 +43,8 @@ class TorchRefAttention:
             block = max(1, REFERENCE_SCORES // (q.shape[1] * kv_len))
             for first in range(begin, end, block):
                 last = min(first + block, end)
-                # Token t of the row stands at position kv_len - (end - t): the row's tokens are its
-                # last ones.
+                # Token t of the row has position kv_len - (end - t): the row's tokens are its last
+                # ones.
                 out[first:last] = self._row(
                     q[first:last], keys, values, kv_len - (end - first), variant
                 )
@@ -93,5 +94,5 @@ class TorchRefAttention:
 
 
 def create(shape: AttentionShape) -> TorchRefAttention:
-    """Runs everywhere."""
+    """The reference backend, which runs everywhere."""
     return TorchRefAttention(shape)

@@ -1,4 +1,5 @@
-"""Self-attention between the projections: rotate, store K and V in the pool, attend over it."""
+"""Self-attention between the projections: rotate q and k, store K and V in the pool, and attend
+over it."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from setpoint.engine.layers.context import ForwardContext
 
 
 class PagedAttention(Layer):
-    """q [T, H, D], k and v [T, Hkv, D] (token rows may be strided) -> [T, H D]. ``layer`` picks the
-    layer's cache.
+    """q [T, H, D], k and v [T, Hkv, D] (token rows may be strided) -> [T, H D]. ``layer`` selects
+    the layer's cache.
 
-    scale: 1 / sqrt(head_dim) unless given; softcap, window: ``AttentionVariant``; rotary: which of
-    the model's ``rotaries``.
+    scale: 1 / sqrt(head_dim) unless given; softcap, window: see ``AttentionVariant``; rotary: index
+    into the model's ``rotaries``.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ def store_and_attend(
     layer: int,
     variant: AttentionVariant,
 ) -> torch.Tensor:
-    """q [T, H, D], k and v [T, Hkv, D], rotated already or without positions -> [T, H, D]."""
+    """q [T, H, D], k and v [T, Hkv, D] -> [T, H, D]. q and k are already rotated, or have no
+    positions."""
     (k_cache, v_cache), batch = ctx.kv[layer], ctx.batches[layer]
     store(k, k_cache, batch.kv_index)
     store(v, v_cache, batch.kv_index)

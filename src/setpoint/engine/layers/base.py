@@ -1,5 +1,5 @@
-"""The base of every module here: ``nn.Module`` as a tree of names and parameters, without what only
-training needs."""
+"""The base class of every module here: ``nn.Module`` as a tree of names and parameters, without the
+parts that only training needs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import nn
 
 
 class Layer(nn.Module):
-    """Calling a layer is calling its ``forward`` (there are no hooks), and its children and
+    """Calling a layer calls its ``forward`` directly (there are no hooks), and its children and
     parameters are plain attributes.
 
-    A step at one token makes 300 module calls and as many look-ups for 30 layers; this saves a good
-    third of their time. NOTE: assign parameters by name; ``nn.Module.to`` and the like bypass
-    ``__setattr__`` and must not be used.
+    A step with one token makes 300 module calls and as many attribute look-ups for 30 layers; this
+    class saves a good third of their time. NOTE: assign parameters by name. ``nn.Module.to`` and
+    similar methods bypass ``__setattr__`` and must not be used.
     """
 
     def __init_subclass__(cls) -> None:

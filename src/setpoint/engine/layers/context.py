@@ -1,5 +1,5 @@
-"""What the layers of one forward pass need besides activations: what computes, and what is read and
-written. Passed explicitly from the runner down to each layer."""
+"""What the layers of one forward pass need besides activations: the operations that compute, and
+the tables and caches that are read and written. The runner passes it explicitly to each layer."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from setpoint.engine.quant.base import PackedWeight
 
 @dataclass(slots=True, frozen=True)
 class Backends:
-    """What computes a forward pass. Layers compute through nothing else, so another way to run them
-    (timed, traced) is another ``Backends``, and the model stays as it is."""
+    """The operations that compute a forward pass. Layers compute through nothing else, so another
+    way to run them (timed, traced) only needs another ``Backends``; the model stays the same."""
 
     ops: Ops
     attention: AttentionBackend
     multiply: Callable[[PackedWeight, torch.Tensor], torch.Tensor]
-    """As calling the weight: x [T, K], contiguous -> [T, N]."""
+    """Multiplies by a weight, as calling the weight does: x [T, K], contiguous -> [T, N]."""
 
 
 def multiply(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
-    """``Backends.multiply`` by the weight itself."""
+    """``Backends.multiply`` that simply calls the weight."""
     return weight(x)
 
 
 @dataclass(slots=True, frozen=True)
 class ForwardContext(Backends):
-    """Written by the runner for each forward pass; layers only read it."""
+    """Written by the runner for each forward pass. Layers only read it."""
 
     batches: tuple[AttentionBatch, ...]
-    """Per layer the rows on the pages of its cache group; layers of a group share one object, and
-    all share the positions."""
+    """For each layer, the rows with the pages of its cache group. Layers of a group share one
+    object, and all layers share the positions."""
     cos_sin: tuple[torch.Tensor, ...]
-    """Per rotary embedding of the model its table, [context_len, R], R <= D rotated dimensions
-    (layers.rotary)."""
+    """For each of the model's rotary embeddings its table, [context_len, R], with R <= D rotated
+    dimensions (layers.rotary)."""
     kv: tuple[tuple[torch.Tensor, torch.Tensor], ...]
-    """Per layer the K and the V cache, [num_pages + 1, page_size, Hkv, D]."""
+    """For each layer its K cache and its V cache, [num_pages + 1, page_size, Hkv, D]."""

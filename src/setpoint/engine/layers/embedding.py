@@ -12,8 +12,8 @@ from setpoint.engine.quant.base import BlockMethod, Blocks, PackedRows
 
 
 class Embedding(Layer):
-    """ids [T] -> [T, C], times ``scale`` (rounded as ``Ops.embedding`` says, which is what
-    transformers does)."""
+    """ids [T] -> [T, C], multiplied by ``scale`` and rounded as ``Ops.embedding`` describes, which
+    is transformers' rounding."""
 
     def __init__(self, vocab_size: int, hidden_size: int, *, scale: float = 1.0) -> None:
         super().__init__()
@@ -22,12 +22,12 @@ class Embedding(Layer):
             torch.empty(vocab_size, hidden_size), requires_grad=False
         )
         self.packed: PackedRows | None = None
-        """In place of the weight; written by ``keep_blocks``."""
+        """Replaces the weight when its blocks are kept; written by ``keep_blocks``."""
         self.blocks = ""
-        """The kind of the blocks that are kept, if any; written by ``keep_blocks``."""
+        """The kind of the blocks that are kept, "" if none are; written by ``keep_blocks``."""
 
     def keep_blocks(self, method: BlockMethod, blocks: Blocks) -> int:
-        """Look up in ``blocks`` instead of a weight; -> bytes held from now on."""
+        """Look ids up in ``blocks`` instead of a weight. Returns the bytes held from now on."""
         self.packed, self.weight, self.blocks = method.pack(blocks, None), None, blocks.kind
         return self.packed.num_bytes
 

@@ -1,5 +1,5 @@
-"""Linear layers: a weight that may be stacked from several checkpoint tensors (q, k, v; gate, up),
-kept by a LinearMethod."""
+"""Linear layers. A weight may be stacked from several checkpoint tensors (q, k, v; gate, up); a
+LinearMethod holds it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Linear(Layer):
     """
 
     packed: PackedWeight
-    """Written by ``finish_loading`` or ``keep_blocks``; until then the layer holds plain parameters
+    """Written by ``finish_loading`` or ``keep_blocks``. Until then the layer holds plain parameters
     and cannot run."""
 
     def __init__(
@@ -38,17 +38,17 @@ class Linear(Layer):
             nn.Parameter(torch.empty(size), requires_grad=False) if bias else None
         )
         self.blocks = ""
-        """The kind of the blocks that are kept, if any; written by ``keep_blocks``."""
+        """The kind of the blocks that are kept, "" if none are; written by ``keep_blocks``."""
 
     def finish_loading(self, method: LinearMethod) -> int:
-        """Hand the loaded weight to the method; -> bytes held from now on."""
+        """Pass the loaded weight to the method. Returns the bytes held from now on."""
         assert self.weight is not None, "loaded twice"
         return self._keep(
             self._pack(method, self.weight.data, None if self.bias is None else self.bias.data)
         )
 
     def keep_blocks(self, method: BlockMethod, blocks: Blocks) -> int:
-        """As ``finish_loading``, with ``blocks`` in place of the weight."""
+        """Like ``finish_loading``, but with ``blocks`` in place of the weight."""
         self.blocks = blocks.kind
         return self._keep(method.pack(blocks, None if self.bias is None else self.bias.data))
 
@@ -67,15 +67,15 @@ class Linear(Layer):
 
 
 class GatedLinear(Linear):
-    """Gate and up of a gated MLP, stacked: x [T, K] -> [T, 2F], or, where ``activates``,
+    """Gate and up of a gated MLP, stacked: x [T, K] -> [T, 2F] or, if ``activates``,
     activation(gate(x)) · up(x), [T, F].
 
     ``gated`` names the activation, an operation of ``Ops``.
     """
 
     activates: bool
-    """Written by ``finish_loading`` or ``keep_blocks``: the method applies the activation as
-    well."""
+    """True if the method also applies the activation; written by ``finish_loading`` or
+    ``keep_blocks``."""
 
     def __init__(self, in_features: int, size: int, gated: str, *, bias: bool = False) -> None:
         super().__init__(in_features, {"gate_proj": size, "up_proj": size}, bias=bias)
@@ -98,9 +98,10 @@ class GatedLinear(Linear):
 
 
 class TiedHead(Layer):
-    """hidden [S, C] -> logits [S, V] by the embedding's weight: no checkpoint tensor of its own.
+    """hidden [S, C] -> logits [S, V] by the embedding's weight; it has no checkpoint tensor of its
+    own.
 
-    Contract: stands after its embedding in the model's tree, because weights are loaded in that
+    Contract: it comes after its embedding in the model's tree, because weights are loaded in that
     order.
     """
 
@@ -108,9 +109,7 @@ class TiedHead(Layer):
 
     def __init__(self, embedding: Embedding) -> None:
         super().__init__()
-        self.source = (
-            embedding,
-        )  # in a tuple, so that it is not registered as a child a second time
+        self.source = (embedding,)  # in a tuple, so that it is not registered as a child again
 
     def finish_loading(self, method: LinearMethod) -> int:
         embedding = self.source[0]
@@ -126,8 +125,8 @@ class TiedHead(Layer):
 
 
 class NoHead(Layer):
-    """In place of a head where only hidden states are wanted: takes no memory, and the checkpoint
-    may or may not have one."""
+    """Takes the place of the head in a model that serves hidden states only. It takes no memory,
+    and the checkpoint may or may not have a head."""
 
     def forward(self, x: torch.Tensor, backends: Backends) -> torch.Tensor:
         raise AssertionError("a model without a head has no logits")

@@ -1,9 +1,9 @@
-"""Matrix products and attention as operations that a compiler does not look into: they stay what
-the engine's seams chose.
+"""Matrix products and attention as operations that a compiler does not look into, so that the
+engine's chosen kernels compute them.
 
-A traced forward pass (``runner.ways.compiled``) consists of these two and of torch operations
-between them, which are what is fused. A traced operation takes tensors and numbers only; what else
-it needs it finds in the ``Pass`` that is set while the traced code runs.
+A traced forward pass (``runner.ways.compiled``) consists of these two operations and of torch
+operations between them, which the compiler fuses. A traced operation takes only tensors and
+numbers; it finds everything else in the ``Pass`` that is set while the traced code runs.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from setpoint.engine.quant.base import PackedWeight
 
 @dataclass(slots=True, frozen=True)
 class Pass:
-    """What the operations of one forward pass work on."""
+    """The objects that the operations of one forward pass use."""
 
     ctx: ForwardContext
     weights: Sequence[PackedWeight]
-    """By the index that ``linear`` is given."""
+    """The weights, in the order of the index that ``linear`` takes."""
     variants: Mapping[int, AttentionVariant]
-    """By the layer that ``attend`` is given."""
+    """Layer number that ``attend`` takes -> the layer's variant."""
 
 
 _current: list[Pass] = []
-"""The one under way; operations have no other way to objects. An engine process runs one forward
-pass at a time."""
+"""The pass that is running, as a list of one: operations have no other access to objects. An engine
+process runs one forward pass at a time."""
 
 
 @contextmanager
@@ -48,13 +48,13 @@ def current(under_way: Pass) -> Iterator[None]:
 
 
 class TracedProducts:
-    """``Backends.multiply`` in traced code."""
+    """``Backends.multiply`` for traced code."""
 
     def __init__(self, products: Iterable[tuple[PackedWeight, int]]) -> None:
-        """Every weight that the code multiplies by, and its number of columns."""
+        """weights: every weight that the code multiplies by, with its number of columns."""
         self.weights: list[PackedWeight] = []
         self._places: dict[int, tuple[int, int]] = {}
-        """By a weight's identity its index among the weights, and its number of columns."""
+        """Identity of a weight -> (its index among the weights, its number of columns)."""
         for index, (weight, num_columns) in enumerate(products):
             self.weights.append(weight)
             self._places[id(weight)] = index, num_columns
@@ -65,7 +65,7 @@ class TracedProducts:
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
-    """For traced code: ``layers.attention.store_and_attend`` in the current pass."""
+    """``layers.attention.store_and_attend`` in the current pass, for traced code."""
     return torch.ops.setpoint.attend(q, k, v, layer)
 
 
@@ -98,8 +98,8 @@ for _signature, _run, _shape in (
 
 
 class TracedOps(RefOps):
-    """The reference operations, for traced code: what is rotated is handed on to
-    ``TracedAttention``, which stores it."""
+    """The reference operations, for traced code. Rotated tensors go on to ``TracedAttention``,
+    which stores them."""
 
     def rope_and_store(
         self,
@@ -112,13 +112,13 @@ class TracedOps(RefOps):
         v_cache: Any,
         kv_index: torch.Tensor,
     ) -> torch.Tensor:
-        """-> [T, H + 2 Hkv, D]: rotated q, rotated k, v."""
+        """Returns [T, H + 2 Hkv, D]: rotated q, rotated k, v."""
         return torch.cat((*self.rotated(q, k, cos_sin, positions), v), dim=1)
 
 
 class TracedAttention:
-    """Stands for an ``AttentionBackend`` in traced code, behind ``TracedOps``; the "caches" are the
-    layer's number."""
+    """Takes the place of an ``AttentionBackend`` in traced code, together with ``TracedOps``;
+    instead of caches it gets the layer's number."""
 
     def __init__(self, num_heads: int, num_kv_heads: int) -> None:
         self.heads = [num_heads, num_kv_heads, num_kv_heads]

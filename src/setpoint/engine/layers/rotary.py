@@ -1,12 +1,12 @@
-"""Rotary position embedding: frequencies from a config, and the table of cosines and sines the
+"""Rotary position embedding: frequencies from a config, and the table of cosines and sines that the
 kernels read.
 
-Frequencies and angles are computed in fp32 as the reference implementation (transformers) does, so
+Frequencies and angles are computed in fp32 as in the reference implementation (transformers), so
 that long positions agree.
 
-A cached key keeps the rotation it was stored with, whoever reads it later. So one table serves
-every position of every sequence as long as the engine runs: a variant whose frequencies depend on
-the sequence's length takes the configured context length instead (docs/decisions/0008).
+A cached key keeps the rotation it was stored with, whichever sequence reads it later. So one table
+serves every position of every sequence while the engine runs: a variant whose frequencies depend on
+the sequence's length uses the configured context length instead (docs/decisions/0008).
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from setpoint.core.errors import CheckpointError
 
 DEFAULT_THETA = 10000.0
 ALIASES = {"su": "longrope"}
-"""Names that older configs use."""
+"""Older names of rope types -> the current names."""
 
 
 @dataclass(slots=True, frozen=True)
 class RotaryEmbedding:
-    """What a config says about rotations, checked."""
+    """What a config says about rotations, after validation."""
 
     kind: str
-    """A key of SCALINGS."""
+    """The rope type, a key of SCALINGS."""
     dim: int
-    """Rotated dimensions of a head, its first ones; even."""
+    """Number of rotated dimensions of a head, which are its first ones; even."""
     theta: float
     max_positions: int
     """max_position_embeddings."""
     original: int
-    """Positions before the context was stretched."""
+    """Number of positions before the context was stretched."""
     section: Mapping[str, Any]
-    """The config's rope_parameters or rope_scaling."""
+    """The config's section rope_parameters or rope_scaling."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RotaryEmbedding:
-        """Read rope_theta and rope_scaling (older configs) or rope_parameters (newer ones).
-        CheckpointError if unsupported."""
+        """Read rope_theta and rope_scaling (older configs) or rope_parameters (newer ones). Raises
+        CheckpointError if the scaling is unsupported."""
         section = config.get("rope_scaling") or config.get("rope_parameters") or {}
         kind = section.get("rope_type") or section.get("type") or "default"
         kind = ALIASES.get(kind, kind)
@@ -63,7 +63,8 @@ class RotaryEmbedding:
             **section,
         }
         max_positions = config["max_position_embeddings"]
-        # Phi-3 keeps the original length outside the section; transformers lets that one win.
+        # Phi-3 keeps the original length outside the section, and transformers gives that value
+        # precedence.
         original = (
             config.get("original_max_position_embeddings")
             or section.get("original_max_position_embeddings")
@@ -87,17 +88,17 @@ class RotaryEmbedding:
         for context_len in (
             original,
             original + 1,
-        ):  # finds what is missing now, not after the weights are loaded
+        ):  # finds missing keys now, not after the weights are loaded
             rotary.frequencies(context_len)
         return rotary
 
     def frequencies(self, context_len: int) -> tuple[torch.Tensor, float]:
-        """-> radians per position of each pair of dimensions, [dim / 2] fp32, and the factor on
-        every cosine and sine."""
+        """Returns radians per position for each pair of dimensions, [dim / 2] fp32, and the factor
+        on every cosine and sine."""
         return SCALINGS[self.kind](self, context_len)
 
     def table(self, context_len: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """-> [context_len, dim]: cos in the first dim / 2 columns, sin in the rest."""
+        """Returns [context_len, dim]: cosines in the first dim / 2 columns, sines in the rest."""
         inv_freq, factor = self.frequencies(context_len)
         angles = torch.outer(torch.arange(context_len, dtype=torch.float32, device="cpu"), inv_freq)
         return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=-1).to(device, dtype)
@@ -131,13 +132,13 @@ def _default(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, flo
 
 
 def _linear(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
-    """Positions squeezed by ``factor``."""
+    """Linear scaling: positions are divided by ``factor``."""
     return 1.0 / rope.positions_per_radian(rope.theta) / rope.number("factor"), 1.0
 
 
 def _dynamic(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
-    """NTK-aware: a larger base, chosen so that the slowest pair turns no further over
-    ``context_len`` than it did in training."""
+    """NTK-aware scaling: a larger base, chosen so that over ``context_len`` positions the slowest
+    pair turns no further than it did in training."""
     if rope.dim < 4:
         rope.fail("it needs at least 4 rotated dimensions")
     factor, exponent = rope.number("factor"), rope.dim / (rope.dim - 2)
@@ -146,9 +147,9 @@ def _dynamic(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, flo
 
 
 def _banded(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
-    """Llama 3.1: wavelengths longer than the original context / low_freq_factor are stretched by
-    ``factor``, those shorter than the original context / high_freq_factor stay, the ones between
-    are blended linearly in 1 / wavelength."""
+    """Llama 3.1's scaling: wavelengths longer than the original context / low_freq_factor are
+    stretched by ``factor``, those shorter than the original context / high_freq_factor stay, and
+    those between are blended linearly in 1 / wavelength."""
     factor, low, high = (
         rope.number("factor"),
         rope.number("low_freq_factor"),
@@ -164,8 +165,8 @@ def _banded(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, floa
 
 def _yarn(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
     """YaRN (arXiv 2309.00071): pairs that turn more than beta_fast times over the original context
-    stay, those under beta_slow turns are stretched by ``factor``, a linear ramp over the pairs
-    between; attention is sharpened by the factor returned."""
+    stay, those that turn fewer than beta_slow times are stretched by ``factor``, and a linear ramp
+    over the pairs joins the two; the returned factor sharpens attention."""
     factor = rope.number("factor")
 
     def pair_that_turns(times: float) -> float:
@@ -198,8 +199,8 @@ def _yarn(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]
 
 
 def _longrope(rope: RotaryEmbedding, context_len: int) -> tuple[torch.Tensor, float]:
-    """LongRoPE (arXiv 2402.13753): a stretch for every pair, one list for contexts up to the
-    original length, one beyond."""
+    """LongRoPE (arXiv 2402.13753): a stretch factor for every pair, from one list for contexts up
+    to the original length and from another for longer ones."""
     key = "short_factor" if context_len <= rope.original else "long_factor"
     factors = rope.section.get(key)
     if factors is None:
@@ -226,4 +227,5 @@ SCALINGS: dict[str, Callable[[RotaryEmbedding, int], tuple[torch.Tensor, float]]
     "llama3": _banded,
     "longrope": _longrope,
 }
-"""Rope type -> its frequencies and attention factor for a context length."""
+"""Rope type -> function that computes the frequencies and the attention factor for a context
+length."""

@@ -1,1 +1,1 @@
-"""Model declarations, the table of architectures, and the loader that fills them."""
+"""Model declarations, the table of architectures, and the loader that fills a model's weights."""

@@ -1,5 +1,5 @@
-"""A model's config.json as its declaration reads it: typed, and with nothing that changes the
-computation left unread.
+"""A model's config.json as its declaration reads it: with types, and with a check that no key that
+changes the computation is left unread.
 
 Knows keys and their values; knows no architecture.
 """
@@ -14,7 +14,8 @@ from setpoint.core.errors import CheckpointError
 from setpoint.core.model import ModelSpec
 
 GATED = {"silu": "silu_mul", "gelu_pytorch_tanh": "gelu_tanh_mul"}
-"""config.json's activation -> the operation of ``kernels.ops.Ops`` that a gated MLP calls."""
+"""config.json's name of an activation -> the operation of ``kernels.ops.Ops`` that a gated MLP
+calls."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
@@ -46,23 +47,24 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n_routed_experts": (0,),
     "quantization_config": (),
 }
-"""Keys that change what is computed, with the values that do not; null and an absent key never do.
-A declaration that reads a key answers for it; of the others any other value is refused."""
+"""Keys that can change what is computed, each with the values that change nothing; null and an
+absent key never change anything. A declaration that reads a key is responsible for it. For a key
+that the declaration does not read, every other value is refused."""
 
 ELSEWHERE = "--model-impl transformers may serve it"
 UNQUANTISED = (
     "use the checkpoint that it was made from; --quantization rounds that one when it is loaded"
 )
-SHOWN = 60
-"""Characters of a refused value in the message."""
+SHOWN_CHARS = 60
+"""Most characters of a refused value that an error message shows."""
 LARGEST = sys.float_info.max
-LONGEST = (1 << 31) - 1
-"""Of what is counted in positions or layers."""
+MAX_COUNT = (1 << 31) - 1
+"""Largest number of positions or layers accepted."""
 
 
 class ConfigReader:
-    """Typed access that remembers what was read. Errors name the architecture, the key and the
-    value."""
+    """Typed access to a config; it remembers which keys were read. Errors name the architecture,
+    the key and the value."""
 
     def __init__(self, architecture: str, config: Mapping[str, Any]) -> None:
         self._architecture = architecture
@@ -71,21 +73,21 @@ class ConfigReader:
 
     def refuse(self, key: str, why: str = "") -> NoReturn:
         shown = repr(self._config.get(key))
-        shown = shown if len(shown) <= SHOWN else shown[:SHOWN] + "…"
+        shown = shown if len(shown) <= SHOWN_CHARS else shown[:SHOWN_CHARS] + "…"
         raise CheckpointError(
             f"{self._architecture} with {key!r} = {shown} in config.json is not"
             f" supported{why and f': {why}'}."
         )
 
     def flag(self, key: str) -> bool:
-        """true or false; false if absent."""
+        """The value, true or false; False if it is absent."""
         value = self._get(key, False)
         if not isinstance(value, bool):
             self.refuse(key, "it must be true or false")
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A number above zero."""
+        """The value, a number above zero."""
         value = self._get(key, default)
         if (
             not isinstance(value, int | float)
@@ -96,33 +98,34 @@ class ConfigReader:
         return float(value)
 
     def number_or_none(self, key: str) -> float | None:
-        """A number above zero; None if absent."""
+        """The value, a number above zero; None if it is absent."""
         return None if self._get(key, None) is None else self.number(key, 0.0)
 
     def count(self, key: str, default: int, *, low: int = 0) -> int:
-        """An integer of at least ``low``."""
+        """The value, an integer of at least ``low``."""
         value = self._get(key, default)
         if type(value) is not int or value < low:
             self.refuse(key, f"it must be an integer of at least {low}")
-        if value > LONGEST:
-            self.refuse(key, f"the most that is supported is {LONGEST}")
+        if value > MAX_COUNT:
+            self.refuse(key, f"the largest supported value is {MAX_COUNT}")
         return value
 
     def windows(self, spec: ModelSpec, *keys: str) -> tuple[int | None, ...]:
-        """Per layer the positions that a token sees, None = all: what the reader of the checkpoint
-        made of ``keys``."""
+        """For each layer, the number of positions that a token sees; None: all. The checkpoint's
+        reader has computed them from ``keys``."""
         self._read.update(keys)
         return spec.windows or (None,) * spec.num_layers
 
     def gated(self, key: str = "hidden_act", default: str = "silu") -> str:
-        """The operation of a gated MLP with this activation."""
+        """The operation of ``Ops`` for a gated MLP with this activation."""
         value = self._get(key, default)
         if not isinstance(value, str) or value not in GATED:
-            self.refuse(key, f"supported are {', '.join(GATED)}; {ELSEWHERE}")
+            self.refuse(key, f"supported values are {', '.join(GATED)}; {ELSEWHERE}")
         return GATED[value]
 
     def refuse_unread(self) -> None:
-        """CheckpointError if a key of NEUTRAL that nobody read has a value that matters."""
+        """Raise CheckpointError if a key of NEUTRAL that was not read has a value that changes the
+        computation."""
         for key, neutral in NEUTRAL.items():
             value = self._config.get(key)
             if key not in self._read and value is not None and value not in neutral:

@@ -1,13 +1,13 @@
-"""What model declarations are made of: attention block, gated MLP, pre-norm layer, decoder, causal
-language model.
+"""The parts that model declarations are made of: attention block, gated MLP, pre-norm layer,
+decoder, causal language model.
 
-A declaration picks parts and their options and hands them to each other; a family whose layer has
-another shape writes its own from the same parts. The module tree carries the checkpoint's names, so
-that the weight map is the tree itself plus the stacked projections (``Linear.parts``). C: hidden
-size, T: tokens of the step, H heads of size D.
+A declaration picks parts and options and puts them together; a family whose layer has another shape
+writes its own layer from the same parts. The module tree has the checkpoint's names, so the map of
+weights is the tree itself plus the stacked projections (``Linear.parts``). C: hidden size, T:
+tokens of the step, H heads of size D.
 
 Contract: a layer is called as ``layer(x, residual, ctx) -> (x, residual)``, both [T, C]; residual
-is None at the first one. The branch output x and the residual stream stay apart, so that each
+is None at the first layer. The branch output x and the residual stream stay separate, so that each
 addition is fused with the next norm.
 """
 
@@ -30,8 +30,8 @@ from setpoint.engine.layers.rotary import RotaryEmbedding
 
 
 class SelfAttention(Layer):
-    """x [T, C] -> [T, C]. ``head_norm`` makes, from D, the norm over each head of q and of k before
-    the rotation; None = none."""
+    """x [T, C] -> [T, C]. ``head_norm`` takes D and makes the norm over each head of q and of k
+    that runs before the rotation; None: no such norm."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class GatedMLP(Layer):
 
 
 class PreNormLayer(Layer):
-    """A norm before each of the two branches, nothing behind them."""
+    """A layer with a norm before each of its two branches and none after them."""
 
     def __init__(self, spec: ModelSpec, eps: float, attention: Layer, mlp: Layer) -> None:
         super().__init__()
@@ -116,8 +116,8 @@ class Decoder(Layer):
 
 
 class CausalLM(Layer):
-    """A decoder and its head: what the runner runs. ``softcap``: applied to the logits
-    (``Ops.soft_cap``), if any."""
+    """A decoder and its head, which the runner runs. ``softcap`` is applied to the logits
+    (``Ops.soft_cap``) unless it is None."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class CausalLM(Layer):
 
     @property
     def variants(self) -> dict[int, AttentionVariant]:
-        """Layer -> its attention."""
+        """Layer -> its attention variant."""
         return {
             module.layer: module.variant
             for module in self.model.modules()
@@ -157,8 +157,8 @@ class CausalLM(Layer):
 
 
 def causal_lm(spec: ModelSpec, eps: float, layers: Iterable[Layer]) -> CausalLM:
-    """The usual frame around ``layers``: plain embedding, RMSNorm, a head of its own or the
-    embedding's."""
+    """The usual model around ``layers``: a plain embedding, RMSNorm, and a head of its own or the
+    embedding's weight."""
     embed_tokens = Embedding(spec.vocab_size, spec.hidden_size)
     model = Decoder(embed_tokens, layers, RMSNorm(spec.hidden_size, eps))
     return CausalLM(
@@ -167,7 +167,8 @@ def causal_lm(spec: ModelSpec, eps: float, layers: Iterable[Layer]) -> CausalLM:
 
 
 def head(spec: ModelSpec, embed_tokens: Embedding) -> Layer:
-    """The embedding's weight again if the checkpoint ties them, else a matrix of its own."""
+    """A head that uses the embedding's weight if the checkpoint ties them, else one with a matrix
+    of its own."""
     return (
         TiedHead(embed_tokens) if spec.tie_embeddings else Linear(spec.hidden_size, spec.vocab_size)
     )

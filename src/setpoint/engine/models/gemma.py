@@ -1,5 +1,5 @@
-"""Gemma 2 and Gemma 3 (text): norms on both sides of each branch, local layers that see a window,
-global ones that see all."""
+"""Gemma 2 and Gemma 3 (text): norms before and after each branch, local layers that see a window,
+and global ones that see all positions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GELU = "gelu_pytorch_tanh"
 
 
 class GemmaLayer(Layer):
-    """A norm before and behind each of the two branches; the residual addition is fused with the
+    """A norm before and after each of the two branches. The residual addition is fused with the
     norm that follows it."""
 
     def __init__(
@@ -46,13 +46,13 @@ class GemmaLayer(Layer):
 
 
 def gemma2(spec: ModelSpec, config: ConfigReader) -> CausalLM:
-    """Every other layer is local; attention scores are capped."""
+    """Gemma 2: every other layer is local, and attention scores are capped."""
     rotaries = [RotaryEmbedding.from_config(spec.config, spec.head_dim)]
     return _gemma(spec, config, rotaries, softcap=config.number_or_none("attn_logit_softcapping"))
 
 
 def gemma3(spec: ModelSpec, config: ConfigReader) -> CausalLM:
-    """All but every sixth layer are local and rotate with a base of their own; q and k are
+    """Gemma 3: all but every sixth layer are local and rotate with a base of their own; q and k are
     normalised."""
     rotaries = [
         RotaryEmbedding.from_config(rope, spec.head_dim) for rope in _ropes(spec.config, config)
@@ -68,7 +68,8 @@ def _gemma(
     softcap: float | None = None,
     head_norm: bool = False,
 ) -> CausalLM:
-    """rotaries: of global layers first, of local ones last; softcap: on attention scores."""
+    """rotaries: of the global layers, then of the local ones. softcap: cap of the attention
+    scores."""
     eps, gated, bias = (
         config.number("rms_norm_eps", 1e-6),
         config.gated("hidden_activation", GELU),
@@ -102,10 +103,10 @@ def _gemma(
 
 
 def _ropes(keys: Mapping[str, Any], config: ConfigReader) -> list[dict[str, Any]]:
-    """What Gemma 3 says about the rotations of global and of local layers, each as RotaryEmbedding
-    reads it.
+    """Gemma 3's config of the rotations in global and in local layers, each in the form that
+    RotaryEmbedding reads.
 
-    Newer configs have a section per kind of layer; in older ones rope_scaling is about the global
+    Newer configs have a section per kind of layer; in older ones rope_scaling concerns the global
     layers only.
     """
     thetas = {

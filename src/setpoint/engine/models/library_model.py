@@ -1,9 +1,9 @@
-"""A decoder of the transformers library on our attention, paged cache and linear layers.
+"""A decoder of the transformers library that runs on our attention, paged cache and linear layers.
 
 It relies on the library's attention interface: layers look their attention function up by name and
-hand it q, k and v (rotated) with the layer's scale, window and soft cap; the rest of the layer is
-the library's. T: tokens of the step, C: hidden size, H heads of size D. It imports nothing of the
-library, and knows nothing of slots or plans.
+pass it q, k and v (rotated) with the layer's scale, window and soft cap; the rest of the layer is
+the library's. T: tokens of the step, C: hidden size, H heads of size D. This module imports nothing
+of the library, and knows nothing of slots or plans.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from setpoint.engine.models.transformers_windows import Windows
 from setpoint.engine.quant.base import LinearMethod, PackedWeight
 
 SEAT = "setpoint_seat"
-"""The attribute of an attention layer that holds our ``Seat``: not every layer hands keyword
-arguments through."""
+"""The attribute of an attention layer that holds our ``Seat``. An attribute is needed because not
+every layer passes keyword arguments through."""
 
 TRIAL_TOKENS = 6
-"""Tokens of the run whose logits the library itself computes at load, for ``executor.trial``."""
+"""Number of tokens in the run at load whose logits the library itself computes, for
+``executor.trial``."""
 
 WITHOUT_EFFECT = {
     *(
@@ -42,47 +43,48 @@ WITHOUT_EFFECT = {
     ),
     *("output_attentions", "output_hidden_states", "output_router_logits", "layer_idx"),
 }
-"""Keyword arguments of an attention call that change nothing here: there is no dropout, no cache of
-theirs, and rotation is done."""
+"""Keyword arguments of an attention call that change nothing here: there is no dropout, the
+library's cache is not used, and rotation is already done."""
 
 
 class Undrivable(Exception):
-    """Raised in the middle of the library's layers; the message is the reason, without the model's
-    name."""
+    """Raised inside the library's layers if they cannot be run here. The message is the reason,
+    without the model's name."""
 
 
 @dataclass(slots=True)
 class Seat:
-    """Where our attention function and linear layers find what the runner gave; every attention
-    layer of a model holds the same one, under SEAT."""
+    """Gives our attention function and linear layers access to what the runner passed. Every
+    attention layer of a model holds the same Seat, under SEAT."""
 
     ctx: Backends | None = None
-    """Of what runs now: a ForwardContext in the decoder, the backends alone in the head."""
+    """What the current call uses: a ForwardContext in the decoder, only the backends in the
+    head."""
     layers: list[int] = field(default_factory=list)
-    """Those that called in this pass, in the order of the calls."""
+    """The layers that called attention in this pass, in the order of the calls."""
     variants: dict[int, AttentionVariant] = field(default_factory=dict)
-    """Layer -> what it asked for in its first call."""
+    """Layer -> the variant that it asked for in its first call."""
 
 
 class TransformersModel:
-    """What the runner runs: the library's decoder for hidden states, and its causal-LM class,
-    around a stand-in, for logits."""
+    """The model that the runner runs: the library's decoder for hidden states and, for logits, its
+    causal-LM class around a stand-in for the decoder."""
 
     rotaries = ()
-    """The library rotates by itself."""
+    """Empty, because the library rotates by itself."""
 
     def __init__(
         self, causal_lm: nn.Module, spec: ModelSpec, expected: torch.Tensor, method: LinearMethod
     ) -> None:
-        """Gives every linear layer of ``causal_lm`` to the method."""
+        """Pass every linear layer of ``causal_lm`` to the method."""
         self.expected = expected
-        """[V]: the library's own logits behind ``trial_ids``."""
+        """[V]: the library's own logits after ``trial_ids``."""
         self.trial_ids = trial_ids(spec)
         self._layers = list(range(spec.num_layers))
         self._declared = Windows(causal_lm.config, spec)
         self._seat = Seat()
         self.num_bytes = _pack_linears(causal_lm, method, self._seat)
-        """Of all weights."""
+        """Bytes of all weights."""
         for module in causal_lm.modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, SEAT, self._seat)
@@ -92,7 +94,7 @@ class TransformersModel:
         _replace(causal_lm, name, _StandIn())
 
     def modules(self) -> Iterator[nn.Module]:
-        """All of them, the head's behind the decoder's: as of any other model."""
+        """All modules, the head's after the decoder's, as in every other model."""
         yield from self.decoder.modules()
         yield from self._causal_lm.modules()
 
@@ -102,7 +104,7 @@ class TransformersModel:
         seat.ctx, seat.layers = ctx, []
         hidden = self._decode(input_ids, ctx)
         seat.ctx = None
-        if torch.compiler.is_compiling():  # what the rest of this looks at was seen by the trial
+        if torch.compiler.is_compiling():  # the trial has checked what the rest of this looks at
             return hidden
         if sorted(seat.layers) != self._layers:
             raise Undrivable(
@@ -121,11 +123,11 @@ class TransformersModel:
 
     @property
     def variants(self) -> dict[int, AttentionVariant]:
-        """Layer -> its attention, known from the trial on."""
+        """Layer -> its attention variant, known after the trial."""
         return self._seat.variants
 
     def logits(self, hidden: torch.Tensor, backends: Backends) -> torch.Tensor:
-        """hidden [S, C] -> [S, V], with whatever the library's head does to them (scales, soft
+        """hidden [S, C] -> [S, V], including everything that the library's head does (scales, soft
         caps)."""
         self._seat.ctx = backends
         logits = self._causal_lm(
@@ -136,15 +138,15 @@ class TransformersModel:
 
 
 class _StandIn(nn.Module):
-    """Stands where the decoder was, so that the library's code behind it runs on hidden states that
-    exist already."""
+    """Takes the decoder's place, so that the library's code after the decoder runs on hidden states
+    that already exist."""
 
     def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> _Output:
         return _Output(inputs_embeds)
 
 
 class _Output:
-    """A decoder's output that has hidden states and nothing else, whatever it is asked for."""
+    """A decoder's output that has only hidden states, whatever attribute is read."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.last_hidden_state = hidden
@@ -165,7 +167,8 @@ class PackedLinear(nn.Module):
         self.seat = seat
         self.out_features = len(weight)
         self.weight = torch.empty_like(weight, device="meta")
-        """For layers that ask for a weight's dtype or shape; nothing can be computed with it."""
+        """For layers that read a weight's dtype or shape. It holds no data, so nothing can be
+        computed with it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ctx = self.seat.ctx
@@ -175,17 +178,16 @@ class PackedLinear(nn.Module):
 
 
 def _pack_linears(causal_lm: nn.Module, method: LinearMethod, seat: Seat) -> int:
-    """Give every plain ``nn.Linear`` to the linear method; -> bytes of all weights from then on.
+    """Pass every plain ``nn.Linear`` to the linear method. Returns the bytes of all weights
+    afterwards.
 
-    A method that makes no copy keeps the tensor it is given: one that is an embedding's too counts
-    once.
+    A method that makes no copy keeps the tensor it is given; a tensor that is also an embedding's
+    counts once.
     """
     names = [name for name, module in causal_lm.named_modules() if type(module) is nn.Linear]
     before = sum(parameter.nbytes for parameter in causal_lm.parameters())
     num_bytes = 0
-    for (
-        name
-    ) in names:  # and no list of modules: each weight is to be freed before the next one is packed
+    for name in names:  # no list: each weight is freed before the next is packed
         linear = causal_lm.get_submodule(name)
         packed = method.pack(linear.weight.data, None if linear.bias is None else linear.bias.data)
         _replace(causal_lm, name, PackedLinear(packed, linear.weight, seat))
@@ -198,12 +200,12 @@ def _pack_linears(causal_lm: nn.Module, method: LinearMethod, seat: Seat) -> int
 
 
 def trial_ids(spec: ModelSpec) -> list[int]:
-    """Some different ids of the vocabulary."""
+    """A few different token ids of the vocabulary."""
     return [(11 + 7919 * index) % spec.vocab_size for index in range(TRIAL_TOKENS)]
 
 
 def _decoder_of(causal_lm: nn.Module) -> nn.Module:
-    """The module whose output the head reads; in some classes it stands inside the base model."""
+    """The module whose output the head reads. In some classes it is inside the base model."""
     decoder = causal_lm.get_decoder()
     return decoder if hasattr(decoder, "config") else causal_lm.base_model
 
@@ -226,8 +228,8 @@ def library_attention(
     is_causal: bool | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """For the library's registry: query [1, H, T, D], key and value [1, Hkv, T, D] -> ([1, T, H,
-    D], None)."""
+    """The attention function for the library's registry: query [1, H, T, D], key and value [1, Hkv,
+    T, D] -> ([1, T, H, D], None)."""
     if torch.compiler.is_compiling():
         q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
         return attend(q, k, v, module.layer_idx)[None], None
@@ -253,7 +255,7 @@ def library_attention(
 
 
 def _check_call(attention_mask: torch.Tensor | None, causal: bool, more: dict[str, Any]) -> None:
-    """Undrivable for an attention that ours would not compute."""
+    """Raise Undrivable for an attention call that our attention would not compute correctly."""
     strange = sorted(
         name for name, value in more.items() if value is not None and name not in WITHOUT_EFFECT
     )

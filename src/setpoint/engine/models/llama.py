@@ -1,4 +1,4 @@
-"""Llama 2 and 3.x, SmolLM2: the plain pre-norm decoder; and Mistral, the same with a window."""
+"""Llama 2 and 3.x, and SmolLM2: the plain pre-norm decoder. Mistral: the same with a window."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def llama(spec: ModelSpec, config: ConfigReader) -> CausalLM:
 
 
 def mistral(spec: ModelSpec, config: ConfigReader) -> CausalLM:
-    """Every layer has the window, or none (``sliding_window`` null, as from version 0.2 on)."""
+    """Mistral: all layers have the window, or none if ``sliding_window`` is null (since version
+    0.2)."""
     eps, gated, windows = (
         config.number("rms_norm_eps", 1e-6),
         config.gated(),

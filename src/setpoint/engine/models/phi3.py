@@ -1,4 +1,5 @@
-"""Phi-3, Phi-3.5 and Phi-4, the dense ones: Llama's arithmetic, stored with stacked projections."""
+"""The dense models Phi-3, Phi-3.5 and Phi-4: Llama's arithmetic with projections that are stored
+stacked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which architecture of a config.json is built by which declaration."""
+"""Maps an architecture of config.json to the declaration that builds it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MODELS = {
     "Qwen2ForCausalLM": "setpoint.engine.models.qwen:qwen2",
     "Qwen3ForCausalLM": "setpoint.engine.models.qwen:qwen3",
 }
-"""Architecture -> ``build(spec, config)``, giving a module with ``rotaries``, ``forward(input_ids,
-ctx) -> hidden`` and ``logits(hidden, backends)``."""
+"""Architecture -> ``build(spec, config)``, which returns a module with ``rotaries``,
+``forward(input_ids, ctx) -> hidden`` and ``logits(hidden, backends)``."""
 
 NEARLY = {
     "ForSequenceClassification": "it classifies texts",
@@ -33,8 +33,8 @@ NEARLY = {
     "MoEForCausalLM": "it is a mixture of experts",
     "MixtralForCausalLM": "it is a mixture of experts",
 }
-"""Endings of architectures that look like supported ones, and what they do that no declaration here
-does."""
+"""Endings of architecture names that resemble supported ones -> what they do that no declaration
+here supports."""
 
 
 def is_native(spec: ModelSpec) -> bool:
@@ -42,15 +42,15 @@ def is_native(spec: ModelSpec) -> bool:
 
 
 def _name(spec: ModelSpec) -> str:
-    """The key into MODELS: of a bare decoder that is served for embeddings ("MistralModel") that of
-    its language model."""
+    """The key in MODELS. A decoder alone that serves embeddings ("MistralModel") has the key of its
+    language model."""
     bare = spec.pooling is not None and spec.architecture.endswith("Model")
     return f"{spec.architecture.removesuffix('Model')}ForCausalLM" if bare else spec.architecture
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
-    """The model on the meta device: shapes without memory. CheckpointError for an architecture or a
-    config that none computes."""
+    """The model on the meta device: shapes without memory. Raises CheckpointError for an
+    architecture or a config that no declaration supports."""
     if not is_native(spec):
         why = next(
             (f" ({what})" for ending, what in NEARLY.items() if spec.architecture.endswith(ending)),

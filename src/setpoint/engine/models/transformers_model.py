@@ -1,9 +1,9 @@
-"""Loads any decoder of the transformers library, for architectures without a declaration here, to
-run on our attention, cache and linear layers (``library_model``).
+"""Loads any decoder of the transformers library whose architecture has no declaration here, to run
+on our attention, cache and linear layers (``library_model``).
 
-The one module that imports transformers, on use. What cannot be driven is refused with the reason:
-here what config and class tell, in the first forward pass (``executor.trial``) what only running
-tells.
+This is the only module that imports transformers, and it does so on use. A model that cannot be run
+this way is refused with the reason: here if its config and class show it, in the first forward pass
+(``executor.trial``) if only running shows it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from setpoint.engine.models.library_model import (
 from setpoint.engine.quant.base import LinearMethod
 
 NAME = "setpoint"
-"""Our attention in the library's registry."""
+"""The name of our attention in the library's registry."""
 
 OLDEST = 5
-"""First major version whose interfaces are used here; pyproject.toml asks for it."""
+"""The oldest major version whose interfaces are used here; pyproject.toml requires it."""
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 ROPES_OF_THE_BATCH = ("dynamic", "longrope")
-"""The library chooses their frequencies by the longest sequence it sees: what is cached would
-depend on the neighbours."""
+"""Rope types whose frequencies the library chooses by the longest sequence of a batch: cached keys
+would depend on the other sequences."""
 
 
 def load_transformers_model(
@@ -46,10 +46,10 @@ def load_transformers_model(
     method: LinearMethod,
     seed: int,
 ) -> tuple[TransformersModel, int]:
-    """The model with its weights, and the bytes they hold. Safetensors only; no code of a
-    checkpoint is run and no network asked.
+    """The model with its weights, and the bytes they hold. Reads safetensors only, runs no code of
+    the checkpoint and uses no network.
 
-    Raises CheckpointError for a model that cannot be served this way, OutOfMemoryError.
+    Raises CheckpointError for a model that cannot be served this way, and OutOfMemoryError.
     """
     if importlib.util.find_spec("transformers") is None:
         raise CheckpointError(
@@ -76,7 +76,7 @@ def load_transformers_model(
         expected = _own_logits(causal_lm, spec)
     except SetpointError:
         raise
-    except Exception as error:  # whatever the library's many loaders and models raise
+    except Exception as error:  # the library's many loaders and models raise all kinds of errors
         if isinstance(error, RuntimeError | MemoryError) and "memory" in str(error):
             raise OutOfMemoryError(
                 f"The weights do not fit into the memory of {device}: {error}"
@@ -87,7 +87,7 @@ def load_transformers_model(
 
 
 def refusal(spec: ModelSpec, why: str | Exception) -> CheckpointError:
-    """The one sentence for an architecture that the fallback cannot serve."""
+    """The message about an architecture that the fallback cannot serve, as one sentence."""
     words = (str(why).strip() or "no reason was given").splitlines()[0].rstrip(".")
     name = (
         f"{type(why).__name__}: "
@@ -100,7 +100,7 @@ def refusal(spec: ModelSpec, why: str | Exception) -> CheckpointError:
 
 
 def _config(spec: ModelSpec) -> Any:
-    """The library's config object. Refuses what can be told without building the model."""
+    """The library's config object. Refuses what can be recognised without building the model."""
     import transformers
 
     if spec.config.get("quantization_config") is not None:
@@ -188,8 +188,8 @@ def _check_loaded(causal_lm: nn.Module, spec: ModelSpec) -> None:
 
 @torch.inference_mode()
 def _own_logits(causal_lm: nn.Module, spec: ModelSpec) -> torch.Tensor:
-    """The library's answer to ``trial_ids`` on its own attention, before anything of it is
-    replaced: -> [V]."""
+    """The library's logits [V] for ``trial_ids`` with its own attention, computed before any part
+    of it is replaced."""
     causal_lm.set_attn_implementation("eager")
     device = next(causal_lm.parameters()).device
     logits = causal_lm(

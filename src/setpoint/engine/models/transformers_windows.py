@@ -1,5 +1,5 @@
-"""Which layers of a library's model have a window, by its config and by what its layers ask for: no
-trial is long enough to tell."""
+"""Which layers of a library model have a window, according to its config and to what its layers ask
+for. A trial cannot tell, because none is long enough."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Windows:
             self._windowed = []
 
     def contradicted_by(self, variants: Mapping[int, AttentionVariant]) -> str:
-        """Why attention as the layers asked for it is not what the configs say; empty if it is."""
+        """Why the attention that the layers asked for contradicts the configs; empty if it does
+        not."""
         if any(variants[layer].window is None for layer in self._windowed):
             return "its layers with a sliding window do not pass the window to their attention"
         asked = tuple(variants[layer].window for layer in sorted(variants))

@@ -1,4 +1,4 @@
-"""Where weights come from: a folder of safetensors, or numbers drawn from a seed."""
+"""The sources of weights: a folder of safetensors files, or numbers drawn from a seed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from setpoint.core.weightfiles import INDEX_NAME, SINGLE_NAME, weight_files
 from setpoint.engine.quant.base import Blocks
 
 BODY, HEAD = "model.", "lm_head."
-"""How names of the decoder's and of the head's tensors begin. A checkpoint of the bare decoder
-(many of the embedding models) leaves out the first."""
+"""Prefixes of the names of the decoder's and of the head's tensors. A checkpoint of only a decoder
+(as of many embedding models) leaves out the first."""
 IGNORED = ("rotary_emb.inv_freq",)
-"""Tensor name endings that old checkpoints carry and nobody needs."""
+"""Endings of tensor names that old checkpoints contain and no model here uses."""
 DUMMY_STD = 0.02
 """Standard deviation of dummy weights (transformers' initializer_range)."""
 
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """A checkpoint tensor and the rows of the parameter it fills."""
+    """A checkpoint tensor, and the rows of the parameter that it fills."""
 
     name: str
     begin: int
@@ -36,17 +36,17 @@ class Part:
 
 
 class Dummy:
-    """Weights for tests of speed and plumbing: norms one, biases zero, the rest small and
-    random."""
+    """Weights for tests of speed and plumbing: norms are one, biases zero, and the rest small
+    random numbers."""
 
     files = ()
-    """No tensor is stored."""
+    """Empty: no tensor is stored."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def read_blocks(self, parts: list[Part], kinds: Set[str]) -> None:
-        """There are none."""
+        """None: dummy weights have no blocks."""
 
     def read_into(self, name: str, memory: torch.Tensor) -> None:
         if memory.dim() == 1:
@@ -61,8 +61,8 @@ class Dummy:
 
 
 class Checkpoint:
-    """The safetensors files of a folder, memory-mapped; open as long as the ExitStack it was
-    given."""
+    """The safetensors files of a folder, memory-mapped. They stay open as long as the given
+    ExitStack."""
 
     def __init__(self, folder: Path, stack: ExitStack, *, wrapped: bool, with_blocks: bool) -> None:
         self.folder = folder
@@ -82,8 +82,8 @@ class Checkpoint:
             }
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], *, optional: list[str]) -> None:
-        """CheckpointError unless the files hold exactly the wanted tensors in their shapes;
-        ``optional`` ones may be there."""
+        """Raise CheckpointError unless the files hold exactly the wanted tensors in their shapes.
+        Those in ``optional`` may be there."""
         for name, shape in wanted.items():
             if name not in self.files:
                 raise CheckpointError(
@@ -103,7 +103,8 @@ class Checkpoint:
                 )
 
     def read_blocks(self, parts: list[Part], kinds: Set[str]) -> Blocks | None:
-        """What ``parts`` hold together, if all of it is kept as blocks of one of ``kinds``."""
+        """The blocks of all ``parts`` together, if every one of them is kept as blocks of one of
+        ``kinds``; otherwise None."""
         kind = next(
             (kind for kind in kinds if all(f"{part.name}.{kind}" in self.blocks for part in parts)),
             None,
@@ -131,7 +132,7 @@ class Checkpoint:
 
 
 def _open(files: list[Path], stack: ExitStack) -> dict[str, tuple[Path, Any, str]]:
-    """Tensor name -> its file, open as long as the stack, and the name it has there."""
+    """Tensor name -> (its file, open as long as the stack, and its name in that file)."""
     found = {}
     for file in files:
         try:

@@ -1,1 +1,1 @@
-"""How linear layers keep and multiply their weights: one protocol, one file per way."""
+"""How linear layers hold and multiply their weights: one protocol, and one file per method."""

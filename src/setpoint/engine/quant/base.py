@@ -1,7 +1,7 @@
-"""The seam of linear layers: a method owns a weight after loading, in whatever layout it multiplies
-fastest.
+"""The interface of linear methods: after loading, a method owns the weight in the layout that it
+multiplies fastest.
 
-Works on one weight matrix at a time. Knows nothing of which layer it belongs to.
+Works on one weight matrix at a time. Does not know which layer the weight belongs to.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from setpoint.engine.kernels.registry import Choice, choose, resolve
 
 
 class PackedWeight(Protocol):
-    """One weight [N, K] and its bias in the method's own layout.
+    """One weight [N, K] and its bias, in the method's own layout.
 
-    A class that multiplies in another type than x's says so for measurements: ``product = "int8"``.
+    A class that multiplies in another type than x's declares it for measurements: ``product =
+    "int8"``.
     """
 
     num_bytes: int
-    """Memory it holds, bias included."""
+    """Memory that it holds, including the bias."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K], contiguous -> x · weightᵀ + bias, [T, N] in x's dtype."""
@@ -33,8 +34,8 @@ class PackedWeight(Protocol):
 
 class LinearMethod(Protocol):
     copies: bool
-    """True if ``pack`` makes a new layout: a weight shared with an embedding then costs its bytes
-    twice."""
+    """True if ``pack`` makes a new layout. A weight that is shared with an embedding then takes its
+    bytes twice."""
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
         """Take a loaded weight [N, K] and its bias [N]. The caller drops its own references."""
@@ -43,16 +44,16 @@ class LinearMethod(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Blocks:
-    """A weight [N, K] as a GGUF file has it (``core.model.BLOCKS_FILE``)."""
+    """A weight [N, K] as a GGUF file stores it (``core.model.BLOCKS_FILE``)."""
 
     kind: str
-    """A key of ``core.model.BLOCK_BYTES``."""
+    """The kind of block, a key of ``core.model.BLOCK_BYTES``."""
     rows: torch.Tensor
     """uint8 [N, bytes of K values]."""
 
 
 class PackedRows(PackedWeight, Protocol):
-    """A weight that also gives its rows back: a tied embedding and head are held once."""
+    """A weight that can also return its rows, so that a tied embedding and head are held once."""
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [T] int32 -> those rows of the weight, [T, K]."""
@@ -60,34 +61,34 @@ class PackedRows(PackedWeight, Protocol):
 
 
 class BlockMethod(Protocol):
-    """Multiplies blocks as they are. Contract: bit for bit as the best LinearMethod of quantization
-    "unquant" multiplies the values that the converted folder has in bfloat16."""
+    """Multiplies blocks as they are. Contract: the result is bit for bit that of quantization
+    "unquant"'s best LinearMethod on the bfloat16 values in the converted folder."""
 
     kinds: Set[str]
-    """Which it takes."""
+    """The kinds of blocks that it takes."""
 
     def pack(self, blocks: Blocks, bias: torch.Tensor | None) -> PackedRows:
         """Take a loaded weight and its bias [N]. The caller drops its own references."""
         ...
 
     def pack_gated(self, blocks: Blocks, bias: torch.Tensor | None, gate: str) -> PackedWeight:
-        """As ``GatedMethod.pack_gated``."""
+        """Like ``GatedMethod.pack_gated``."""
         ...
 
 
 @runtime_checkable
 class GatedMethod(LinearMethod, Protocol):
-    """A method that also multiplies and activates a gated layer in one go, so that its [T, 2F]
+    """A method that multiplies and activates a gated layer in one operation, so that its [T, 2F]
     products are never stored."""
 
     def pack_gated(
         self, weight: torch.Tensor, bias: torch.Tensor | None, gate: str
     ) -> PackedWeight:
-        """As ``pack`` for the stacked weights of gate and up, [2F, K]; the result's call gives [T,
-        F].
+        """Like ``pack``, for the stacked weights of gate and up, [2F, K]; calling the result gives
+        [T, F].
 
-        gate: the operation of ``Ops`` ("silu_mul", "gelu_tanh_mul") that it stands for. It sees
-        products that were not rounded.
+        gate: the operation of ``Ops`` ("silu_mul", "gelu_tanh_mul") that it replaces. The
+        activation is applied to products that were not rounded.
         """
         ...
 
@@ -99,38 +100,39 @@ METHODS = {
     "w8a8_int8_cpu": "setpoint.engine.quant.w8a8_int8_cpu:create",
     "w8a8_int8_ref": "setpoint.engine.quant.w8a8_int8:create",
 }
-"""Name -> factory ``create(dtype) -> LinearMethod``; it raises KernelsUnavailable with the
-reason."""
+"""Name -> factory ``create(dtype) -> LinearMethod``. The factory raises KernelsUnavailable with the
+reason if the method cannot run."""
 
 PREFERENCE = {
     ("cpu", "unquant"): ("cpu", "packed", "plain"),
     ("cuda", "unquant"): ("plain",),
     ("cpu", "w8a8_int8"): ("w8a8_int8_cpu", "w8a8_int8_ref"),
 }
-"""(device type, quantization) -> names, best first; the last one runs everywhere."""
+"""(device type, quantization) -> names, best first. The last one runs everywhere."""
 
 
 def choose_linear(
     device: torch.device, dtype: torch.dtype, quantization: str | None
 ) -> Choice[LinearMethod]:
-    """The best method for this device and dtype; ``quantization`` as the option of that name, None
-    = "unquant". ConfigError if none is."""
+    """The best method for this device and dtype. ``quantization`` is the option of that name; None
+    means "unquant". Raises ConfigError if no method exists."""
     key = (device.type, quantization or "unquant")
     if key not in PREFERENCE:
         raise ConfigError(
-            f"Quantization {quantization!r} does not run on {device.type}; what exists:"
+            f"Quantization {quantization!r} does not run on {device.type}; supported:"
             f" {', '.join(map('/'.join, PREFERENCE))}."
         )
     return choose(METHODS, PREFERENCE[key], dtype)
 
 
 BLOCK_METHODS = {"cpu": "setpoint.engine.quant.blocks:create"}
-"""Device type -> factory ``create(dtype) -> BlockMethod``; it raises KernelsUnavailable."""
+"""Device type -> factory ``create(dtype) -> BlockMethod``. The factory raises KernelsUnavailable if
+the method cannot run."""
 
 
 def choose_blocks(device: torch.device, dtype: torch.dtype) -> BlockMethod | None:
-    """The method for blocks on this device and in this dtype; None: there is none, they are loaded
-    in dtype like every other weight."""
+    """The method for blocks on this device and in this dtype; None: there is none, and blocks are
+    loaded in dtype like every other weight."""
     try:
         return resolve(BLOCK_METHODS[device.type])(dtype) if device.type in BLOCK_METHODS else None
     except KernelsUnavailable:

@@ -1,5 +1,5 @@
-"""Linear layers on the blocks of a GGUF (kernels/cpu/blocks.cpp): codes of 4 or 8 bits, made bf16
-as they are multiplied. bf16 only.
+"""Linear layers on the blocks of a GGUF file (kernels/cpu/blocks.cpp): codes of 4 or 8 bits,
+converted to bf16 while they are multiplied. bf16 only.
 
 The product is bit for bit that of ``quant.cpu`` on the dequantised weight in bf16.
 """
@@ -19,7 +19,7 @@ from setpoint.engine.quant.base import Blocks
 from setpoint.engine.quant.cpu import PANEL, PanelWeight, alternating
 
 KINDS = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8}
-"""ggml's numbers, which are the C side's too (blocks.cpp, Kind)."""
+"""Kind of block -> its number in ggml, which the C++ code also uses (blocks.cpp, Kind)."""
 
 
 class BlockWeight(PanelWeight):
@@ -81,8 +81,8 @@ class BlockLinear:
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> BlockLinear:
-    """The method at the given level (None: the best). KernelsUnavailable with the reason if it
-    cannot run."""
+    """The method at the given instruction level (None: the best). Raises KernelsUnavailable with
+    the reason if it cannot run."""
     if dtype != torch.bfloat16:
         raise KernelsUnavailable(f"blocks are multiplied in bfloat16, not {dtype}")
     return BlockLinear(load(level))

@@ -2,8 +2,8 @@
 row and for thousands.
 
 A row's result is bit for bit the same in any batch and on any number of threads, because every
-output is one sum in the order of K; oneDNN picks another order for another number of rows. bf16 and
-fp32.
+output is one sum in the order of K; oneDNN would choose another order for another number of rows.
+bf16 and fp32.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from setpoint.engine.kernels.memory import in_huge_pages
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 PANEL = 32
-"""Output columns per panel (panels.h, kPanel)."""
+"""Output columns in a panel (panels.h, kPanel)."""
 
 GATES = {None: 0, "silu_mul": 1, "gelu_tanh_mul": 2}
-"""The C side's numbers (panels.h, Gate)."""
+"""Operation of a gate -> its number in the C++ code (panels.h, Gate)."""
 
 
 class PanelWeight:
-    """x times a weight in panels. Implements ``quant.base.PackedWeight``."""
+    """A weight in panels that multiplies x. Implements ``quant.base.PackedWeight``."""
 
     def __init__(
         self,
@@ -39,8 +39,9 @@ class PanelWeight:
         gate: str | None = None,
         blocks: int = 0,
     ) -> None:
-        """packed: the panels, of words, or of blocks of the kind ``blocks``. gate: as in
-        ``GatedMethod.pack_gated``; ``packed`` and ``bias`` are then ``alternating``."""
+        """packed: the panels, made of words or, with ``blocks``, of blocks of that kind. gate: as
+        in ``GatedMethod.pack_gated``; ``packed`` and ``bias`` are then interleaved by
+        ``alternating``."""
         self._columns, self._k, self._dtype = columns, k, dtype
         self._panels = packed
         self._bias = bias
@@ -73,8 +74,8 @@ class PanelWeight:
 
 
 def panels(weight: torch.Tensor, k_multiple: int = 1) -> torch.Tensor:
-    """[N, K] of whole words -> [ceil(N / PANEL), K words, PANEL] int32 words, zero-padded past N,
-    and past K to a multiple of words."""
+    """[N, K] with K a multiple of a word -> [ceil(N / PANEL), K words, PANEL] int32 words, padded
+    with zeros past N, and past K to a multiple of words."""
     words = weight.contiguous().view(torch.int32)
     missing, missing_k = -len(words) % PANEL, -words.shape[1] % k_multiple
     if missing or missing_k:
@@ -84,7 +85,8 @@ def panels(weight: torch.Tensor, k_multiple: int = 1) -> torch.Tensor:
 
 
 def alternating(stacked: torch.Tensor, width: int) -> torch.Tensor:
-    """Gate over up, [2F, ...] -> ``width`` rows of each in turn, zero-padded to whole panels."""
+    """[2F, ...], gate above up -> ``width`` rows of each in turn, padded with zeros to whole
+    panels."""
     halves = stacked.view(2, -1, *stacked.shape[1:])
     missing = -halves.shape[1] % (PANEL // 2)
     if missing:
@@ -123,8 +125,8 @@ class PanelLinear:
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> PanelLinear:
-    """The method at the given level (None: the best). KernelsUnavailable with the reason if it
-    cannot run."""
+    """The method at the given instruction level (None: the best). Raises KernelsUnavailable with
+    the reason if it cannot run."""
     if dtype not in DTYPES:
         raise KernelsUnavailable(f"the C++ kernels take bf16 and fp32, not {dtype}")
     return PanelLinear(load(level))

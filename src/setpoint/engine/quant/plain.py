@@ -1,4 +1,4 @@
-"""Linear layers on the weight as it is: torch's own product, for every device and dtype."""
+"""Linear layers on the unchanged weight: torch's own product, for every device and dtype."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ class PlainLinear:
 
 
 def create(dtype: torch.dtype) -> PlainLinear:
-    """Runs everywhere."""
+    """The plain method, which runs everywhere."""
     return PlainLinear()

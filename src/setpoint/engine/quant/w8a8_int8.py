@@ -1,15 +1,15 @@
-"""Linear layers of 8-bit weights and 8-bit activations: what is computed, and the reference that
-computes it in plain torch.
+"""Linear layers with 8-bit weights and 8-bit activations: the definition of what is computed, and a
+reference implementation in plain torch.
 
-A weight has one scale per output channel and is rounded when it is loaded, an activation one per
-token and is rounded at every call: scale = the row's largest magnitude / 127, number = value · (127
-/ largest) rounded to even. Their product is a sum of integers, hence the same in any order: y = sum
-· (activation's scale · weight's scale) + bias, in fp32.
+A weight has one scale per output channel and is rounded when it is loaded; an activation has one
+scale per token and is rounded at every call: scale = the row's largest magnitude / 127, number =
+value · (127 / largest) rounded to even. Their product is a sum of integers, hence the same in any
+order: y = sum · (activation's scale · weight's scale) + bias, in fp32.
 
-Before that, both are rotated: each run of BLOCK neighbours in K is multiplied by a Hadamard matrix
-H. As H Hᵀ = BLOCK · 1, the product stays what it was, but an outlier, whose scale would leave few
-steps for the rest of its row, is spread over its run (QuaRot, arXiv:2404.00456, rotates whole rows;
-a run needs additions within registers only).
+Before rounding, both are rotated: each run of BLOCK neighbours in K is multiplied by a Hadamard
+matrix H. As H Hᵀ = BLOCK · 1, the product does not change, but an outlier, whose scale would leave
+few steps for the rest of its row, is spread over its run (QuaRot, arXiv:2404.00456, rotates whole
+rows; a run needs additions within registers only).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from __future__ import annotations
 import torch
 
 LARGEST = 127
-"""Numbers go from -LARGEST to LARGEST."""
+"""Largest rounded value; the smallest is -LARGEST."""
 TINY = 1e-30
-"""A row whose largest magnitude is below it counts as zero: 127 / largest would not be finite much
-further down."""
+"""A row whose largest magnitude is below this counts as zero: 127 / largest would overflow for
+magnitudes not much smaller."""
 MAX_K = 2**31 // LARGEST**2
-"""Products that a 32-bit sum holds."""
+"""Most products that fit in a 32-bit sum."""
 BLOCK = 64
-"""Neighbours that are rotated together; of another K the largest power of two that divides it and
-is less."""
+"""Neighbours that are rotated together. If K is not a multiple of it, the largest power of two
+below it that divides K is used."""
 
 
 def block_of(k: int) -> int:
@@ -33,8 +33,8 @@ def block_of(k: int) -> int:
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
-    """fp32 [R, K] -> each run of ``block_of(K)`` in a row times H, which is not normalised.
-    Additions in one order, on every machine."""
+    """fp32 [R, K] -> each run of ``block_of(K)`` in a row multiplied by the unnormalised H. The
+    order of additions is the same on every machine."""
     h = 1
     while h < block_of(x.shape[1]):
         low, high = x.view(len(x), -1, 2, h).unbind(2)
@@ -44,8 +44,8 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 [R, K] -> int8 [R, K] and fp32 scales [R]. A row with a NaN or an infinity is zero with
-    the scale NaN."""
+    """fp32 [R, K] -> int8 [R, K] and fp32 scales [R]. A row with a NaN or an infinity becomes zero
+    with the scale NaN."""
     largest = x.abs().amax(1)
     inverse = torch.where(
         largest < TINY, 0.0, torch.full_like(largest, LARGEST).div_(largest)
@@ -59,7 +59,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[N, K] -> int8 [N, K] and fp32 scales [N] that make up for both rotations."""
+    """[N, K] -> int8 [N, K] and fp32 scales [N] that compensate for both rotations."""
     numbers, scales = quantize_rows(rotate(weight.float()))
     return numbers, scales / block_of(weight.shape[1])
 
@@ -91,5 +91,5 @@ class ReferenceLinear:
 
 
 def create(dtype: torch.dtype) -> ReferenceLinear:
-    """Runs everywhere."""
+    """The reference method, which runs everywhere."""
     return ReferenceLinear()

@@ -14,9 +14,9 @@ from setpoint.engine.quant.cpu import GATES, PANEL, alternating, panels
 from setpoint.engine.quant.w8a8_int8 import MAX_K, block_of
 
 UNSIGNED = 128
-"""What the kernel adds to an activation's number, to have it unsigned."""
+"""The kernel adds this to an activation's number to make it unsigned."""
 WORD = 4
-"""Numbers in a word of a panel."""
+"""Numbers in one word of a panel."""
 
 
 class Int8Weight:
@@ -77,7 +77,8 @@ class Int8Weight:
 
 
 def _quantized(weight: torch.Tensor, kernels: Kernels) -> tuple[torch.Tensor, torch.Tensor]:
-    """``w8a8_int8.quantize_weight`` by the kernel, K filled up with zeros to whole words."""
+    """``w8a8_int8.quantize_weight`` computed by the kernel, with K padded with zeros to whole
+    words."""
     rows, k = weight.shape
     weight = weight.contiguous()
     numbers, scales = (
@@ -115,8 +116,8 @@ class Int8Linear:
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> Int8Linear:
-    """The method at the given level (None: the best). KernelsUnavailable with the reason if it
-    cannot run."""
+    """The method at the given instruction level (None: the best). Raises KernelsUnavailable with
+    the reason if it cannot run."""
     if dtype not in DTYPES:
         raise KernelsUnavailable(f"the C++ kernels take bf16 and fp32, not {dtype}")
     return Int8Linear(load(level))

@@ -1,1 +1,1 @@
-"""From logits to tokens, batched: penalties, masks, truncation, seeded draws and logprobs."""
+"""From logits to tokens, in batches: penalties, masks, truncation, seeded draws and logprobs."""

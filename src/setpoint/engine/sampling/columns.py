@@ -1,8 +1,8 @@
-"""The per-slot numbers of sampling as one structured array, and what a sampling call works on.
+"""The sampling parameters of every slot as one structured array, and the input of a sampling call.
 
-They live on the host: the host knows them without waiting for the device (a slot's length grows by
-one per sampled token, whatever the token is), and decides from them which parts of the sampler run
-at all. Only token ids live on the device.
+The array is on the host. The host knows these numbers without waiting for the device (a slot's
+length grows by one per sampled token, whichever token it is), and decides from them which parts of
+the sampler run at all. Only token ids are on the device.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SLOT_DTYPE = np.dtype(
         (
             "length",
             np.int32,
-        ),  # known tokens, prompt and outputs; the next token is appended at this index
+        ),  # known tokens, prompt and outputs; the next token goes to this index
         ("num_prompt", np.int32),
         ("seed", np.int64),
-        ("temperature", np.float32),  # 1 where greedy by temperature
+        ("temperature", np.float32),  # 1 if the temperature makes it greedy
         ("top_k", np.int32),  # TOP_K_ALL = no limit
         ("top_p", np.float32),
         ("min_p", np.float32),
@@ -36,24 +36,24 @@ SLOT_DTYPE = np.dtype(
         ("presence", np.float32),
         ("repetition", np.float32),
         ("min_new", np.int32),
-        ("logprob_start", np.int32),  # first prompt position whose logprob is wanted, -1 = none
+        ("logprob_start", np.int32),  # first prompt position whose logprob is wanted, -1: none
         ("num_top", np.int32),  # top_logprobs_num
         ("greedy", np.bool_),
         (
             "truncated",
             np.bool_,
-        ),  # top-k or top-p in effect: the largest probabilities are needed in order
+        ),  # top-k or top-p applies: the largest probabilities are needed in order
         ("penalised", np.bool_),
         ("biased", np.bool_),
         ("logprobs", np.bool_),
     ],
-    align=True,  # a column is then a strided view that torch accepts
+    align=True,  # so that torch accepts a column as a strided view
 )
 
 
 @dataclass(slots=True, frozen=True)
 class TokenLists:
-    """What a slot holds besides numbers; most slots have none."""
+    """The parts of a slot's parameters that are lists; most slots have none."""
 
     stop_ids: npt.NDArray[np.int64]
     bias_ids: npt.NDArray[np.int64]
@@ -89,8 +89,8 @@ def slot_values(admit: Admit) -> tuple[float | int | bool, ...]:
 
 
 def plain(admit: Admit) -> Admit:
-    """The same tokens in the same slot, greedily continued, with nothing told about them:
-    computable whatever the request said."""
+    """A plain greedy continuation in the same slot with the same tokens, without logprobs or other
+    extras. It can be computed whatever the request said."""
     return replace(
         admit,
         sampling=SamplingParams(temperature=0.0),
@@ -104,15 +104,15 @@ def plain(admit: Admit) -> Admit:
 
 
 def wants_best(admit: Admit) -> bool:
-    """Whether every token of the admission is its logits' best one, and nothing else is to be told
-    about it."""
+    """True if every token of the admission is the best one of its logits, and nothing else is
+    reported about it."""
     s = admit.sampling
     held = s.min_new_tokens > 0 and admit.stop_ids
     return s.is_greedy and not (s.has_penalties or held or s.logit_bias or admit.return_logprob)
 
 
 def token_lists(admit: Admit) -> TokenLists | None:
-    """None when the admission has no lists at all."""
+    """The admission's lists; None if it has none."""
     bias = admit.sampling.logit_bias
     if not (admit.stop_ids or bias or admit.token_ids_logprob):
         return None
@@ -129,11 +129,11 @@ class SamplingRows:
     """The S sampling rows of a step."""
 
     columns: Columns
-    """[S], as of before this sampling."""
+    """[S]: parameters before this sampling."""
     slots: Ids
     """[S]."""
     history: torch.Tensor
-    """[num_slots, context + 1] int32 on the device: the known token ids of every slot; junk past a
-    slot's length."""
+    """[num_slots, context + 1] int32 on the device: the known token ids of every slot. Entries past
+    a slot's length are undefined."""
     lists: dict[int, TokenLists] = field(default_factory=dict)
     """Slot -> its lists."""

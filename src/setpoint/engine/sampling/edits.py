@@ -1,5 +1,5 @@
-"""What changes logits before the choice, in SGLang's order: penalties, minimum length, mask, bias
-(docs/sglang/sampling.md#order)."""
+"""Changes to logits before a token is chosen, in SGLang's order: penalties, minimum length, mask,
+bias (docs/sglang/sampling.md#order)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from setpoint.engine.sampling.columns import SamplingRows
 
 
 def edit_logits(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | None) -> torch.Tensor:
-    """logits [S, V] -> the edited ones, in fp32 at least; the very input when no row wants an
-    edit."""
+    """logits [S, V] -> edited logits, in fp32 or wider; the same tensor if no row wants an edit."""
     columns = rows.columns
     penalised = np.flatnonzero(columns["penalised"])
-    # Rows below their minimum length; min_new is 0 for rows without stop ids.
+    # Rows that are below their minimum length; min_new is 0 for rows without stop ids.
     held = np.flatnonzero(columns["length"] - columns["num_prompt"] < columns["min_new"])
     biased = np.flatnonzero(columns["biased"])
     if not (len(penalised) or len(held) or len(biased) or masks is not None):
@@ -55,8 +54,8 @@ def _add_penalties(logits: torch.Tensor, rows: SamplingRows, which: np.ndarray) 
 
 
 def _scale_repeated(logits: torch.Tensor, rows: SamplingRows, which: np.ndarray) -> None:
-    """Tokens of prompt or outputs: positive logits are divided by the penalty, the others
-    multiplied."""
+    """For tokens that occur in the prompt or the outputs: positive logits are divided by the
+    penalty, the others are multiplied by it."""
     seen = _counts(rows, which, logits, outputs_only=False) > 0
     index = to_device(which, logits.device)
     values = logits[index]
@@ -71,7 +70,7 @@ def _scale_repeated(logits: torch.Tensor, rows: SamplingRows, which: np.ndarray)
 def _counts(
     rows: SamplingRows, which: np.ndarray, logits: torch.Tensor, *, outputs_only: bool
 ) -> torch.Tensor:
-    """[len(which), V]: how often each token stands in the row's history [num_prompt if outputs_only
+    """[len(which), V]: how often each token occurs in the row's history [num_prompt if outputs_only
     else 0, length)."""
     device = logits.device
     columns = rows.columns[which]
@@ -87,7 +86,7 @@ def _counts(
 
 
 def _mask(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks) -> None:
-    """-inf where the row's bit is 0."""
+    """Set logits to -inf where the row's mask bit is 0."""
     row_of_slot = {slot: row for row, slot in enumerate(rows.slots.tolist())}
     index = to_device(
         np.array([row_of_slot[slot] for slot in masks.slots.tolist()], np.int64), logits.device
@@ -101,7 +100,7 @@ def _mask(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks) -> None:
 def _pairs(
     rows: SamplingRows, which: np.ndarray, name: str, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(row, token) index pairs of a token list of the rows ``which``."""
+    """(row, token) index pairs from a token list of each row in ``which``."""
     lists = [getattr(rows.lists[slot], name) for slot in rows.slots[which].tolist()]
     row = np.repeat(which, [len(tokens) for tokens in lists])
     return to_device(row, device), to_device(np.concatenate(lists), device)

@@ -1,8 +1,7 @@
-"""Logprobs of tokens under their logits: of the sampled ones, and of prompt tokens in bounded
-pieces.
+"""Logprobs of tokens: of the sampled ones, and of prompt tokens in blocks of bounded size.
 
-Output logprobs are taken after edits and temperature, before truncation; prompt logprobs from the
-raw logits (docs/sglang/sampling.md#logprobs).
+Output logprobs are computed after edits and temperature, before truncation; prompt logprobs are
+computed from the raw logits (docs/sglang/sampling.md#logprobs).
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from setpoint.engine.kernels.device import to_device
 from setpoint.engine.sampling.columns import SamplingRows
 
 PIECE_BYTES = 64 << 20
-"""Most memory of fp32 logits held at once for prompt logprobs."""
+"""Most bytes of fp32 logits that are held at once for prompt logprobs."""
 
 
 @dataclass(slots=True, frozen=True)
 class Logprobs:
-    """Logprobs of R positions; the widths are the largest that any of them wants."""
+    """Logprobs of R positions. Each width is the largest that any of the positions wants."""
 
     values: torch.Tensor
     """[R]."""
@@ -32,7 +31,7 @@ class Logprobs:
     """[R, n]."""
     top_ids: torch.Tensor
     picked: torch.Tensor
-    """[R, m]: of the tokens each row names (padded with token 0)."""
+    """[R, m]: logprobs of the tokens that each row names (padded with token 0)."""
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Logprobs:
         return Logprobs(
@@ -44,7 +43,7 @@ class Logprobs:
 
 
 def joined_logprobs(blocks: Sequence[Logprobs]) -> Logprobs:
-    """The blocks one after the other, in the widths of the widest."""
+    """The blocks one after the other, each padded to the largest widths."""
 
     def stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
         width = max(tensor.shape[1] for tensor in tensors)
@@ -62,8 +61,8 @@ def joined_logprobs(blocks: Sequence[Logprobs]) -> Logprobs:
 
 
 def output_logprobs(logits: torch.Tensor, ids: torch.Tensor, rows: SamplingRows) -> Logprobs:
-    """Of the chosen tokens ``ids`` [S] under the edited logits [S, V], for the rows that want
-    them."""
+    """Logprobs of the chosen tokens ``ids`` [S] under the edited logits [S, V], for the rows that
+    want them."""
     which = np.flatnonzero(rows.columns["logprobs"])
     columns = rows.columns[which]
     index = to_device(which, logits.device)
@@ -90,7 +89,7 @@ def picked_ids(rows: SamplingRows, which: np.ndarray) -> np.ndarray:
 def gather_logprobs(
     logits: torch.Tensor, ids: torch.Tensor, num_top: int, picked: torch.Tensor
 ) -> Logprobs:
-    """logits [R, V] (fp32 at least), ids [R], picked [R, m] -> log softmax at those places and the
+    """logits [R, V] (fp32 or wider), ids [R], picked [R, m] -> log softmax at those tokens, and the
     ``num_top`` largest."""
     total = logits.logsumexp(dim=-1, keepdim=True)
     top = logits.topk(min(num_top, logits.shape[1]), dim=-1)
@@ -111,8 +110,8 @@ def prompt_logprobs(
     num_top: int,
     picked: np.ndarray,
 ) -> Logprobs:
-    """hidden [R, C] of the positions before the tokens ``ids`` [R]; ``project`` makes logits;
-    picked [m]."""
+    """hidden [R, C] at the positions before the tokens ``ids`` [R]; ``project`` computes logits
+    from hidden states; picked [m]."""
     wanted = to_device(picked, hidden.device)
     parts: list[Logprobs] = []
     begin, piece = 0, 1

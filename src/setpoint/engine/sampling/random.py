@@ -1,8 +1,8 @@
-"""The counter-based generator: a uniform number from (seed, position), nothing else.
+"""The counter-based generator: a uniform number from (seed, position) and nothing else.
 
 The same pair gives the same number in every batch, on every device and after a resumption, because
-there is no state. The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014), in
-int64 arithmetic that wraps.
+the generator has no state. The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood
+2014), in int64 arithmetic that wraps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 
 def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit constant."""
+    """The int64 that has the bits of an unsigned 64-bit constant."""
     return value - (1 << 64) if value >> 63 else value
 
 
@@ -34,5 +34,5 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift: torch's own extends the sign."""
+    """Logical right shift; torch's own copies the sign bit."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

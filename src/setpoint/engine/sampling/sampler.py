@@ -1,9 +1,9 @@
-"""Chooses a token per row, all rows at once. Never waits for the device unless told that reading it
-is free.
+"""Chooses a token for each row, for all rows at once. It never waits for the device unless told
+that reading from it is free.
 
-Each row's token depends on its own logits, parameters, seed and position only: a draw inverts the
-row's cumulative distribution in vocabulary order at one uniform number, so neither neighbours nor
-the path taken (sorting or not) matter.
+Each row's token depends only on its own logits, parameters, seed and position: a draw inverts the
+row's cumulative distribution, in vocabulary order, at one uniform number, so neither the other rows
+nor the path taken (sorting or not) matter.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from setpoint.engine.sampling.logprobs import Logprobs, joined_logprobs, output_
 from setpoint.engine.sampling.random import uniform
 
 HEAD = 1024
-"""Largest probabilities looked at before the whole vocabulary is sorted: a nucleus is nearly always
-inside."""
+"""Number of largest probabilities that are tried before the whole vocabulary is sorted; a nucleus
+nearly always fits in them."""
 
 
 @dataclass(slots=True, frozen=True)
 class Sampled:
-    """Still on the device."""
+    """Sampled tokens, still on the device."""
 
     ids: Shared
     """[>= S] int64; -1 where the logits were not finite."""
     logprobs: Logprobs | None
-    """Of the rows that want them, in row order."""
+    """Logprobs of the rows that want them, in row order."""
 
 
 def sample(
@@ -48,7 +48,7 @@ def sample(
     best: torch.Tensor | None = None,
 ) -> Sampled:
     """logits [S, V] -> a token per row. ``peek``: reading a value from the device costs nothing
-    (the device is the CPU); ``best``: the logits' ``ops.best_tokens``, if they are known."""
+    (the device is the CPU). ``best``: the logits' ``ops.best_tokens`` if they are known."""
     edited = edit_logits(logits, rows, masks)
     ids = ops.best_tokens(edited) if best is None or edited is not logits else best
     drawn = np.flatnonzero(~rows.columns["greedy"])
@@ -66,7 +66,7 @@ def sample(
 
 
 def masks_of(masks: TokenMasks | None, slots: Ids) -> TokenMasks | None:
-    """The masks of these slots alone; None if there are none."""
+    """The masks of these slots only; None if there are none."""
     if masks is None:
         return None
     mine = np.isin(masks.slots, slots)
@@ -74,7 +74,7 @@ def masks_of(masks: TokenMasks | None, slots: Ids) -> TokenMasks | None:
 
 
 def joined(blocks: Sequence[Sampled]) -> Sampled:
-    """One result of blocks of rows."""
+    """Joins the results of blocks of rows into one."""
     if len(blocks) == 1:
         return blocks[0]
     logprobs = [block.logprobs for block in blocks if block.logprobs is not None]
@@ -85,7 +85,7 @@ def joined(blocks: Sequence[Sampled]) -> Sampled:
 
 
 def _draw(logits: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
-    """logits [R, V] -> [R] int64."""
+    """Draw a token from the distribution of each row: logits [R, V] -> [R] int64."""
     device = logits.device
     probs = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if (columns["temperature"] != 1).any():
@@ -102,8 +102,8 @@ def _draw(logits: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
     number = uniform(
         to_device(columns["seed"], device), to_device(columns["length"].astype(np.int64), device)
     ).unsqueeze(1)
-    # Strictly below the total after rounding, so that the first token whose cumulative exceeds it
-    # exists and has mass.
+    # The number is strictly below the total after rounding, so that a first token whose cumulative
+    # probability exceeds it exists and has a positive probability.
     target = torch.minimum(
         (number * total).to(probs.dtype), torch.nextafter(total, torch.zeros_like(total))
     )
@@ -111,7 +111,8 @@ def _draw(logits: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
 
 
 def _truncate(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
-    """probs [R, V] with what top-k, top-p and min-p exclude set to 0; ties at a border stay in."""
+    """probs [R, V] with the tokens that top-k, top-p and min-p exclude set to 0. Tokens tied at a
+    limit stay."""
     device = probs.device
     min_p = to_device(columns["min_p"], device).to(probs.dtype).unsqueeze(1)
     if not columns["truncated"].any():
@@ -121,8 +122,8 @@ def _truncate(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor
     k = to_device(
         np.minimum(columns["top_k"], largest.shape[1]).astype(np.int64), device
     ).unsqueeze(1)
-    # The nucleus is measured on the whole distribution; a row with min-p measures it on what top-k
-    # left (docs/sglang/sampling.md#order).
+    # The nucleus is measured on the whole distribution, but in a row with min-p on what top-k left
+    # (docs/sglang/sampling.md#order).
     nucleus = to_device(columns["top_p"], device).to(probs.dtype).unsqueeze(1)
     nucleus = torch.where(min_p > 0, nucleus * cumulative.gather(1, k - 1), nucleus)
     nucleus = nucleus.masked_fill(to_device(columns["top_p"] >= 1, device).unsqueeze(1), torch.inf)
@@ -134,15 +135,16 @@ def _truncate(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor
 
 
 def _largest(probs: torch.Tensor, columns: Columns, peek: bool) -> torch.Tensor:
-    """The probabilities in descending order, as many as every row's top-k and top-p can need."""
+    """The largest probabilities in descending order, as many as any row's top-k and top-p can
+    need."""
     vocab_size = probs.shape[1]
     widest = min(int(columns["top_k"].max()), vocab_size)
     if widest <= HEAD:
         return probs.topk(widest, dim=-1).values
     if peek and vocab_size > HEAD:
         head = probs.topk(HEAD, dim=-1).values
-        # With min-p the nucleus is a share of the whole top-k mass, so that a longer top-k has to
-        # be seen in full.
+        # With min-p the nucleus is a share of the whole top-k mass, so a longer top-k must be seen
+        # in full.
         inside = (
             (columns["top_p"] < 1)
             & (columns["min_p"] == 0)
