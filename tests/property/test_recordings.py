@@ -144,7 +144,7 @@ changes = st.fixed_dictionaries(
     },
     optional={
         "max_running_requests": st.just(1),
-        "chunked_prefill_size": st.sampled_from([None, 16, 48]),
+        "chunked_prefill_size": st.just(16),
         "mixed_chunk": st.booleans(),
         "conservativeness": st.sampled_from([1.0, 0.05]),
         "cadence": st.sampled_from([CadenceSettings(), CadenceSettings(2, 1, 1, 2)]),

@@ -20,6 +20,7 @@ from setpoint.core.records import (
     RequestAdmitted,
     RequestClipped,
     RequestDone,
+    SettingsChanged,
 )
 from setpoint.core.request import Ids, Request
 from setpoint.core.settings import CadenceSettings, DelaySettings, PrioritySettings
@@ -68,12 +69,8 @@ def random_harness(rng: random.Random, most: int, row: PageRow | None = None) ->
         depth=depth,
         replan_inflight=depth < 2 or rng.random() < 0.5,
         eos_token_ids=EOS,
-        max_running_requests=rng.choice([1, 2, 5, 16]),
-        chunked_prefill_size=rng.choice([None, page_size, 2 * page_size, 32]),
-        max_prefill_tokens=rng.choice([page_size, 64, 16384]),
-        prefill_max_requests=rng.choice([None, None, 1, 3]),
-        mixed_chunk=rng.random() < 0.4,
-        stream_interval=rng.choice([1, 1, 3]),
+        waiting_timeout_s=rng.choice([*[None] * 5, 0.1]),
+        running_timeout_s=rng.choice([*[None] * 5, 0.1]),
         in_batch_check=4,
         in_batch_deprioritize=4,
         test_retract_interval=rng.choice([0, 0, 1, 3, 7]),
@@ -81,9 +78,22 @@ def random_harness(rng: random.Random, most: int, row: PageRow | None = None) ->
         max_tokens_per_row=most,
         num_tokens=lambda n: how_many.randint(0, n) if most > 1 else n,
         seed=rng.randrange(100),
-        conservativeness=rng.choice([1.0, 1.0, 0.05]),
-        **random_queue_rules(rng),
+        **random_settings(rng, page_size, rng.choice([1, 2, 5, 16])),
     )
+
+
+def random_settings(rng: random.Random, page_size: int, most_running: int) -> dict[str, Any]:
+    """Fields of Settings."""
+    return {
+        "max_running_requests": most_running,
+        "chunked_prefill_size": rng.choice([None, page_size, 2 * page_size, 32]),
+        "max_prefill_tokens": rng.choice([page_size, 64, 16384]),
+        "prefill_max_requests": rng.choice([None, None, 1, 3]),
+        "mixed_chunk": rng.random() < 0.4,
+        "stream_interval": rng.choice([1, 1, 3]),
+        "conservativeness": rng.choice([1.0, 1.0, 0.05]),
+        **random_queue_rules(rng),
+    }
 
 
 def random_queue_rules(rng: random.Random) -> dict[str, Any]:
@@ -116,8 +126,6 @@ def random_queue_rules(rng: random.Random) -> dict[str, Any]:
             max_passes=rng.choice([1, 5, 30]),
             max_delay_s=rng.choice([0.01, 5.0]),
         ),
-        "waiting_timeout_s": rng.choice([*[None] * 5, 0.1]),
-        "running_timeout_s": rng.choice([*[None] * 5, 0.1]),
     }
 
 
@@ -190,7 +198,40 @@ def check_records(harness: Harness) -> None:
     assert sent_back == sum(life.num_retractions for life in lives.values())
 
 
-def run_trace(seed: int, most: int, row: PageRow | None = None) -> tuple[Harness, int]:
+def change_settings(harness: Harness, rng: random.Random) -> None:
+    most_running = rng.randint(1, harness.config.num_slots)
+    settings = random_settings(rng, harness.cache.page_size, most_running)
+    most, chunk = harness.settings.chunked_prefill_size, settings["chunked_prefill_size"]
+    if most is not None and (chunk is None or chunk > most):
+        settings["chunked_prefill_size"] = most
+    harness.change(**settings)
+
+
+def check_outcomes(
+    harness: Harness, expected: dict[str, list[int]], ended: set[str], seed: int
+) -> None:
+    """``ended``: those that were stopped or aborted."""
+    for rid, outcome in harness.outcomes.items():
+        assert outcome.logprob_ids == outcome.ids, (seed, rid)
+        if rid in ended:
+            assert outcome.ids == expected[rid][: len(outcome.ids)], (seed, rid)
+            continue
+        assert outcome.finish is not None, (seed, rid, "never ended")
+        if outcome.finish.type == "abort":
+            # 400: its prompt leaves no room for output. 503: the queue was full, its time was up,
+            # or priorities are off.
+            assert outcome.finish.status_code in (400, 503), (seed, rid, outcome.finish)
+            assert outcome.ids == expected[rid][: len(outcome.ids)], (seed, rid)
+            continue
+        clipped = any(clip.rid == rid for clip in harness.recorder.of(RequestClipped))
+        want = expected[rid][: len(outcome.ids)] if clipped else expected[rid]
+        assert outcome.ids == want, (seed, rid)
+
+
+def run_trace(
+    seed: int, most: int, row: PageRow | None = None, *, changes: float = 0.0
+) -> tuple[Harness, int]:
+    """``changes``: how often the settings are others before a request."""
     rng = random.Random(seed)
     harness = random_harness(rng, most, row)
     limit = harness.config.max_req_input_len
@@ -224,6 +265,8 @@ def run_trace(seed: int, most: int, row: PageRow | None = None) -> tuple[Harness
             return_logprob=True,
         )
         expected[rid] = full[len(prior) :]
+        if rng.random() < changes:
+            change_settings(harness, rng)
         harness.turn(rng.choice([0, 0, 1, 5, 20]))
         let_go(harness, rng)
         if rng.random() < 0.15:
@@ -231,21 +274,7 @@ def run_trace(seed: int, most: int, row: PageRow | None = None) -> tuple[Harness
             ended.add(victim)
             harness.stop(victim) if rng.random() < 0.5 else harness.abort(victim)
     finish_all(harness, rng)
-    for rid, outcome in harness.outcomes.items():
-        assert outcome.logprob_ids == outcome.ids, (seed, rid)
-        if rid in ended:
-            assert outcome.ids == expected[rid][: len(outcome.ids)], (seed, rid)
-            continue
-        assert outcome.finish is not None, (seed, rid, "never ended")
-        if outcome.finish.type == "abort":
-            # 400: its prompt leaves no room for output. 503: the queue was full, its time was up,
-            # or priorities are off.
-            assert outcome.finish.status_code in (400, 503), (seed, rid, outcome.finish)
-            assert outcome.ids == expected[rid][: len(outcome.ids)], (seed, rid)
-            continue
-        clipped = any(clip.rid == rid for clip in harness.recorder.of(RequestClipped))
-        want = expected[rid][: len(outcome.ids)] if clipped else expected[rid]
-        assert outcome.ids == want, (seed, rid)
+    check_outcomes(harness, expected, ended, seed)
     check_records(harness)
     assert harness.cache.locked_tokens == 0
     assert harness.cache.pool_stats().held == 0
@@ -297,6 +326,25 @@ def test_random_traces_of_models_with_windows(row: PageRow) -> None:
     assert hits > 30
     assert retractions > 10
     assert given_back > 5
+
+
+@TOKENS_PER_ROW
+@pytest.mark.parametrize("block", range(2))
+def test_settings_may_change_at_any_turn(block: int, most: int) -> None:
+    """Fewer may run than do, chunks shrink in mid-prompt, priorities begin to matter: what was
+    admitted ends, and with the right tokens."""
+    changes = crowded = preemptions = 0
+    for seed in range(block * 50, block * 50 + 50):
+        row = (None, None, *ROWS)[seed % 5]
+        harness, _ = run_trace(20_000 + seed, most, row, changes=0.5)
+        changed = harness.recorder.of(SettingsChanged)
+        changes += len(changed)
+        least = min((each.settings.max_running_requests for each in changed), default=99)
+        crowded += any(step.num_running > least for step in harness.recorder.steps)
+        preemptions += len(harness.recorder.preemptions)
+    assert changes > 200
+    assert crowded > 5
+    assert preemptions > 0
 
 
 @TOKENS_PER_ROW
