@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from setpoint import cli
-from setpoint.bench.divergence import NUM_PROMPTS, PROMPT, Measured, Windows, compare, table
+from setpoint.bench.divergence import NUM_PROMPTS, PROMPT, Predictions, Windows, compare, table
 from setpoint.bench.quality import ANSWER, TEXTS, cut, is_exceeded
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.text.tokenizer import Tokenizer
@@ -28,8 +28,8 @@ WINDOWS = Windows(["prose", "prose", "code"], [[1, 2, 3], [4, 5], [6, 7]])
 
 def measured(
     logprobs: list[list[float]], likeliest: list[list[int]], answers: list[list[int]]
-) -> Measured:
-    return Measured(
+) -> Predictions:
+    return Predictions(
         [np.array(each) for each in logprobs],
         [np.array(each) for each in likeliest],
         answers,

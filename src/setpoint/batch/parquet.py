@@ -1,8 +1,8 @@
-"""Parquet files as input, through pyarrow (``pip install 'setpoint[parquet]'``), which
-is imported on use.
+"""Parquet files as input, through pyarrow (``pip install 'setpoint[parquet]'``), which is imported
+on use.
 
-Input: a row is a request. Columns are ``custom_id`` and either ``body`` (a struct, or JSON text;
-with ``url`` and ``method`` as in a JSONL line) or ``messages`` or ``prompt``, and then every
+A row is a request. Its columns are ``custom_id`` and either ``body`` (a struct, or JSON text; with
+``url`` and ``method`` as in a JSONL line) or ``messages`` or ``prompt``; in the latter case every
 further column is a key of the body.
 """
 
@@ -155,7 +155,7 @@ def _text(value: Any) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Of pyarrow's messages, which go on with traces."""
+    """The first line of a pyarrow error; traces follow it."""
     return str(error).partition("\n")[0].rstrip(".")
 
 

@@ -1,2 +1,2 @@
-"""``setpoint bench``: what a server does for its clients, and what the engine does alone,
-measured."""
+"""``setpoint bench``: measures what a server does for its clients, and what the engine does
+alone."""

@@ -1,7 +1,8 @@
-"""The languages that servers speak: a prompt to a request body, an answer's bytes to its Record.
+"""The APIs that servers offer: turns a prompt into a request body, and the bytes of an answer into
+its Record.
 
-Works on JSON bytes. It knows nothing of connections, and nothing is timed here: ``now`` is the
-caller's.
+Works on JSON bytes. It knows nothing of connections and times nothing itself: the caller passes
+``now``.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class Backend:
     path: str
     body: Callable[[Prompt, Wish], dict[str, Any]]
     read: Callable[[Record, bytes, float], None]
-    """Of one event of a stream, or of a whole answer. Raises msgspec.MsgspecError for what is not
-    in this language."""
+    """Reads one event of a stream, or a whole answer, into the record. Raises msgspec.MsgspecError
+    for bytes that are not in this API's format."""
     takes_ids: bool = True
     generates: bool = True
 
 
 def on_event(backend: Backend, record: Record, data: bytes, now: float) -> None:
-    """Never raises: what cannot be read fails the record."""
+    """Never raises: an event that cannot be read makes the record fail."""
     if data == DONE:
         record.is_finished = True
         return
@@ -97,7 +98,7 @@ def _read_generated(record: Record, data: bytes, now: float) -> None:
     record.num_outputs, record.num_prompt = meta.completion_tokens, meta.prompt_tokens
     record.cached = _cached(meta)
     if len(record.pieces) == 1 and chunk.text.startswith(record.pieces[0]):
-        record.pieces = [chunk.text]  # the answer so far; some servers send what is new
+        record.pieces = [chunk.text]  # the answer so far; some servers send only what is new
     elif chunk.text:
         record.pieces.append(chunk.text)
     if meta.finish_reason is not None:

@@ -1,4 +1,5 @@
-"""A model on an executor in this process, and nothing else: for measurements of single steps.
+"""A model on an executor in this process, without a scheduler or server, for measurements of single
+steps.
 
 Everything that decides the speed of a step (kernels, threads, data types) is resolved as for a
 server.
@@ -26,8 +27,8 @@ from setpoint.observe.waiting import Waiting, on_stderr
 
 
 def bare_engine(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int) -> Subject:
-    """With room for ``num_slots`` sequences of ``length`` tokens. Raises SetpointError, ConfigError
-    for what is longer than the context."""
+    """An executor with room for ``num_slots`` sequences of ``length`` tokens. Raises SetpointError,
+    and ConfigError for sequences that are longer than the context."""
     options = line.options
     setup_logging(options.log_level, milliseconds=env.log_ms)
     if options.is_embedding:
@@ -77,7 +78,7 @@ def _loaded(line: CommandLine, env: EnvSettings, *, num_slots: int, length: int)
         if not_compiled is not None:
             log_fallback(not_compiled)
     gc.collect()
-    # as the engine process does: no collection walks over the model in the middle of a step
+    # as in the engine process: no garbage collection walks over the model during a step
     gc.freeze()
     report = runner.report
     return Subject(

@@ -1,12 +1,12 @@
-"""Where the time of a step goes, and what this machine would need for it at least.
+"""How the time of a step is divided, and the least time that this machine would need for it.
 
 Works on the ``Work`` of each kind of operation, on measured limits of the machine, and on how an
-engine's loop spent its turns on the same batch. A kind's bound is the larger of its bytes by the
-read bandwidth and its operations by the multiplication rate.
+engine's loop spent its turns on the same batch. A kind's bound is the larger of its bytes divided
+by the read bandwidth and its operations divided by the multiplication rate.
 
-The read bandwidth is that of as many bytes as pass before the same one is used again: those of the
-whole step for weights, keys and values, those of one call for activations, which the next layer's
-take the place of.
+The read bandwidth is measured over as many bytes as are read before the same byte is read again:
+for weights, keys and values, the bytes of the whole step; for activations, whose memory the next
+layer uses again, the bytes of one call.
 """
 
 from __future__ import annotations
@@ -19,51 +19,52 @@ from typing import Any, Protocol
 from setpoint.core.work import Work
 
 Shape = tuple[int, int, int]
-"""Batch size, tokens of a prompt, tokens of an answer."""
+"""(batch size, tokens of a prompt, tokens of an answer)"""
 PHASES = ("prefill", "decode")
 STREAMED = ("linear", "head", "attention")
-"""Kinds whose bytes are used once per step."""
+"""Kinds of operations whose bytes are read once per step."""
 COMPUTED = (*STREAMED, "elementwise", "sampling")
 FROM_ENGINE = ("scheduling", "messages")
-"""Rows that were measured in a whole engine."""
+"""Rows whose times were measured in a whole engine."""
 UNITS = (("µs", 1e6, 0.01), ("ms", 1e3, 10.0), ("s", 1.0, float("inf")))
-"""Name, how many make a second, and the seconds from which the next one is easier to read."""
+"""(name of a unit, units per second, number of seconds from which the next unit is easier to
+read)"""
 UNLIKE = 1.5
-"""Ratio of two runs of the same steps from which one was disturbed; a busy machine alone varies by
-a tenth."""
+"""If two runs of the same steps differ by more than this ratio, one of them was disturbed; on a
+busy machine alone times vary by a tenth."""
 LABELS = {"linear": "linear layers", "messages": "messages (IPC)"}
 
 
 class Limits(Protocol):
-    """The best this machine does with the engine's threads."""
+    """The highest rates that this machine reaches with the engine's threads."""
 
     def read_bytes_per_s(self, num_bytes: int) -> float:
-        """Reading that many bytes again and again."""
+        """Bandwidth of reading that many bytes again and again."""
         ...
 
     def flops(self, product: str) -> float:
-        """Products of that type (``Work.product``) in registers."""
+        """Rate of operations on numbers of that type (``Work.product``) in registers."""
         ...
 
     def measured(self) -> dict[str, Any]:
-        """All of the above that was asked for, for the result."""
+        """All limits that were asked for, for the result."""
         ...
 
 
 @dataclass(slots=True)
 class Part:
-    """One row."""
+    """One row of the table."""
 
     seconds: float
     bound_s: float | None = None
-    """None where nothing bounds it, or the limits are not known."""
+    """None if nothing bounds it, or the limits are not known."""
     num_bytes: float = 0.0
     flops: float = 0.0
 
 
 @dataclass(slots=True, frozen=True)
 class Turns:
-    """How an engine's loop spent its steps with a batch; seconds of one decode step, or of the
+    """How an engine's loop spent its steps with a batch: seconds of one decode step, or of the
     prefill of all prompts."""
 
     seconds: float
@@ -78,8 +79,8 @@ def parts_of(
     limits: Limits | None,
     turns: Turns | None,
 ) -> dict[str, Part]:
-    """``counted``: of each repetition, whatever it took; ``timed`` and ``totals_s``: the times of
-    as many or of others.
+    """The rows of the table. ``counted``: the work of each repetition, measured without regard to
+    time. ``timed`` and ``totals_s``: times of as many repetitions, or of others.
 
     The last row, "step", is the sum of the others.
     """
@@ -112,7 +113,7 @@ def parts_of(
 
 
 def _mean(works: Sequence[Work]) -> Work:
-    """Of the counts, which only grow with the context; without the times."""
+    """The mean of the counts, which only grow with the context, without the times."""
     return Work(
         num_calls=round(statistics.fmean(work.num_calls for work in works)),
         num_bytes=round(statistics.fmean(work.num_bytes for work in works)),
@@ -128,7 +129,7 @@ def _bound(work: Work, again: int, limits: Limits) -> float:
 
 
 def table(title: str, parts: Mapping[str, Part], plain_s: float, turns: Turns | None) -> list[str]:
-    """Markdown. ``plain_s``: the same without timers."""
+    """The table in Markdown. ``plain_s``: times of the same steps without timers."""
     whole = parts["step"].seconds
     unit, per_s = next((unit, per_s) for unit, per_s, most_s in UNITS if whole < most_s)
     lines = [
@@ -180,7 +181,7 @@ def described(shape: Shape) -> str:
 
 
 def described_limits(measured: Mapping[str, Any]) -> str:
-    """In one line."""
+    """The limits in one line."""
     reads = (
         f"{rate / 1e9:.1f} GB/s over {int(size) / 1e6:,.0f} MB"
         for size, rate in measured["read_bytes_per_s"].items()

@@ -1,7 +1,8 @@
-"""``bench serving --plot``: one run as four small charts. Output and running requests over time;
-how many first tokens came, and how many gaps between tokens ended, within how many milliseconds.
+"""``bench serving --plot``: one run as four small charts: output tokens and running requests over
+time; and the share of first tokens, and of gaps between tokens, that took no more than a number of
+milliseconds.
 
-Works on the records of a run, by ``svg``.
+Works on the records of a run, and draws with ``svg``.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from setpoint.bench import svg
 from setpoint.bench.metrics import Run, concurrency, itls_s, token_times, ttft_s
 
 WIDTH, HEIGHT = 420, 190
-"""Of one chart, its margins included."""
+"""Size of one chart, including its margins."""
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 34, 38
 HEAD = 26
 NUM_BINS = 80
 MARKED = (50, 90, 99)
-"""Percentiles."""
+"""Percentiles that are marked."""
 FAR = 1.25
-"""Times the last of them is as far as a distribution is drawn."""
+"""A distribution is drawn up to this multiple of the last marked percentile."""
 STEPS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
-"""Ends of axes."""
+"""Values at which an axis may end, times a power of ten."""
 
 Points = Sequence[tuple[float, float]]
 
 
 def serving_chart(run: Run, result: Mapping[str, Any]) -> str:
-    """The SVG. ``result``: the figures of the same run, for the heading."""
+    """The charts as SVG. ``result``: the figures of the same run, for the heading."""
     ttfts = [ttft_s(record) * 1e3 for record in run.good if record.times]
     itls = [gap * 1e3 for record in run.good for gap in itls_s(record)]
     title = (
@@ -60,7 +61,7 @@ def _rate(run: Run) -> Points:
 
 
 def _steps(levels: Sequence[tuple[float, int]]) -> Points:
-    """Level until the next change, with its corners."""
+    """A line that stays level until the next change, with its corners."""
     points, before = [(0.0, 0.0)], 0.0
     for at, level in levels:
         points += [(at, before), (at, float(level))]
@@ -69,8 +70,8 @@ def _steps(levels: Sequence[tuple[float, int]]) -> Points:
 
 
 def _distribution(column: int, title: str, values: Sequence[float]) -> list[str]:
-    """Value -> share of the values that are no larger, in a few hundred points. The last hundredth
-    may reach far: its end is in words."""
+    """Value -> share of the values that are no larger, in a few hundred points. The largest values
+    may lie far outside, so the chart gives them in words."""
     if not values:
         return _panel(column, 1, title, [], "ms")
     shares = np.linspace(0.0, 1.0, 301)
@@ -99,7 +100,7 @@ def _panel(
     *,
     marks: Mapping[str, tuple[float, float] | None] | None = None,
 ) -> list[str]:
-    """``marks``: words for the corner below a distribution, and the points that they name."""
+    """``marks``: text for the corner below a distribution, and the points that it names."""
     left, top = column * WIDTH + LEFT, HEAD + row * HEIGHT + TOP
     right, bottom = (column + 1) * WIDTH - RIGHT, HEAD + (row + 1) * HEIGHT - BOTTOM
     parts = [svg.text(column * WIDTH, top - 12, title, weight="bold")]
@@ -133,7 +134,7 @@ def _panel(
 
 
 def _round_up(value: float) -> float:
-    """The next of STEPS, times a power of ten."""
+    """The next larger of STEPS, times a power of ten."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

@@ -1,5 +1,5 @@
-"""Two results side by side: what is better, what is within the noise, and what was measured
-otherwise."""
+"""Compares two results: which is better, which differences are within the noise, and which options
+differ."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMPARED = {
     "duration": ("duration, s", False),
     "total_latency": ("duration, s", False),
 }
-"""Key of a result -> what it is called in a comparison, and whether more is better."""
+"""Key of a result -> its name in a comparison, and whether more is better."""
 _NOT_TRAFFIC = {
     field.name
     for field in declared(ServingOptions, Option)
@@ -39,7 +39,7 @@ _NOT_TRAFFIC = {
 
 
 class Comparison:
-    """Results of other runs, to compare these with."""
+    """Compares this run with results of other runs."""
 
     def __init__(self, path: str) -> None:
         """Raises ConfigError."""
@@ -49,7 +49,8 @@ class Comparison:
             raise ConfigError(f"--compare {path} holds no result.")
 
     def table(self, result: Mapping[str, Any], output_file: str | None) -> str:
-        """Markdown. Ours is this run, with all that stand in ``output_file`` if there is one."""
+        """The table in Markdown. Our side is this run, with all runs in ``output_file`` if there is
+        one."""
         ours = [result] if output_file is None else _read(output_file, flag="--output-file")
         lines = [
             f"| | this, {len(ours)} runs | {self._path}, {len(self._others)} runs | this is |",
@@ -69,7 +70,7 @@ class Comparison:
 
 
 STEP_RATIOS = f"   {'speed-up: prefill':>19} {'decode':>7}"
-"""Heading of what ``step_ratios`` writes."""
+"""Heading of the columns that ``step_ratios`` writes."""
 
 
 def by_shape(path: str) -> dict[tuple[int, int, int], list[dict[str, Any]]]:
@@ -92,7 +93,7 @@ def by_shape(path: str) -> dict[tuple[int, int, int], list[dict[str, Any]]]:
 
 
 def step_ratios(result: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """How many times as fast prefill and decode are as in the median of the others, which are of
+    """How many times as fast prefill and decode are as the median of the other results, which have
     the same shape."""
     if not others:
         return f"   {'not in the file':>19}"
@@ -104,7 +105,7 @@ def step_ratios(result: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) 
 
 
 def _unlike(result: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """One line that names the options in which the two differ, if any."""
+    """A line that names the options in which the two sides differ; "" if there are none."""
     ours, theirs = result["options"], other.get("options", {})
     names = [
         name
@@ -118,8 +119,8 @@ def _unlike(result: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def verdict(ours: Sequence[float], theirs: Sequence[float], more_is_better: bool) -> str:
-    """The ratio of the medians; a winner only where both have several runs and the ranges do not
-    touch."""
+    """The ratio of the medians. It names a winner only if both sides have several runs and their
+    ranges do not touch."""
     ratio = statistics.median(ours) / statistics.median(theirs)
     words = f"{ratio:.2f} ×"
     if min(len(ours), len(theirs)) < 2:
@@ -135,7 +136,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _read(path: str, *, flag: str) -> list[dict[str, Any]]:
-    """A JSON object, or one per line."""
+    """Read a JSON object, or one per line."""
     try:
         text = Path(path).read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How far two models' predictions are apart, as figures and as a table (``quality`` has the
+"""How far apart two models' predictions are, as figures and as a table (``quality`` has the
 definitions)."""
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 PROMPT = 64
-"""Tokens before a greedy continuation."""
+"""Number of tokens before a greedy continuation."""
 NUM_PROMPTS = 24
 
 
 @dataclass(slots=True, frozen=True)
 class Windows:
-    """The texts as ids, cut into requests."""
+    """The texts as ids, divided into one window per request."""
 
     kinds: list[str]
-    """Of each window."""
+    """The kind of text of each window."""
     ids: list[list[int]]
 
     def prompts(self, prefix: int) -> list[list[int]]:
-        """Beginnings of greedy continuations, at even distances; each has the first ``prefix`` ids
-        of its window, which are no text."""
+        """Beginnings of greedy continuations, at equal distances. Each starts with the first
+        ``prefix`` ids of its window, which do not come from the text."""
         starts = np.cumsum([0, *(len(ids) - prefix for ids in self.ids)])
         count = min(NUM_PROMPTS, max(int(starts[-1]) // PROMPT, 1))
         found = []
@@ -40,20 +40,20 @@ class Windows:
 
 
 @dataclass(slots=True, frozen=True)
-class Measured:
-    """What one engine said."""
+class Predictions:
+    """What one engine predicted."""
 
     logprobs: list[npt.NDArray[np.float64]]
-    """Per window, of its tokens but the first."""
+    """For each window, the logprobs of its tokens except the first."""
     likeliest: list[npt.NDArray[np.int64]]
-    """The ids that the model would have put there."""
+    """For each window, the ids that the model found likeliest at the same positions."""
     answers: list[list[int]]
     about: dict[str, Any]
     """Data types and kernels, for the result."""
 
 
-def compare(windows: Windows, reference: Measured, candidate: Measured) -> dict[str, Any]:
-    """The figures of the whole set, and of each kind of text under ``by_text``."""
+def compare(windows: Windows, reference: Predictions, candidate: Predictions) -> dict[str, Any]:
+    """The figures of the whole set, and those of each kind of text under ``by_text``."""
     kinds = list(dict.fromkeys(windows.kinds))
     of_kind = {
         kind: [index for index, each in enumerate(windows.kinds) if each == kind] for kind in kinds
@@ -76,7 +76,9 @@ def compare(windows: Windows, reference: Measured, candidate: Measured) -> dict[
     }
 
 
-def _figures(indices: Sequence[int], reference: Measured, candidate: Measured) -> dict[str, Any]:
+def _figures(
+    indices: Sequence[int], reference: Predictions, candidate: Predictions
+) -> dict[str, Any]:
     before = np.concatenate([reference.logprobs[index] for index in indices])
     after = np.concatenate([candidate.logprobs[index] for index in indices])
     same = np.concatenate(
@@ -95,7 +97,7 @@ def _figures(indices: Sequence[int], reference: Measured, candidate: Measured) -
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Markdown, as a person reads it."""
+    """The table in Markdown."""
     lines = [
         f"{result['reference']['model']}",
         f"reference: {_described(result['reference'])}",
@@ -139,4 +141,4 @@ def _described(about: Mapping[str, Any]) -> str:
 
 
 def _exp(value: float) -> float:
-    return float(np.exp(min(value, 700.0)))  # a larger one would not be a float
+    return float(np.exp(min(value, 700.0)))  # exp of a larger number would not fit in a float

@@ -1,5 +1,5 @@
-"""How a whole engine's loop spends its steps with given batches: its scheduling and its messages,
-which a bare executor does not have."""
+"""Measures how a whole engine's loop spends its steps with given batches, for the parts that a bare
+executor does not have: scheduling and messages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from setpoint.offline import Engine
 def engine_turns(
     line: CommandLine, env: EnvSettings, shapes: Sequence[Shape]
 ) -> dict[Shape, dict[str, Turns]]:
-    """Give the batches to a whole engine with the same options, and ask its loop. Raises
-    ConfigError for one that it cannot hold."""
+    """Run the batches on a whole engine with the same options, and ask its loop for its times.
+    Raises ConfigError for a batch that it cannot hold."""
     with Engine.from_options(line.options, env, given=line.given) as engine:
         info = engine.get_server_info()
         tokenizer = Tokenizer.from_folder(info["tokenizer_path"])
@@ -38,7 +38,7 @@ def engine_turns(
 def _turns(engine: Engine, tokenizer: Tokenizer, shape: Shape) -> dict[str, Turns]:
     batch_size, input_len, output_len = shape
     found: list[dict[str, Turns]] = []
-    for seed, answer in enumerate((2, output_len)):  # the first warms up
+    for seed, answer in enumerate((2, output_len)):  # the first run warms up
         options = OfflineOptions(
             dataset_name="random-ids",
             num_prompts=batch_size,

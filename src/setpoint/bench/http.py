@@ -1,8 +1,8 @@
-"""One HTTP request per connection, on httptools' parser: the least a client can spend per token of
-a stream.
+"""A client that sends one HTTP request per connection and reads with httptools' parser, to spend as
+little time as possible per token of a stream.
 
-Works on bytes: a body, or the data of server-sent events as they come. It does not know what they
-mean (decision 0014).
+Works on bytes: a body, or the data of server-sent events as they arrive. It does not interpret them
+(decision 0014).
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from setpoint.core.errors import ConfigError
 CONNECT_S = 30.0
 
 OnEvent = Callable[[bytes, float], None]
-"""The data of an event, and when it came."""
+"""Called with the data of an event and the time when it arrived."""
 
 
 class ExchangeError(Exception):
-    """No complete answer came; the words say why, without anything that differs between
+    """No complete answer arrived. The message gives the reason in words that do not differ between
     requests."""
 
 
 @dataclass(slots=True, frozen=True)
-class Answer:
+class Response:
     status: int
     body: bytes
-    """What was not handed out as events."""
+    """The bytes that were not passed on as events."""
 
 
 class Server:
-    """Where requests go. Contract: ``on_event`` never raises."""
+    """The server that requests go to. Contract: ``on_event`` never raises."""
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
-        """Raises ConfigError for what is no HTTP address."""
+        """Raises ConfigError if ``base_url`` is not an HTTP address."""
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ConfigError(f"--base-url must look like http://HOST:PORT, got {base_url!r}.")
@@ -58,18 +58,18 @@ class Server:
 
     async def post(
         self, path: str, body: bytes, *, on_event: OnEvent | None = None, stall_s: float
-    ) -> Answer:
-        """Raises ExchangeError. An answer of any status is one; ``on_event`` sees those of a stream
-        with status 200."""
+    ) -> Response:
+        """Send a POST request and return the response, whatever its status. ``on_event`` gets the
+        events of a stream with status 200. Raises ExchangeError."""
         return await self._exchange("POST", path, body, on_event, stall_s)
 
-    async def get(self, path: str, *, stall_s: float) -> Answer:
-        """Raises ExchangeError."""
+    async def get(self, path: str, *, stall_s: float) -> Response:
+        """Send a GET request and return the response. Raises ExchangeError."""
         return await self._exchange("GET", path, b"", None, stall_s)
 
     async def _exchange(
         self, method: str, path: str, body: bytes, on_event: OnEvent | None, stall_s: float
-    ) -> Answer:
+    ) -> Response:
         loop = asyncio.get_running_loop()
         head = (
             f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}Content-Length:"
@@ -99,7 +99,7 @@ class Server:
 class _Protocol(asyncio.Protocol):
     """Reads one response."""
 
-    def __init__(self, done: asyncio.Future[Answer], on_event: OnEvent | None) -> None:
+    def __init__(self, done: asyncio.Future[Response], on_event: OnEvent | None) -> None:
         self._done = done
         self._on_event = on_event
         self._parser = httptools.HttpResponseParser(self)
@@ -110,8 +110,8 @@ class _Protocol(asyncio.Protocol):
         self._rest = b""
         self._body = bytearray()
 
-    async def wait(self, stall_s: float) -> Answer:
-        """Raises ExchangeError."""
+    async def wait(self, stall_s: float) -> Response:
+        """Wait for the end of the response. Raises ExchangeError."""
         while not self._done.done():
             left = self._now + stall_s - time.perf_counter()
             if left <= 0:
@@ -119,7 +119,7 @@ class _Protocol(asyncio.Protocol):
             await asyncio.wait([self._done], timeout=left)
         return self._done.result()
 
-    # -- of asyncio
+    # -- callbacks of asyncio
 
     def data_received(self, data: bytes) -> None:
         self._now = time.perf_counter()
@@ -133,7 +133,7 @@ class _Protocol(asyncio.Protocol):
             self.on_message_complete()  # a body that ends with the connection
         self._fail("the connection broke")
 
-    # -- of the parser
+    # -- callbacks of the parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -156,9 +156,9 @@ class _Protocol(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if not self._done.done():
-            self._done.set_result(Answer(self._status, bytes(self._body)))
+            self._done.set_result(Response(self._status, bytes(self._body)))
 
     def _fail(self, reason: str) -> None:
         if not self._done.done():
             self._done.set_exception(ExchangeError(reason))
-            self._done.exception()  # whoever waited may be gone
+            self._done.exception()  # nobody may be waiting any more

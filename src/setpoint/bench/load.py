@@ -1,4 +1,5 @@
-"""Sends prompts at their times, a limited number at once, and watches what that costs this process.
+"""Sends prompts at their times, a limited number at once, and measures the CPU time that this costs
+this process.
 
 Works on any coroutine that answers one prompt. It knows nothing of HTTP.
 """
@@ -20,8 +21,8 @@ Send = Callable[[Prompt], Awaitable[Record]]
 
 
 def arrival_times(num_requests: int, rate: float, *, seed: int) -> list[float]:
-    """Seconds from the start: a Poisson process's, which begins with a request at 0; all 0 for an
-    infinite rate."""
+    """Seconds from the start at which prompts are sent: a Poisson process that begins with a
+    request at 0; all 0 for an infinite rate."""
     if math.isinf(rate):
         return [0.0] * num_requests
     gaps = np.random.default_rng(seed).exponential(1 / rate, size=num_requests - 1)
@@ -37,8 +38,8 @@ async def drive(
     limit: int | None,
     on_done: Callable[[Record], None],
 ) -> Run:
-    """``on_done`` hears of every record as it ends; the Run has them in the order of the
-    prompts."""
+    """Send all prompts. ``on_done`` gets every record as it ends; the Run has them in the order of
+    the prompts."""
     gate = nullcontext() if limit is None else asyncio.Semaphore(limit)
 
     async def one(prompt: Prompt) -> Record:

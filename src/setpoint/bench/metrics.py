@@ -1,12 +1,12 @@
-"""From the records of a run to its figures. Pure arithmetic; times in seconds in, milliseconds out,
-as SGLang's result has them.
+"""Computes the figures of a run from its records. Pure arithmetic: times come in seconds and go out
+in milliseconds, as in SGLang's results.
 
 Definitions. TTFT: request sent to first token. TPOT: (E2E - TTFT) / (tokens - 1). ITL: the gaps
-between chunks, a chunk of k tokens counting as k gaps of a k-th. Peak output throughput: the most
-tokens in one second of the run, seconds counted from its start; peak concurrency: the most requests
-in flight at one time. Steady state: from the first to the last moment with at least STEADY_SHARE of
-the concurrency that the run had half of its time; it leaves out the filling at the begin and the
-emptying at the end.
+between chunks; a chunk of k tokens counts as k gaps of a k-th each. Peak output throughput: the
+most tokens in one second of the run, with seconds counted from its start. Peak concurrency: the
+most requests in flight at one time. Steady state: from the first to the last moment with at least
+STEADY_SHARE of the concurrency that the run had half of its time; it leaves out the filling at the
+beginning and the emptying at the end.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SERIES = ("e2e_latency", "ttft", "tpot", "itl")
 
 @dataclass(slots=True, frozen=True)
 class Run:
-    """Everything that was observed."""
+    """Everything that was observed in a run."""
 
     records: Sequence[Record]
     started_at: float
     ended_at: float
     cpu_s: float
-    """That this process spent meanwhile."""
+    """CPU seconds that this process spent meanwhile."""
 
     @property
     def duration_s(self) -> float:
@@ -47,7 +47,7 @@ class Run:
 
 
 def num_outputs(record: Record) -> int:
-    """Tokens of an answer: the server's count, else one per chunk."""
+    """Number of tokens of an answer: the server's count, or one per chunk if it gives none."""
     return sum(record.counts) if record.num_outputs is None else record.num_outputs
 
 
@@ -64,7 +64,7 @@ def ttft_s(record: Record) -> float:
 
 
 def tpot_s(record: Record) -> float | None:
-    """None for an answer of one token or one piece."""
+    """None for an answer of one token or one chunk."""
     return (
         (e2e_s(record) - ttft_s(record)) / max(num_outputs(record) - 1, 1)
         if len(record.times) > 1
@@ -78,7 +78,7 @@ def itls_s(record: Record) -> list[float]:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """The figures of SGLang's result, in its names and order."""
+    """The figures of SGLang's result, with its names and in its order."""
     good, duration = run.good, run.duration_s
     inputs, outputs = sum(map(num_prompt, good)), sum(map(num_outputs, good))
     second, level = tokens_per_second(run), concurrency(run)
@@ -107,7 +107,8 @@ def summary(run: Run) -> dict[str, Any]:
 def totals(
     num_requests: int, num_inputs: int, num_outputs: int, duration_s: float
 ) -> dict[str, Any]:
-    """SGLang's keys for what was answered in ``duration_s``: tokens, and everything per second."""
+    """SGLang's keys for the requests answered in ``duration_s`` seconds: tokens, and all rates per
+    second."""
     return {
         "total_input_tokens": num_inputs,
         "total_output_tokens": num_outputs,
@@ -119,7 +120,7 @@ def totals(
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """0 where there is nothing to measure, as SGLang has it."""
+    """Mean, median, standard deviation and percentiles; 0 if there are no values, as in SGLang."""
     found = np.array(values or [0.0]) * 1e3
     spread = {"mean": found.mean(), "median": np.median(found), "std": found.std()}
     spread |= {f"p{percent}": np.percentile(found, percent) for percent in PERCENTILES}
@@ -127,7 +128,7 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def failures(run: Run) -> dict[str, int]:
-    """Reason -> how many, the most frequent first."""
+    """Reason -> number of failures, most frequent first."""
     return dict(Counter(record.error for record in run.records if record.error).most_common())
 
 
@@ -147,7 +148,7 @@ def cache_report(run: Run) -> dict[str, Any]:
 
 
 def concurrency(run: Run) -> list[tuple[float, int]]:
-    """(seconds from the start, requests in flight from then on) of the good requests."""
+    """(seconds from the start, requests in flight from then on) for the successful requests."""
     changes = sorted(
         [(record.started_at, 1) for record in run.good]
         + [(record.ended_at, -1) for record in run.good]
@@ -160,8 +161,8 @@ def concurrency(run: Run) -> list[tuple[float, int]]:
 
 
 def token_times(run: Run) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """When tokens came, in seconds from the start, and how many; where only their sum is known it
-    is spread over the chunks."""
+    """When tokens arrived, in seconds from the start, and how many. If only an answer's total is
+    known, it is spread over its chunks."""
     times = [at - run.started_at for record in run.good for at in record.times]
     weights = [
         count * num_outputs(record) / sum(record.counts)
@@ -172,13 +173,13 @@ def token_times(run: Run) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def tokens_per_second(run: Run) -> list[float]:
-    """Of each second of the run."""
+    """Number of tokens in each second of the run."""
     times, weights = token_times(run)
     return np.bincount(times.astype(int), weights=weights).tolist() if len(times) else []
 
 
 def concurrency_per_second(run: Run) -> list[float]:
-    """Mean of each second of the run."""
+    """Mean number of requests in flight in each second of the run."""
     means = [0.0] * int(np.ceil(run.duration_s))
     for (begin, level), (end, _) in pairwise(concurrency(run)):
         while begin < end:
@@ -190,7 +191,8 @@ def concurrency_per_second(run: Run) -> list[float]:
 
 
 def steady_state(run: Run) -> dict[str, float] | None:
-    """The figures of the window (see the module's words); None where nothing was answered."""
+    """The figures of the steady state, which the module's docstring defines; None if nothing was
+    answered."""
     levels = concurrency(run)
     if not levels:
         return None
@@ -217,7 +219,7 @@ def steady_state(run: Run) -> dict[str, float] | None:
 
 
 def parse_goodput(words: Sequence[str]) -> dict[str, float]:
-    """``ttft:200 e2el:3000`` as milliseconds by name. Raises ConfigError."""
+    """Parse ``ttft:200 e2el:3000`` to milliseconds by name. Raises ConfigError."""
     limits = {}
     for word in words:
         name, _, limit = word.partition(":")

@@ -1,6 +1,6 @@
-"""``setpoint bench offline``: all requests to an Engine at once, and its throughput.
+"""``setpoint bench offline``: gives all requests to an Engine at once and measures its throughput.
 
-Exit codes: 0 every request answered, 3 some failed.
+Exit codes: 0: every request was answered; 3: some failed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WARMUP = OfflineOptions(
 
 
 def bench_offline(line: CommandLine, env: EnvSettings) -> int:
-    """Measure, print and record; returns the exit code. Raises SetpointError."""
+    """Measure, print and record the throughput; returns the exit code. Raises SetpointError."""
     own: OfflineOptions = line.own
     setup_logging(line.options.log_level, milliseconds=env.log_ms)
     report.check_writable(own.output_file)

@@ -1,10 +1,10 @@
-"""``setpoint bench one-batch``: the time of single steps by batch size and context, straight on an
-executor.
+"""``setpoint bench one-batch``: the time of single steps by batch size and context, measured
+directly on an executor.
 
-Works on plans of rows; there is no scheduler, no cache and no text. Prompts are random ids. A
-prefill runs in steps of at most ``chunk_tokens``, as the engine would run it, and REPEATS times;
-then every sequence decodes, all in one step after the other. What is shown of a step's parts comes
-from two more runs: one counts what each has to do, one takes the times.
+Works on plans of rows; there is no scheduler, no prefix cache and no text. Prompts are random ids.
+A prefill runs in steps of at most ``chunk_tokens``, as in the engine, and REPEATS times; then all
+sequences decode together, one step after the other. The breakdown of a step comes from two more
+runs: one counts the work of each part, the other takes the times.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ REPEATS = 3
 WARMUP_STEPS = 2
 
 
-class Measured(Executor, Protocol):
-    """Counts what each kind of operation does."""
+class MeasuringExecutor(Executor, Protocol):
+    """An executor that records what each kind of operation does."""
 
     def take(self) -> dict[str, Work]:
-        """Of the steps since the last call."""
+        """The work of the steps since the last call."""
         ...
 
 
 class Measure(Protocol):
-    def __call__(self, *, eager: bool) -> Measured:
-        """An executor on the same memory. eager: everything is counted, at the cost of time; else
-        times only."""
+    def __call__(self, *, eager: bool) -> MeasuringExecutor:
+        """An executor on the same memory. eager: True counts all work, at the cost of speed; False
+        only takes times."""
         ...
 
 
@@ -57,7 +57,7 @@ class Subject:
     executor: Executor
     page_size: int
     num_groups: int
-    """Cache groups of the model."""
+    """Number of the model's cache groups."""
     vocab_size: int
     chunk_tokens: int
     """Most tokens of a step."""
@@ -65,21 +65,21 @@ class Subject:
     """Model and kernels, for the results."""
     measure: Measure
     limits: Limits | None
-    """None where the machine's cannot be measured."""
+    """None if the limits of this machine cannot be measured."""
 
 
 @dataclass(slots=True, frozen=True)
 class Times:
-    """Seconds of one combination."""
+    """MeasuringExecutor seconds for one combination of batch size and lengths."""
 
     prefills: list[float]
-    """Of whole prefills, one per repetition."""
+    """Seconds of whole prefills, one per repetition."""
     decodes: list[float]
-    """Of each step. The context of step k is the prompt and k more tokens."""
+    """Seconds of each decode step. The context of step k is the prompt and k more tokens."""
     works: dict[str, list[dict[str, Work]]] = field(
         default_factory=lambda: {phase: [] for phase in PHASES}
     )
-    """Of each of the above, on a measured executor."""
+    """The work of each prefill and decode step, measured by a measuring executor."""
 
 
 def bench_one_batch(
@@ -87,14 +87,15 @@ def bench_one_batch(
     build: Callable[[int, int], Subject],
     engine_turns: Callable[[Sequence[Shape]], Mapping[Shape, Mapping[str, Turns]]],
 ) -> int:
-    """``build(num_slots, length)``: a Subject with room for that many sequences of that length;
-    ``engine_turns``: what a whole engine does with the batches. Raises SetpointError."""
+    """Measure all combinations. ``build(num_slots, length)`` makes a Subject with room for that
+    many sequences of that length; ``engine_turns`` measures the same batches in a whole engine.
+    Raises SetpointError."""
     report.check_writable(own.output_file)
     others = comparison.by_shape(own.compare) if own.compare is not None else None
     shapes = list(product(own.batch_size, own.input_len, own.output_len))
     turns = (
         engine_turns(shapes) if own.breakdown else {}
-    )  # before there is a second copy of the model
+    )  # before a second copy of the model exists
     subject = build(max(own.batch_size), max(own.input_len) + max(own.output_len))
     steps = _Steps(subject)
     print(HEAD + (comparison.STEP_RATIOS if others is not None else ""))
@@ -129,7 +130,7 @@ def _breakdown(
     timed: Times,
     turns: Mapping[str, Turns],
 ) -> dict[str, Any]:
-    """Prints the tables; -> what the result gets."""
+    """Print the tables. Returns the entries for the result."""
     found: dict[str, Any] = {}
     totals = {"prefill": timed.prefills, "decode": timed.decodes}
     plain = {"prefill": result["prefill_latency"], "decode": result["median_decode_latency"]}
@@ -138,7 +139,7 @@ def _breakdown(
         "decode": f"Decode step of {result['batch_size']}, median of {len(timed.decodes)}",
     }
     for phase in PHASES:
-        with waiting("Measuring the limits of this machine"):  # those that were not needed before
+        with waiting("Measuring the limits of this machine"):  # for types not used before
             parts = breakdown.parts_of(
                 counted.works[phase],
                 timed.works[phase],
@@ -159,7 +160,8 @@ def _breakdown(
 
 
 def _result(own: OneBatchOptions, subject: Subject, shape: Shape, times: Times) -> dict[str, Any]:
-    """In the names of SGLang's ``bench_one_batch``, in seconds and tokens per second; then ours."""
+    """The result with the names of SGLang's ``bench_one_batch``, in seconds and tokens per second,
+    then with our own."""
     batch_size, input_len, output_len = shape
     prefill, decode = statistics.median(times.prefills), statistics.median(times.decodes)
     total = prefill + sum(times.decodes)
@@ -197,9 +199,9 @@ class _Steps:
         output_len: int,
         *,
         repeats: int = REPEATS,
-        measured: Measured | None = None,
+        measured: MeasuringExecutor | None = None,
     ) -> Times:
-        """``measured``: runs the steps instead of the subject's executor."""
+        """``measured``: an executor that runs the steps instead of the subject's."""
         slots, times = range(batch_size), Times([], [])
         executor = self._subject.executor if measured is None else measured
         for _ in range(repeats):
@@ -217,8 +219,8 @@ class _Steps:
         return times
 
     def _prefill(self, executor: Executor, slots: range, input_len: int, length: int) -> float:
-        """Admits the slots anew; seconds of the steps that compute their prompts and sample a first
-        token each."""
+        """Admit all sequences again. Returns the seconds of the steps that compute their prompts
+        and sample a first token for each."""
         plan, num_rows = self._plan(), -(-length // self._subject.page_size)
         sampling = SamplingParams(
             temperature=0.0, max_new_tokens=length - input_len, ignore_eos=True
@@ -245,7 +247,7 @@ class _Steps:
 
 
 def _time(executor: Executor, plan: StepPlan) -> float:
-    """Seconds of the step."""
+    """Run one step and return its seconds."""
     began = time.perf_counter()
     step = executor.submit(plan)
     step.finish(None)

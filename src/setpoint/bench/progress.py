@@ -1,5 +1,5 @@
-"""What a person sees while a benchmark works: on a terminal a line that is kept up to date,
-anywhere else a line now and then.
+"""Shows progress while a benchmark runs: on a terminal one line that is kept up to date, elsewhere
+a line now and then.
 
 All of it goes to stderr.
 """
@@ -20,8 +20,8 @@ LINE_EVERY_S = 10.0
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """``what`` the block does, e.g. "Making 64 prompts": shown with the seconds so far, if it takes
-    long."""
+    """While the block runs, show ``what`` it does, e.g. "Making 64 prompts", with the seconds so
+    far, if it takes long."""
     shown = Waiting(what, on_stderr())
     try:
         yield
@@ -31,8 +31,8 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[Record], None]]:
-    """Within, call the given function with each record that has ended. Nothing is drawn in between:
-    that would cost CPU time."""
+    """Within the block, call the yielded function with each record that has ended. Nothing is drawn
+    in between, because that would cost CPU time."""
     if sys.stderr.isatty():
         with _bar(total) as show:
             yield _Count(show, EVERY_S, total)

@@ -1,8 +1,8 @@
-"""The datasets: options and a tokenizer to prompts, the same for the same seed.
+"""The datasets: prompts from options and a tokenizer; the same seed gives the same prompts.
 
-Works on text and ids. It knows nothing of servers. Random text is made of words of the tokenizer's
-own vocabulary, so that it needs no download and has, encoded again, the wanted number of tokens;
-SGLang's ``random`` cuts ShareGPT's conversations instead.
+Works on text and ids. It knows nothing of servers. Random text consists of words of the tokenizer's
+own vocabulary, so that it needs no download and has the wanted number of tokens when it is encoded
+again; SGLang's ``random`` cuts ShareGPT's conversations instead.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from setpoint.core.errors import ConfigError
 from setpoint.frontend.text.tokenizer import Tokenizer
 
 NUM_WORDS = 2000
-"""As many words of a vocabulary make texts of realistic variety."""
+"""Number of words of the vocabulary that are used; enough for texts of realistic variety."""
 FEW_WORDS = 100
 TRIES = 8
-"""Of getting a text to its number of tokens."""
+"""Most attempts to make a text with the wanted number of tokens."""
 
 
 def make_prompts(
     options: DatasetOptions, tokenizer: Tokenizer, *, as_ids: bool = False
 ) -> list[Prompt]:
-    """``as_ids``: ids instead of text. Raises ConfigError for a file that is missing or holds no
-    usable conversation."""
+    """Make the prompts. ``as_ids``: as ids instead of text. Raises ConfigError for a file that is
+    missing or holds no usable conversation."""
     rng = np.random.default_rng(options.seed)
     maker = _Maker(tokenizer, rng, as_ids=as_ids)
     match options.dataset_name:
@@ -45,7 +45,7 @@ def make_prompts(
 
 
 def _lengths(options: DatasetOptions, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """(input, output) of each prompt."""
+    """(input, output) length of each prompt."""
     low = options.random_range_ratio
 
     def draw(most: int) -> list[int]:
@@ -68,8 +68,8 @@ class _Maker:
         return self._prompt(self._some_words(num_tokens), output_len)
 
     def any_ids(self, num_tokens: int, output_len: int) -> Prompt:
-        """Of the whole vocabulary but its special tokens. As text they may be another number of
-        tokens for the server."""
+        """Ids of the whole vocabulary except its special tokens. Decoded to text they may be
+        another number of tokens for the server."""
         ids: list[int] = []
         while len(ids) < num_tokens:
             drawn = self._rng.integers(0, self._tokenizer.vocab_size, size=num_tokens)
@@ -118,8 +118,8 @@ class _Maker:
         return ids
 
     def _some_words(self, num_tokens: int) -> str:
-        """Text of that many tokens; of nearly as many where the tokenizer joins its words in
-        unforeseen ways."""
+        """Text of that many tokens, or of nearly as many if the tokenizer joins words in ways that
+        cannot be foreseen."""
         ids: list[int] = self._rng.choice(self._vocabulary(), size=num_tokens).tolist()
         for _ in range(TRIES):
             text = self._tokenizer.decode(ids)
@@ -131,8 +131,8 @@ class _Maker:
         return text
 
     def _vocabulary(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Ids of tokens that begin a word, for those join nowhere; of any letters where a
-        vocabulary has FEW_WORDS of them, or none."""
+        """Ids of tokens that begin a word, because such tokens never join; if a vocabulary has
+        fewer than FEW_WORDS of them, ids of tokens of any letters."""
         if self._words is None:
             words: list[int] = []
             letters: list[int] = []
@@ -153,7 +153,7 @@ class _Maker:
 
 
 def _read(options: DatasetOptions) -> Iterator[tuple[str, str, int | None]]:
-    """(prompt, recorded answer, wanted tokens) of each conversation of the file."""
+    """(prompt, recorded answer, wanted tokens) of each conversation in the file."""
     if options.dataset_path is None:
         raise ConfigError(
             f"--dataset-name {options.dataset_name} needs --dataset-path: nothing is downloaded."

@@ -1,17 +1,18 @@
-"""``setpoint bench quality``: what a configuration loses against the same model in plain bf16, on a
-fixed set of texts.
+"""``setpoint bench quality``: how much worse a configuration predicts than the same model in plain
+bf16, on a fixed set of texts.
 
-Works on two Engines, one after the other, that are given the same ids. Perplexity and the likeliest
-next tokens come from the texts' logprobs, in windows of WINDOW tokens; greedy continuations begin
-at even distances in them. It knows nothing of quantization.
+Works on two Engines, one after the other, that get the same ids. Perplexity and the likeliest next
+tokens come from the texts' logprobs, in windows of WINDOW tokens; greedy continuations begin at
+equal distances in the texts. It knows nothing of quantization.
 
-Exit codes: 0 measured, 3 measured and above --max-perplexity-change.
+Exit codes: 0: measured; 3: measured, and the change is above --max-perplexity-change.
 
 Definitions, with p the probability that a model gives the text's next token. Perplexity:
-exp(mean(-ln p)). Change: perplexity of the candidate by that of the reference, less 1; its error is
-the standard error of the mean of ln p(reference) - ln p(candidate). Mean |Δ ln p|: of the same
-differences. Top-1 agreement: the share of positions where both models find the same token
-likeliest. Greedy agreement: the share of generated tokens before an answer's first difference.
+exp(mean(-ln p)). Change: perplexity of the candidate divided by that of the reference, minus 1; its
+error is the standard error of the mean of ln p(reference) - ln p(candidate). Mean |Δ ln p|: the
+mean magnitude of the same differences. Top-1 agreement: the share of positions where both models
+find the same token likeliest. Greedy agreement: the share of generated tokens before an answer's
+first difference.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import msgspec
 import numpy as np
 
 from setpoint.bench import report
-from setpoint.bench.divergence import Measured, Windows, compare, table
+from setpoint.bench.divergence import Predictions, Windows, compare, table
 from setpoint.bench.progress import waiting
 from setpoint.config.bench_engine import QualityOptions
 from setpoint.config.commandline import CommandLine
@@ -37,20 +38,21 @@ from setpoint.offline import Engine
 
 EXCEEDED = 3
 TEXTS = Path(__file__).with_name("texts")
-"""One file per kind, written for this purpose: no model has learned them by heart."""
+"""One file per kind of text. They were written for this benchmark, so that no model has learned
+them by heart."""
 REFERENCE = {"dtype": "bfloat16", "quantization": "unquant", "kv_cache_dtype": "auto"}
-"""Options of the engine that the other one is compared with; what is not here is the user's."""
+"""Options of the reference engine. Options that are not listed here have the user's values."""
 
 WINDOW = 512
-"""Most tokens that a prediction can look back on, and of one request."""
+"""Most tokens that a prediction can look back on, and most tokens of one request."""
 ANSWER = 64
 AT_ONCE = 32
-"""Windows whose logprobs are held as Python objects at the same time."""
+"""Number of windows whose logprobs exist as Python objects at the same time."""
 
 
 def bench_quality(line: CommandLine, env: EnvSettings) -> int:
-    """Measure, print and record; returns the exit code. Raises SetpointError, ConfigError for texts
-    that cannot be used."""
+    """Measure, print and record; returns the exit code. Raises SetpointError, and ConfigError for
+    texts that cannot be used."""
     own: QualityOptions = line.own
     options = line.options
     if options.is_embedding:
@@ -63,7 +65,7 @@ def bench_quality(line: CommandLine, env: EnvSettings) -> int:
     if options.random_seed is None:
         options = msgspec.structs.replace(
             options, random_seed=0
-        )  # dummy weights are the same for both
+        )  # both engines have the same dummy weights
     plain = msgspec.structs.replace(options, **REFERENCE)
     with Engine.from_options(plain, env, given=line.given | REFERENCE.keys()) as engine:
         info = engine.get_server_info()
@@ -84,13 +86,13 @@ def bench_quality(line: CommandLine, env: EnvSettings) -> int:
 
 
 def is_exceeded(result: Mapping[str, Any], limit: float | None) -> bool:
-    """A change that is no number exceeds every limit."""
+    """True if the change is above the limit, or is not a number."""
     return limit is not None and not result["perplexity_change"] <= limit
 
 
 def cut(texts: Mapping[str, str], tokenizer: Tokenizer, length: int) -> tuple[Windows, int]:
-    """Windows of ``length`` ids at most, and how many ids each begins with that a tokenizer puts
-    before any text."""
+    """Windows of at most ``length`` ids, and the number of ids that the tokenizer puts before any
+    text, with which each window begins."""
     with_specials = tokenizer.encode("a").tolist()
     prefix = with_specials[
         : with_specials.index(tokenizer.encode("a", add_special_tokens=False)[0])
@@ -108,8 +110,8 @@ def cut(texts: Mapping[str, str], tokenizer: Tokenizer, length: int) -> tuple[Wi
     return Windows(kinds, windows), len(prefix)
 
 
-class Answers(Protocol):
-    """What is used of an Engine."""
+class PredictingEngine(Protocol):
+    """The part of an Engine that is used here."""
 
     @property
     def generate(self) -> Callable[..., Any]: ...
@@ -118,9 +120,10 @@ class Answers(Protocol):
 
 
 def measure(
-    engine: Answers, windows: Windows, prompts: Sequence[list[int]], *, name: str
-) -> Measured:
-    """``name``: what the engine is, for whoever waits. Raises SetpointError if a request fails."""
+    engine: PredictingEngine, windows: Windows, prompts: Sequence[list[int]], *, name: str
+) -> Predictions:
+    """Run the windows and prompts on an engine. ``name``: what the engine is, for the progress
+    line. Raises SetpointError if a request fails."""
     logprobs, likeliest = [], []
     wanted = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
     for begin in range(0, len(windows.ids), AT_ONCE):
@@ -152,7 +155,7 @@ def measure(
         "weight_bytes",
     )
     about = {"model": info["model_path"], **{name: info[name] for name in names}}
-    return Measured(logprobs, likeliest, [answer["output_ids"] for answer in answers], about)
+    return Predictions(logprobs, likeliest, [answer["output_ids"] for answer in answers], about)
 
 
 def _answered(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -168,7 +171,7 @@ def _answered(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _texts(path: str | None) -> dict[str, str]:
-    """Kind -> text: ours, or the user's under its file's name."""
+    """Kind -> text: the texts that come with Setpoint, or the user's text under its file's name."""
     if path is None:
         return {file.stem: file.read_text(encoding="utf-8") for file in sorted(TEXTS.glob("*.txt"))}
     try:

@@ -1,5 +1,4 @@
-"""What is asked of a server and what it did: the plain data between datasets, clients and
-metrics."""
+"""Plain data between datasets, clients and metrics: what is asked of a server, and what it did."""
 
 from __future__ import annotations
 
@@ -11,36 +10,37 @@ class Prompt:
     """One request of a dataset."""
 
     content: str | list[int]
-    """Text, or ids."""
+    """The prompt as text, or as ids."""
     num_tokens: int
-    """By this side's tokenizer."""
+    """Number of tokens according to this side's tokenizer."""
     output_len: int
-    """Tokens wanted; 0 for an embedding."""
+    """Number of output tokens wanted; 0 for an embedding."""
 
 
 @dataclass(slots=True)
 class Record:
-    """One request's life, written by its backend while the answer comes. Times are
+    """One request's course. Its backend writes it while the answer arrives. Times are
     ``time.perf_counter`` seconds."""
 
     prompt: Prompt
     started_at: float = 0.0
     ended_at: float = 0.0
     times: list[float] = field(default_factory=list)
-    """When tokens came, one entry per chunk that brought any."""
+    """When tokens arrived: one entry for each chunk that brought any."""
     counts: list[int] = field(default_factory=list)
-    """How many each brought; 1 where the server does not say."""
+    """Number of tokens in each of these chunks; 1 if the server does not say."""
     pieces: list[str] = field(default_factory=list)
     num_outputs: int | None = None
-    """By the server's own count."""
+    """Number of output tokens by the server's own count."""
     num_prompt: int | None = None
-    """By the server's own count."""
+    """Number of prompt tokens by the server's own count."""
     cached: dict[str, int] = field(default_factory=dict)
-    """Prompt tokens that the server did not compute, by where they were: device, host, storage."""
+    """Prompt tokens that the server did not compute, by the place it had them in: device, host,
+    storage."""
     is_finished: bool = False
-    """The server has said that the answer is complete."""
+    """True once the server has said that the answer is complete."""
     error: str = ""
-    """Why it failed. Nothing of a failed request counts."""
+    """The reason of a failure. No figure includes failed requests."""
 
     @property
     def text(self) -> str:
@@ -51,5 +51,5 @@ class Record:
         self.counts.append(count)
 
     def fail(self, reason: str) -> None:
-        """The first reason stays."""
+        """Record a failure; the first reason is kept."""
         self.error = self.error or " ".join(reason.split())[:300]

@@ -1,5 +1,4 @@
-"""Results for people and for files: SGLang's printed labels, JSON lines, a plot of the terminal,
-and two results side by side."""
+"""Writes results: with SGLang's printed labels, as JSON lines, and as a plot in the terminal."""
 
 from __future__ import annotations
 
@@ -121,7 +120,7 @@ def _line(label: str, value: Any) -> str:
 
 
 def plot(title: str, values: Sequence[float]) -> list[str]:
-    """One line of bars; neighbours are averaged where there are more values than columns."""
+    """A line of bars; neighbouring values are averaged if there are more values than columns."""
     per_column = -(-len(values) // PLOT_COLUMNS) or 1
     columns = [
         statistics.fmean(values[at : at + per_column]) for at in range(0, len(values), per_column)
@@ -132,18 +131,18 @@ def plot(title: str, values: Sequence[float]) -> list[str]:
 
 
 def check_writable(path: str | None, *, flag: str = "--output-file") -> None:
-    """Before the work, not after it. Raises ConfigError."""
+    """Check before the work that the file can be written. Raises ConfigError."""
     if path is not None:
         _write(path, b"", "ab", flag)
 
 
 def append(path: str, result: Mapping[str, Any]) -> None:
-    """One more line. Raises ConfigError."""
+    """Append one line. Raises ConfigError."""
     _write(path, msgspec.json.encode(result) + b"\n", "ab", "--output-file")
 
 
 def write_plot(path: str, picture: str) -> None:
-    """Raises ConfigError."""
+    """Write the charts to a file. Raises ConfigError."""
     _write(path, picture.encode(), "wb", "--plot")
 
 

@@ -1,7 +1,8 @@
-"""``setpoint bench serving``: traffic to a server over HTTP, and what its clients see.
+"""``setpoint bench serving``: sends traffic to a server over HTTP and measures what its clients
+see.
 
-Exit codes: 0 every request answered; 3 some, or all, failed; 1 nothing could be measured; 2 an
-option that cannot be honoured.
+Exit codes: 0: every request was answered; 3: some or all requests failed; 1: nothing could be
+measured; 2: an option cannot be honoured.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 
 FAILED = 3
 INFO_S = 30.0
-"""For questions that a server answers at once."""
+"""Seconds to wait for answers that a server can give at once."""
 FLUSH_S = 60.0
 WARMUP_TOKENS = 32
 BUSY_SHARE = 0.8
-"""Of a core. One event loop that spends so much holds answers up, and their times are partly its
-own."""
+"""Share of a core. If this process's event loop spends more, it delays answers, and the measured
+times are partly its own."""
 
 
 _SHORTER = {
@@ -52,7 +53,7 @@ _SHORTER = {
     "sharegpt": "Leave them out with --sharegpt-context-len.",
     "custom": "Leave them out with --sharegpt-context-len.",
 }
-"""What to do about prompts that are too long."""
+"""Advice on prompts that are too long, by dataset."""
 
 
 class BenchError(SetpointError):
@@ -143,7 +144,7 @@ class _Bench:
     # -- requests
 
     async def _send(self, prompt: Prompt) -> Record:
-        """Never raises: what goes wrong is in the record."""
+        """Send one request. Never raises: a failure is in the record."""
         record, backend = Record(prompt), self._backend
         body = msgspec.json.encode(backend.body(prompt, self._wish))
         record.started_at = time.perf_counter()
@@ -166,7 +167,7 @@ class _Bench:
             record.fail("the answer ended early")
         elif backend.generates and not record.times:
             if record.num_outputs:
-                record.came(record.ended_at, record.num_outputs)  # tokens that are no text
+                record.came(record.ended_at, record.num_outputs)  # tokens that have no text
             else:
                 record.fail("the answer has no tokens")
         return record
@@ -193,7 +194,7 @@ class _Bench:
                 f" {_words(answer.body)}"
             )
 
-    # -- what the server is
+    # -- facts about the server
 
     async def _first_model(self) -> str:
         models = await self._ask("/v1/models")
@@ -202,8 +203,8 @@ class _Bench:
         raise BenchError(f"{self._server.url}/v1/models lists no model; name one with --model.")
 
     async def _check_lengths(self, prompts: list[Prompt], model: str) -> None:
-        """Raises ConfigError for prompts that this server must refuse. They may be a little longer
-        there (special tokens, a template)."""
+        """Raise ConfigError for prompts that this server must refuse. On the server they may be a
+        little longer (special tokens, a template)."""
         info = await self._server_info()
         context_len = await self._context_len(model)
         if context_len is None or (isinstance(info, dict) and info.get("allow_auto_truncate")):
@@ -218,12 +219,12 @@ class _Bench:
             )
 
     async def _context_len(self, model: str) -> int | None:
-        """None where the server does not say."""
+        """The server's context length; None if it does not say."""
         with suppress(BenchError, KeyError, TypeError):
             models = (await self._ask("/v1/models"))["data"]
             for each in sorted(
                 models, key=lambda each: each["id"] != model
-            ):  # a server may answer to other names, too
+            ):  # a server may answer to other names too
                 return int(each["max_model_len"])
         return None
 
@@ -235,7 +236,7 @@ class _Bench:
                 named = info.get("tokenizer_path") if isinstance(info, dict) else None
                 name = (
                     str(named) if named and Path(str(named)).is_dir() else None
-                )  # else a path of another machine
+                )  # otherwise it is a path on another machine
         try:
             folder = tokenizer_folder(name or model, log=print)
             return Tokenizer.from_folder(folder), folder
@@ -243,14 +244,14 @@ class _Bench:
             raise BenchError(f"{error} Name the model's tokenizer with --tokenizer.") from None
 
     async def _server_info(self) -> Any:
-        """None where the server has no such route, or is gone."""
+        """The server's ``/server_info``; None if it has no such route, or has gone."""
         try:
             return await self._ask("/server_info")
         except BenchError:
             return None
 
     async def _ask(self, path: str) -> Any:
-        """Raises BenchError."""
+        """Ask the server for JSON. Raises BenchError."""
         try:
             answer = await self._server.get(path, stall_s=INFO_S)
         except ExchangeError as error:
@@ -342,7 +343,7 @@ def _in_template(prompts: list[Prompt], tokenizer: Tokenizer, folder: Path) -> l
 
 
 def _accept_length(server_info: Any) -> float | None:
-    """Of speculative decoding; None without it."""
+    """Mean accepted length of speculative decoding; None without it."""
     with suppress(KeyError, IndexError, TypeError, ValueError):
         return float(server_info["internal_states"][0]["avg_spec_accept_length"])
     return None
@@ -359,7 +360,7 @@ def _json_object(text: str) -> Mapping[str, Any]:
 
 
 def _words(body: bytes) -> str:
-    """An error's message, wherever the server's shape of errors has it."""
+    """The message of an error, in each of the shapes that servers use."""
     with suppress(msgspec.DecodeError):
         found = msgspec.json.decode(body)
         if isinstance(found, dict):
@@ -369,7 +370,7 @@ def _words(body: bytes) -> str:
 
 
 def _raise_file_limit() -> None:
-    """A connection is a file, and the usual limit is 1,024."""
+    """Raise the limit on open files: a connection is a file, and the usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

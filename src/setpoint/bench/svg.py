@@ -1,5 +1,5 @@
-"""The few shapes our charts are made of, as SVG text. Every colour can be read on white and on
-black; it knows no figures."""
+"""The few shapes that our charts consist of, as SVG text. Every colour is readable on white and on
+black. This module knows no figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape
 
 TEXT, BLUE, GREY, ORANGE = "#7a7f87", "#1f7ae0", "#9aa3ad", "#c2571a"
-"""Text has a contrast of about 4 to 1 on white and 5 to 1 on black."""
+"""The contrast of text is about 4 to 1 on white and 5 to 1 on black."""
 FONT = "font-family='system-ui, sans-serif' font-size='12'"
 
 
@@ -34,6 +34,6 @@ def bar(x: float, y: float, width: float, height: float, colour: str) -> str:
 
 
 def line(points: Sequence[tuple[float, float]], colour: str, *, width: float = 1.5) -> str:
-    """From point to point."""
+    """A line through the points."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return f"<polyline points='{path}' fill='none' stroke='{colour}' stroke-width='{width:g}'/>"
