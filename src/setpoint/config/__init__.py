@@ -1,2 +1,2 @@
-"""Every option declared once, parsed once, resolved once with reasons. Knows no device and no model
-but through plain data."""
+"""Declares, parses and resolves every option, each with a reason. Knows devices and models only as
+plain data."""

@@ -1,5 +1,5 @@
 """The options of ``setpoint bench``: SGLang's names for what its benchmark tools have, and a few of
-ours."""
+Setpoint's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DATASETS = ("random", "random-ids", "generated-shared-prefix", "sharegpt", "cust
 
 
 class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked. Shared by the benchmarks that send prompts."""
+    """The prompts and answers to ask for. Shared by the benchmarks that send prompts."""
 
     dataset_name: Annotated[
         str,
@@ -112,7 +112,7 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OfflineOptions(DatasetOptions, frozen=True, kw_only=True):
-    """``setpoint bench offline`` in addition to the engine's options."""
+    """The options of ``setpoint bench offline``, in addition to the engine's."""
 
     skip_warmup: Annotated[
         bool, Option(DATASET, "Measure a fresh engine, without warm-up requests.")

@@ -13,8 +13,8 @@ BATCH = "Batch"
 
 
 class OneBatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``setpoint bench one-batch`` in addition to the engine's options. Every combination of the
-    three lists is measured."""
+    """The options of ``setpoint bench one-batch``, in addition to the engine's. Every combination
+    of the three lists is measured."""
 
     batch_size: Annotated[
         tuple[int, ...], Option(BATCH, "Number of sequences in the batch.", metavar="N", low=1)
@@ -56,7 +56,7 @@ class OneBatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QualityOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``setpoint bench quality`` in addition to the engine's options."""
+    """The options of ``setpoint bench quality``, in addition to the engine's."""
 
     text_file: Annotated[
         str | None,

@@ -22,7 +22,7 @@ BACKENDS = (
 
 
 class ServingOptions(DatasetOptions, frozen=True, kw_only=True):
-    """``setpoint bench serving``."""
+    """The options of ``setpoint bench serving``."""
 
     backend: Annotated[
         str,
@@ -40,8 +40,8 @@ class ServingOptions(DatasetOptions, frozen=True, kw_only=True):
             metavar="URL",
         ),
     ] = None
-    host: Annotated[str, Option(TARGET, "The server's.")] = "127.0.0.1"
-    port: Annotated[int, Option(TARGET, "The server's.", low=1, high=65535)] = 30000
+    host: Annotated[str, Option(TARGET, "Host of the server.")] = "127.0.0.1"
+    port: Annotated[int, Option(TARGET, "Port of the server.", low=1, high=65535)] = 30000
     model: Annotated[
         str | None,
         Option(TARGET, "Model name to send; the first one that the server lists if not given."),

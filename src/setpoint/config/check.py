@@ -18,10 +18,11 @@ from setpoint.core.errors import ConfigError
 from setpoint.core.jsonfile import parse_json
 
 LEAST_POOL_TOKENS = 8
-"""What the shortest request needs: one token of prompt, and what ``pool`` keeps free behind it."""
+"""Pool tokens that the shortest request needs: one prompt token, and the tokens that ``pool`` keeps
+free after it."""
 MAX_INT = (1 << 53) - 1
-"""Of a whole number without a bound of its own: the largest that every reader of JSON takes
-exactly."""
+"""Largest value of a whole number without a bound of its own: the largest that every reader of JSON
+represents exactly."""
 
 
 def check_options(options: Options) -> None:
@@ -97,12 +98,13 @@ EVICTION_PARAMETERS: dict[str, dict[str, int]] = {
     "slru": {"protected_threshold": 1},
     "tlru": {"threshold": 0, "next_prompt_estimate": 0},
 }
-"""Policy -> its parameters in ``--radix-eviction-policy-config`` and the least value of each."""
+"""Eviction policy -> its parameters in ``--radix-eviction-policy-config``, each with its smallest
+value."""
 
 
 def eviction_parameters(options: Options) -> dict[str, int]:
     """``--radix-eviction-policy-config`` as keyword arguments of the policy. Raises ConfigError for
-    what the policy does not take."""
+    parameters that the policy does not have."""
     policy, flag = options.radix_eviction_policy, "--radix-eviction-policy-config"
     given = _json_object(
         flag, options.radix_eviction_policy_config, example='{"protected_threshold": 2}'

@@ -1,9 +1,9 @@
-"""From a command line, and the YAML file it may name, to :class:`Options` and the command's own
-options.
+"""Turns a command line, and the YAML file that it may name, into :class:`Options` and the command's
+own options.
 
-Spellings are brought to the canonical one first (``sglang_names``), for both sources alike;
-argparse then sees exact names only, converts types and prints the help. Choices and bounds are
-checked by ``check``.
+For both sources, spellings are first replaced by the canonical ones (``sglang_names``); argparse
+then sees exact names only, converts types and prints the help. Choices and bounds are checked by
+``check``.
 """
 
 from __future__ import annotations
@@ -37,22 +37,19 @@ class CommandLine:
     own: Any
     """An instance of ``Command.own``."""
     given: frozenset[str]
-    """Names of the options the user wrote, those included that only SGLang has and that were given
-    its own default."""
+    """Names of the options that the user wrote, including those that only SGLang has and that were
+    given SGLang's default."""
 
 
 def parse(command: Command, argv: list[str]) -> CommandLine:
-    """The words behind ``setpoint COMMAND``.
-
-    Raises ConfigError for anything that cannot be honoured; ``--help`` prints and raises
-    SystemExit(0).
-    """
+    """Parse the words after ``setpoint COMMAND``. Raises ConfigError for anything that cannot be
+    honoured; ``--help`` prints and raises SystemExit(0)."""
     return _Reader(command).read(argv)
 
 
 def parse_keywords(command: Command, values: Mapping[str, Any]) -> CommandLine:
-    """The same from Python: names with underscores, values of their own type or as they are typed.
-    Raises ConfigError."""
+    """Parse keywords from Python: names with underscores; values of the option's type, or text as
+    on a command line. Raises ConfigError."""
     reader = _Reader(command)
     try:
         return reader.read(
@@ -117,9 +114,9 @@ class _Reader:
         return values
 
     def _canonical_tokens(self, argv: list[str]) -> tuple[list[str], frozenset[str]]:
-        """``argv`` with every option in its canonical spelling, less those that only SGLang has,
-        whose names come second: they must ask for its own default. Raises ConfigError for those
-        that ask for more."""
+        """Returns ``argv`` with every option in its canonical spelling, without the options that
+        only SGLang has, and the names of those options: they must ask for SGLang's default. Raises
+        ConfigError for those that ask for anything else."""
         tokens: list[str] = []
         dropped = set()
         rest = deque(argv)
@@ -152,8 +149,8 @@ class _Reader:
         )
 
     def _of_file(self, path: Path) -> tuple[dict[str, Any], frozenset[str]]:
-        """A YAML file's values and the names of what only SGLang has: read as command-line tokens,
-        so that there is one way to do that."""
+        """Returns a YAML file's values, and the names of the options in it that only SGLang has.
+        Both are read as command-line tokens, so that there is one way to read options."""
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -180,14 +177,14 @@ class _Reader:
         return values, dropped
 
     def tokens(self, key: object, value: Any) -> list[str]:
-        """An option that is not text yet, as a command line has it."""
+        """The command-line tokens for an option whose value is not text yet."""
         flag = self._canonical("--" + str(key).lstrip("-").replace("_", "-"))
         if flag == "--help":
             raise ConfigError(f"{key} is not an option here.")
         if value is None:
             return []
         field = self._fields.get(flag)
-        if field is None:  # only SGLang has it; what it says is looked at later
+        if field is None:  # only SGLang has it; its value is checked later
             return (
                 []
                 if value is False
@@ -202,7 +199,7 @@ class _Reader:
                 raise ConfigError(f"{key} must be true or false, got {value!r}.")
             return [flag] if value else []
         if isinstance(value, bool) and {"off", "on"} <= set(field.about.choices):
-            value = "on" if value else "off"  # YAML takes the unquoted words for booleans
+            value = "on" if value else "off"  # YAML reads the unquoted words as booleans
         if isinstance(value, dict) and field.about.metavar == "JSON":
             value = json.dumps(value)
         if isinstance(value, (bool, list, dict)):
@@ -266,7 +263,7 @@ def _parser(command: Command) -> argparse.ArgumentParser:
 
 
 def metavar(field: Field[Option]) -> str:
-    """What stands for the value in help and documentation."""
+    """The placeholder for the value in help and documentation."""
     if field.about.choices:
         return "{" + ",".join(map(str, field.about.choices)) + "}"
     return field.about.metavar or {int: "N", float: "X"}.get(
@@ -288,7 +285,7 @@ def _help(field: Field[Option], default: Any, others: list[str]) -> str:
 
 
 def converter(field: Field[Option]) -> Callable[[str], Scalar]:
-    """From a word to a value of the option; raises argparse.ArgumentTypeError."""
+    """A function from a word to a value of the option; it raises argparse.ArgumentTypeError."""
 
     def convert(text: str) -> Scalar:
         try:

@@ -1,8 +1,8 @@
-"""The commands, declared once: name, what it does, its own options, what it takes from the
-server's.
+"""The commands, declared once: name, purpose, own options, and which of the server's options each
+takes.
 
-``commandline`` parses by these, ``docs`` writes them into ``docs/flags.md``, ``cli`` lists them.
-How a command runs is not here.
+``commandline`` parses by these declarations, ``docs`` writes them into ``docs/flags.md``, ``cli``
+lists them. How a command runs is not here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NoOptions(msgspec.Struct, frozen=True):
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``setpoint batch`` has in addition to the engine's options."""
+    """The options of ``setpoint batch``, in addition to the engine's."""
 
     input: Annotated[
         str | None,
@@ -80,7 +80,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``setpoint chat`` has in addition to the engine's options."""
+    """The options of ``setpoint chat``, in addition to the engine's."""
 
     base_url: Annotated[
         str | None,
@@ -146,7 +146,7 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SetOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``setpoint set`` takes."""
+    """The options of ``setpoint set``."""
 
     url: Annotated[
         str | None,
@@ -178,30 +178,30 @@ class SetOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Command:
-    """How one command's line is read."""
+    """How a command's line is read."""
 
     name: str
     summary: str
-    """One line for 'setpoint --help'."""
+    """One line of text for 'setpoint --help'."""
     description: str
     arguments: str
-    """What stands behind the name in the usage line."""
+    """The text after the name in the usage line."""
     positional: str
-    """The option that the argument without a flag means; "" where there is no such argument."""
+    """The option that a first argument without a flag sets; "" if there is no such argument."""
     rest: str = ""
-    """The list option that further arguments without a flag mean; "" where there are none."""
+    """The list option that further arguments without a flag set; "" if there are none."""
     own: type[msgspec.Struct] = NoOptions
     listens: bool = False
-    """Serves clients: takes the options that are ``server_only``."""
+    """Whether the command serves clients, and so takes the options that are ``server_only``."""
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
     """Defaults that differ from the server's."""
 
     sglang_flags: Set[str] = KNOWN
-    """Flags that are SGLang's; the others are marked as ours in the documentation."""
+    """Flags that SGLang has too; the documentation marks the others as Setpoint's own."""
     has_engine: bool = True
-    """Starts an engine, and takes its options."""
+    """Whether the command starts an engine, and so takes its options."""
     is_function: bool = False
-    """Called from Python, with keywords; not a word behind ``setpoint``."""
+    """Whether it is called from Python with keywords, and not as a word after ``setpoint``."""
 
     @property
     def called(self) -> str:
@@ -209,7 +209,7 @@ class Command:
 
     @property
     def manual(self) -> str:
-        """Where its options are listed."""
+        """The page that lists its options."""
         return "docs/flags.md" if self.is_function else f"'setpoint {self.name} --help'"
 
     @property
@@ -227,7 +227,7 @@ class Command:
 
 
 def _of_sglang(own: type[msgspec.Struct]) -> Set[str]:
-    """The flags of a benchmark's own options that are SGLang's, too."""
+    """The flags of a benchmark's own options that SGLang has too."""
     return frozenset(field.flag for field in declared(own, Option)) - OURS
 
 

@@ -16,16 +16,16 @@ T = TypeVar("T")
 
 @dataclass(slots=True, frozen=True)
 class Decision:
-    """One resolved value and why it is so; printed at start, cited by advice."""
+    """One resolved value and its reason; printed at start, quoted by advice."""
 
     field: str
     value: Scalar
     why: str
     warn: bool = False
-    """The value is not what the user asked for, or likely to hurt: logged as a warning."""
+    """The value is not what the user asked for, or is likely to hurt; logged as a warning."""
     told: bool = False
-    """The user asked something whose answer this is: logged like other news of the start, where
-    plain decisions are details."""
+    """The answer to something that the user asked for: logged at the level of other start-up news,
+    whereas plain decisions are details."""
 
     def __str__(self) -> str:
         return f"{self.field}={self.value} ({self.why})"
@@ -37,8 +37,8 @@ class Book:
     def __init__(
         self, options: Options, given: Set[str], profile: Mapping[str, tuple[str, bool]]
     ) -> None:
-        """``profile``: what the workload's profile says of an option; stands beside the reason of
-        its value."""
+        """``profile``: what the workload's profile says about each option, to be added to the
+        reason of its value."""
         self.options = options
         self.values: dict[str, Any] = {}
         self._given = given
@@ -46,13 +46,13 @@ class Book:
         self._reasons: dict[str, tuple[str, bool]] = {}
 
     def put(self, name: str, value: T, why: str, *, warn: bool = False) -> T:
-        """Settle ``name`` and return the value."""
+        """Settle ``name`` at ``value``, and return the value."""
         self.values[name] = value
         self._reasons[name] = why, warn
         return value
 
     def fill(self, name: str, value: Scalar, why: str) -> None:
-        """Settle ``name`` if it is still open."""
+        """Settle ``name`` if nothing has settled it yet."""
         if self.get(name) is None:
             self.put(name, value, why)
 
@@ -61,7 +61,7 @@ class Book:
         return self.values.get(name, getattr(self.options, name))
 
     def changed(self, name: str) -> bool:
-        """Whether the user asked for something else than the default."""
+        """Whether the user asked for a value other than the default."""
         return bool(getattr(self.options, name) != getattr(_DEFAULTS, name))
 
     def decisions(self) -> list[Decision]:

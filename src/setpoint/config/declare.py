@@ -1,10 +1,9 @@
 """How an option or an environment variable is declared: metadata on an annotated field of a frozen
 struct.
 
-The field's type and default belong to the struct; everything else (help, group, choices, bounds,
-tuning range, whether it can change while serving) stands in one :class:`Option` or
-:class:`EnvVar`. The parser, the documentation, ``/server_info`` and the checks read these and
-nothing else.
+The struct defines the field's type and default; everything else (help, group, choices, bounds,
+tuning range, whether it can change while serving) is in one :class:`Option` or :class:`EnvVar`. The
+parser, the documentation, ``/server_info`` and the checks read these and nothing else.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ Scalar = str | int | float | bool | None
 M = TypeVar("M")
 
 MASK = "********"
-"""Stands for a secret."""
+"""Shown instead of a secret."""
 
 
 @dataclass(slots=True, frozen=True)
 class Range:
-    """The values worth trying for a number, ends included."""
+    """The values of a number that are worth trying, ends included."""
 
     low: float
     high: float
     log: bool = False
-    """Try by factors instead of differences."""
+    """Try multiples instead of equal steps."""
 
 
 @dataclass(slots=True, frozen=True)
 class Option:
-    """What a command-line option is, beyond its type and default."""
+    """The properties of a command-line option other than its type and default."""
 
     group: str
     help: str
@@ -46,25 +45,25 @@ class Option:
     high: float | None = None
     """Largest allowed value."""
     infinite: bool = False
-    """``inf`` is a value."""
+    """Whether ``inf`` is a valid value."""
     human: bool = False
-    """Accepts human integers (``32k``, ``32Ki``)."""
+    """Whether it accepts human integers (``32k``, ``32Ki``)."""
     tunable: Range | tuple[Scalar, ...] | None = None
-    """What a tuner may try; None = not a matter of tuning."""
+    """The values that a tuner may try; None if the option is not worth tuning."""
     live: bool = False
-    """Can change while the engine serves, between two steps (``config.live``)."""
+    """Whether it can change while the engine serves, between two steps (``config.live``)."""
     secret: bool = False
-    """Its value is never printed: see ``shown``."""
+    """Whether its value is a secret, which is never printed (``shown``)."""
     server_only: bool = False
-    """Only where something listens; the other commands refuse it."""
+    """Whether it matters only to a command that listens; the other commands refuse it."""
     short: str = ""
     """A one-letter spelling, e.g. ``-o``."""
     no_effect: str = ""
-    """Why it changes nothing here; "" for every option that does something."""
+    """Why the option has no effect here; "" for every option that has one."""
 
     @property
     def meaning(self) -> str:
-        """The help, and that it changes nothing if so."""
+        """The help text, followed by why the option has no effect, if it has none."""
         return (
             f"{self.help} Accepted without effect: {self.no_effect}."
             if self.no_effect
@@ -82,13 +81,13 @@ class EnvVar:
 
 @dataclass(slots=True, frozen=True)
 class Field(Generic[M]):
-    """One declared field: ``kind`` is the type of a value, without None; of one of them where there
-    are several."""
+    """One declared field. ``kind`` is the type of a value, without None; the type of one element
+    for a field of several values."""
 
     name: str
     kind: type
     default: Any
-    """A Scalar, or a tuple of them."""
+    """A Scalar, or a tuple of Scalars."""
     about: M
     is_list: bool = False
 
@@ -98,7 +97,7 @@ class Field(Generic[M]):
 
 
 def shown(field: Field[Option], value: Any) -> Any:
-    """What logs, messages and ``/server_info`` show of the option's value."""
+    """The option's value as logs, messages and ``/server_info`` show it."""
     return MASK if field.about.secret and value is not None else value
 
 

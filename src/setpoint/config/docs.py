@@ -1,5 +1,5 @@
-"""``docs/flags.md`` from the declarations: ``python -m setpoint.config.docs`` writes it, and a test
-compares it."""
+"""Writes ``docs/flags.md`` from the declarations (``python -m setpoint.config.docs``); a test
+compares the two."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ _INTRO = """# Options
 
 Names, meanings and defaults are SGLang 0.5.23's unless marked *own*. An unambiguous prefix stands
 for the option (`--tp 1`), whole numbers of tokens may be written `32k` (32000) or `32Ki` (32768),
-and `--config file.yaml` reads options from a file, with the command line winning. What is not given
-is decided at start; `--log-level debug` and `/server_info` show every decision with its reason.
+and `--config file.yaml` reads options from a file, with the command line winning. Values
+that are not given are decided at start; `--log-level debug` and `/server_info` show every decision
+with its reason.
 
-`setpoint serve` takes all options but those under the name of another command. The other commands
-take theirs, and all of the engine's: what is marked *serve only* means nothing to them and is
-refused. `setpoint bench serving` starts no engine and takes its own alone.
+`setpoint serve` takes all options except those under the name of another command. The other
+commands take their own and the engine's; they refuse those marked *serve only*, which would have no
+effect. `setpoint bench serving` starts no engine and takes only its own.
 
 Options marked *live* can change while a server serves: `setpoint set URL NAME=VALUE ...`, or the
 route `/set_internal_state`, changes one or several of them between two steps. A value is checked as
-at a start, and `none` takes an option back. Requests that run go on, and their answers stay the
+at a start, and `none` takes an option back. Running requests continue, and their answers stay the
 same. `/server_info` shows the present values, and the log says who changed what, from what to what.
-Two live options are limited by what the start has planned memory for: `--max-running-requests` by
+Two live options are limited by the memory that was planned at start: `--max-running-requests` by
 the requests there is room for, `--chunked-prefill-size` by the prompt tokens of the largest step.
 Every other option needs a restart. *Tune* is the range worth trying.
 """
@@ -107,7 +108,7 @@ def _flag(name: str) -> str:
 
 
 def _option_table(title: str, fields: Iterable[Field[Option]], *, sglang: Set[str] = KNOWN) -> str:
-    """``sglang``: the flags that are not marked as ours."""
+    """``sglang``: the flags that are not marked as Setpoint's own."""
     head = f"\n## {title}\n\n| option | default | live | tune | meaning |\n|---|---|---|---|---|\n"
     return head + "".join(_option_row(field, sglang) for field in fields)
 

@@ -63,7 +63,7 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         EnvVar(
             "IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD",
-            "From this many tokens shared with another waiting request, one waits for the other.",
+            "If two waiting requests share at least this many tokens, one waits for the other.",
         ),
     ] = 32
     req_waiting_timeout_s: Annotated[
@@ -128,7 +128,8 @@ _WORDS = {
 
 
 def read_environment(environ: Mapping[str, str]) -> EnvSettings:
-    """The honoured variables in ``environ``. Raises ConfigError for a value of the wrong type."""
+    """The values of the honoured variables in ``environ``. Raises ConfigError for a value of the
+    wrong type."""
     values: dict[str, Any] = {}
     for field in ENV_FIELDS:
         text = environ.get(field.about.name, "").strip()
@@ -138,8 +139,8 @@ def read_environment(environ: Mapping[str, str]) -> EnvSettings:
 
 
 def unread_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """SGLANG_* variables that are set but not honoured here: to be named in the log, never dropped
-    in silence."""
+    """SGLANG_* variables that are set but not honoured here; the log names them, so that none is
+    ignored in silence."""
     honoured = {field.about.name for field in ENV_FIELDS}
     return tuple(
         sorted(name for name in environ if name.startswith("SGLANG_") and name not in honoured)

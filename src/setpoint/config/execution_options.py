@@ -1,7 +1,5 @@
-"""Where and on what a step runs: options of memory, cache and execution.
-
-``options`` says what is common to all declarations.
-"""
+"""Options of memory, cache and execution: where a step runs, and on which implementations.
+``options`` says what is common to all declarations."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ EXECUTION = "Execution"
 
 
 class ExecutionOptions(SchedulingOptions, frozen=True, kw_only=True):
-    """What the user asked for of memory and device."""
+    """The user's wishes about memory and device."""
 
     # -- Memory and cache
     mem_fraction_static: Annotated[
@@ -94,8 +92,8 @@ class ExecutionOptions(SchedulingOptions, frozen=True, kw_only=True):
         bool,
         Option(
             EXECUTION,
-            "Compile the torch operations of small steps, if there are any and it pays; start-up"
-            " says what came of it.",
+            "Compile the torch operations of small steps, if there are any and compiling pays;"
+            " start-up reports the result.",
         ),
     ] = False
     torch_compile_max_bs: Annotated[

@@ -1,9 +1,9 @@
-"""How much memory the GPU has that an engine would use, as the CUDA driver says.
+"""How much memory the GPU of an engine has, according to the CUDA driver.
 
-The driver knows what ``CUDA_VISIBLE_DEVICES`` leaves visible and how large a slice of a GPU (MIG)
-is. It is asked in a process of its own, this file run as a script: a process that has called the
-driver can no longer fork children that use it, and the process that wants to know may be a user's
-script. Imports no torch.
+The driver knows which GPUs ``CUDA_VISIBLE_DEVICES`` leaves visible and how large a slice of a GPU
+(MIG) is. It is asked in a separate process that runs this file as a script: a process that has
+called the driver can no longer fork children that use it, and the process that wants to know may be
+a user's script. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ logger = logging.getLogger(__name__)
 
 DRIVER = "libcuda.so.1"
 TIMEOUT_S = 30.0
-"""The driver starts in a fraction of a second, or in some seconds on a machine with many GPUs that
-nobody uses."""
+"""Seconds to wait for the driver, which starts in a fraction of a second, or in a few seconds on a
+machine with many idle GPUs."""
 
 
 def first_gpu_bytes() -> int | None:
     """Memory of the first visible GPU; None, with a warning that says why, if the driver does not
-    tell."""
+    say."""
     try:
         asked = subprocess.run(
             [sys.executable, "-I", __file__],

@@ -1,5 +1,5 @@
-"""What of this machine the process may really use: cores by affinity and cgroup quota, memory by
-cgroup limit, a GPU or not.
+"""What this process may really use of the machine: cores by affinity and cgroup quota, memory by
+cgroup limit, and whether there is a GPU.
 
 With ``gpu_memory`` the only part of config that looks at the machine. Reads /proc, /sys and psutil;
 imports no torch.
@@ -29,11 +29,11 @@ class Hardware:
     available_bytes: int
     """Memory the process could still take without swapping, in its container if there is one."""
     gpu_bytes: int | None = None
-    """Memory of the GPU that an engine would use; None = not known, or there is none."""
+    """Memory of the GPU that an engine would use; None if it is unknown or there is no GPU."""
 
 
 def probe_hardware(root: Path = Path("/")) -> Hardware:
-    """Look at the machine. ``root`` is where /proc, /sys and /dev are looked for."""
+    """Inspect the machine. ``root`` is the folder that contains /proc, /sys and /dev."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -54,8 +54,8 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def why_no_cuda(root: Path = Path("/")) -> str:
-    """The reason that torch cannot compute on an NVIDIA GPU here, as far as files tell; "" if none
-    is found."""
+    """Why torch cannot compute on an NVIDIA GPU here, judged by files alone; "" if no reason is
+    found."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides every GPU"
     if not _has_driver(root, *NVIDIA_FILES, *HOSTED_FILES):
@@ -64,10 +64,10 @@ def why_no_cuda(root: Path = Path("/")) -> str:
 
 
 NVIDIA_FILES = ("dev/nvidiactl", "proc/driver/nvidia/version")
-"""Of NVIDIA's driver on Linux."""
+"""Device files of NVIDIA's driver on Linux."""
 HOSTED_FILES = ("dev/dxg", "dev/nvhost-ctrl")
-"""Of a GPU of some kind under Windows' subsystem for Linux, and of boards with one inside: it may
-be NVIDIA's."""
+"""Device files of some GPU, under Windows' subsystem for Linux and on boards with a built-in one:
+it may be NVIDIA's."""
 
 
 def _has_driver(root: Path, *files: str) -> bool:
@@ -75,7 +75,7 @@ def _has_driver(root: Path, *files: str) -> bool:
 
 
 def _torch_has_cuda() -> bool:
-    """Whether the installed torch is a CUDA build, told by its libraries: finding a package does
+    """Whether the installed torch is a CUDA build, judged by its libraries: finding a package does
     not import it."""
     spec = importlib.util.find_spec("torch")
     return (
@@ -86,8 +86,8 @@ def _torch_has_cuda() -> bool:
 
 
 def _cgroup_memory(root: Path) -> Iterator[int]:
-    """limit - usage of every cgroup above this process that has one; pages of files it could drop
-    count as free."""
+    """Limit minus usage of every cgroup at or above this process that has a limit; file pages that
+    the kernel could drop count as free."""
     for folder in _cgroup_folders(root, "memory"):
         for limit_file, usage_file, inactive in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -99,7 +99,7 @@ def _cgroup_memory(root: Path) -> Iterator[int]:
 
 
 def _cgroup_cores(root: Path) -> Iterator[float]:
-    """Quota in cores of every cgroup above this process that has one."""
+    """Quota in cores of every cgroup at or above this process that has one."""
     for folder in _cgroup_folders(root, "cpu"):
         words = _text(folder / "cpu.max").split()
         if len(words) == 2 and words[0] != "max":
@@ -110,8 +110,8 @@ def _cgroup_cores(root: Path) -> Iterator[float]:
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of this process's cgroup and those above it, in the v1 hierarchy of ``controller``
-    and in v2.
+    """Folders of this process's cgroup and its parents, in the v1 hierarchy of ``controller`` and
+    in v2.
 
     Inside a container the path may name a folder that only the host sees; then the mount point
     itself is the container's.
@@ -136,7 +136,7 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _text(path: Path) -> str:
-    """The file's content, or nothing where the kernel has no such file."""
+    """The file's content, or "" if the kernel has no such file."""
     try:
         return path.read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Messages for people who call an Engine: what a command line writes as a flag is a keyword
+"""Error messages for callers of an Engine: what a command line writes as a flag is a keyword
 there."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def as_keywords(text: str) -> str:
 
 @contextmanager
 def naming_keywords() -> Iterator[None]:
-    """A SetpointError from the block names keywords where it named flags."""
+    """A context in which a SetpointError names keywords instead of flags."""
     try:
         yield
     except SetpointError as error:

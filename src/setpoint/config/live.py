@@ -1,10 +1,9 @@
-"""Options of a running server: which may change, and what a change makes of all the others.
+"""Changing options of a running server: which may change, and how a change affects all the others.
 
-A change is settled as a start is: the options are resolved again as the user gave them, with the
-new values among those that are given. So choices, bounds, cross checks, derived values and warnings
-are those of a start. What is not live stays as the start has settled it.
-
-Pure; knows neither engine nor frontend.
+A change is settled as at a start: the options are resolved again as the user gave them, with the
+new values counted as given. So choices, bounds, cross checks, derived values and warnings are those
+of a start. Options that are not live keep the values that the start settled. Pure; knows neither
+engine nor frontend.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from setpoint.core.model import ModelSpec
 LIVE = tuple(field for field in OPTION_FIELDS if field.about.live)
 _FIELDS = {field.flag: field for field in OPTION_FIELDS}
 _DECIDED = frozenset(field.name for field in LIVE) | {"decode_after_piece"}
-"""Decisions that a change may make anew."""
+"""Decisions that a change may replace."""
 
 
 @dataclass(slots=True, frozen=True)
 class Asked:
-    """All that a configuration follows from (see ``resolve``)."""
+    """All inputs of a configuration (see ``resolve``)."""
 
     options: Options
-    """As the user wrote them."""
+    """Options as the user wrote them."""
     given: frozenset[str]
     hardware: Hardware
     model: ModelSpec
@@ -50,7 +49,7 @@ class Asked:
     drawn_seed: int
 
     def resolve(self) -> ResolvedConfig:
-        """Raises ConfigError."""
+        """Resolve these inputs. Raises ConfigError."""
         return resolve(
             self.options,
             self.hardware,
@@ -62,7 +61,8 @@ class Asked:
         )
 
     def changed(self, values: Mapping[str, Scalar]) -> Asked:
-        """The same with other values of these options; None takes an option back."""
+        """The same inputs with other values of these options; None removes an option from those
+        given."""
         given = {name for name, value in values.items() if value is not None}
         return replace(
             self,
@@ -73,13 +73,13 @@ class Asked:
 
 @dataclass(slots=True, frozen=True)
 class Running:
-    """The configuration of an engine that serves, and what led to it."""
+    """The configuration of a serving engine, and the inputs that it follows from."""
 
     asked: Asked
     config: ResolvedConfig
     pool: PoolConfig
     num_slots: int
-    """Sequences that the engine has room for."""
+    """Number of sequences that the engine has room for."""
     step_tokens: int
     """Prompt tokens of the largest step that memory was planned for."""
 
@@ -89,10 +89,8 @@ class Running:
         return Running(asked, config, pool, pool.max_running_requests, config.step_tokens)
 
     def changed(self, values: Mapping[str, Scalar]) -> Running:
-        """What this engine runs on once these live options have these values.
-
-        Raises ConfigError for what a start would refuse, and for what the engine has no room for.
-        """
+        """The configuration of this engine once these live options have these values. Raises
+        ConfigError for what a start would refuse, and for what the engine has no room for."""
         asked = self.asked.changed(values)
         settled = asked.resolve()
         live = {field.name: getattr(settled.options, field.name) for field in LIVE}
@@ -127,38 +125,39 @@ class Running:
             )
 
     def differences(self, before: Running) -> list[OptionChange]:
-        """What is another value now, options that follow from others included."""
+        """The options whose values differ now, including those that follow from others."""
         old, new = before.values(), self.values()
         return [OptionChange(name, old[name], new[name]) for name in new if old[name] != new[name]]
 
     def live_options(self) -> dict[str, Scalar]:
-        """As settled; the number of running requests as the pool allows it."""
+        """Settled values of the live options; the number of running requests as limited by the
+        pool."""
         found = {field.name: getattr(self.config.options, field.name) for field in LIVE}
         return found | {"max_running_requests": self.pool.max_running_requests}
 
     def values(self) -> dict[str, Scalar]:
-        """The live options in force, and what is derived from them."""
+        """The live options in force, and the values derived from them."""
         return self.live_options() | {
             "min_free_slots_delay": self.pool.min_free_slots,
             "decode_after_piece": self.config.decode_after_piece,
         }
 
     def decisions_since(self, start: Running) -> list[Decision]:
-        """Those that are others now."""
+        """The decisions that differ now."""
         before = {*start.config.decisions, *start.pool.decisions}
         now = *self.config.decisions, *self.pool.decisions
         return [each for each in now if each.field in _DECIDED and each not in before]
 
     def warnings(self, values: Mapping[str, Scalar]) -> list[str]:
-        """What a start would warn of, about the options that were asked for."""
+        """The warnings that a start would give about the options that were asked for."""
         decisions = (*self.config.decisions, *self.pool.decisions)
         return [str(each) for each in decisions if each.warn and each.field in values]
 
 
 def read_values(given: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Names in any spelling that a command line takes, values of their own type or as they are
-    typed; null (typed: none) takes an option back. Raises ConfigError, also for an option that is
-    not live."""
+    """Parse names and values. Names may have any spelling that a command line accepts; values have
+    the option's type or are text as on a command line; null (as text: none) takes an option back.
+    Raises ConfigError, also for an option that is not live."""
     values: dict[str, Scalar] = {}
     for name, value in given.items():
         flag = sglang_names.canonical("--" + name.lstrip("-").replace("_", "-"), _FIELDS.keys())

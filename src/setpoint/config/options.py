@@ -2,8 +2,10 @@
 bounds, tuning range.
 
 Names, meanings and defaults are SGLang 0.5.23's. The parser, ``docs/flags.md``, ``/server_info``
-and the checks are generated from here. It does not know what "auto" becomes: that is ``resolve``.
-The groups stand in files of their own, each struct adding its group to the one before:
+and the checks are generated from here. This module does not know what "auto" becomes: that is
+``resolve``.
+
+Each group of options has a file of its own, whose struct extends the one before:
 ``service_options``, ``queue_options``, ``scheduling_options``, ``execution_options``, and the rest
 here.
 """
@@ -23,7 +25,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 class Options(ExecutionOptions, frozen=True, kw_only=True):
-    """What the user asked for: how the engine works, after what it serves; None and "auto" mean
+    """The user's wishes about how the engine works, added to what it serves. None and "auto" mean
     "choose for me" until ``resolve`` has chosen."""
 
     # -- Logs
@@ -47,8 +49,8 @@ class Options(ExecutionOptions, frozen=True, kw_only=True):
         int,
         Option(
             LOGS,
-            "What --log-requests shows: 0 metadata, 1 and sampling parameters, 2 and shortened"
-            " input and output, 3 everything.",
+            "What --log-requests shows: 0 metadata; 1 also sampling parameters; 2 also"
+            " shortened input and output; 3 everything.",
             choices=(0, 1, 2, 3),
             live=True,
         ),

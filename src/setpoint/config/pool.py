@@ -14,10 +14,10 @@ from setpoint.core.model import ModelSpec
 from setpoint.planning.memory import MemoryModel, max_running_requests
 
 CPU_KERNEL_DTYPES = ("bfloat16", "float32")
-"""What the C++ kernels compute in, and oneDNN packs weights for."""
+"""Dtypes that the C++ kernels compute in, and that oneDNN packs weights for."""
 
 INPUT_MARGIN = 5
-"""Tokens by which a prompt must stay under the longest request
+"""Number of tokens by which a prompt must be shorter than the longest request
 (docs/sglang/options.md#pool-limits)."""
 
 
@@ -30,9 +30,9 @@ class PoolConfig:
     max_req_len: int
     max_req_input_len: int
     min_free_slots: int | None
-    """Of ``--min-free-slots-delay``, clipped by the slots there are; None = off."""
+    """``--min-free-slots-delay``, limited by the number of slots; None turns the delay off."""
     decisions: tuple[Decision, ...]
-    """They take the place of decisions about the same fields made before the pool was sized."""
+    """These replace decisions about the same fields that were made before the pool was sized."""
 
 
 def memory_model(
@@ -42,10 +42,10 @@ def memory_model(
     attention: str | None = None,
     model_impl: str | None = None,
 ) -> MemoryModel:
-    """The memory model of this configuration, before the weights are loaded or after.
+    """The memory model of this configuration, before or after the weights are loaded.
 
-    attention, model_impl: the backend and the model's code that the engine chose; None = not chosen
-    yet, what is to be expected is assumed.
+    attention, model_impl: the backend and the model code that the engine chose; None if it has not
+    chosen yet, in which case the expected choice is assumed.
     """
     kernels = config.options.device == "cpu" and config.options.dtype in CPU_KERNEL_DTYPES
     if attention is None:
@@ -81,8 +81,8 @@ def resolve_pool(config: ResolvedConfig, pool_tokens: int, *, limited_by: str = 
     """Settle what depends on the pool of ``pool_tokens`` usable tokens
     (docs/sglang/options.md#pool-limits).
 
-    limited_by: the plan's words for why the pool is not larger. Raises OutOfMemoryError if no
-    request fits.
+    limited_by: the memory plan's words for why the pool is not larger. Raises OutOfMemoryError if
+    no request fits.
     """
     max_req_len = min(config.context_len, pool_tokens) - 1
     max_input = max_req_len - INPUT_MARGIN
@@ -155,8 +155,8 @@ def _length(config: ResolvedConfig, pool_tokens: int, max_req_len: int) -> Decis
 
 
 def _min_free_slots(asked: int | None, running: int) -> int | None:
-    """SGLang's clip: a sixth of the slots, 2 to 4; off with fewer than 8 slots, and where one free
-    slot is enough."""
+    """SGLang's limits: a sixth of the slots, between 2 and 4; off with fewer than 8 slots, and
+    where one free slot is enough."""
     if asked is None or asked <= 1 or running < 8:
         return None
     return min(asked, 4, max(2, -(-running // 6)))

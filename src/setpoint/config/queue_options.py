@@ -1,8 +1,5 @@
-"""Who is served next: options of the waiting queue, of priorities, and of turns between prompts and
-answers.
-
-``options`` says what is common to all declarations.
-"""
+"""Options of the waiting queue, of priorities, and of turns between prompts and answers: who is
+served next. ``options`` says what is common to all declarations."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ SCHEDULE = "Scheduling"
 
 
 class QueueOptions(ServiceOptions, frozen=True, kw_only=True):
-    """What the user asked for of the queue."""
+    """The user's wishes about the queue."""
 
     workload: Annotated[
         str | None,
@@ -33,7 +30,7 @@ class QueueOptions(ServiceOptions, frozen=True, kw_only=True):
             SCHEDULE,
             "Order of the waiting queue: fcfs first come first served; lpm longest cached prefix"
             " first; dfs-weight along the cached tree, the subtree most requests wait for first;"
-            " hrrn longest waited for its length first; shortest-prefill-first fewest uncached"
+            " hrrn longest wait in relation to length first; shortest-prefill-first fewest uncached"
             " tokens first; lof longest output limit first; random; routing-key the key most"
             " running requests have first. priority means fcfs with --enable-priority-scheduling."
             " lpm and hrrn act as fcfs while more than 128 requests wait.",
@@ -121,7 +118,7 @@ class QueueOptions(ServiceOptions, frozen=True, kw_only=True):
         int,
         Option(
             SCHEDULE,
-            "--prefill-decode-interval holds while at least so many requests decode.",
+            "--prefill-decode-interval applies only while at least this many requests decode.",
             low=0,
             live=True,
         ),

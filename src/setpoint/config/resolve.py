@@ -1,8 +1,7 @@
-"""Fill in everything the user left open, with the reason for every value. Pure: user + hardware +
-model -> ResolvedConfig.
+"""Settles everything that the user left open, with the reason for every value.
 
-It does not look at the machine (``hardware`` does), and does not know how large the KV pool came
-out: what depends on that is in ``pool``.
+Pure: user + hardware + model -> ResolvedConfig. It does not look at the machine (``hardware``
+does), and does not know how large the KV pool will be: ``pool`` settles what depends on that.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ def resolve(
 ) -> ResolvedConfig:
     """Settle every option.
 
-    given: names of the options the user wrote (``commandline.parse``). found: option -> what the
-    caller found for it where the user left it open, and the reason. drawn_seed: the seed if none is
-    given, drawn by the caller so that this stays a pure function. Raises ConfigError for what
-    cannot be honoured.
+    given: names of the options that the user wrote (``commandline.parse``). found: option -> the
+    value that the caller found where the user left it open, and the reason. drawn_seed: the seed to
+    use if none is given, drawn by the caller so that this function stays pure. Raises ConfigError
+    for what cannot be honoured.
     """
     check_options(options)
     env = env or EnvSettings()

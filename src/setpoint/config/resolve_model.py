@@ -1,6 +1,7 @@
-"""What follows from the model and its files: device, types of numbers, quantization, context.
+"""Settles what follows from the model and its files: device, dtypes, quantization, context.
 
-Each function settles its option in the Book, with the reason, and returns what others need of it.
+Each function settles its option in the Book, with the reason, and returns what other functions need
+of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _LONG_DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp32
 
 
 def settle_model(book: Book, model: ModelSpec, hardware: Hardware, env: EnvSettings) -> str:
-    """All of these; -> the device. Raises ConfigError for what the model cannot do."""
+    """Settle all options of this module, and return the device. Raises ConfigError for what the
+    model cannot do."""
     device = _device(book, hardware)
     dtype = _dtype(book, model, device)
     _model_impl(book)
@@ -55,14 +57,14 @@ def _model_impl(book: Book) -> None:
 
 
 def keeps_blocks(options: Options) -> bool:
-    """Whether these settled options let a GGUF's blocks stay as they are."""
+    """Whether a GGUF's blocks stay as they are under these settled options."""
     return options.quantization is None and _blocks_run(
         options.device, options.dtype, options.model_impl
     )
 
 
 def _blocks_run(device: str, dtype: str, model_impl: str) -> bool:
-    """Whether a GGUF's blocks can be multiplied as they are."""
+    """Whether a GGUF's blocks can be multiplied as they are here."""
     return device == "cpu" and dtype == "bfloat16" and model_impl != "transformers"
 
 
@@ -137,8 +139,8 @@ def _context_length(book: Book, model: ModelSpec, env: EnvSettings) -> None:
 
 
 def _max_body_bytes(book: Book) -> None:
-    """A token of prose is 4 to 5 bytes as text, up to 8 as an id, and 6 to 12 as a character that
-    the client's JSON library escapes."""
+    """Leave room for every token of the context: one takes 4 to 5 bytes as prose, up to 8 as an id,
+    and 6 to 12 as a character that the client's JSON library escapes."""
     of_a_prompt = BODY_BYTES_PER_TOKEN * book.get("context_length")
     if of_a_prompt > MIN_BODY_BYTES:
         book.fill(
@@ -155,7 +157,7 @@ def _max_body_bytes(book: Book) -> None:
 
 
 def about_the_model(book: Book, model: ModelSpec) -> Iterator[Decision]:
-    """What a model brings along that no option says."""
+    """Decisions about properties of the model that no option covers."""
     if model.rope_by_context:
         why = (
             "keys in the cache are shared, so positions are rotated for this length in every"

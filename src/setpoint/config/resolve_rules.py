@@ -1,4 +1,4 @@
-"""What follows from other options: which do nothing, which replace each other."""
+"""Settles what follows from other options: which have no effect, which replace each other."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _NEEDS = {
     "prefill_delayer_max_delay_ms": ("enable_prefill_delayer", "min_free_slots_delay"),
     "torch_compile_max_bs": ("enable_torch_compile",),
 }
-"""Options that do nothing unless one of those named is on."""
+"""Options that have no effect unless one of those named is on."""
 
 
 def settle_rules(book: Book, device: str, chunk: int) -> None:
-    """All of these. Raises ConfigError for an option that this version cannot honour."""
+    """Settle all options of this module. Raises ConfigError for an option that this version cannot
+    honour."""
     _scheduling(book, chunk)
     _eviction(book)
     _without_effect(book, device)
@@ -107,7 +108,8 @@ def _without_effect(book: Book, device: str) -> None:
 
 
 def about_sglang_alone(given: Set[str]) -> Iterator[Decision]:
-    """The given options that only SGLang has: they ask for its own defaults (``commandline``)."""
+    """A decision about the given options that only SGLang has: they ask for SGLang's own defaults
+    (``commandline``)."""
     for name in sorted(given):
         default = sglang_names.default(name)
         if default is not None and not hasattr(Options, name):

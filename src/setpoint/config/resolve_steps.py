@@ -1,6 +1,8 @@
-"""What follows from the machine: the size of a step, memory, threads, the attention that runs.
+"""Settles what follows from the machine: the size of a step, memory, threads, the attention
+backend.
 
-Each function settles its option in the Book, with the reason, and returns what others need of it.
+Each function settles its option in the Book, with the reason, and returns what other functions need
+of it.
 """
 
 from __future__ import annotations
@@ -14,27 +16,27 @@ from setpoint.core.errors import ConfigError
 from setpoint.planning.memory import CPU_MEM_FRACTION, GIB, auto_mem_fraction, format_bytes
 
 CPU_CHUNK = 512
-"""Prompt tokens per step: the fastest measured, by 4 % over 2048, and the first of a burst have
-their answer sooner (docs/notebook.md)."""
+"""Prompt tokens per step: the fastest size measured, 4 % faster than 2048, and the first requests
+of a burst are answered sooner (docs/notebook.md)."""
 GPU_CHUNKS = ((20, 2048), (60, 4096), (160, 8192))
-"""Below so many GiB of GPU memory, so many tokens in a prefill step; 16384 above
-(docs/sglang/options.md#prefill-step)."""
+"""(GiB, tokens): with less GPU memory than this, this many tokens in a prefill step; 16384 with
+more (docs/sglang/options.md#prefill-step)."""
 
 
 @dataclass(slots=True, frozen=True)
 class Steps:
-    """What is settled and no option says."""
+    """Settled values that other functions need and that no option holds as such."""
 
     chunk: int
-    """Prompt tokens of a step; -1: prompts are not split."""
+    """Prompt tokens of a step; -1 if prompts are not split."""
     overlap_depth: int
     decode_after_piece: int
     decisions: tuple[Decision, Decision]
-    """Of the last two."""
+    """The decisions about ``overlap_depth`` and ``decode_after_piece``."""
 
 
 def settle_steps(book: Book, hardware: Hardware, device: str) -> Steps:
-    """All of these. Raises ConfigError for what the machine cannot do."""
+    """Settle all options of this module. Raises ConfigError for what the machine cannot do."""
     chunk = _chunked_prefill_size(book, hardware, device)
     step_tokens = chunk if chunk > 0 else book.options.max_prefill_tokens
     _mem_fraction(book, hardware, device, step_tokens=step_tokens)

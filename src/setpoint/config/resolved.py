@@ -1,4 +1,4 @@
-"""What ``resolve`` makes of the options, and both planes are built from."""
+"""The result of ``resolve``, from which both planes are built."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ T = TypeVar("T")
 
 @dataclass(slots=True, frozen=True)
 class ResolvedConfig:
-    """What both planes are built from. The properties are options whose type leaves them open and
-    which are settled here."""
+    """The settled configuration. The properties are options whose type allows None or "auto" and
+    whose value is settled here."""
 
     options: Options
-    """None and "auto" remain only where they mean something ("no limit", "as the files say")."""
+    """None and "auto" remain only where they have a meaning ("no limit", "as the files say")."""
     env: EnvSettings
     decisions: tuple[Decision, ...]
-    """One for every option, in the order of their declaration, then those about something else."""
+    """One for every option, in the order of declaration, followed by those about other subjects."""
     fraction_given: bool
-    """The user chose ``mem_fraction_static``."""
+    """Whether the user chose ``mem_fraction_static``."""
     overlap_depth: int
-    """Steps in flight while the next one is planned."""
+    """Number of steps in flight while the next one is planned."""
     decode_after_piece: int
-    """Decode steps after a step that read nothing but a piece of a long prompt."""
+    """Number of decode steps after a step that computed only a piece of a long prompt."""
 
     @property
     def context_len(self) -> int:
@@ -40,7 +40,7 @@ class ResolvedConfig:
 
     @property
     def chunked_prefill_size(self) -> int:
-        """-1 = chunking is off."""
+        """Prompt tokens of a chunk; -1 turns chunking off."""
         return _settled(self.options.chunked_prefill_size)
 
     @property
@@ -69,8 +69,8 @@ class ResolvedConfig:
 
     @property
     def step_tokens(self) -> int:
-        """Most prompt tokens of one step: the chunk; without chunking a batch, or one prompt that
-        fills the context."""
+        """Largest number of prompt tokens in one step: the chunk; without chunking a whole prefill
+        batch, or one prompt that fills the context."""
         if self.chunked_prefill_size > 0:
             return self.chunked_prefill_size
         return max(self.options.max_prefill_tokens, self.context_len)

@@ -1,7 +1,5 @@
-"""How much runs at once: options of admission, of its delays, and of the size of steps.
-
-``options`` says what is common to all declarations.
-"""
+"""Options of admission, of its delays, and of the size of steps: how much runs at once. ``options``
+says what is common to all declarations."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from setpoint.config.queue_options import SCHEDULE, QueueOptions
 
 
 class SchedulingOptions(QueueOptions, frozen=True, kw_only=True):
-    """What the user asked for of the scheduler."""
+    """The user's wishes about the scheduler."""
 
     enable_prefill_delayer: Annotated[
         bool,
@@ -29,7 +27,8 @@ class SchedulingOptions(QueueOptions, frozen=True, kw_only=True):
         int,
         Option(
             SCHEDULE,
-            "Maximum scheduling passes of such a wait, or of one by --min-free-slots-delay.",
+            "Maximum scheduling passes that --enable-prefill-delayer or --min-free-slots-delay"
+            " waits.",
             low=1,
             live=True,
         ),
@@ -38,7 +37,7 @@ class SchedulingOptions(QueueOptions, frozen=True, kw_only=True):
         float | None,
         Option(
             SCHEDULE,
-            "Maximum milliseconds of such a wait; 5000 if not given.",
+            "Maximum milliseconds that either of them waits; 5000 if not given.",
             metavar="MS",
             low=0,
             live=True,
@@ -58,8 +57,8 @@ class SchedulingOptions(QueueOptions, frozen=True, kw_only=True):
         float | None,
         Option(
             SCHEDULE,
-            "--enable-prefill-delayer also waits until so many requests per running one are queued,"
-            " at most as many as the largest prefill batch had. Useful: 0.1 to 0.5.",
+            "--enable-prefill-delayer also waits until this many requests per running one are"
+            " queued, at most as many as the largest prefill batch had. Useful: 0.1 to 0.5.",
             low=0,
             live=True,
         ),
@@ -68,8 +67,8 @@ class SchedulingOptions(QueueOptions, frozen=True, kw_only=True):
         int | None,
         Option(
             SCHEDULE,
-            "While requests run, admit none until so many slots are free, at most a sixth of all"
-            " and 2 to 4 in any case. Off at 0 and 1, and with fewer than 8 slots.",
+            "While requests run, admit none until this many slots are free. The value is limited to"
+            " a sixth of all slots, and to 2 to 4. Off at 0 and 1, and with fewer than 8 slots.",
             low=0,
             live=True,
         ),

@@ -1,8 +1,5 @@
-"""Half of the options (see ``options``): what is served, on which address, and what answers look
-like.
-
-Names, meanings and defaults are SGLang 0.5.23's.
-"""
+"""The first half of the options (see ``options``): what is served, on which address, and what
+answers look like. Names, meanings and defaults are SGLang 0.5.23's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Every long option of SGLang 0.5.23's ``serve``, aliases included, with its default value where it
+"""Every long option of SGLang 0.5.23's ``serve``, aliases included, with its default value if it
 has one.
 
-So that "not yet" can be told from "no such option", and an option that asks for what is the case
-anyway from one that asks for more.
+With this list an option that is "not here yet" can be told from one that does not exist, and one
+that asks for the default behaviour from one that asks for more.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ warmups watchdog-timeout=300 watermark-config weight-cache-mode=off weight-cache
 weight-cache-timeout=1800 weight-loader-disable-mmap weight-loader-drop-cache-after-load
 weight-loader-prefetch-checkpoints weight-loader-prefetch-num-threads=4 weight-version=default
 """
-"""``name=value``: takes a value, by default this one. ``name!``: takes none, and says what is the
-default. ``name``: all others."""
+"""``name=value``: takes a value, by default this one. ``name!``: takes no value and asks for the
+default behaviour. ``name``: every other option."""
 
 KNOWN = frozenset("--" + word.rstrip("!").partition("=")[0] for word in _OPTIONS.split())
 DEFAULTS = {
@@ -180,6 +180,6 @@ DEFAULTS = {
     for name, equals, value in (word.partition("=") for word in _OPTIONS.split())
     if equals
 }
-"""Option -> the value that it has in SGLang if nobody gives it, as written on a command line."""
+"""Option -> SGLang's default value, as written on a command line."""
 IMPLIED = frozenset("--" + word.rstrip("!") for word in _OPTIONS.split() if word.endswith("!"))
-"""Options without a value that say what SGLang does anyway."""
+"""Options without a value that ask for what SGLang does by default."""

@@ -1,5 +1,5 @@
-"""The one table of spellings: what a user may write for an option, and what SGLang knows that is
-not here yet.
+"""The one table of spellings: what a user may write for an option, and which of SGLang's options
+are not here yet.
 
 Works on option names and values as text. It does not parse command lines: ``commandline`` does, and
 asks here.
@@ -29,7 +29,7 @@ ALIASES = {
 
 SUPPORTED = {field.flag: field for field in OPTION_FIELDS}
 """Options of a server and its engine, by canonical spelling. A command may have more of its own
-(see ``commands``)."""
+(``commands``)."""
 
 
 INSTEAD = {
@@ -40,7 +40,7 @@ INSTEAD = {
     "--kv-cache-dtype": "The KV cache has no 8-bit type here; bf16 is the smallest.",
     "--quantization": "On a CPU, w8a8_int8 stores weights in 8 bits.",
 }
-"""Option -> what helps whoever asked it for something that SGLang has and this version has not."""
+"""Option -> advice for users who ask for something that SGLang has and this version does not."""
 
 _SGLANG = {*KNOWN, *ALIASES, "--help"}
 
@@ -84,7 +84,8 @@ def canonical(
 
 
 def is_default(flag: str, value: str | None) -> bool:
-    """Whether ``flag`` with ``value`` (None: without one) asks SGLang for what it does anyway."""
+    """Whether ``flag`` with ``value`` (None: without a value) asks SGLang for its default
+    behaviour."""
     if value is None:
         return flag in IMPLIED
     default = DEFAULTS.get(flag)
@@ -94,14 +95,14 @@ def is_default(flag: str, value: str | None) -> bool:
 
 
 def default(field: str) -> str | None:
-    """What SGLang does without the option behind a field name, as its command line would say it;
-    None if nobody could tell."""
+    """SGLang's default for the option of a field name, as its command line would spell it; None if
+    it is unknown."""
     flag = "--" + field.replace("_", "-")
     return "" if flag in IMPLIED else DEFAULTS.get(flag)
 
 
 def refusal(flag: str, spelling: str) -> ConfigError:
-    """For an option that only SGLang has."""
+    """The error for an option that only SGLang has."""
     written = "" if flag == spelling else f" (written {spelling})"
     return ConfigError(
         f"{flag}{written} is an option of SGLang that is not supported by this version of Setpoint"
@@ -110,12 +111,14 @@ def refusal(flag: str, spelling: str) -> ConfigError:
 
 
 def instead(flag: str) -> str:
-    """A sentence to put behind the refusal of an option or its value; "" if there is none."""
+    """A sentence of advice to append when the option or its value is refused; "" if there is
+    none."""
     return f" {INSTEAD[flag]}" if flag in INSTEAD else ""
 
 
 def own_flag(spelling: str, flags: Set[str], *, manual: str) -> str:
-    """As :func:`canonical`, for a command that starts no engine: of its own ``flags`` alone."""
+    """As :func:`canonical`, for a command that starts no engine: looks only among its own
+    ``flags``."""
     spellings = {*flags, "--help"}
     meant = {spelling} & spellings or {name for name in spellings if name.startswith(spelling)}
     if len(meant) > 1:

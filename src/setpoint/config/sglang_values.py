@@ -92,12 +92,12 @@ KNOWN_VALUES = {
         *("intel_amx", "ascend", "intel_xpu"),
     ),
 }
-"""Values SGLang takes for an option and this version does not."""
+"""Values that SGLang takes for an option and this version does not."""
 _PARALLEL_SIZES = ("tp_size", "dp_size", "pp_size", "ep_size")
 
 
 def is_known_value(field: str, value: object) -> bool:
-    """True if SGLang accepts ``value`` for an option whose choices here are fewer."""
+    """Whether SGLang accepts ``value`` for an option that has fewer choices here."""
     return value in KNOWN_VALUES.get(field, ()) or (
         field in _PARALLEL_SIZES and isinstance(value, int) and value > 1
     )

@@ -1,10 +1,10 @@
 """``--workload``: what SGLang's tuning guide of 2026 recommends for a kind of traffic, as defaults
-with reasons. One table.
+with reasons.
 
-An explicit option always wins, and a value that contradicts the given options gives way. What the
-guide recommends and this version does not have is listed too, so that nothing of it is dropped in
-silence. Pure; where a machine calls for another value than the guide's, which speaks of GPU
-servers, the reason says so.
+One table. An explicit option always wins, and a value that contradicts the given options is not
+used. Recommendations that this version cannot follow are listed too, so that none is dropped in
+silence. Pure. The guide speaks of GPU servers; where a machine needs another value, the reason says
+so.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Advice:
     value: Scalar
     why: str
     elsewhere: Callable[[Hardware, str], tuple[Scalar, str] | None] = lambda hardware, device: None
-    """(value, why) where the machine calls for another one; a value of None leaves the option as
+    """(value, why) if the machine needs another value; a value of None leaves the option as it is
     without a profile."""
     essential: bool = False
-    """The profile makes little sense without: a given option that says otherwise is a warning."""
+    """Whether the profile makes little sense without this value: a given option that contradicts it
+    causes a warning."""
 
 
 @dataclass(slots=True, frozen=True)
 class Missing:
-    """One recommendation for something that this version does not have, and what stands in for
-    it."""
+    """One recommendation for something that this version does not have, and what replaces it."""
 
     name: str
     why: str
@@ -106,8 +106,8 @@ def _large_share(hardware: Hardware, device: str) -> tuple[Scalar, str] | None:
 
 
 LARGE_GPU_BYTES = 60 * GIB
-"""From here on 16384 tokens, at 1.5 MB each (docs/sglang/options.md#memory-share), leave most of a
-GPU to weights and pool."""
+"""With at least this much memory, 16384 tokens at 1.5 MB each (docs/sglang/options.md#memory-share)
+leave most of a GPU to weights and pool."""
 
 HICACHE = (
     "host and storage tiers of the cache are not in this version; what does not fit the pool is"
@@ -205,22 +205,22 @@ PROFILES: dict[str, tuple[Advice | Missing, ...]] = {
         ),
     ),
 }
-"""Profile -> the guide's recommendations, in its order; each is tried against the given options in
-turn."""
+"""Profile -> the guide's recommendations, in the guide's order; each is checked against the given
+options in turn."""
 
 
 @dataclass(slots=True, frozen=True)
 class Applied:
-    """Options with a profile's values filled in, and what to say about them."""
+    """Options with a profile's values filled in, and the reasons to report."""
 
     options: Options
     reasons: dict[str, tuple[str, bool]]
-    """Name -> reason, and whether it is a warning, for all that the profile speaks of; not every
-    name is an option."""
+    """Name -> reason, and whether it is a warning, for everything in the profile; not every name is
+    an option."""
 
 
 def apply_profile(options: Options, hardware: Hardware, device: str, *, given: Set[str]) -> Applied:
-    """The options with the defaults of their workload; the very same ones without a workload."""
+    """The options with the defaults of their workload; the same object without a workload."""
     reasons: dict[str, tuple[str, bool]] = {}
     label, defaults = f"--workload {options.workload}", Options()
     for advice in PROFILES.get(options.workload or "", ()):

@@ -1,5 +1,7 @@
-"""Puts a runner together: picks implementations, builds the model, loads its weights. Logs nothing;
-the report tells."""
+"""Puts a runner together: chooses implementations, builds the model and loads its weights.
+
+It writes nothing to the log; its report says what was done.
+"""
 
 from __future__ import annotations
 
@@ -39,35 +41,35 @@ DTYPES = {
 
 @dataclass(slots=True, frozen=True)
 class EngineConfig:
-    """Everything the data plane is told; values are resolved already, nothing is "auto" but what
-    depends on the engine's tables."""
+    """The data plane's whole configuration. Values are already resolved: "auto" remains only for
+    what depends on the engine's tables of implementations."""
 
     model_folder: str
-    """Holds safetensors; not read for load_format "dummy"."""
+    """Folder with safetensors files; not read for load_format "dummy"."""
     spec: ModelSpec
     load_format: str = "auto"
     dtype: str = "bfloat16"
-    """One of DTYPES: of weights and activations."""
+    """Dtype of weights and activations: one of DTYPES."""
     quantization: str | None = None
-    """None: weights as the checkpoint has them."""
+    """Quantization method; None keeps the weights as the checkpoint has them."""
     kv_dtype: str = "bfloat16"
     device: str = "cpu"
     page_size: int = 1
     attention_backend: str = "auto"
     model_impl: str = "auto"
-    """"setpoint", "transformers", or "auto": the second where the first does not know the
+    """"setpoint", "transformers", or "auto": transformers where Setpoint does not know the
     architecture."""
     num_threads: int = 0
-    """CPU threads of torch; 0 = torch's own choice."""
+    """Torch's CPU threads; 0 leaves the number to torch."""
     seed: int = 0
-    """Of dummy weights."""
+    """Seed of dummy weights."""
     capture: bool = True
-    """Replay small steps where that is possible (runner.ways.replay)."""
+    """Whether small steps are captured and replayed where that is possible (runner.ways.replay)."""
 
 
 @dataclass(slots=True, frozen=True)
 class _Chosen:
-    """The implementations that run here."""
+    """The implementations chosen for this machine."""
 
     ops: Choice[Ops]
     linear: Choice[LinearMethod]
@@ -78,8 +80,8 @@ class _Chosen:
 
 
 def build_runner(config: EngineConfig) -> ModelRunner:
-    """A runner with its weights loaded; ``allocate`` it next. Raises CheckpointError, ConfigError
-    or OutOfMemoryError."""
+    """A runner with its weights loaded; call ``allocate`` on it next. Raises CheckpointError,
+    ConfigError or OutOfMemoryError."""
     begin = time.perf_counter()
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
@@ -135,7 +137,7 @@ def _choose(config: EngineConfig, device: torch.device) -> _Chosen:
 def _load(
     config: EngineConfig, native: bool, device: torch.device, method: LinearMethod
 ) -> tuple[nn.Module, int]:
-    """-> the model, and the bytes of its weights."""
+    """Returns the model and the bytes that its weights take."""
     if not native and config.quantization == "w8a8_int8":
         raise ConfigError(
             "--quantization w8a8_int8 needs a model of Setpoint's own;"
@@ -186,7 +188,7 @@ def _weights(model: nn.Module, config: EngineConfig) -> str:
 
 
 def _fallbacks(config: EngineConfig, native: bool, chosen: _Chosen) -> tuple[Fallback, ...]:
-    """Everything that is not the best there is."""
+    """A line for every part that does not run in its best implementation."""
     found = [
         Fallback(f"{what} uses {choice.name}", choice.fallback)
         for what, choice in chosen.named().items()
@@ -206,8 +208,8 @@ def _fallbacks(config: EngineConfig, native: bool, chosen: _Chosen) -> tuple[Fal
 
 
 def _level(chosen: _Chosen) -> str:
-    """The instruction set of the C++ kernels among the choices; one library holds them all. Empty
-    without any."""
+    """The instruction set of the C++ kernels, which are all in one library; empty if none was
+    chosen."""
     impls = (choice.impl for choice in chosen.named().values())
     return next((impl.level for impl in impls if hasattr(impl, "level")), "")
 

@@ -1,8 +1,8 @@
-"""Has a runner's small steps compiled at start, and tries out what came of it: the answer as
-before, and sooner, or it is not used.
+"""Compiles a runner's small steps at start and tries out the result: compiled code is used only if
+it gives the same answers as before, and faster.
 
-Works on a runner with its memory allocated and nothing in it yet, through plans like any step. Logs
-nothing; the report tells.
+Works on a runner whose memory is allocated and holds no sequences, through plans like any step. It
+writes nothing to the log; its report says what was done.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from setpoint.engine.runner.ways.base import Way
 from setpoint.engine.runner.ways.compiled import CompiledWay
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-"""torch's own: where compiled graphs are kept."""
+"""Torch's environment variable for the folder that holds compiled graphs."""
 GROWTH = 4
-"""From one size that is tried out to the next."""
+"""Factor between one tried-out step size and the next."""
 HISTORY = 15
-"""Tokens that precede a tried-out row: a sequence's first token alone says little, its hidden state
-being unlike all others'."""
+"""Tokens that precede a tried-out row: a sequence's first token alone proves little, because its
+hidden state is unlike all others'."""
 REPEATS = 7
-"""Runs of a size, compiled and not, in turn; their medians are compared."""
+"""Runs per step size, alternately compiled and uncompiled; their medians are compared."""
 
 
 @dataclass(slots=True, frozen=True)
 class Duration:
-    """Of a step of so many tokens, without sampling."""
+    """Time of a step with ``num_tokens`` tokens, without sampling."""
 
     num_tokens: int
     compiled_s: float
@@ -54,29 +54,29 @@ class Duration:
 
 @dataclass(slots=True, frozen=True)
 class CompileReport:
-    """What start-up tells about compiling."""
+    """What start-up reports about compiling."""
 
     max_tokens: int = 0
-    """Steps of up to so many tokens run compiled; 0 = none."""
+    """Most tokens of a step that runs compiled; 0 if none does."""
     why_not_more: str = ""
-    """Empty if it is as many as was asked for."""
+    """Why ``max_tokens`` is smaller than requested; empty if it is not."""
     folder: str = ""
-    """Where compiled graphs are kept."""
+    """Folder of the compiled graphs."""
     seconds: float = 0.0
-    """Spent on compiling, or on reading what had been compiled."""
+    """Seconds spent on compiling, or on reading graphs that were compiled earlier."""
     num_graphs: int = 0
     num_reused: int = 0
-    """Of these, from the folder."""
+    """How many of the graphs were read from the folder."""
     durations: tuple[Duration, ...] = ()
 
 
 class NotUsable(Exception):
-    """The message says why compiled code cannot be used here."""
+    """Compiled code cannot be used here; the message says why."""
 
 
 def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
-    """Compile steps of up to ``max_tokens`` tokens. Whatever fails, the runner runs as before and
-    the report says why."""
+    """Compile steps of up to ``max_tokens`` tokens. If anything fails, the runner runs as before
+    and the report says why."""
     ops = runner.backends.ops
     if runner.report.model_impl == "setpoint" and not isinstance(ops, RefOps):
         return CompileReport(
@@ -102,7 +102,7 @@ def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
         seconds = time.perf_counter() - begin
         num_graphs, num_reused = (now - then for now, then in zip(_graphs(), before, strict=True))
         durations = [_duration(runner, plan, compiled, expected) for plan in plans]
-    except Exception as error:  # whatever tracing, the compiler and its cache raise
+    except Exception as error:  # tracing, the compiler and its cache can raise anything
         return CompileReport(
             why_not_more=_in_one_line(error), folder=folder, seconds=time.perf_counter() - begin
         )
@@ -118,7 +118,7 @@ def compile_steps(runner: ModelRunner, max_tokens: int) -> CompileReport:
 
 
 def _sizes(largest: int) -> list[int]:
-    """1, GROWTH, GROWTH², …, and the largest."""
+    """The step sizes to try: 1, GROWTH, GROWTH², …, and the largest."""
     sizes = [1]
     while sizes[-1] * GROWTH < largest:
         sizes.append(sizes[-1] * GROWTH)
@@ -126,7 +126,8 @@ def _sizes(largest: int) -> list[int]:
 
 
 def _first_answer(runner: ModelRunner, length: int) -> torch.Tensor:
-    """Put a sequence of so many tokens into slot 0; -> the logits behind its last one, [1, V]."""
+    """Put a sequence of ``num_tokens`` tokens into slot 0. Returns the logits after its last token,
+    [1, V]."""
     if length <= HISTORY:
         raise NotUsable(f"no sequence can have more than {runner.longest_row} tokens here")
     ids = np.array(
@@ -140,15 +141,15 @@ def _first_answer(runner: ModelRunner, length: int) -> torch.Tensor:
 
 
 def _last_tokens(length: int, size: int) -> StepPlan:
-    """The last tokens of that sequence once more: but for attention the work of a decode step of as
-    many rows."""
+    """A plan that computes the last tokens of that sequence again: except for attention, the work
+    of a decode step with as many rows."""
     plan = PlanBuilder(0)
     plan.add_row(0, 0, length - size, size, 1)
     return plan.build()
 
 
 def _logits(runner: ModelRunner, plan: StepPlan, way: Way | None = None) -> torch.Tensor:
-    """By the way, or by the runner's own."""
+    """Logits of the plan, computed by ``way`` or by the runner's own choice."""
     logits = runner.forward(plan, None if way is None else (way,)).logits
     assert logits is not None, "a row samples"
     return logits
@@ -157,7 +158,8 @@ def _logits(runner: ModelRunner, plan: StepPlan, way: Way | None = None) -> torc
 def _duration(
     runner: ModelRunner, plan: StepPlan, compiled: CompiledWay, expected: torch.Tensor
 ) -> Duration:
-    """Both ways in turn. Raises NotUsable if compiled code does not come to the expected logits."""
+    """Time both ways alternately. Raises NotUsable if compiled code does not give the expected
+    logits."""
     mark = marker(runner.device)
     seconds: dict[Way | None, list[float]] = {compiled: [], None: []}
     for _ in range(REPEATS):
@@ -181,7 +183,7 @@ def _duration(
 
 
 def _worth_it(durations: Sequence[Duration]) -> tuple[int, str]:
-    """-> the size up to which compiled code is faster, and why not to the last one."""
+    """Returns the size up to which compiled code is faster, and why it is not the largest one."""
     most = 0
     for duration in durations:
         if duration.compiled_s >= duration.plain_s:
@@ -191,7 +193,8 @@ def _worth_it(durations: Sequence[Duration]) -> tuple[int, str]:
 
 
 def _graphs() -> tuple[int, int]:
-    """-> how many this process has come to so far, and how many of them out of the cache."""
+    """Returns how many graphs this process has obtained so far, and how many of them came from the
+    cache."""
     counters = torch._dynamo.utils.counters
     return counters["stats"]["unique_graphs"], counters["inductor"]["fxgraph_cache_hit"]
 

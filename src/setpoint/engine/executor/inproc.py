@@ -1,8 +1,8 @@
 """Runs the engine in the scheduler's own process. Implements ``core.executor.Executor`` for one
 device.
 
-On CUDA, ``submit`` and ``finish`` only enqueue: results are copied to pinned memory behind the
-sampling, and ``result`` waits for that copy alone. On the CPU the same calls simply do the work.
+On CUDA, ``submit`` and ``finish`` only enqueue work: results are copied to pinned memory after
+sampling, and ``result`` waits for that copy alone. On the CPU the same calls do the work at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from setpoint.engine.sampling.logprobs import Logprobs
 
 class InprocExecutor:
     def __init__(self, runner: ModelRunner, ways: Sequence[Way] | None = None) -> None:
-        """``ways``: to choose from instead of the runner's own."""
+        """``ways``: the ways to choose from instead of the runner's own."""
         self.runner = runner
         self._ways = ways
         self._mark = marker(runner.device)
@@ -33,7 +33,7 @@ class InprocExecutor:
         return self.runner.claim_ahead.advance()
 
     def shutdown(self) -> None:
-        """Nothing outlives the process."""
+        """Does nothing: the engine has no other process to end."""
 
 
 class InprocStep:
@@ -108,10 +108,10 @@ class InprocStep:
         }
 
     def _cut(self, row: int, logprobs: Logprobs, positions: slice) -> PositionLogprobs:
-        """Some positions of ``logprobs`` in the widths that the plan's row asked for.
+        """Some positions of ``logprobs``, in the widths that the plan's row asked for.
 
-        The slot still belongs to the row's sequence: slots of a plan are not admitted again before
-        its result is taken.
+        The slot still belongs to the row's sequence: a plan's slots are not given to other
+        sequences before its result is taken.
         """
         num_top, num_picked = self.runner.slots.logprob_widths(
             int(self.forward.plan.rows.slots[row])

@@ -1,9 +1,9 @@
-"""An executor that tells what the parts of its steps have to do and how long they take: linear
+"""An executor that reports how much work the parts of its steps do and how long they take: linear
 layers, attention, the other operations, the head, sampling.
 
-Its eager steps run through timed stand-ins of what computes (``layers.context.Backends``); the
-times of replayed steps come from their program. What is between the parts (Python, views) is in no
-timer. Each eager call is about a µs slower.
+Its eager steps run through timed stand-ins for the operations (``layers.context.Backends``); the
+times of replayed steps come from their program. No timer counts what lies between the parts
+(Python, views). Timing adds about a µs to each eager call.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ PROGRAM_KINDS = {
     "activation": "elementwise",
     "embedding": "elementwise",
 }
-"""Kind of a program's kernels -> ours, where it is another."""
+"""Kind of a program's kernels -> this module's kind, where the two differ."""
 
 Works = defaultdict[str, Work]
-"""By kind."""
+"""Work and time by kind."""
 
 
 class MeasuredExecutor:
-    """Implements ``core.executor.Executor`` on a runner that others may use in between."""
+    """Implements ``core.executor.Executor`` on a runner that others may also use between its
+    steps."""
 
     def __init__(self, runner: ModelRunner, *, eager: bool) -> None:
-        """eager: no step is replayed, so that everything is counted; else replayed steps have times
-        only."""
+        """``eager``: no step is replayed, so that all work is counted; otherwise replayed steps
+        report only times."""
         self._works: Works = defaultdict(Work)
         self._replay = None if eager else _replay_of(runner)
         layers, head = (_timed(runner, self._works, kind) for kind in ("linear", "head"))
@@ -58,7 +59,7 @@ class MeasuredExecutor:
         return MeasuredStep(self._inner.submit(plan), self._works)
 
     def take(self) -> dict[str, Work]:
-        """By kind, what the steps since the last call have come to."""
+        """Work and time by kind, over the steps since the last call."""
         times = {} if self._replay is None else self._replay.take_times()
         for kind, seconds in times.items():
             if seconds:
@@ -82,7 +83,7 @@ class MeasuredStep:
         self._works = works
 
     def finish(self, masks: TokenMasks | None) -> None:
-        """Sampling, without the head, which runs inside where many rows sample."""
+        """Time sampling, without the head, which runs inside it when many rows sample."""
         began, head = time.perf_counter(), self._works["head"].seconds
         self._step.finish(masks)
         work = self._works["sampling"]
@@ -98,9 +99,9 @@ def _replay_of(runner: ModelRunner) -> ReplayWay | None:
 
 
 def _timed(runner: ModelRunner, works: Works, kind: str) -> Backends:
-    """The runner's own, timed; products count as ``kind``."""
+    """The runner's backends, each one timed; products count as ``kind``."""
     backends = runner.backends
-    # Gate and up are two products, of which only what they come to comes out.
+    # Gate and up are two products, but only their combined result is returned.
     gated = {
         id(module.packed)
         for module in runner.model.modules()
@@ -126,7 +127,7 @@ def _timed(runner: ModelRunner, works: Works, kind: str) -> Backends:
 
 
 class _TimedOps:
-    """Every operation of an ``Ops``, as "elementwise"."""
+    """Times every operation of an ``Ops`` as "elementwise"."""
 
     def __init__(self, ops: Any, works: Works) -> None:
         for name in dir(ops):
@@ -154,8 +155,8 @@ class _TimedOps:
 
 
 def _bytes_of_rows(tensor: torch.Tensor, rows: int) -> int:
-    """At most one row of the tensor per row of the step: of a cache or a table no more is
-    touched."""
+    """Bytes of at most one row of the tensor per row of the step: no step touches more of a cache
+    or a table."""
     return tensor.nbytes // max(len(tensor), 1) * min(len(tensor), rows)
 
 
@@ -195,8 +196,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def visible(counts: np.ndarray, kv_lens: np.ndarray, window: int | None) -> tuple[int, int]:
-    """Of rows with ``counts`` last tokens in ``kv_lens`` positions: how many (token, key) pairs
-    there are, and how many keys, each row's counted once."""
+    """For rows that compute their last ``counts`` tokens of ``kv_lens`` positions: the number of
+    (token, key) pairs, and the number of keys, each row's counted once."""
     starts = kv_lens - counts
     if window is None:
         return int((counts * starts + counts * (counts + 1) // 2).sum()), int(kv_lens.sum())

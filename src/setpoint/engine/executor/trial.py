@@ -1,7 +1,7 @@
-"""A first run of a model whose code is not ours, against the answer it gave by itself: what would
-be wrong later is refused at start.
+"""A first run of a model whose code comes from another library, compared with the answer that it
+gave by itself, so that an error is found at start and not later.
 
-Works on a runner like any step does: admissions, pages, chunks, two rows side by side.
+Works on a runner as any step does: admissions, pages, chunks, two rows side by side.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ from setpoint.engine.models.transformers_model import refusal
 from setpoint.engine.runner.model_runner import ModelRunner
 
 TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.03, torch.float32: 1e-3, torch.float64: 1e-3}
-"""Of the logits' difference, relative to their length. Roundings stay well below; a wrong mask,
-position or order is near 1."""
+"""Limit of the difference between logits, relative to their norm. Rounding stays well below it; a
+wrong mask, position or order gives nearly 1."""
 
 
 def try_out(runner: ModelRunner) -> None:
-    """Compute ``trial_ids`` once in a row of two chunks and once in a row of its own in the same
-    step as the second chunk.
-
-    Raises CheckpointError unless both give the logits that the model expects. The runner's pool is
-    the trial's afterwards: ``allocate`` it anew.
-    """
+    """Compute ``trial_ids`` twice: in a row of two chunks, and in a row of its own in the same step
+    as the second chunk. Raises CheckpointError unless both give the logits that the model expects.
+    The runner's pool holds the trial's tokens afterwards: ``allocate`` it again."""
     ids, page = np.array(runner.model.trial_ids, np.int32), runner.page_size
     num_rows, num_groups = -(-len(ids) // page), len(cache_layout(runner.spec, len(ids)).groups)
     runner.allocate(num_pages=2 * num_rows * num_groups, max_slots=2, context_len=len(ids))
@@ -53,12 +50,12 @@ def try_out(runner: ModelRunner) -> None:
         )
     except SetpointError:
         raise
-    except Exception as error:  # whatever somebody else's layers raise
+    except Exception as error:  # another library's layers can raise anything
         raise refusal(runner.spec, error) from error
 
 
 def _compare(logits: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
-    """logits [2, V] against [V]."""
+    """Compare logits [2, V] with those expected, [V]."""
     if logits.shape[1:] != expected.shape:
         raise Undrivable(f"its logits are {logits.shape[1]} wide, not {expected.shape[0]}")
     errors = ((logits - expected).norm(dim=1) / expected.norm()).tolist()

@@ -1,8 +1,8 @@
-"""What depends on the kind of device and is no kernel: copies to it and from it, time marks, the
-memory of the KV pool, whether a look is free.
+"""What depends on the kind of device and is not a kernel: copies to and from it, time marks, the
+memory of the KV pool, whether reading a value is free.
 
-Apart from the registries the only file of the data plane that compares device kinds. Works on
-tensors and host arrays; knows nothing of models, slots or plans.
+Apart from the registries this is the only file of the data plane that compares device kinds. Works
+on tensors and host arrays; knows nothing of models, slots or plans.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def reading_is_free(device: torch.device) -> bool:
 
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A host array on the device, without waiting for it; on the CPU a view, so the array must not
-    change afterwards."""
+    """A copy of a host array on the device, without waiting for it. On the CPU it is a view, so the
+    array must not change afterwards."""
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU once the device has come this far (``wait`` for a later mark); on the
-    CPU the tensor itself."""
+    """A copy of the tensor on the CPU, complete once the device has come this far (``wait`` for a
+    later mark). On the CPU the tensor itself."""
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
@@ -54,9 +54,9 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 class Shared:
     """A tensor that the host writes and reads in every step, without waiting for the device.
 
-    On the CPU through numpy, which sees the same memory: a step that needs nothing of torch is
-    spared the hundreds of cache misses of its first operation, whose code the weights have pushed
-    out.
+    On the CPU this goes through numpy, which sees the same memory: a step without torch operations
+    avoids the hundreds of cache misses of the first one, whose code the weights have evicted from
+    the caches.
     """
 
     __slots__ = ("_array", "tensor")
@@ -66,7 +66,7 @@ class Shared:
         self._array = tensor.numpy() if tensor.device.type == "cpu" else None
 
     def fill(self, values: npt.NDArray[np.generic]) -> None:
-        """The first elements."""
+        """Write ``values`` to the first elements."""
         if self._array is not None:
             self._array[: len(values)] = values
         else:
@@ -78,7 +78,7 @@ class Shared:
         columns: npt.NDArray[np.integer],
         values: npt.NDArray[np.integer],
     ) -> None:
-        """``values[i]`` at ``[rows[i], columns[i]]``."""
+        """Write ``values[i]`` to ``[rows[i], columns[i]]``."""
         if self._array is not None:
             self._array[rows, columns] = values
         else:
@@ -89,7 +89,7 @@ class Shared:
     def put_tokens(
         self, rows: npt.NDArray[np.integer], columns: npt.NDArray[np.integer], tokens: Shared
     ) -> None:
-        """The first of ``tokens`` at ``[rows[i], columns[i]]``, negative ones as 0."""
+        """Write the first of ``tokens`` to ``[rows[i], columns[i]]``, negative ones as 0."""
         if self._array is not None:
             assert tokens._array is not None
             self._array[rows, columns] = np.maximum(tokens._array[: len(rows)], 0)
@@ -98,7 +98,7 @@ class Shared:
             self.tensor[_on(self.tensor.device, rows, columns)] = values
 
     def fetch(self, num: int) -> npt.NDArray[np.generic]:
-        """A copy of the first elements, on the host once the device has come this far."""
+        """A copy of the first elements on the host, complete once the device has come this far."""
         if self._array is not None:
             return self._array[:num].copy()
         return to_host(self.tensor[:num]).numpy()
@@ -109,13 +109,13 @@ def _on(device: torch.device, *arrays: npt.NDArray[np.generic]) -> tuple[torch.T
 
 
 def name_of(device: torch.device) -> str | None:
-    """What an accelerator is sold as; None for the processor itself."""
+    """The product name of an accelerator; None for the processor itself."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def marker(device: torch.device) -> Callable[[], Mark]:
-    """What marks this point of the device's work: when the host comes here, or when the device
-    will."""
+    """A function that marks the present point of the device's work: the time on the CPU, an event
+    on a GPU."""
     return _event if device.type == "cuda" else time.perf_counter
 
 
@@ -126,26 +126,27 @@ def _event() -> torch.cuda.Event:
 
 
 def wait(point: Mark) -> None:
-    """Until the device has come to this point."""
+    """Wait until the device has reached this mark."""
     if not isinstance(point, float):
         point.synchronize()
 
 
 def seconds_between(begin: Mark, end: Mark) -> float:
-    """Of device time; both points must have been reached."""
+    """Seconds of device time between two marks, both of which must have been reached."""
     return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3
 
 
 def claims_later(device: torch.device) -> bool:
-    """Whether ``claim`` only maps."""
+    """Whether ``claim`` only maps memory, to be claimed later."""
     return device.type == "cpu"
 
 
 def claim(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Memory for the KV pool. Raises RuntimeError if there is not enough.
 
-    On a CPU it is only mapped here and claimed as tokens arrive: touching gigabytes first would be
-    most of the start-up time, and the plan has counted them. On a GPU an allocation claims at once.
+    On a CPU it is only mapped here and claimed as tokens arrive: touching gigabytes first would
+    take most of the start-up time, and the memory plan has counted them. On a GPU an allocation
+    claims at once.
     """
     return (
         torch.empty(shape, dtype=dtype)

@@ -1,11 +1,11 @@
-"""Host memory: huge pages for what is written once and read in every step, and pages found before
+"""Host memory: huge pages for what is written once and read in every step, and pages claimed before
 they are written.
 
 A step reads nearly all of the weights, in order. In pages of 4 KiB a processor spends a good part
-of that time on looking addresses up (docs/notebook.md), so their memory, and that of captured
-steps, asks for huge pages, which Linux gives to whole, aligned pieces only. Not the KV pool's: it
-is first written while requests wait, and a first write costs more the larger the page is where a
-hypervisor has to find the memory. Knows nothing of what is kept there.
+of that time on looking addresses up (docs/notebook.md), so the memory of weights and of captured
+steps asks for huge pages, which Linux gives to whole, aligned pieces only. The KV pool's does not:
+it is first written while requests wait, and where a hypervisor has to find the memory, a first
+write costs more the larger the page is. Knows nothing of what is kept in the memory.
 """
 
 from __future__ import annotations
@@ -21,28 +21,27 @@ from pathlib import Path
 import torch
 
 HUGE_PAGE = 1 << 21
-"""Bytes: on x86-64, and on aarch64 with its usual pages."""
+"""Bytes of a huge page on x86-64, and on aarch64 with its usual pages."""
 PIECE = 1 << 26
-"""Bytes that are mapped at once and hold, side by side, the tensors that are claimed one after
-another."""
+"""Bytes that are mapped at once; they hold several tensors, one after another."""
 ALIGNMENT = 64
 MADV_POPULATE_WRITE = 23
-"""linux/mman.h; not in Python's mmap."""
+"""From linux/mman.h; Python's mmap does not have it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-"""Linux's: always, madvise or never, the one that holds in brackets."""
+"""Linux's setting of huge pages: always, madvise or never; the one in brackets is in force."""
 
 _newest: tuple[weakref.ref[mmap.mmap], int, int] | None = None
-"""The newest mapping, which goes with the last tensor on it, and the offsets between which it is
-free. Written by ``in_huge_pages``."""
+"""The newest mapping, which is freed with the last tensor on it, and its free range of offsets.
+Written by ``in_huge_pages``."""
 
 
 def in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory of any content, mapped here and taken as it is written. Raises RuntimeError if there
-    is not enough."""
+    """An uninitialised tensor in memory that is mapped here and claimed as it is written. Raises
+    RuntimeError if there is not enough."""
     global _newest
     num_bytes = math.prod(shape) * dtype.itemsize
     memory, begin, end = (None, 0, 0) if _newest is None else (_newest[0](), *_newest[1:])
@@ -57,7 +56,7 @@ def in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def why_small_pages() -> str:
-    """The reason that this system gives no huge pages; empty if it does."""
+    """Why this system gives no huge pages; empty if it does."""
     try:
         switch = SWITCH.read_text().strip()
     except OSError as error:
@@ -70,14 +69,14 @@ def why_small_pages() -> str:
 
 
 def _mapped(num_bytes: int) -> tuple[mmap.mmap, int, int]:
-    """-> a new mapping and the offsets of the whole huge pages in it, at least ``num_bytes``."""
+    """Returns a new mapping and the range of whole huge pages in it, at least ``num_bytes``."""
     size = math.ceil(num_bytes / HUGE_PAGE) * HUGE_PAGE
     try:
         memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise RuntimeError(f"cannot get {num_bytes} bytes of memory: {error}") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them: its pages do as well, slower
+        with contextlib.suppress(OSError):  # a kernel without huge pages: small ones work, slower
             memory.madvise(mmap.MADV_HUGEPAGE)
     begin = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % HUGE_PAGE
     return memory, begin, begin + size
@@ -85,11 +84,8 @@ def _mapped(num_bytes: int) -> tuple[mmap.mmap, int, int]:
 
 def populate(memory: torch.Tensor) -> None:
     """Have the system find the pages of this memory now, so that nobody waits for them at the first
-    write; what it holds stays.
-
-    For host memory. Raises OSError where that cannot be done: none is left, Linux before 5.14, a
-    sandbox.
-    """
+    write; the content stays. For host memory. Raises OSError where that is impossible: no memory is
+    left, Linux is older than 5.14, or a sandbox forbids it."""
     begin = memory.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     if _libc.madvise(begin, memory.data_ptr() + memory.nbytes - begin, MADV_POPULATE_WRITE):
         number = ctypes.get_errno()

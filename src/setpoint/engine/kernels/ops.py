@@ -1,9 +1,9 @@
-"""The operations a layer needs besides matrix products and attention, as one protocol.
+"""The operations that a layer needs besides matrix products and attention, as one protocol.
 
 ``kernels.ref`` defines every result; another implementation must agree with it over the shapes of
-the kernel tests. Attention and linear layers have seams of their own (``engine.attention.base``,
-``engine.quant.base``) because they are chosen independently. Knows nothing of models, batches or
-slots.
+the kernel tests. Attention and linear layers have interfaces of their own
+(``engine.attention.base``, ``engine.quant.base``) because they are chosen independently. Knows
+nothing of models, batches or slots.
 
 Shapes: T tokens, H query heads, Hkv key/value heads, D head dimension. *Rows of q, k and v are
 strided*: they are views into one [T, (H + 2 Hkv) D] projection, contiguous over the last two
@@ -36,18 +36,19 @@ class Ops(Protocol):
         page_size: int,
         num_tokens: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """-> of each of the T = num_tokens tokens of a step its id [T] int32, position [T] int64
-        and kv_index [T] int64.
+        """Returns, for each of the step's T = num_tokens tokens, its id [T] int32, position [T]
+        int64 and kv_index [T] int64.
 
-        slots, kv_lens [n] and cu_q [n + 1], int32, as in ``AttentionBatch``: row i owns the tokens
-        [cu_q[i], cu_q[i + 1]), the last of them at position kv_lens[i] - 1. known [num_slots,
-        context] and page_table [num_slots, W], int32: ids and pages of each slot.
+        slots, kv_lens [n] and cu_q [n + 1], int32, are those of ``AttentionBatch``: row i owns the
+        tokens [cu_q[i], cu_q[i + 1]), the last of them at position kv_lens[i] - 1. known
+        [num_slots, context] and page_table [num_slots, W], int32, hold the ids and pages of each
+        slot.
         """
         ...
 
     def best_tokens(self, logits: torch.Tensor) -> torch.Tensor:
-        """logits [S, V] -> the first of the largest of each row, [S] int64; -1 where that is not
-        finite or anything is NaN."""
+        """logits [S, V] -> index of each row's first maximum, [S] int64; -1 if the maximum is not
+        finite or the row has a NaN."""
         ...
 
     def soft_cap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""The seam of captured steps: a recorder watches one run of a model's forward, a program repeats it
-with a single call.
+"""The interface of captured steps: a recorder watches one run of a model's forward pass, and a
+program repeats it with a single call.
 
 A device that can do this has an entry in ``registry.RECORDERS``; the others run every step eagerly.
 Knows nothing of models.
@@ -11,21 +11,21 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 KINDS = ("linear", "attention", "norm", "rope", "activation", "embedding", "head", "sampling")
-"""The kinds of kernel that a program's time is split by."""
+"""The kinds of kernel by which a program's time is divided."""
 
 
 class NotCapturable(Exception):
-    """Something in the forward cannot be recorded; the message says what, for the log."""
+    """Something in the forward pass cannot be recorded; the message, for the log, says what."""
 
 
 class Program(Protocol):
     num_bytes: int
-    """Of the tensors that were made in the recording, which it keeps."""
+    """Bytes of the recording's tensors, which the program keeps."""
 
     def run(self, *, tokens: int, sequences: int, samples: int) -> None:
-        """Repeat what was recorded for a step of this size: each count at most what was recorded.
+        """Repeat the recording for a step of this size; no count may exceed that of the recording.
 
-        It reads and writes the tensors of the recording, of each tensor as many leading rows as the
+        It reads and writes the tensors of the recording: of each tensor as many leading rows as the
         step has.
         """
         ...
@@ -35,19 +35,19 @@ class Program(Protocol):
         ...
 
     def take_times(self) -> dict[str, float]:
-        """Seconds per kind since the last look, over all runs."""
+        """Seconds per kind since the last call, over all runs."""
         ...
 
 
 class Recorder(Protocol):
     peak_bytes: int
-    """The most that tensors made in recordings took at the same moment."""
+    """The most bytes that tensors made in recordings took at once."""
 
     def recording(
         self, rows: str = "tokens", *, products: str = "linear"
     ) -> AbstractContextManager[None]:
-        """What is called inside is recorded and not executed: its tensors have no values.
-        NotCapturable comes out of the block if something cannot be; then nothing of the block is
+        """Calls inside this context are recorded and not executed: their tensors have no values. If
+        something cannot be recorded, the context raises NotCapturable, and nothing of it is
         recorded.
 
         ``rows``: which of the counts the rows of kernels are a multiple of; ``products``: the kind
@@ -56,5 +56,6 @@ class Recorder(Protocol):
         ...
 
     def program(self, *, tokens: int, sequences: int, samples: int) -> Program:
-        """Of all that was recorded, at these counts, in this order. The recorder is used up."""
+        """A program of everything recorded so far, in order, recorded at these counts. The recorder
+        cannot be used again."""
         ...

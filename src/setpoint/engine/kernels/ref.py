@@ -7,7 +7,7 @@ import torch
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype arithmetic is done in: fp32, or float64 for float64."""
+    """The dtype of the arithmetic: fp32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -79,7 +79,7 @@ class RefOps:
     def rotated(
         self, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first half of ``rope_and_store``: rotated q and k."""
+        """Rotated q and k, as ``rope_and_store`` computes them."""
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
@@ -93,12 +93,12 @@ class RefOps:
 
 
 def scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """x, overwritten, times ``scale`` rounded as ``Ops.embedding`` says."""
+    """Multiply x in place by ``scale``, rounded as in ``Ops.embedding``."""
     return x if scale == 1.0 else x.mul_(torch.tensor(scale, dtype=torch.float32).to(x.dtype))
 
 
 def store(new: torch.Tensor, cache: torch.Tensor, kv_index: torch.Tensor) -> None:
-    """Write K or V of a step, [T, Hkv, D], to its places in the cache, as ``Ops.rope_and_store``
+    """Write a step's K or V, [T, Hkv, D], to its places in the cache, as ``Ops.rope_and_store``
     does."""
     cache.view(-1, *cache.shape[2:])[kv_index] = new.to(cache.dtype)
 
@@ -114,5 +114,5 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def create(dtype: torch.dtype) -> RefOps:
-    """Runs everywhere."""
+    """The reference, which runs everywhere."""
     return RefOps()

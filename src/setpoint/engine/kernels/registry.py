@@ -1,9 +1,9 @@
-"""Tables of implementations, and how the best one that runs here is chosen: the only places that
+"""Tables of implementations, and the choice of the best one that runs here: the only places that
 look at the device kind.
 
-Every seam of the engine (operations here, attention, linear methods) keeps a table "name" ->
-"module:attr" of factories and a preference per device kind. A factory raises KernelsUnavailable
-with the reason when its implementation cannot run.
+Every interface of the engine with several implementations (operations here, attention, linear
+methods) keeps a table "name" -> "module:attr" of factories and a preference per device kind. A
+factory raises KernelsUnavailable with the reason when its implementation cannot run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PREFERENCE = {"cpu": ("cpu", "ref"), "cuda": ("ref",)}
 """Device type -> names, best first; the last one runs everywhere."""
 
 RECORDERS = {"cpu": "setpoint.engine.kernels.cpu.capture:create"}
-"""Device type -> factory ``create() -> Recorder`` of captured steps, where there is one."""
+"""Device type -> factory ``create() -> Recorder`` of captured steps, for devices that have one."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,12 +39,12 @@ class Choice(Generic[T]):
     name: str
     impl: T
     fallback: str = ""
-    """Why the better ones were passed over, for the log; empty when the first choice runs."""
+    """Why the better ones cannot run, for the log; empty when the first choice runs."""
 
 
 def choose(table: Mapping[str, str], names: Iterable[str], *args: Any) -> Choice[Any]:
-    """The first of ``names`` whose factory accepts ``args``. ConfigError with all reasons if none
-    does."""
+    """The first of ``names`` whose factory accepts ``args``. Raises ConfigError with all reasons if
+    none does."""
     reasons = []
     for name in names:
         try:
@@ -63,7 +63,8 @@ def resolve(target: str) -> Any:
 
 
 def make_recorder(device: torch.device) -> Recorder:
-    """For capturing a step on this device. KernelsUnavailable with the reason if nothing can."""
+    """A recorder of steps on this device. Raises KernelsUnavailable with the reason if steps cannot
+    be captured there."""
     if device.type not in RECORDERS:
         raise KernelsUnavailable(f"no step can be captured on {device.type}")
     return resolve(RECORDERS[device.type])()

@@ -1,4 +1,4 @@
-"""Turns the rows of a plan into what a forward pass is given; vectorised, no loop over rows.
+"""Turns the rows of a plan into the input of a forward pass; vectorised, no loop over rows.
 
 T tokens, n rows, S sampling rows. Row i owns tokens [cu_q[i], cu_q[i+1]) at positions starts[i] ..
 starts[i] + counts[i] - 1.
@@ -17,10 +17,10 @@ from setpoint.engine.runner.rows import SlotTable
 
 @dataclass(slots=True, frozen=True)
 class ForwardBatch:
-    """Built by the runner for one step; on the host."""
+    """The input of one step's forward pass, on the host; built by the runner."""
 
     num_tokens: int
-    """T."""
+    """T, the tokens of the step."""
     slots: Ids
     """[n]."""
     cu_q: Ids
@@ -28,11 +28,11 @@ class ForwardBatch:
     kv_lens: Ids
     """[n]: starts + counts."""
     starts: Ids
-    """[n], OWN_LENGTH resolved."""
+    """[n]: starts + counts."""
     sample_slots: Ids
     """[S]."""
     sample_index: Ids
-    """[S]: each sampling row's last token among the T."""
+    """[S]: index of each sampling row's last token among the T."""
 
 
 def build_batch(rows: Rows, table: SlotTable) -> ForwardBatch:

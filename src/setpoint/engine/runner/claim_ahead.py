@@ -1,11 +1,13 @@
-"""Finds memory for tokens to come in the engine's idle moments, so that a request that comes later
-does not wait for it.
+"""Finds memory for future tokens in the engine's idle moments, so that a later request does not
+wait for it.
 
-A pool on a CPU is only mapped at the start, and the first write to each place has to wait until the
-system has found a page: 2 % of a prefill, and a tenth where a hypervisor has to find it too
-(docs/notebook.md). All of it at once would take seconds of the start, and gigabytes that may never
-be used. Under a load without pauses there is no idle moment, and tokens wait as they would without
-this. Works on page numbers, which are handed out in ascending order; knows nothing of requests.
+A pool on a CPU is only mapped at the start, and the first write to each place waits until the
+system has found a page: 2 % of a prefill, and a tenth where a hypervisor has to find the page too
+(docs/notebook.md). Finding all of it at once would take seconds of the start, and gigabytes that
+may never be used. Under a load without pauses there is no idle moment, and tokens wait as they
+would without this.
+
+Works on page numbers, which are handed out in ascending order; knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ from setpoint.engine.kernels.memory import populate
 from setpoint.engine.runner.kv_pool import KVPool
 
 AHEAD_BYTES = 1 << 30
-"""Of K and V beyond the pages in use."""
+"""Bytes of K and V to find beyond the pages in use."""
 TURN_BYTES = 1 << 18
-"""At a time, or a page if one is larger: 0.1 ms, or 0.7 where a hypervisor has to find them."""
+"""Bytes to find at a time, or one page if that is larger: 0.1 ms, or 0.7 ms where a hypervisor has
+to find them."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,25 +38,27 @@ class ClaimAhead:
         self._turn_pages = max(1, TURN_BYTES // pages[0].nbytes)
         self._ahead_pages = AHEAD_BYTES * self._num_pages // pool.num_bytes
         self._unused = 1
-        """This page and all above it were never handed out. Written by ``hand_out``."""
+        """The first page of those never handed out: all pages above it are unused too. Written by
+        ``hand_out``."""
         self._begin = self._end = 0
-        """The pages at hand."""
+        """The range of pages whose memory is being found."""
         self._stripe = 0
-        """The first that is still to be done for them; before it, theirs are."""
+        """The first stripe (the K or the V of a slab) in which those pages still have to be found;
+        the stripes before it are done."""
         self._works = claims_later(pool.memory.device)
 
     def hand_out(self, pages: npt.NDArray[np.int32]) -> None:
-        """These pages are used from now on."""
+        """Note that these pages are in use from now on."""
         if len(pages):
             self._unused = max(self._unused, int(pages.max()) + 1)
 
     def advance(self) -> bool:
         """Find memory for a few more of the pages that were never handed out.
 
-        False if nothing is left to do until more are handed out, or for good where memory cannot be
-        claimed ahead: the log says why.
+        Returns False if nothing is left to do until more are handed out, or ever, where memory
+        cannot be claimed ahead; the log then says why.
         """
-        # Pages in use have overtaken the work, or there was nothing left to do.
+        # The pages in use have overtaken the work, or all pages wanted so far are done.
         if self._begin < self._unused or self._begin == self._end:
             self._take(max(self._begin, self._unused))
         if not self._works or self._begin == self._end:
@@ -73,7 +78,7 @@ class ClaimAhead:
         return self._works
 
     def _take(self, begin: int) -> None:
-        """Go on with the pages from ``begin``, as many as are wanted ahead of the unused ones."""
+        """Go on from ``begin`` with as many of the unused pages as are wanted ahead."""
         self._begin = begin
         self._end = max(
             begin, min(begin + self._turn_pages, self._unused + self._ahead_pages, self._num_pages)

@@ -1,5 +1,5 @@
-"""What the temporaries of a step take, found out without running it: the forward pass is recorded,
-and what it allocates is counted."""
+"""Measures the memory of a step's temporaries without running it: the forward pass is recorded, and
+its allocations are counted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from setpoint.engine.runner.forward_pass import ForwardPass, Inputs
 
 
 def activation_bytes(forward_pass: ForwardPass, backends: Backends, num_tokens: int) -> int | None:
-    """The most that lives at the same moment of a step of ``num_tokens`` tokens, without logits;
-    None where nothing can be recorded."""
+    """The peak bytes of temporaries in a step of ``num_tokens`` tokens, without logits; None on a
+    device that cannot record a step."""
     host = np.zeros(num_tokens + 1, np.int32)
     slots, cu_q = (
         torch.zeros(length, dtype=torch.int32, device=forward_pass.device)

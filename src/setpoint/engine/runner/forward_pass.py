@@ -1,7 +1,7 @@
-"""The forward pass of a step, operation by operation: the model over the tensors that it reads and
-writes from step to step.
+"""The forward pass of a step, operation by operation: the model, with the tensors that it reads and
+writes in every step.
 
-Every way to run a step is made of it (``runner.ways``). Knows nothing of plans or sampling.
+Every way to run a step is built on it (``runner.ways``). Knows nothing of plans or sampling.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from setpoint.engine.runner.rows import SlotTable
 
 @dataclass(slots=True, frozen=True)
 class Inputs:
-    """The rows of a step as ``AttentionBatch`` has them, on the device and on the host."""
+    """The rows of a step as in ``AttentionBatch``, on the device and on the host."""
 
     num_tokens: int
-    """T."""
+    """T, the tokens of the step."""
     slots: torch.Tensor
     cu_q: torch.Tensor
     kv_lens: torch.Tensor
@@ -35,13 +35,12 @@ class Inputs:
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    """What the S sampling rows come to. Behind their rows there may be others, which mean
-    nothing."""
+    """Results for the S sampling rows. Rows after the first S mean nothing."""
 
     logits: torch.Tensor
     """[>= S, V]."""
     best: Shared
-    """[>= S] int64: ``Ops.best_tokens`` of the logits."""
+    """[>= S] int64: ``Ops.best_tokens`` of these logits."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,10 +49,10 @@ class ForwardPass:
 
     model: Any
     slots: SlotTable
-    """Its tensors are others after it has grown."""
+    """Holds new tensors after it has grown."""
     pool: KVPool
     cos_sin: tuple[torch.Tensor, ...]
-    """As in ForwardContext."""
+    """The rotary tables, as in ForwardContext."""
     page_size: int
     device: torch.device
 
@@ -65,7 +64,7 @@ class ForwardPass:
 
     @torch.inference_mode()
     def begin(self, inputs: Inputs, backends: Backends) -> tuple[torch.Tensor, ForwardContext]:
-        """-> the ids [T] and the context that the model is called with."""
+        """Returns the ids [T] and the context that the model is called with."""
         ids, positions, kv_index = self._place(inputs, self.slots.tables()[0], backends)
         first = AttentionBatch(
             positions=positions,
@@ -105,18 +104,18 @@ class ForwardPass:
 
     @torch.inference_mode()
     def hidden(self, inputs: Inputs, backends: Backends) -> torch.Tensor:
-        """-> hidden states [T, H]."""
+        """Hidden states of the step's tokens, [T, H]."""
         return self.model(*self.begin(inputs, backends))
 
     @torch.inference_mode()
     def answer(
         self, hidden: torch.Tensor, sample_index: torch.Tensor, backends: Backends
     ) -> Answer:
-        """hidden [>= T, H], sample_index [S] int32."""
+        """Logits and best tokens of the sampling rows: hidden [>= T, H], sample_index [S] int32."""
         last = backends.ops.embedding(sample_index, hidden, 1.0)
         logits = self.logits(last, backends)
         return Answer(logits, Shared(backends.ops.best_tokens(logits)))
 
     def logits(self, hidden: torch.Tensor, backends: Backends) -> torch.Tensor:
-        """hidden [S, H] -> [S, V]."""
+        """Logits: hidden [S, H] -> [S, V]."""
         return self.model.logits(hidden, backends)

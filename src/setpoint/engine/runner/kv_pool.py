@@ -1,4 +1,4 @@
-"""The paged KV pool: one block of device memory, and per layer a view of its K and its V pages.
+"""The paged KV pool: one block of device memory, and for each layer a view of its K and V pages.
 
 Layers of different cache groups share a slab of it, in which each has pages of its own
 (``core.cachegroups``).
@@ -30,7 +30,7 @@ class KVPool:
         shape = (layout.num_slabs, parts, num_pages + 1, page_size, heads, head_dim)
         self.layout = layout
         self.num_tokens = num_pages * page_size
-        """Pool tokens."""
+        """Tokens that the pool's pages hold."""
         try:
             self.memory = claim(shape, dtype, device)
         except RuntimeError as error:
@@ -39,12 +39,12 @@ class KVPool:
                 f" {error}"
             ) from None
         self.slabs = tuple((slab[0], slab[1]) for slab in self.memory)
-        """Per slab K and V, each [num_pages + 1, page_size, Hkv, D], contiguous."""
+        """K and V of each slab, each [num_pages + 1, page_size, Hkv, D], contiguous."""
         places = layout.places()
         self.layers = tuple(self.slabs[places[layer][1]] for layer in range(len(places)))
-        """Per layer its slab."""
+        """The slab of each layer."""
         self.group_of = tuple(places[layer][0] for layer in range(len(places)))
-        """Per layer its cache group."""
+        """The cache group of each layer."""
 
     @property
     def num_bytes(self) -> int:

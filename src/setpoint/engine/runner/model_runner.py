@@ -42,52 +42,51 @@ from setpoint.engine.sampling.sampler import Sampled, joined, masks_of, sample
 
 @dataclass(slots=True, frozen=True)
 class LoadReport:
-    """What start-up tells about the engine; written once by ``executor.build``."""
+    """What start-up reports about the engine; written once by ``executor.build``."""
 
     load_seconds: float
     weight_bytes: int
     weights: str
-    """Their dtype; where a GGUF's blocks are kept, how many matrices of which kind."""
+    """Dtype of the weights; where a GGUF's blocks are kept, how many matrices of each kind."""
     model_impl: str
-    """"setpoint" or "transformers": whose model code runs."""
+    """Whose model code runs: "setpoint" or "transformers"."""
     ops: str
     linear: str
     attention: str
     level: str
-    """The instruction set that the C++ kernels are compiled for; empty if none of them runs."""
+    """The instruction set that the C++ kernels were compiled for; empty if none of them runs."""
     fallbacks: tuple[Fallback, ...]
-    """The better implementations that were passed over."""
+    """The better implementations that cannot run here, with reasons."""
 
 
 @dataclass(slots=True, frozen=True)
 class Forward:
-    """A forward pass on its way; the tensors are still on the device, those of a replayed step only
-    until the next one."""
+    """A forward pass that has been started. Its tensors are still on the device; those of a
+    replayed step stay valid only until the next step."""
 
     plan: StepPlan
     batch: ForwardBatch | None
     """None for a plan without rows."""
     answer: Answer | None = None
-    """None when no row samples, or when they are so many that ``sample`` computes logits block by
-    block."""
+    """None if no row samples, or if so many do that ``sample`` computes logits block by block."""
     hidden: torch.Tensor | None = None
-    """[S, H] of the sampling rows where it does."""
+    """[S, H]: hidden states of the sampling rows, if ``sample`` computes the logits."""
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """By row index."""
     pooled: Pooled | None = None
     way: Way | None = None
-    """That ran; None for a plan without rows."""
+    """The way that ran; None for a plan without rows."""
     failures: dict[int, str] = field(default_factory=dict)
     """As in StepResult; ``sample`` adds to it."""
 
     @property
     def logits(self) -> torch.Tensor | None:
-        """[S, V], where there is an answer."""
+        """[S, V]; None if ``answer`` is."""
         return None if self.answer is None else self.answer.logits[: len(self.batch.sample_slots)]
 
 
 class ModelRunner:
-    """Contract: ``allocate`` once, then per step ``forward`` and, before the next step's
+    """Contract: call ``allocate`` once; then for each step ``forward`` and, before the next step's
     ``forward``, ``sample``."""
 
     def __init__(
@@ -113,14 +112,14 @@ class ModelRunner:
         self.report = report
         self.capture = capture
         self.why_eager = "" if capture else "it is switched off"
-        """Why steps, or only their logits, are not replayed; empty if they are. Written by
+        """Why steps, or only their logits, are not replayed; empty if both are. Written by
         ``allocate``."""
 
     def allocate(self, *, num_pages: int, max_slots: int, context_len: int) -> None:
-        """Claim the KV pool and the slot table. OutOfMemoryError if there is no room.
+        """Allocate the KV pool and the slot table. Raises OutOfMemoryError if there is no room.
 
-        num_pages: each for ``page_size`` tokens of one cache group of the model
-        (``core.cachegroups``).
+        num_pages: number of pages; each holds ``page_size`` tokens of one of the model's cache
+        groups (``core.cachegroups``).
         """
         layout = cache_layout(self.spec, context_len)
         self.pool = KVPool(
@@ -149,8 +148,9 @@ class ModelRunner:
         self._make_ways()
 
     def footprint(self, *, step_tokens: int, context_len: int) -> Footprint:
-        """Measured on a pool of one page, so that the pool can be sized by it: ``allocate`` memory
-        next. ``step_tokens``: of the step whose temporaries are counted."""
+        """Measure the engine's memory on a pool of one page, so that the pool can be sized by it;
+        call ``allocate`` again afterwards. ``step_tokens``: size of the step whose temporaries are
+        counted."""
         self.allocate(num_pages=1, max_slots=1, context_len=context_len)
         return Footprint(
             weights=self.report.weight_bytes,
@@ -162,16 +162,17 @@ class ModelRunner:
 
     @property
     def longest_row(self) -> int:
-        """Tokens that a sequence can have, alone in the pool."""
+        """Most tokens that a sequence can have when it has the pool to itself."""
         return min(self.slots.context_len, self.pool.num_tokens // self.num_groups)
 
     @property
     def num_groups(self) -> int:
-        """Cache groups: pages in a page row."""
+        """Number of the model's cache groups, and of pages in a page row."""
         return len(self.pool.layout.groups)
 
     def forward(self, plan: StepPlan, ways: Sequence[Way] | None = None) -> Forward:
-        """``ways``: to choose from instead of the runner's own; one must take the batch."""
+        """Apply the plan to the slots and start its forward pass. ``ways``: the ways to choose from
+        instead of the runner's own; one of them must take the batch."""
         self.slots.release(plan.releases)
         failures = self.slots.admit(plan.admits)
         self.pooler.release(plan.releases)
@@ -199,12 +200,12 @@ class ModelRunner:
         return Forward(plan, batch, answer, sampling, prompt, pooled, ran.way, failures)
 
     def prefer(self, way: Way) -> None:
-        """Ask this way first from now on, until memory is allocated anew."""
+        """Ask this way first from now on, until ``allocate`` is called again."""
         self.ways.insert(0, way)
 
     def _make_ways(self) -> None:
         self.ways: list[Way] = [EagerWay(self.forward_pass, self.backends)]
-        """Those that there are, the best first; the last one takes every batch."""
+        """The ways that exist here, best first; the last one takes every batch."""
         if not self.capture:
             return
         try:
@@ -218,8 +219,8 @@ class ModelRunner:
             self.prefer(replay)
 
     def sample(self, forward: Forward, masks: TokenMasks | None) -> Sampled | None:
-        """Sample the plan's sampling rows and append the tokens to their slots; None when there are
-        none."""
+        """Sample the plan's sampling rows and append the tokens to their slots. Returns None if no
+        row samples."""
         if forward.batch is None or not len(forward.batch.sample_slots):
             return None
         slots, answer = forward.batch.sample_slots, forward.answer
@@ -232,8 +233,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _choose(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> Sampled:
-        """The sampler's choice. If it raises, each row is tried alone; those that raise then fail,
-        and the others are sampled without."""
+        """Sample all rows. If that raises, try each row alone: the rows that raise fail, and the
+        others are sampled without them."""
         try:
             return self._sample(forward, slots, masks)
         except Exception:
@@ -244,7 +245,7 @@ class ModelRunner:
             return self._sample(forward, slots, masks_of(masks, slots[healthy]))
 
     def _sample(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> Sampled:
-        """All rows, in blocks whose logits fit in memory."""
+        """Sample all rows, in blocks whose logits fit in memory."""
         ends = range(0, len(slots), LOGITS_ROWS)
         return joined(
             [
@@ -265,7 +266,8 @@ class ModelRunner:
         )
 
     def _fail_culprits(self, forward: Forward, slots: Ids, masks: TokenMasks | None) -> bool:
-        """Make the rows plain that cannot be sampled alone; whether there are any."""
+        """Find the rows that cannot be sampled alone, note their failures and make them plain.
+        Returns whether there are any."""
         seq_ids = forward.plan.rows.seq_ids[forward.plan.rows.sampling].tolist()
         found = False
         for row, (slot, seq_id) in enumerate(zip(slots.tolist(), seq_ids, strict=True)):
@@ -281,8 +283,8 @@ class ModelRunner:
     def _prompt_logprobs(
         self, plan: StepPlan, batch: ForwardBatch, ran: Ran, failures: dict[int, str]
     ) -> dict[int, Logprobs]:
-        """Of the rows whose chunk makes wanted prompt positions known: position p needs the hidden
-        state of p - 1."""
+        """Logprobs of the wanted prompt positions that this step makes known, by row: position p
+        needs the hidden state of p - 1."""
         found = {}
         columns = self.slots.columns[plan.rows.slots]
         for row in np.flatnonzero(columns["logprob_start"] >= 0).tolist():

@@ -1,9 +1,9 @@
 """Embeddings of pooled slots: the hidden state of a prompt's last token, or the mean over all its
 tokens.
 
-Works on the hidden states of each step. A mean is summed up chunk by chunk, on the device, in
-float64, so that the way a prompt was cut does not show in float32. Knows nothing of normalisation
-or of what an embedding is for.
+Works on the hidden states of each step. A mean is summed chunk by chunk, on the device, in float64,
+so that the division of the prompt into chunks does not change the float32 result. Knows nothing of
+normalisation or of the use of an embedding.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from setpoint.engine.sampling.columns import Columns
 
 @dataclass(slots=True, frozen=True)
 class Pooled:
-    """Still on the device."""
+    """The embeddings that a step completed; still on the device."""
 
     seq_ids: list[int]
-    """[P] whose last prompt token this step computed."""
+    """[P]: sequences whose last prompt token this step computed."""
     vectors: torch.Tensor
     """[P, H] float32."""
 
 
 class Pooler:
-    """A slot's state begins with its admission, whatever an earlier sequence left there, and ends
-    with its embedding."""
+    """Keeps the sums of pooled slots. A slot's state starts at its admission, whatever an earlier
+    sequence left there, and ends with its embedding."""
 
     def __init__(self) -> None:
         self._kinds: dict[int, PoolingKind] = {}
         self._sums: dict[int, torch.Tensor | float] = {}
-        """Slot -> [H] float64, of the tokens computed so far; 0.0 before the first."""
+        """Slot -> [H] float64, the sum over the tokens computed so far; 0.0 before the first."""
 
     def admit(self, admits: Sequence[Admit]) -> None:
         for admit in admits:
@@ -53,8 +53,8 @@ class Pooler:
     def pool(
         self, rows: Rows, batch: ForwardBatch, hidden: torch.Tensor, columns: Columns
     ) -> Pooled | None:
-        """hidden [T, H] of the step's rows; columns [slots] of SLOT_DTYPE. None if no row of the
-        step is pooled."""
+        """Embeddings that this step completes; None if no row of the step is pooled. hidden: [T, H]
+        of the step's rows; columns: [slots] of SLOT_DTYPE."""
         if not self._kinds:
             return None
         seq_ids, vectors = [], []

@@ -1,9 +1,9 @@
 """The permanent row of each slot: token ids and page table on the device, everything else on the
 host.
 
-Works on admissions, page deltas and appended tokens; knows nothing of models or batches. The table
-starts small and doubles when a higher slot is used, so that a limit of thousands of slots costs
-nothing until they are.
+Works on admissions, page deltas and appended tokens; knows nothing of models or batches. The tables
+start small and double when a higher slot is used, so that a limit of thousands of slots costs
+nothing until that many are in use.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class SlotTable:
         device: torch.device,
         num_groups: int = 1,
     ) -> None:
-        """``num_groups``: cache groups of the model, each with a page table of its own."""
+        """``num_groups``: number of the model's cache groups, each of which has a page table."""
         self._num_groups = num_groups
         self.max_slots = max_slots
         self.context_len = context_len
         size = min(FIRST_SLOTS, max_slots)
         self.ids = Shared(torch.zeros(size + 1, context_len + 1, dtype=torch.int32, device=device))
-        """[slots + 1, context + 1]: known tokens; junk past a slot's length. Written by admit
-        (host) and append (device)."""
+        """[slots + 1, context + 1]: token ids; what lies beyond a slot's length means nothing.
+        Written by admit (host) and append (device)."""
         self.pages = Shared(
             torch.zeros(
                 num_groups * (size + 1),
@@ -57,8 +57,9 @@ class SlotTable:
                 device=device,
             )
         )
-        """[groups * (slots + 1), W]: the tables of all groups one below the other, page numbers;
-        junk past a slot's pages and before its windows. Written by map_pages."""
+        """[groups * (slots + 1), W]: page numbers, with the tables of all groups one below the
+        other; what lies beyond a slot's pages or before its windows means nothing. Written by
+        map_pages."""
         self.columns = np.zeros(size, SLOT_DTYPE)
         self.lists: dict[int, TokenLists] = {}
         self._special: set[int] = set()
@@ -66,8 +67,8 @@ class SlotTable:
 
     @property
     def padding_slot(self) -> int:
-        """The row behind the slots, always zero: rows that only fill a batch up to a fixed size
-        (``runner.ways``) stand there, and write to the dummy page."""
+        """The row after the slots, always zero, for rows that only fill a batch up to a fixed size
+        (``runner.ways``); they write to the dummy page."""
         return len(self.columns)
 
     def tables(self) -> tuple[torch.Tensor, ...]:
@@ -76,14 +77,14 @@ class SlotTable:
 
     @property
     def num_bytes(self) -> int:
-        """Device bytes held now."""
+        """Device bytes that the tables take now."""
         return self.ids.tensor.nbytes + self.pages.tensor.nbytes
 
     def admit(self, admits: Sequence[Admit]) -> dict[int, str]:
-        """Overwrite the admitted slots; one write to the device for all of them.
+        """Overwrite the admitted slots, with one write to the device for all of them.
 
-        -> seq_id -> why, for those whose parameters cannot be taken: they are admitted as plain
-        sequences of the same tokens.
+        Returns seq_id -> reason for those whose parameters cannot be used; they are admitted as
+        plain sequences of the same tokens.
         """
         failures: dict[int, str] = {}
         if not admits:
@@ -104,8 +105,8 @@ class SlotTable:
         return failures
 
     def make_plain(self, slot: int) -> None:
-        """The slot's sequence goes on greedily, with nothing told about its tokens: sampling it the
-        way it asked for raises."""
+        """Let the slot's sequence continue greedily, without logprobs, because sampling with its
+        own parameters raises."""
         kept = {name: self.columns[name][slot] for name in ("length", "num_prompt")}
         self._take(plain(Admit(slot, -1, np.zeros(0, np.int32), 0, SamplingParams(), 0)))
         for name, value in kept.items():
@@ -142,7 +143,7 @@ class SlotTable:
         return SamplingRows(self.columns[slots], slots, self.ids.tensor, self.lists)
 
     def any_special(self, slots: Ids) -> bool:
-        """Whether any of these slots wants something else than the best token every time."""
+        """Whether any of these slots ever wants anything but the best token."""
         return bool(self._special) and not self._special.isdisjoint(slots.tolist())
 
     def logprob_widths(self, slot: int) -> tuple[int, int]:
@@ -151,9 +152,12 @@ class SlotTable:
         return int(self.columns["num_top"][slot]), 0 if lists is None else len(lists.picked)
 
     def append(self, slots: Ids, ids: Shared, offsets: Ids) -> None:
-        """Append the sampled tokens ``ids[offsets[i] : offsets[i + 1]]`` to each of ``slots``
-        [S]; ``ids`` [>= offsets[S]] stays on the device. A failed row (-1) gets token 0: it is
-        aborted anyway, but rows of it may already be planned."""
+        """Append the sampled tokens ``ids[offsets[i] : offsets[i + 1]]`` to each of ``slots`` [S];
+        ``ids`` [>= offsets[S]] stays on the device.
+
+        A failed row's id (-1) is stored as token 0: the row is aborted anyway, but steps with it
+        may already be planned.
+        """
         lengths = self.columns["length"]
         counts = np.diff(offsets)
         known = lengths[slots]

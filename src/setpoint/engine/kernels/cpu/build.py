@@ -1,11 +1,11 @@
 """Compiles the C++ kernels with this machine's compiler and keeps the library in the user's cache.
 Does not know torch.
 
-One library per level of the instruction set, chosen at run time by what the processor reports; it
-is compiled the first time it is used, or at install time by ``python -m
+There is one library per level of the instruction set, chosen at run time by what the processor
+reports; it is compiled the first time it is used, or at install time by ``python -m
 setpoint.engine.kernels.cpu.build``. A library's name holds its level and a hash of sources, flags
-and compiler version, so that a stale one cannot be loaded. Its time of modification is that of its
-last use, and building one removes those of its level that were not used for long.
+and compiler version, so that a stale one cannot be loaded. Its modification time is the time of its
+last use, and building one removes the libraries of its level that have not been used for long.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ SOURCE_DIR = Path(__file__).parent
 LEVEL_VARIABLE = "SETPOINT_CPU_ISA"
 """Environment variable that forces a level: one of LEVELS."""
 UNUSED_S = 30 * 86400
-"""A library that no process has asked for in so long is removed."""
+"""Seconds after which a library that no process has loaded is removed."""
 ABANDONED_S = 86400
-"""A build that is so old is no longer going on."""
+"""Age in seconds of a build that cannot still be going on."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno")
 
 
 @dataclass(slots=True, frozen=True)
 class Level:
     needs: frozenset[str]
-    """Words of the "flags" line of /proc/cpuinfo."""
+    """Words required in the "flags" line of /proc/cpuinfo."""
     flags: tuple[str, ...]
-    """For the compiler, beyond FLAGS; without any, code for every machine of the architecture."""
+    """Compiler flags in addition to FLAGS; if empty, the code runs on every machine of the
+    architecture."""
     tiles: bool = False
-    """Whether it runs matrix tiles, which a process must ask the system for."""
+    """Whether it uses matrix tiles, which a process must ask the system for."""
     emulated: bool = False
-    """Plain code with the bits of a level that the machine may lack: for tests, slow, chosen by
-    name only."""
+    """Whether it is plain code that gives the same bits as a level that the machine may lack: slow,
+    for tests, chosen by name only."""
 
 
 _AVX2 = frozenset({"avx2", "fma"})
@@ -82,7 +83,7 @@ LEVELS = {
 """Machine -> levels, best first."""
 _ARCH_PRCTL = 158
 _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 0x1023, 18
-"""Linux, Documentation/arch/x86/xstate.rst."""
+"""Request and feature numbers from Linux, Documentation/arch/x86/xstate.rst."""
 
 
 class BuildError(Exception):
@@ -96,8 +97,8 @@ def cache_dir() -> Path:
 
 
 def supported_levels() -> list[str]:
-    """The levels this machine can run, best first. BuildError if the kernels are not written for
-    it."""
+    """The levels that this machine can run, best first. Raises BuildError if the kernels do not
+    support its architecture."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in LEVELS:
         raise BuildError(
@@ -113,20 +114,20 @@ def supported_levels() -> list[str]:
 
 
 _refused: dict[str, str] = {}
-"""Level -> why it does not run although the processor's flags name what it needs. Filled by
+"""Level -> why it does not run although the processor reports the flags that it needs. Filled by
 ``refuse``, for the life of the process."""
 
 
 def refuse(level: str, why: str) -> None:
-    """From now on this machine does not run the level."""
+    """Do not use the level on this machine from now on."""
     _refused[level] = why
 
 
 def ask_for_tiles() -> str:
-    """Asks Linux to let this process use matrix tiles; -> why it may not, or nothing.
+    """Ask Linux to let this process use matrix tiles. Returns why it may not, or "" if it may.
 
-    The permission is the process's and its children's. Linux refuses it while a signal stack is too
-    small to hold the tiles.
+    The permission holds for the process and its children. Linux refuses it while a signal stack is
+    too small to hold the tiles.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0:
@@ -135,8 +136,8 @@ def ask_for_tiles() -> str:
 
 
 def why_no_better(level: str) -> str:
-    """The reason that no better level than this one runs; empty for the best that the kernels are
-    written for."""
+    """Why no better level than this one runs; empty if this is the best level of the
+    architecture."""
     levels = LEVELS[platform.machine()]
     flags = _cpu_flags()
     # Most processors have no matrix tiles, and nobody can do anything about it: that is no news at
@@ -158,12 +159,13 @@ def why_no_better(level: str) -> str:
 
 
 def is_emulated(level: str) -> bool:
-    """Whether the level's speed says nothing about any machine."""
+    """Whether the level is emulated, so that its speed says nothing about any machine."""
     return LEVELS[platform.machine()][level].emulated
 
 
 def choose_level(name: str = "") -> str:
-    """The named level, or the best one for an empty name. BuildError if this machine lacks it."""
+    """The named level, or the best one if the name is empty. Raises BuildError if this machine
+    lacks it."""
     levels = supported_levels()
     if name and name not in levels:
         raise BuildError(
@@ -173,7 +175,7 @@ def choose_level(name: str = "") -> str:
 
 
 def find_compiler() -> str:
-    """$CXX or g++. BuildError if there is none."""
+    """$CXX or g++. Raises BuildError if there is none."""
     name = os.environ.get("CXX") or "g++"
     path = shutil.which(name)
     if path is None:
@@ -182,7 +184,8 @@ def find_compiler() -> str:
 
 
 def library_path(compiler: str, level: str) -> Path:
-    """Where the library of these sources, flags and compiler belongs in the cache, built or not."""
+    """The path in the cache of the library for these sources, flags and compiler, whether it is
+    built or not."""
     digest = hashlib.sha256(_run([compiler, "--version"]).encode())
     digest.update(repr((FLAGS, _flags(level))).encode())
     for source in sorted([*SOURCE_DIR.glob("*.cpp"), *SOURCE_DIR.glob("*.h")]):
@@ -194,8 +197,8 @@ def compile_library(compiler: str, level: str, target: Path) -> None:
     """Compile and link to ``target``, which appears whole or not at all: concurrent builds replace
     each other's equal files.
 
-    Linked without an OpenMP runtime: the process already has torch's, and a second one would keep a
-    second pool of threads spinning on the same cores (``library`` binds it).
+    It is linked without an OpenMP runtime: the process already has torch's, and a second one would
+    keep a second pool of threads spinning on the same cores (``library`` binds torch's).
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
@@ -231,11 +234,11 @@ def compile_library(compiler: str, level: str, target: Path) -> None:
 
 
 def ensure_built(level: str) -> Path:
-    """The cached library, compiled now if it is missing. BuildError if that is impossible, OSError
-    if the cache is not writable."""
+    """The cached library, compiled now if it is missing. Raises BuildError if that is impossible,
+    and OSError if the cache is not writable."""
     compiler = find_compiler()
     target = library_path(compiler, level)
-    with contextlib.suppress(OSError):  # it is not there, or somebody else's
+    with contextlib.suppress(OSError):  # it does not exist, or belongs to another user
         os.utime(target)
     if not target.exists():
         compile_library(compiler, level, target)
@@ -244,13 +247,13 @@ def ensure_built(level: str) -> Path:
 
 
 def _remove_unused(level: str) -> None:
-    """Who has one loaded keeps it; who is about to load one at this moment compiles its own
-    (``library.load``)."""
+    """Remove libraries of this level that have not been used for long. A process that has one
+    loaded keeps it; one that is about to load it compiles its own (``library.load``)."""
     for library in cache_dir().glob(f"{level}-*.so"):
-        with contextlib.suppress(OSError):  # another process was faster, or it is somebody else's
+        with contextlib.suppress(OSError):  # already gone, or another user's
             if library.stat().st_mtime < time.time() - UNUSED_S:
                 library.unlink()
-    for scratch in cache_dir().glob("build-*"):  # of a process that was killed
+    for scratch in cache_dir().glob("build-*"):  # left by a process that was killed
         with contextlib.suppress(OSError):
             if scratch.stat().st_mtime < time.time() - ABANDONED_S:
                 shutil.rmtree(scratch)
@@ -280,7 +283,8 @@ def _first_error(output: str) -> str:
 
 
 def main() -> int:
-    """A machine that cannot build them still works, so this never fails an installation."""
+    """Build the library. A machine that cannot build it still works, so this never fails an
+    installation."""
     try:
         with reported_to(lambda doing: print(doing, flush=True)):
             path = ensure_built(choose_level())

@@ -1,7 +1,7 @@
-"""What kernels are called with: the structs of calls.h, field by field.
+"""The arguments of kernels: the structs of calls.h, field by field.
 
-The library says how it has laid them out (layouts.cpp), and ``difference`` compares: a struct that
-is changed on one side only would be read wrongly, without an error.
+The library reports how it lays them out (layouts.cpp), and ``difference`` compares: a struct that
+is changed on one side only would otherwise be read wrongly, without an error.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     ProgramOp,
     ProgramCall,
 )
-"""In the order of calls.h."""
+"""All structs, in the order of calls.h."""
 
 _KINDS = {_pointer: "p", _i64: "i", _i32: "i", ctypes.c_float: "f"}
 
@@ -191,7 +191,7 @@ def difference(theirs: str) -> str:
 
 
 def _layouts() -> Iterator[str]:
-    """As ``setpoint_layouts`` writes them."""
+    """This module's layouts, in the format of ``setpoint_layouts``."""
     for struct in STRUCTS:
         yield f"{struct.__name__} {ctypes.sizeof(struct)}"
         for name, kind in struct._fields_:

@@ -36,16 +36,16 @@ ALLOCATIONS = (
 
 
 class Arena:
-    """Memory of a program's tensors. A block is used again once the last tensor on it is gone:
-    references say what is still needed."""
+    """Memory of a program's tensors. A block is used again once the last tensor on it has been
+    freed: references say what is still needed."""
 
     def __init__(self) -> None:
         self.memory: list[np.ndarray] = []
         self.peak_bytes = 0
-        """The most that was in use at the same moment."""
+        """The most bytes that were in use at once."""
         self._used_bytes = 0
         self._free: dict[int, list[np.ndarray]] = defaultdict(list)
-        """Blocks by size."""
+        """Free blocks by size."""
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         size = max(1, dtype.itemsize * int(np.prod(shape)))
@@ -76,8 +76,8 @@ class _Watch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch's question to every mode. The usual yes would import its compiler: a second, and 60
-        MB for good."""
+        """Torch asks every mode this question. The usual answer (yes) would import torch's
+        compiler, which takes a second and 60 MB for good."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -105,7 +105,7 @@ class _Watch(TorchDispatchMode):
 @dataclass(slots=True)
 class Recorded:
     kernel: int
-    """Address of the function."""
+    """Address of the C function."""
     call: ctypes.Structure
     counts: str
     kind: str
@@ -161,7 +161,7 @@ class CpuProgram:
         self.num_bytes = sum(memory.nbytes for memory in arena.memory)
         self._run = kernels.program
         self._held = (calls, arena)
-        """What the operations point at."""
+        """The calls and the memory that the operations point at."""
         self._ops = (ProgramOp * len(calls))(*(_op(call, counts) for call in calls))
         self._counts = (ctypes.c_int64 * len(COUNTS))()
         self._nanoseconds = (ctypes.c_int64 * len(KINDS))()
@@ -204,6 +204,6 @@ def _op(recorded: Recorded, counts: Counts) -> ProgramOp:
 
 
 def create() -> CpuRecorder:
-    """A recorder of the kernels that the other factories give. KernelsUnavailable with the reason
-    if there are none."""
+    """A recorder of the kernels that the other factories use. Raises KernelsUnavailable with the
+    reason if there are none."""
     return CpuRecorder(load())

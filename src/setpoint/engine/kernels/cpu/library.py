@@ -39,22 +39,22 @@ from setpoint.engine.kernels.ops import KernelsUnavailable
 logger = logging.getLogger(__name__)
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""The C side's numbers (simd.h, DType)."""
+"""Numbers of the dtypes in C++ (simd.h, DType)."""
 
 _pointer, _i64, _i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
 @dataclass(slots=True, frozen=True)
 class Kernel:
-    """One C function, ``void setpoint_<name>(const Call*)``. Its struct must have a field ``rows``,
-    int64: the only number in it that depends on the size of the step; addresses aside, the others
-    are the layer's."""
+    """One C function, ``void setpoint_<name>(const Call*)``. Its struct must have a field ``rows``
+    (int64), the only number in it that depends on the size of the step; apart from addresses, the
+    other fields are constants of the layer."""
 
     call: type[ctypes.Structure]
     kind: str
-    """What its time is counted as (``kernels.program.KINDS``)."""
+    """The kind that its time is counted under (``kernels.program.KINDS``)."""
     counts: str = "tokens"
-    """What ``rows`` is a multiple of: the step's "tokens", or its "sequences"."""
+    """The count that ``rows`` is a multiple of: the step's "tokens" or its "sequences"."""
 
 
 KERNELS = {
@@ -72,7 +72,7 @@ KERNELS = {
     "silu_mul": Kernel(GatedCall, "activation"),
     "soft_cap": Kernel(SoftCapCall, "activation"),
 }
-"""Name -> kernel: every C function that computes something of a forward pass."""
+"""Name -> kernel, for every C function that computes a part of a forward pass."""
 
 
 class Kernels:
@@ -96,13 +96,13 @@ class Kernels:
     """Runs a captured step."""
 
     def __init__(self, path: Path, level: str) -> None:
-        """Raises KernelsUnavailable if the library reads other structs than ``calls`` writes."""
+        """Raises KernelsUnavailable if the library's structs differ from those of ``calls``."""
         library = ctypes.CDLL(str(path))
         library.setpoint_layouts.restype = ctypes.c_char_p
         if found := difference(library.setpoint_layouts().decode()):
             raise KernelsUnavailable(f"the C++ kernels and their Python callers differ: {found}")
         self._record: Callable[[str, int], None] | None = None
-        """Where calls go while a step is captured; written by ``recorded_by``."""
+        """Receives the calls while a step is captured; written by ``recorded_by``."""
         self._addresses: dict[str, int] = {}
         for name in KERNELS:
             function = getattr(library, f"setpoint_{name}")
@@ -113,14 +113,14 @@ class Kernels:
         self.program.argtypes, self.program.restype = (_pointer,), None
         self.level = level
         self.usable: bool = bool(library.setpoint_has_tiles())
-        """Whether the processor keeps what its flags say of this level."""
+        """Whether the processor really has what its flags promise for this level."""
         library.setpoint_vector_columns.restype = _i64
         self.vector_columns: int = library.setpoint_vector_columns()
-        """fp32 elements of a vector at this level."""
+        """Number of fp32 elements in a vector at this level."""
         library.setpoint_k_multiple.restype = _i64
         self.k_multiple: int = library.setpoint_k_multiple()
-        """4-byte words of K that a bf16 or int8 weight's panels are filled up to with zeros: a
-        whole tile's where there are tiles."""
+        """The panels of a bf16 or int8 weight are padded with zeros to a multiple of this many
+        4-byte words of K: a whole tile's words where there are tiles."""
         self.plan_create = library.setpoint_plan_create
         self.plan_create.restype = _pointer
         self.plan_free = library.setpoint_plan_free
@@ -139,12 +139,13 @@ class Kernels:
         self.multiply.argtypes, self.multiply.restype = (_i32, _i64, _i32), _i64
 
     def address(self, name: str) -> int:
-        """Of the C function behind an entry of KERNELS."""
+        """Address of the C function of an entry of KERNELS."""
         return self._addresses[name]
 
     @contextlib.contextmanager
     def recorded_by(self, record: Callable[[str, int], None]) -> Iterator[None]:
-        """Inside, calling a kernel calls ``record(name, address of its struct)`` instead."""
+        """Inside this context, calling a kernel calls ``record(name, address of its struct)``
+        instead."""
         self._record = record
         try:
             yield
@@ -162,8 +163,8 @@ class Kernels:
 
 
 def load(level: str | None = None) -> Kernels:
-    """The kernels at the given level, else at $SETPOINT_CPU_ISA, else at the best this machine has.
-    KernelsUnavailable if not."""
+    """The kernels at the given level, or else at $SETPOINT_CPU_ISA, or else at the best that this
+    machine has. Raises KernelsUnavailable if they cannot be loaded."""
     return _load(level or os.environ.get(build.LEVEL_VARIABLE, ""))
 
 
@@ -198,12 +199,12 @@ def _open(level: str) -> Kernels:
             build.compile_library(build.find_compiler(), level, scratch / "kernels.so")
             return Kernels(scratch / "kernels.so", level)
         finally:
-            shutil.rmtree(scratch)  # a loaded library needs its file no more
+            shutil.rmtree(scratch)  # a loaded library no longer needs its file
 
 
 def _share_openmp() -> None:
-    """Make the symbols of the OpenMP runtime that torch has loaded visible to ours, which is linked
-    without one."""
+    """Make the symbols of torch's OpenMP runtime visible to the kernels, which are linked without
+    one."""
     with open("/proc/self/maps") as maps:
         mapped = {line.split()[-1] for line in maps}
     runtimes = sorted(

@@ -1,8 +1,8 @@
-"""What this machine can do at best, measured: bytes read in order and products in registers, per
+"""Measures what this machine can do at best: bytes read in order and products in registers, per
 second (limits.cpp).
 
-Works on whole-machine rates with a given number of threads. It does not know what they are compared
-with.
+The rates are those of the whole machine with a given number of threads. This module does not know
+what they are compared with.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from setpoint.engine.kernels.memory import in_huge_pages
 from setpoint.engine.kernels.ops import KernelsUnavailable
 
 PRODUCTS = {"float32": 0, "bfloat16": 1, "int8": 2}
-"""The C side's numbers (limits.cpp, setpoint_multiply)."""
+"""Numbers of the types in C++ (limits.cpp, setpoint_multiply)."""
 SMALLEST, LARGEST = 1 << 20, 1 << 29
-"""Bytes of a block: less is a matter of the first-level cache, more than half a GiB reads no
-slower."""
+"""Bytes of a block: a smaller one would measure the first-level cache, and one of more than half a
+GiB reads no slower."""
 SECONDS = 0.3
-"""Of each measurement; the best of its runs counts."""
+"""Seconds for each measurement; its fastest run counts."""
 ROUNDS = 100_000
-"""Of products in a run, which takes a millisecond or so: the start of a parallel region is nothing
-beside it."""
+"""Rounds of products in a run, which takes about a millisecond: the start of a parallel region is
+negligible in comparison."""
 
 
 class CpuLimits:
@@ -39,8 +39,8 @@ class CpuLimits:
         self._flops: dict[str, float] = {}
 
     def read_bytes_per_s(self, num_bytes: int) -> float:
-        """Reading a block of about that size, the power of two below, again and again: in a cache
-        if it fits there."""
+        """Rate of reading a block again and again, whose size is the power of two at or below
+        ``num_bytes``: from a cache if it fits there."""
         size = 1 << min(max(num_bytes, SMALLEST), LARGEST).bit_length() - 1
         if size not in self._reads:
             block = in_huge_pages((size,), torch.uint8).zero_()
@@ -50,7 +50,8 @@ class CpuLimits:
         return self._reads[size]
 
     def flops(self, product: str) -> float:
-        """Products of this type, summed. A type that has no kernels is multiplied as float32."""
+        """Operations per second of products of this type, summed. A type without kernels is
+        multiplied as float32."""
         if product not in self._flops:
             number = PRODUCTS.get(product, PRODUCTS["float32"])
             operations = self._kernels.multiply(number, 1, self._threads) * ROUNDS * self._threads
@@ -68,7 +69,8 @@ class CpuLimits:
 
 
 def machine_limits(device: str, *, threads: int) -> CpuLimits | None:
-    """None for a device or a machine that the kernels are not for."""
+    """The limits of this machine; None for a device or a machine that the kernels do not
+    support."""
     if device != "cpu":
         return None
     try:
@@ -78,7 +80,7 @@ def machine_limits(device: str, *, threads: int) -> CpuLimits | None:
 
 
 def _best(run: Callable[[], object]) -> float:
-    """Seconds of the fastest of the runs that fit in, at least one."""
+    """Seconds of the fastest run among those that fit into SECONDS; there is at least one."""
     best, end = float("inf"), time.perf_counter() + SECONDS
     while True:
         begin = time.perf_counter()

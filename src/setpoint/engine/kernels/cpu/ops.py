@@ -165,7 +165,7 @@ class CpuOps:
         v_cache: torch.Tensor,
         kv_index: torch.Tensor,
     ) -> torch.Tensor:
-        """Rotates q in place and returns it; k stays as it is."""
+        """Rotates q in place and returns it; k stays unchanged."""
         call = self._rope
         call.rows, call.num_heads, head_dim = q.shape
         call.num_kv_heads = k.shape[1]
@@ -215,7 +215,7 @@ class CpuOps:
         return logits
 
     def _prepare_gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Fill the struct; -> its output."""
+        """Fill the struct, and return its output."""
         assert gate_up.is_contiguous()
         assert gate_up.dtype == self._dtype
         out = torch.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=self._dtype)
@@ -228,8 +228,8 @@ class CpuOps:
 
 
 def create(dtype: torch.dtype, *, level: str | None = None) -> CpuOps:
-    """The operations at the given level (None: the best). KernelsUnavailable with the reason if
-    they cannot run."""
+    """The operations at the given level (None: the best). Raises KernelsUnavailable with the reason
+    if they cannot run."""
     if dtype not in DTYPES:
         raise KernelsUnavailable(f"the C++ kernels take bf16 and fp32, not {dtype}")
     return CpuOps(dtype, load(level))

@@ -1,6 +1,6 @@
-"""The seam of ways: what a way to run a forward pass is asked, and what it answers.
+"""The interface of the ways to run a forward pass.
 
-Works on the rows of one step. Knows nothing of plans or sampling.
+A way works on the rows of one step. It knows nothing of plans or sampling.
 """
 
 from __future__ import annotations
@@ -15,45 +15,46 @@ from setpoint.engine.runner.forward_pass import Answer
 
 
 class Way(Protocol):
-    """Contract: the same results as the eager way, bit for bit unless its module says otherwise.
+    """Contract: the same results as the eager way, bit for bit unless the way's module says
+    otherwise.
 
-    What a way returns may be its own tensors, which its next run overwrites, with more rows than
-    the step has. So a way may have input buffers that its programs were captured with, and sizes
-    that they were captured for: ``takes`` accepts what fits the largest, ``run`` copies the batch
-    into the buffers of the next size, fills their rest with rows that nobody reads, and runs that
-    size's program. A row that fills up is one token of the slot table's ``padding_slot`` at
-    position 0: its K and V go to the dummy page.
+    A way may return its own tensors, which have more rows than the step and are overwritten by its
+    next run. So a way may capture its programs for a few sizes, with input buffers of its own:
+    ``takes`` accepts what fits the largest size; ``run`` copies the batch into the buffers of the
+    next size up, fills their remaining rows with padding that nobody reads, and runs that size's
+    program. A padding row is one token of the slot table's ``padding_slot`` at position 0: its K
+    and V go to the dummy page.
 
-    Programs that read the tensors of the slot table must be captured again when it has grown
-    (``SlotTable.ids`` and ``pages`` are then others).
+    Programs that read the tensors of the slot table must be captured again when the table has
+    grown, because ``SlotTable.ids`` and ``pages`` are then new tensors.
     """
 
     name: str
-    """As in ``StepResult.way``."""
+    """The name that ``StepResult.way`` reports."""
     num_bytes: int
-    """Device memory that it keeps between steps."""
+    """Device memory that the way keeps between steps."""
 
     def takes(self, batch: ForwardBatch) -> bool:
-        """Whether it can run this batch."""
+        """Whether this way can run the batch."""
         ...
 
     def run(self, batch: ForwardBatch, *, with_logits: bool) -> Ran:
-        """``with_logits``: the batch has 1 to LOGITS_ROWS sampling rows, and their answer is
-        wanted."""
+        """Run the forward pass. ``with_logits``: the batch has 1 to LOGITS_ROWS sampling rows, and
+        the caller wants their logits."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [S, H] -> [S, V], for rows whose logits ``run`` was not asked for."""
+        """Logits of rows for which ``run`` computed none: hidden [S, H] -> [S, V]."""
         ...
 
 
 @dataclass(slots=True, frozen=True)
 class Ran:
-    """A forward pass on its way."""
+    """A forward pass that has been started; its tensors are still on the device."""
 
     way: Way
-    """The one that ran: not always the one that was asked."""
+    """The way that ran, which is not always the one that was called."""
     hidden: torch.Tensor
     """[>= T, H]."""
     answer: Answer | None
-    """None where it was not wanted."""
+    """None if logits were not wanted."""

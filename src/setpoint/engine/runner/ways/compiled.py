@@ -1,9 +1,9 @@
-"""The way of small steps through torch.compile: the model's code traced whole, with products and
-attention left as they are.
+"""Runs small steps through torch.compile: the model's code is traced whole, products and attention
+stay the engine's own.
 
-``executor.compiling`` has it compile and tries out what came of that; it knows nothing of the cache
-on disk, or whether compiling pays. Intermediate results may be rounded less often than in the eager
-way: a row may differ in its last bits between a small and a large step.
+``executor.compiling`` makes it compile and tries out the result; this module knows nothing of the
+cache on disk, or whether compiling pays. Intermediate results may be rounded less often than in the
+eager way: a row may differ in its last bits between a small and a large step.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 class CompiledWay:
     """Implements ``ways.base.Way`` for steps of up to ``max_tokens`` tokens.
 
-    Nothing is ever compiled outside ``compiling``: a step that the compiled code does not fit ends
-    its use, and runs ``otherwise``.
+    Nothing is ever compiled outside ``compiling``: if the compiled code does not fit a step, it is
+    not used again, and ``otherwise`` runs the step.
     """
 
     name = "compiled"
@@ -58,7 +58,7 @@ class CompiledWay:
             options={"guard_filter_fn": _of_shapes},
         )
         self.max_tokens = 0
-        """Written by ``compiling`` and then by ``executor.compiling``."""
+        """Written by ``compiling``, then by ``executor.compiling``."""
         self._compiling = False
         self._variants = model.variants
         self._products = TracedProducts(
@@ -95,8 +95,8 @@ class CompiledWay:
 
     @contextmanager
     def compiling(self, max_tokens: int) -> Iterator[None]:
-        """Inside, a step of one token and one of ``max_tokens`` tokens each compile what all later
-        ones use."""
+        """Inside this context, a step of one token and a step of ``max_tokens`` tokens compile the
+        code that all later steps use."""
         self.max_tokens, self._compiling = max_tokens, True
         try:
             yield
@@ -124,8 +124,8 @@ class CompiledWay:
 
 
 def _of_shapes(guards: Sequence[Any]) -> list[bool]:
-    """The conditions that are tested at every call: shapes of a step's tensors. Everything else is
-    a constant of this model."""
+    """The conditions to test at every call: shapes of a step's tensors. Everything else is constant
+    for this model."""
     return [
         guard.guard_type == "SHAPE_ENV"
         or (guard.guard_type == "TENSOR_MATCH" and not isinstance(guard.value, nn.Parameter))

@@ -1,4 +1,4 @@
-"""The way that every step can run: the model's own code, operation by operation."""
+"""The way that takes every step: the model's own code, operation by operation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EagerWay:
     def __init__(
         self, forward_pass: ForwardPass, backends: Backends, head: Backends | None = None
     ) -> None:
-        """``head``: what computes the logits, if it is to be told apart."""
+        """``head``: the backends that compute the logits, where the head is measured separately."""
         self._pass = forward_pass
         self._backends = backends
         self._head = backends if head is None else head

@@ -1,9 +1,9 @@
-"""The way of small steps where a device can record them: the model's own code runs one time, its
-kernels then without it.
+"""Records small steps and replays them, on devices that can: the model's own code runs once, later
+steps run only its kernels.
 
-What can be recorded is the recorder's to say (``kernels.program``). The tensors of the recording
-are permanent: a step copies its inputs into their first rows and finds the results in those of the
-outputs, which the next step overwrites. One recording, at the largest step, serves all smaller
+The recorder decides what can be recorded (``kernels.program``). The tensors of the recording are
+permanent: a step copies its inputs into their first rows and finds its results in the first rows of
+the outputs, which the next step overwrites. One recording, at the largest step, serves all smaller
 ones.
 """
 
@@ -28,7 +28,7 @@ class ReplayWay:
     name = "replay"
 
     def __init__(self, forward_pass: ForwardPass, backends: Backends, *, with_head: bool) -> None:
-        """``with_head``: whether the model has logits. NotCapturable with the reason;
+        """``with_head``: whether the model has logits. Raises NotCapturable with the reason, and
         KernelsUnavailable where nothing can be captured."""
         self._pass = forward_pass
         self._backends = backends
@@ -70,7 +70,7 @@ class ReplayWay:
         self._program.start_timing()
 
     def take_times(self) -> dict[str, float]:
-        """Seconds per kind of kernel (``kernels.program.KINDS``) since the last look.
+        """Seconds per kind of kernel (``kernels.program.KINDS``) since the last call.
 
         What was measured before the slot table grew is lost.
         """
@@ -86,7 +86,8 @@ class ReplayWay:
             self._hidden = self._pass.hidden(inputs, self._backends)
         self._answer: Answer | None = None
         self.why_eager_head = ""
-        """Why logits are not part of it; empty if they are, or if there are none."""
+        """Why computing logits is not part of the recording; empty if it is, or if the model has no
+        logits."""
         if self._with_head:
             try:
                 with recorder.recording("samples", products="head"):

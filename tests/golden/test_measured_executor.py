@@ -1,4 +1,4 @@
-"""A measured executor changes no token and counts what is there; the limits of the machine are
+"""A measured executor changes no token and counts the work that is done; the machine's limits are
 measured at every level."""
 
 from __future__ import annotations
