@@ -269,8 +269,11 @@ def test_a_busy_run_replays(depth: int, content: str, tmp_path: Path) -> None:
     harness = busy_run(2, depth=depth)
     for kind in (Retraction, Preemption, SendFailed, PreparationStarted, GrammarEnded):
         assert harness.recorder.of(kind), f"the run has no {kind.__name__}"
-    outcome = replayed(record(harness, tmp_path / "run", content=content))
+    path = record(harness, tmp_path / "run", content=content)
+    outcome = replayed(path)
     assert (outcome.difference, outcome.num_steps) == ("", len(harness.plans))
+    for words in (b"SECRETGRAMMAR", b"client-"):
+        assert (words in contents(path)) == (content == ON)
 
 
 def test_surrogates_share_what_ids_share() -> None:
