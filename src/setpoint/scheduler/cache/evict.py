@@ -1,7 +1,7 @@
-"""In which order cached stretches are given up: one policy object per name, and a lazy heap over
+"""The order in which cached stretches are evicted: one policy object per name, and a lazy heap over
 the unlocked leaves.
 
-Works on the fields of a node; does not know the tree, the pages or who asks for memory.
+Works on the fields of a node. It does not know the tree, the pages or who asks for memory.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from setpoint.scheduler.cache.node import EvictionKey, Node, Rank
 
 
 class Lru:
-    """The least recently used first. A rank, what a node keeps for its policy, is here the tick of
-    its last use.
-
-    The base of the others. Contract: the smallest key goes first; use never decreases a key, only a
-    split may (``EvictionQueue.push``); and a key ends in the last use, which no two leaves share,
-    so that keys never tie and the order is deterministic.
+    """Least recently used first; the base of the other policies. A rank is what a node keeps for
+    its policy: here, the tick of its last use. Contract: the smallest key goes first; use never
+    decreases a key, only a split may (``EvictionQueue.push``). A key ends with the last use, which
+    no two leaves share, so keys never tie and the order is deterministic.
     """
 
     def fresh(self, tick: int) -> Rank:
@@ -27,16 +25,17 @@ class Lru:
         return tick
 
     def use(self, rank: Rank, tick: int) -> Rank:
-        """The stretch was matched, extended over or touched."""
+        """The rank after the stretch was matched, touched, or lay on a path that was extended."""
         return tick
 
     def hit(self, rank: Rank, priority: int) -> Rank:
-        """A request of this priority was admitted over the stretch."""
+        """The rank after a request of this priority was admitted with the stretch as part of its
+        prefix."""
         return rank
 
     def grow(self, rank: Rank, priority: int, end: int) -> Rank:
-        """A request of this priority cached tokens up to position ``end`` through the stretch, or
-        made it."""
+        """The rank after a request of this priority cached tokens up to position ``end`` through
+        the stretch, or created it."""
         return rank
 
     def last_use(self, rank: Rank) -> int:
@@ -48,8 +47,7 @@ class Lru:
 
 
 class Scored(Lru):
-    """The lowest score first, then the least recently used: a rank is (score, tick of the last
-    use)."""
+    """Lowest score first, then least recently used. A rank is (score, tick of the last use)."""
 
     fresh_score = 0
 
@@ -65,15 +63,15 @@ class Scored(Lru):
 
 
 class Lfu(Scored):
-    """The fewest hits first. Score: hits."""
+    """Least frequently used first. Score: number of hits."""
 
     def hit(self, rank: Rank, priority: int) -> Rank:
         return rank[0] + 1, rank[1]
 
 
 class Slru(Lfu):
-    """What was hit fewer than ``protected_threshold`` times first, so that a scan of one-time
-    prompts spares what is in use."""
+    """Stretches with fewer than ``protected_threshold`` hits first, so a flood of prompts that are
+    sent only once does not evict what is in use."""
 
     def __init__(self, *, protected_threshold: int = 2) -> None:
         self._threshold = protected_threshold
@@ -83,8 +81,8 @@ class Slru(Lfu):
 
 
 class Priority(Scored):
-    """The lowest priority first. Score: the highest priority among the requests that cached or hit
-    the stretch."""
+    """Lowest priority first. Score: the highest priority among the requests that cached or hit the
+    stretch."""
 
     fresh_score = -(1 << 64)
     """Not above any priority (``core.settings.LEAST_URGENT``): a new stretch grows to that of its
@@ -98,7 +96,7 @@ class Priority(Scored):
 
 
 class Tlru(Scored):
-    """Tail-optimised LRU: first what the next prefill may recompute within its budget (arXiv
+    """Tail-optimised LRU: evicts first what the next prefill can recompute within its budget (arXiv
     2510.15152, decision 0006).
 
     Of a conversation of L tokens whose next prompt adds ``next_prompt_estimate``, only the first
@@ -135,7 +133,7 @@ def eviction_policy(name: str, **parameters: Any) -> Lru:
 
 
 class EvictionQueue:
-    """The unlocked leaves, cheapest to lose first.
+    """The unlocked leaves, the one to evict first on top.
 
     Contract: at most one valid entry per node, the one whose key is ``node.queued``. A node that is
     locked, grows children or is touched leaves its entry behind; ``pop`` drops or renews such
@@ -152,7 +150,7 @@ class EvictionQueue:
         self._num_void = 0
 
     def push(self, node: Node) -> None:
-        """Tell of a node that became an unlocked leaf, or of an unlocked leaf whose key may have
+        """Add a node that has become an unlocked leaf, or an unlocked leaf whose key may have
         fallen."""
         assert node.is_evictable
         key = self._key(node)
@@ -168,7 +166,7 @@ class EvictionQueue:
             self._num_void = 0
 
     def pop(self) -> Node | None:
-        """Remove and return the unlocked leaf to give up first; None if there is none."""
+        """Remove and return the unlocked leaf to evict first; None if there is none."""
         heap = self._heap
         while heap:
             key, node = heap[0]

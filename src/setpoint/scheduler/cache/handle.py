@@ -14,7 +14,7 @@ NO_PAGES = np.zeros(0, np.int32)
 
 
 class Paths(Protocol):
-    """What a handle needs of the tree."""
+    """The part of the tree that a handle uses."""
 
     def pages_above(self, node: Node) -> Ids: ...
 
@@ -41,22 +41,23 @@ class PrefixHandle:
         """Length of the path in tokens, a multiple of the page size; written by match and extend,
         kept after release."""
         self.needed = NO_PAGES
-        """Pages of window groups that this handle says it needs. Written by match; a caller that
-        takes them over empties it."""
+        """Pages of window groups that are marked as needed on behalf of this handle. Written by
+        match; a caller that takes them over empties the list."""
 
     @property
     def node(self) -> Node:
-        """Where the path ends. Asserts that the handle is not released."""
+        """The node where the path ends. Asserts that the handle is not released."""
         assert self._node is not None, "the handle is released"
         return self._node
 
     def move(self, node: Node, num_tokens: int) -> None:
-        """For the tree, which has moved the lock."""
+        """Follow the lock; called by the tree, which has moved it."""
         self._node, self.num_tokens = node, num_tokens
 
     def pages(self) -> Ids:
-        """The page rows of the path in order, num_tokens // page_size of them, flat and read-only;
-        of window groups those that a sequence behind it reaches back to. Not after release."""
+        """The page rows of the path in order, num_tokens // page_size of them, flat and read-only.
+        Of window groups they hold only the pages that a sequence continuing the path reaches back
+        to. Must not be read after release."""
         return self._tree.pages_above(self.node)
 
     def release(self) -> None:

@@ -1,8 +1,8 @@
 """The KV cache as the scheduler sees it: a page pool and a radix tree over it, with eviction in
 between.
 
-Works on token ids and page numbers. It does not know sequences, steps or KV data. Who owns a page,
-at every moment exactly one:
+Works on token ids and page numbers. It does not know sequences, steps or KV data. At every moment
+each page has exactly one owner:
 
     free list ── alloc ──▶ caller ("held") ── extend ──▶ tree (locked ⇄ evictable)
         ▲                    │ free                          │ alloc, flush
@@ -96,23 +96,22 @@ class KVCache:
         )
 
     def peek(self, ids: Ids, namespace: str = "") -> int:
-        """Length of the cached prefix of ``ids`` behind which a sequence can go on, floored to
-        whole pages. Takes no lock, splits nothing, touches no recency."""
+        """Length of the longest cached prefix of ``ids`` that a sequence can continue, floored to
+        whole pages. Takes no lock, splits no stretch, refreshes no recency."""
         return self._tree.match_len(ids, namespace)
 
     def trace(self, ids: Ids, namespace: str = "") -> tuple[int, tuple[int, ...]]:
-        """Like :meth:`peek`, and the cached stretches that the prefix runs through, in order: equal
-        numbers are the same stretch.
-
-        The last may be matched in part. The numbers mean nothing once the tree has changed.
+        """Like :meth:`peek`, and the cached stretches that the prefix runs through, in order. Equal
+        numbers mean the same stretch; the last may be matched in part. The numbers are void once
+        the tree has changed.
         """
         return self._tree.trace(ids, namespace)
 
     def num_unlocked_by(self, handles: Iterable[PrefixHandle], needed: Ids = NO_PAGES) -> int:
-        """Tokens that would become evictable if exactly these handles were released, and ``needed``
-        given back: the stretches that nobody else locks.
+        """Tokens that would become evictable if exactly these handles were released and ``needed``
+        were given back: those of the stretches that nobody else locks.
 
-        needed: window pages that their sequences hold, whoever owns them.
+        needed: the window pages that the sequences of these handles need, whoever owns the pages.
         """
         unlocked = self._tree.num_unlocked_by(handles) * self.row.num_full
         if self._windows is None:
@@ -120,33 +119,32 @@ class KVCache:
         return unlocked + self._windows.num_freed_by(needed) * self.page_size
 
     def match(self, ids: Ids, namespace: str = "") -> PrefixHandle:
-        """The longest cached prefix of ``ids`` behind which a sequence can go on, floored to whole
-        pages, locked and refreshed.
+        """Find the longest cached prefix of ``ids`` that a sequence can continue, floored to whole
+        pages; lock it and refresh its recency.
 
-        The caller leaves out the tokens that must be computed again, e.g. passes ``ids[: n - 1]``
-        to get logits for the last one.
+        The caller leaves out the tokens that must be computed again: to get logits for the last one
+        it passes ``ids[: n - 1]``.
         """
         return self._tree.match(ids, namespace)
 
     def count_hit(self, handle: PrefixHandle, *, priority: int = 0) -> None:
-        """A request of this priority was admitted over the handle's prefix: eviction policies that
-        count it do so now.
-
-        Not part of ``match``, because an admission that is refused matches again at every step.
+        """Record that a request of this priority was admitted with the handle's prefix, for
+        eviction policies that count hits. It is not part of ``match``, because a request that is
+        not admitted matches again at every step.
         """
         self._tree.count_hit(handle, priority)
 
     def touch(self, ids: Ids, namespace: str = "") -> None:
-        """Make the cached prefix of ``ids`` the most recently used one. Takes no lock, splits
-        nothing."""
+        """Make the cached prefix of ``ids`` the most recently used one. Takes no lock, splits no
+        stretch."""
         self._tree.touch(ids, namespace)
 
     def alloc(self, num_pages: int) -> Ids | None:
-        """``num_pages`` pages, held by the caller from now on; None, and nothing evicted, if free +
-        evictable are fewer.
+        """Allocate ``num_pages`` pages, which the caller holds from now on. Returns None and evicts
+        nothing if fewer are free or evictable.
 
-        Evicts only when the free list is short: whole unlocked leaves in policy order (and see
-        ``RadixTree.evict``); that may free more than was asked.
+        Evicts only when the free list is too short: whole unlocked leaves in policy order (see
+        ``RadixTree.evict``), which may free more than was asked for.
         """
         short = num_pages - self._pool.available
         if short > 0:
@@ -160,41 +158,39 @@ class KVCache:
         self._pool.free(pages)
 
     def give_back(self, handle: PrefixHandle, pages: Ids, first_row: int) -> None:
-        """A sequence needs these window pages no longer, which are its own or the tree's, of rows
-        from ``first_row`` on.
-
-        What was its own is free, what is the tree's can be evicted once nobody needs it.
+        """Give back window pages that a sequence no longer needs, of rows from ``first_row`` on.
+        Private ones are freed; the tree's can be evicted once no sequence needs them.
         """
         self._pool.free(self._tree.unneed(handle, pages, first_row))
 
     def num_private(self, pages: Ids) -> int:
-        """How many of these window pages are not the tree's."""
+        """How many of these window pages are private, that is, not the tree's."""
         return 0 if self._windows is None else self._windows.num_outside(pages)
 
     def extend(self, handle: PrefixHandle, ids: Ids, pages: Ids, *, priority: int = 0) -> Ids:
         """Cache ``ids`` and move the handle's lock down to cover all of them; returns the pages the
         caller must free itself.
 
-        ids: whole pages, beginning with the handle's prefix. pages: their page rows, one per page
-        of ids; below ``handle.num_tokens`` they are not looked at, beyond it the caller holds them,
-        0 where it has given a window page back. priority: what the stretch is worth at least, and
-        with it everything above (eviction policy "priority").
+        ids: whole pages, beginning with the handle's prefix. pages: the page rows, one per page of
+        ids. Rows below ``handle.num_tokens`` are ignored; those beyond are held by the caller, with
+        0 where it has given a window page back. priority: the lowest priority that the stretch, and
+        everything above it, may have (eviction policy "priority").
 
         Contract, for groups that keep every position:
 
-        * Beyond ``handle.num_tokens`` the tree adopts the pages of every stretch it does not have.
-          Where another sequence was faster the tree keeps its own, and the caller's are returned:
-          the caller goes on holding those private copies (its page table stays valid, steps in
-          flight may be writing them) and frees them when it is done.
+        * Beyond ``handle.num_tokens`` the tree adopts the pages of every stretch that it does not
+          have. Where another sequence was faster, the tree keeps its own pages and returns the
+          caller's: the caller goes on holding those private copies (its page table stays valid, and
+          steps in flight may be writing them) and frees them when it is done.
         * Afterwards ``handle.num_tokens == len(ids)``, so no page is ever returned twice: of a page
           table that was extended chunk by chunk, the caller must free what extend returned and what
           lies beyond ``handle.num_tokens``, and nothing else.
         * With the cache disabled the same rule holds: all pages of the stretch are returned, and
           the handle counts the tokens but locks nothing (``handle.pages()`` stays empty).
 
-        Where there are window groups, stretches that nobody holds change their pages for the
-        caller's, and nothing of them is returned. Window pages are given back with ``give_back``,
-        whoever holds them by then. Takes no page and evicts nothing, so it cannot fail.
+        With window groups, stretches that nobody holds exchange their pages for the caller's, and
+        none of those are returned. Window pages are given back with ``give_back``, whoever owns
+        them by then. Allocates no page and evicts nothing, so it cannot fail.
         """
         width = self.row.width
         assert len(ids) * width == len(pages) * self.page_size, "ids must fill their pages"
@@ -210,14 +206,14 @@ class KVCache:
         return private
 
     def flush(self) -> int:
-        """Drop everything that nobody holds; returns the tokens freed."""
+        """Drop every stretch that nobody holds; returns the number of tokens freed."""
         num_tokens = self._tree.num_evictable
         self._pool.free(self._tree.evict(num_tokens))
         return num_tokens
 
     def reset(self) -> None:
-        """Start over, empty: the repair of a pool whose accounting is broken. No caller may hold a
-        page or a handle."""
+        """Empty the cache and start over, to repair a pool whose accounting is broken. No caller
+        may hold a page or a handle."""
         self._pool = PagePool(self._num_pages)
         self._windows = (
             WindowPages(self.row, num_pages=self._num_pages, page_size=self.page_size)

@@ -15,8 +15,8 @@ PageLabel = int | bytes
 packed."""
 
 Label = PageLabel | tuple[str, PageLabel]
-"""What a parent finds a child by: the child's first page; below the root together with the
-namespace."""
+"""The key under which a parent finds a child: the child's first page; below the root, together with
+the namespace."""
 
 Rank = Any
 EvictionKey = Any
@@ -43,10 +43,10 @@ class Node:
     pages: bytes
     """Packed page rows (``core.pagerows``): per page of ``key`` one int32 number per group."""
     rank: Rank
-    """What the eviction policy keeps of this stretch; both parts of a split inherit it. Its last
-    use is never above the parent's."""
+    """What the eviction policy keeps about this stretch; both parts of a split inherit it. Its last
+    use is never later than the parent's."""
     lock_ref: int = 0
-    """Handles whose path ends here or below."""
+    """Number of handles whose path ends here or below."""
     queued: EvictionKey | None = None
     """The key of this node's valid entry in the eviction queue; written by the queue."""
     children: Mapping[Label, Node] = field(default_factory=lambda: _NO_CHILDREN)
@@ -59,7 +59,7 @@ class Node:
 
     @property
     def start(self) -> int:
-        """Tokens above this stretch: where it begins. O(depth)."""
+        """Position where this stretch begins: the number of tokens above it. O(depth)."""
         above, num_tokens = self.parent, 0
         while above is not None:
             num_tokens += above.num_tokens
@@ -68,8 +68,8 @@ class Node:
 
     @property
     def is_evictable(self) -> bool:
-        """An unlocked leaf: what eviction may take now. (An unlocked inner node has only unlocked
-        nodes below it.)"""
+        """Whether this is an unlocked leaf, which eviction may take now. (An unlocked inner node
+        has only unlocked nodes below it.)"""
         return not self.children and not self.lock_ref
 
     def adopt(self, child: Node) -> None:
@@ -81,7 +81,7 @@ class Node:
             self.children = {child.label: child}
 
     def drop(self, child: Node) -> None:
-        """Part with ``child``."""
+        """Remove ``child`` from this node's children."""
         assert isinstance(self.children, dict)
         del self.children[child.label]
         if not self.children:

@@ -22,9 +22,9 @@ class PagePool:
         if num_pages < 1:
             raise ValueError(f"A page pool needs at least one page, got {num_pages}.")
         self.num_pages = num_pages
-        # A stack whose top is at _available. Reversed, so that pages leave in ascending order and a
-        # run of pages that comes back leaves again as the same run: neighbours in a sequence stay
-        # neighbours in memory.
+        # A stack whose top is at _available. It is reversed, so pages leave in ascending order, and
+        # a run of pages that is returned leaves again as the same run: pages that follow each other
+        # in a sequence stay adjacent in memory.
         self._free = np.arange(num_pages, 0, -1, dtype=np.int32)
         self._available = num_pages
         self._is_free = np.ones(num_pages + 1, np.bool_)
@@ -46,7 +46,7 @@ class PagePool:
         return pages
 
     def free(self, pages: Ids) -> None:
-        """Take pages back. The array stays the caller's."""
+        """Take pages back. The array remains the caller's."""
         assert not self.any_free(pages), f"pages freed twice: {pages[self._is_free[pages]]}"
         end = self._available + len(pages)
         self._free[self._available : end] = pages[::-1]

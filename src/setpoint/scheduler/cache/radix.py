@@ -1,8 +1,7 @@
-"""The radix tree of cached prefixes: finds, locks, grows and gives up stretches of whole pages.
+"""The radix tree of cached prefixes: finds, locks, extends and evicts stretches of whole pages.
 
-Works on token ids and page numbers as packed int32 bytes. It does not know which pages are free or
-who holds pages outside the tree (``manager``), nor in which order policies give up leaves
-(``evict``).
+Works on token ids and page numbers as packed int32 bytes. It knows neither which pages are free or
+held outside the tree (``manager``), nor the order in which policies evict leaves (``evict``).
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ class RadixTree:
         num_full: int = 1,
         windows: WindowPages | None = None,
     ) -> None:
-        """``policy``: of eviction, lru if not given; num_full: groups that keep every position;
-        windows: the pages of the others, if there are any. Raises ValueError for a page size below
-        1."""
+        """policy: the eviction policy, lru if not given. num_full: number of groups that keep every
+        position. windows: the pages of the other groups, if there are any. Raises ValueError for a
+        page size below 1."""
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}.")
         self.page_size = page_size
         self.evictable_tokens = 0
-        """Of unlocked nodes; ``locked_tokens``: of the others."""
+        """Tokens of unlocked nodes; ``locked_tokens`` counts those of the others."""
         self.locked_tokens = 0
         self.num_full = num_full
         self.windows = windows
@@ -74,8 +73,8 @@ class RadixTree:
         return self._find(self._whole_pages(ids), namespace)[1] // TOKEN_BYTES
 
     def trace(self, ids: Ids, namespace: str) -> tuple[int, tuple[int, ...]]:
-        """Like :meth:`match_len`, and the nodes the match runs through as numbers, from below the
-        root; the last may be matched in part."""
+        """Like :meth:`match_len`, and the nodes that the match runs through, as numbers, from below
+        the root. The last may be matched in part."""
         if not self._knows_first_page(ids, namespace):
             return 0, ()
         end, matched, _ = self._find(self._whole_pages(ids), namespace)
@@ -102,8 +101,9 @@ class RadixTree:
         return handle
 
     def unneed(self, handle: PrefixHandle, pages: Ids, first_row: int) -> Ids:
-        """Window pages of rows from ``first_row`` on, on the handle's path or beyond it, are needed
-        by one sequence less; -> those among them that are not the tree's."""
+        """Record that one sequence fewer needs these window pages, which belong to rows from
+        ``first_row`` on, on the handle's path or beyond it. Returns those among them that are not
+        the tree's."""
         assert self.windows is not None
         path, start = [], handle.num_tokens
         for node in self._path(handle.node):
@@ -119,7 +119,7 @@ class RadixTree:
         self._refresh(self._descend(self.root, self._whole_pages(ids), namespace)[0])
 
     def count_hit(self, handle: PrefixHandle, priority: int) -> None:
-        """A request of this priority was admitted over the handle's path."""
+        """Record that a request of this priority was admitted with the handle's path."""
         for node in self._path(handle.node):
             node.rank = self.policy.hit(node.rank, priority)
 
@@ -129,9 +129,10 @@ class RadixTree:
         """Append ``ids`` (whole pages) to the handle's path and move its lock and length down to
         their end.
 
-        ``pages`` holds one page row per page of ids, ``priority`` is the request's. -> (pages of
-        full groups, of tokens that the tree already had, that stay the caller's; pages of the tree
-        whose place the caller's took, which are free). All others are the tree's from now on.
+        ``pages`` holds one page row per page of ids, ``priority`` is the request's. Returns (pages
+        of full groups that stay the caller's, because the tree already had their tokens; pages of
+        the tree that the caller's replaced, which are free now). All other pages belong to the tree
+        from now on.
         """
         data, page_data, top = pack_ids(ids), pack_ids(pages), handle.node
         assert len(data) % self.stride == 0, "only whole pages can be cached"
@@ -153,7 +154,7 @@ class RadixTree:
         return private, freed
 
     def _merge(self, node: Node, top: Node, page_data: bytes) -> tuple[Ids, Ids]:
-        """The caller's rows for the stretches between ``top`` and the end of ``node``."""
+        """Merge the caller's rows into the stretches between ``top`` and the end of ``node``."""
         assert self.windows is not None
         private, freed, end = [], [], len(page_data)
         while node is not top:
@@ -180,10 +181,11 @@ class RadixTree:
             self._leaves.push(end)
 
     def evict(self, num_tokens: int) -> Ids:
-        """Give up unlocked leaves, whole ones, until at least ``num_tokens`` pool tokens are gone
-        or none is left. Returns their pages.
+        """Evict whole unlocked leaves until at least ``num_tokens`` pool tokens are freed or no
+        leaf is left. Returns their pages.
 
-        Window pages that no match is likely to want go before them, the others after them.
+        Window pages that no match is likely to need are evicted before the leaves, the others after
+        them.
         """
         if self.windows is not None:
             return self._evict_with_windows(self.windows, -(-num_tokens // self.page_size))
@@ -208,7 +210,8 @@ class RadixTree:
         return np.concatenate(given_up)
 
     def _pop_leaf(self) -> Node | None:
-        """Take the unlocked leaf to give up first out of the tree; None if there is none."""
+        """Remove the unlocked leaf that is to be evicted first from the tree; None if there is
+        none."""
         node = self._leaves.pop()
         if node is None:
             return None
@@ -223,7 +226,8 @@ class RadixTree:
         return node
 
     def _knows_first_page(self, ids: Ids, namespace: str) -> bool:
-        """The answer for most of a long queue, without packing whole prompts."""
+        """Whether the first page of ``ids`` is cached: for most of a long queue it is not, and
+        whole prompts need not be packed."""
         page = pack_ids(ids[: self.page_size])
         return (
             len(page) == self.stride
@@ -244,7 +248,7 @@ class RadixTree:
         return b"".join(reversed(parts))
 
     def _find(self, data: bytes, namespace: str) -> tuple[Node, int, int]:
-        """The longest cached prefix behind which a sequence can go on; returns like
+        """Find the longest cached prefix that a sequence can continue; returns like
         ``_descend``."""
         node, matched, rest = self._descend(self.root, data, namespace)
         if self.windows is None or not matched:
@@ -256,7 +260,7 @@ class RadixTree:
         return self._descend(self.root, data[:usable], namespace)
 
     def _path(self, node: Node) -> Iterator[Node]:
-        """From ``node`` up, the root excluded."""
+        """The nodes from ``node`` up, the root excluded."""
         while node.parent is not None:
             yield node
             node = node.parent
@@ -298,7 +302,7 @@ class RadixTree:
         """Cut ``node``'s edge so that its last ``rest`` bytes stay with it; returns the new node
         above, which gets the others.
 
-        The lower part keeps the identity, so handles that end there stay right; the upper part
+        The lower part keeps the identity, so handles that end there stay valid; the upper part
         inherits their locks.
         """
         parent = node.parent
@@ -319,7 +323,7 @@ class RadixTree:
         return upper
 
     def _attach(self, parent: Node, key: bytes, pages: bytes, namespace: str) -> Node:
-        """A new leaf, which the caller locks (it is not in the eviction queue)."""
+        """Attach a new leaf, which the caller must lock: it is not in the eviction queue."""
         label = self._label(parent, key[: self.stride], namespace)
         node = Node(parent, label, key, pages, self.policy.fresh(self._tick))
         parent.adopt(node)
@@ -337,8 +341,8 @@ class RadixTree:
             node = node.parent
 
     def _lock(self, node: Node, top: Node) -> None:
-        """Lock the path from ``node`` up to ``top``, which is excluded: what is above is locked
-        already (or is the root)."""
+        """Lock the path from ``node`` up to ``top``, which is excluded: ``top`` and all above are
+        locked already (or ``top`` is the root)."""
         while node is not top:
             assert node.parent is not None
             if node.lock_ref == 0:

@@ -1,4 +1,4 @@
-"""What must hold of a radix tree at every moment, as sentences when it does not."""
+"""Checks the invariants of a radix tree, and reports each violation as a sentence."""
 
 from __future__ import annotations
 

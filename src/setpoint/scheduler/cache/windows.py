@@ -1,9 +1,9 @@
-"""The pages of window groups in the radix tree: which of them a running sequence needs, where a
-prefix is usable, and which go first.
+"""The pages of window groups in the radix tree: which of them running sequences need, where a
+prefix is usable, and which are evicted first.
 
 Works on page rows (``core.pagerows.PageRow``) and the fields of nodes. It does not know ids, the
-free list or sequences: a caller that needs pages says so once and takes it back once. With no
-window groups there is no such object.
+free list or sequences: a caller calls ``need`` once for the pages that it needs, and ``unneed``
+once. A model without window groups has no such object.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ OUTSIDE = -1
 
 
 class WindowPages:
-    """Contract: a page of a window group that the tree holds is *needed* by so many running
-    sequences, or else evictable; every node with an evictable one waits in one of two queues."""
+    """Contract: each page of a window group that the tree holds is either *needed* by one or more
+    running sequences, or evictable. Every node with an evictable page is in one of two queues."""
 
     def __init__(self, row: PageRow, *, num_pages: int, page_size: int) -> None:
         self.row = row
         self._page = page_size
         self._needed = np.full(num_pages + 1, OUTSIDE, np.int32)
-        """Per page how many sequences need it; OUTSIDE: it is not one of the tree's."""
+        """For each page, how many sequences need it; OUTSIDE if it is not one of the tree's."""
         self.num_evictable = 0
         self.num_locked = 0
         """Pages."""
         self._loose: OrderedDict[Node, None] = OrderedDict()
         """Nodes that may have evictable pages, the longest out of use first."""
         self._kept: OrderedDict[Node, None] = OrderedDict()
-        """Those of them whose evictable pages all lie before a place where a match is likely to
+        """Nodes whose evictable pages all lie just before a place where a match is likely to
         end."""
 
     # ------------------------------------------------------------------ matching
@@ -49,8 +49,8 @@ class WindowPages:
         return flat.reshape(-1, self.row.width)
 
     def num_usable(self, rows: Rows) -> int:
-        """The longest beginning of the rows of a path, in rows, behind which a sequence can go on:
-        every window group still has what its window reaches back to."""
+        """Length, in rows, of the longest beginning of a path that a sequence can continue: there,
+        every window group still has the pages that its window reaches back to."""
         ends = np.arange(1, len(rows) + 1)
         usable = np.ones(len(rows), np.bool_)
         for columns in self.row.windows:
@@ -63,8 +63,8 @@ class WindowPages:
         return int(found[-1]) + 1 if len(found) else 0
 
     def reached(self, rows: Rows) -> Rows:
-        """A copy of a usable path's rows without the window pages that a sequence behind it does
-        not reach back to."""
+        """A copy of a usable path's rows without the window pages that a sequence continuing it
+        does not reach back to."""
         rows = rows.copy()
         for columns in self.row.windows:
             first = self.row.first_needed(columns, len(rows) * self._page) // self._page
@@ -74,14 +74,15 @@ class WindowPages:
     # ------------------------------------------------------------------ who needs what
 
     def need(self, pages: Ids) -> None:
-        """A sequence needs these pages of the tree, each one once."""
+        """Record that one more sequence needs these pages of the tree, each listed once."""
         newly = int(np.count_nonzero(self._needed[pages] == 0))
         self._needed[pages] += 1
         self.num_evictable -= newly
         self.num_locked += newly
 
     def unneed(self, pages: Ids, path: Iterable[Node]) -> Ids:
-        """A sequence needs these pages no longer; -> those among them that are not the tree's.
+        """Record that a sequence no longer needs these pages. Returns those among them that are not
+        the tree's.
 
         path: the nodes that hold the others.
         """
@@ -100,7 +101,7 @@ class WindowPages:
         return outside
 
     def num_outside(self, pages: Ids) -> int:
-        """How many of these are not the tree's."""
+        """How many of these pages are not the tree's."""
         return int(np.count_nonzero(self._needed[pages] == OUTSIDE))
 
     def num_freed_by(self, pages: Ids) -> int:
@@ -112,18 +113,17 @@ class WindowPages:
     # ------------------------------------------------------------------ growing
 
     def adopt(self, rows: Rows) -> None:
-        """These rows are the tree's from now on, and needed by the one sequence that held them."""
+        """Take over these rows for the tree; the one sequence that held them needs them."""
         pages = _listed(rows[:, self.row.num_full :])
         self._needed[pages] = 1
         self.num_locked += len(pages)
 
     def merge(self, node: Node, own: Rows) -> tuple[Ids, Ids]:
-        """A sequence has rows of its own for the stretch of a node; -> (its pages of full groups
-        that it must keep to itself, pages of the tree that are free now).
+        """Merge a sequence's own rows for the stretch of a node into the tree. Returns (its pages
+        of full groups that stay private, pages of the tree that are free now).
 
-        Where nobody holds the stretch the sequence's pages take the place of the tree's, so that no
-        stretch is kept twice. Else the tree keeps what it has, and is given window pages that it
-        lacks.
+        If nobody holds the stretch, the sequence's pages replace the tree's, so no stretch is kept
+        twice. Otherwise the tree keeps its pages and takes the window pages that it lacks.
         """
         rows, num_full = self.rows_of(node.pages).copy(), self.row.num_full
         theirs, given = rows[:, num_full:], own[:, num_full:]
@@ -143,7 +143,7 @@ class WindowPages:
         return private, freed
 
     def split(self, upper: Node, lower: Node) -> None:
-        """A stretch was cut in two."""
+        """Queue the upper part of a stretch that was cut in two, if the lower part is queued."""
         for queue in (self._loose, self._kept):
             if lower in queue:
                 self._loose[upper] = None
@@ -151,13 +151,14 @@ class WindowPages:
     # ------------------------------------------------------------------ eviction
 
     def look_again(self, node: Node) -> None:
-        """A node has another number of children than before: more of it may go at once."""
+        """Reconsider a node whose number of children has changed: the pages just before its end may
+        no longer be worth sparing."""
         if node in self._kept:
             del self._kept[node]
             self._loose[node] = None
 
     def remove(self, node: Node) -> Ids:
-        """An unlocked node leaves the tree; -> its pages, of all groups."""
+        """Forget an unlocked node, which leaves the tree. Returns its pages, of all groups."""
         rows = self.rows_of(node.pages)
         self._forget(_listed(rows[:, self.row.num_full :]))
         self._loose.pop(node, None)
@@ -165,8 +166,8 @@ class WindowPages:
         return _listed(rows)
 
     def give_up_loose(self) -> Ids | None:
-        """Evictable pages of the node that is longest out of use, but for those just before its end
-        if that is a leaf's or a fork's; None if no node is left to look at."""
+        """Take evictable pages of the least recently used node, except those just before its end if
+        the node is a leaf or a fork. Returns None if no node is left to look at."""
         if not self._loose:
             return None
         node, _ = self._loose.popitem(last=False)
@@ -177,8 +178,8 @@ class WindowPages:
         return given
 
     def give_up_rest(self) -> Ids | None:
-        """All evictable pages of the next node, also of those that ``give_up_loose`` spared; None
-        if none is left."""
+        """Take all evictable pages of the next node, including those that ``give_up_loose`` spared.
+        Returns None if no node is left."""
         queue = self._kept or self._loose
         if not queue:
             return None
@@ -186,7 +187,7 @@ class WindowPages:
         return self._give_up(node, spare_end=False)[0]
 
     def _give_up(self, node: Node, *, spare_end: bool) -> tuple[Ids, bool]:
-        """-> the pages, and whether evictable ones are left."""
+        """Returns the pages taken, and whether evictable ones are left."""
         rows = self.rows_of(node.pages)
         window_pages = rows[:, self.row.num_full :]
         evictable = (window_pages != 0) & (self._needed[window_pages] == 0)
@@ -205,7 +206,7 @@ class WindowPages:
         return given, bool((evictable & ~going).any())
 
     def _forget(self, pages: Ids) -> Ids:
-        """Evictable pages leave the tree."""
+        """Mark evictable pages as no longer the tree's."""
         assert not self._needed[pages].any(), "a page that is needed, or not the tree's"
         self._needed[pages] = OUTSIDE
         self.num_evictable -= len(pages)
