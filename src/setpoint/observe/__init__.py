@@ -1,2 +1,2 @@
-"""What the engine says about itself, made from the records of ``core.records`` alone: log lines
-now."""
+"""What the engine reports about itself: log lines and figures, made from the records of
+``core.records`` alone."""

@@ -1,5 +1,5 @@
-"""Numbers of the whole engine: rates and totals that log lines, ``/server_info`` and ``/v1/loads``
-show. A reader of the stream."""
+"""Figures of the whole engine: the rates and totals that log lines, ``/server_info`` and
+``/v1/loads`` show. A reader of the stream of records."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from setpoint.core.records import (
 
 @dataclass(slots=True)
 class Totals:
-    """Since the engine started."""
+    """Sums since the engine started."""
 
     steps: dict[str, int] = field(default_factory=dict)
-    """By the way they ran."""
+    """Number of steps by the way they ran."""
     forward_s: float = 0.0
     sample_s: float = 0.0
     prompt_tokens: int = 0
-    """Computed, not found in the cache."""
+    """Prompt tokens that were computed, not found in the cache."""
     cached_tokens: int = 0
     output_tokens: int = 0
     refusals: dict[str, int] = field(default_factory=dict)
-    """Why requests waited: one for each request and step."""
+    """Reason -> how often it made a request wait, counted once per request and step."""
     admissions: int = 0
-    """Those after a retraction included."""
+    """Includes admissions after a retraction."""
     retracted: int = 0
     preempted: int = 0
     clipped: int = 0
@@ -48,36 +48,37 @@ class Totals:
     sends_failed: int = 0
     pools_rebuilt: int = 0
     queue_s: float = 0.0
-    """Of ended requests that were admitted: from their arrival to their first admission."""
+    """Seconds from arrival to first admission, summed over ended requests that were admitted."""
     first_token_s: float = 0.0
-    """Of ended requests with outputs: from their arrival to their first token."""
+    """Seconds from arrival to first token, summed over ended requests with outputs."""
     decode_s: float = 0.0
-    """Of the same: from their first token to their end."""
+    """Seconds from first token to end, summed over the same requests."""
 
 
 class Figures:
-    """The rates begin to count with the first turn."""
+    """Keeps the totals and the rates; the rates begin with the first turn."""
 
     def __init__(self, *, decode_log_interval: int) -> None:
         self._interval = decode_log_interval
         self._last_prefill: float | None = None
-        """Clock seconds, as is the next; None before the first turn."""
+        """Clock seconds, like ``_last_decode``; None before the first turn."""
         self._last_decode = 0.0
         self._num_generated = 0
-        """Tokens since the last decode figure."""
+        """Tokens since the last ``gen_throughput``."""
         self._num_decodes = 0
         self._ratio = 0.0
         self.input_throughput = 0.0
-        """Tokens per second: the last prefill step's over the time since the one before it."""
+        """Tokens per second: the tokens of the last prefill step, divided by the time since the
+        prefill step before it."""
         self.gen_throughput = 0.0
-        """Tokens per second over the last ``decode_log_interval`` decode steps and what came
+        """Tokens per second over the last ``decode_log_interval`` decode steps, including the time
         between them."""
         self.totals = Totals()
         self.fallbacks: list[Fallback] = []
 
     @property
     def decode_is_due(self) -> bool:
-        """The step just read completed a ``gen_throughput``."""
+        """Whether the step just read completed a ``gen_throughput``."""
         return self._num_decodes > 0 and self._num_decodes % self._interval == 0
 
     def on(self, record: Record) -> None:
@@ -108,7 +109,7 @@ class Figures:
                 self.fallbacks.append(record)
 
     def info(self) -> dict[str, Any]:
-        """For ``/server_info``."""
+        """The figures for ``/server_info``."""
         totals = self.totals
         asked = totals.cached_tokens + totals.prompt_tokens
         return {

@@ -1,8 +1,8 @@
 """The log lines of a serving engine, in SGLang's words and layout (docs/sglang/logs.md), so that
 existing dashboards and habits work.
 
-Formats records; it measures nothing itself. Whatever a message holds, it stays one printable line:
-nobody can write another's.
+Formats records; it measures nothing itself. A message always becomes one printable line, so no
+client can forge a line by its content.
 """
 
 from __future__ import annotations
@@ -56,16 +56,17 @@ def setup_logging(level: str, *, rank: str = "", milliseconds: bool = False) -> 
 
 
 def set_log_level(level: str, name: str | None = None) -> None:
-    """From now on; of the logger of this name, or of all that have no level of their own."""
+    """Change the level of the logger of this name, or of all loggers that have no level of their
+    own."""
     logging.getLogger(name).setLevel(level.upper())
 
 
 class LineFormatter(logging.Formatter):
-    """A record as one printable line; the lines of a traceback behind it are indented, so that none
-    looks like a record."""
+    """Formats a record as one printable line. The lines of a traceback after it are indented, so
+    that none looks like a record."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        # Information carries no level word, as in SGLang; everything louder does.
+        # INFO lines carry no level word, as in SGLang; those of higher levels do.
         record.levelprefix = "" if record.levelno <= logging.INFO else f"{record.levelname}: "
         record.message = printable(record.message)
         return super().formatMessage(record)
@@ -76,7 +77,8 @@ class LineFormatter(logging.Formatter):
 
 
 def _bound_arguments(record: logging.LogRecord) -> bool:
-    """The web server's access lines name the path that the client asked for, however long."""
+    """Shorten the arguments of the web server's access lines, which name the path that the client
+    asked for, however long."""
     if isinstance(record.args, tuple):
         record.args = tuple(shown(arg) if isinstance(arg, str) else arg for arg in record.args)
     return True
@@ -96,8 +98,8 @@ def ready_line(
     device: str,
     available_bytes: int,
 ) -> str:
-    """The one line that sums up memory planning; ``available_bytes`` is what is left after weights,
-    pool and graphs."""
+    """The one line that sums up memory planning; ``available_bytes`` is the memory left after
+    weights, pool and graphs."""
     label = "available_cpu_mem" if device == "cpu" else "available_gpu_mem"
     return (
         f"max_total_num_tokens={max_total_num_tokens}, chunked_prefill_size={chunked_prefill_size},"
@@ -186,8 +188,8 @@ def log_fallback(fallback: Fallback) -> None:
 
 
 def _done(done: RequestDone) -> None:
-    """Only what an operator should know of. A refusal on arrival (a full queue) is not among it:
-    there may be thousands, and the access log has them."""
+    """Log the ends that an operator should know of. Refusals on arrival (a full queue) are not
+    among them: there may be thousands, and the access log has them."""
     status = done.finish.status_code
     words = shown(done.rid), done.finish.message or "(the reason was not recorded)"
     if status == 500:

@@ -1,4 +1,4 @@
-"""One observer made of several."""
+"""Combines several observers into one."""
 
 from __future__ import annotations
 

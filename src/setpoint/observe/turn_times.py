@@ -1,5 +1,5 @@
-"""Where the turns of an engine's loop spend their time: in the model, in messages, in planning, in
-everything else. A reader of the stream."""
+"""Sums up where the turns of an engine's loop spend their time: in the model, in messages, in
+planning, in everything else. A reader of the stream of records."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ class TurnTimes:
             sums.link_s += record.link_s
 
     def info(self) -> dict[str, Any]:
-        """For ``/server_info``."""
+        """The sums for ``/server_info``."""
         return {kind: asdict(sums) for kind, sums in self._sums.items()}

@@ -1,6 +1,5 @@
-"""Tells a person what a start is doing, once it takes long enough to wonder.
-
-A thread shows the latest words and the seconds so far. It knows nothing of what they mean.
+"""Shows a person what a start is doing once it takes noticeably long. A thread shows the latest
+description and the seconds so far; it does not know what the description means.
 """
 
 from __future__ import annotations
@@ -16,22 +15,23 @@ from dataclasses import dataclass
 logger = logging.getLogger(__name__)
 
 FIRST_S = 3.0
-"""What ends sooner is not spoken of."""
+"""Work that ends sooner is not shown."""
 REDRAW_S, LINES_S = 0.5, 10.0
 
 
 @dataclass(slots=True, frozen=True)
 class Display:
-    """How it is shown, and how often."""
+    """How progress is shown, and how often."""
 
     show: Callable[[str], None]
     every_s: float
     clear: Callable[[], None] = lambda: None
-    """Takes away what is shown."""
+    """Removes what is shown."""
 
 
 def on_stderr() -> Display:
-    """On a terminal one line that changes and goes away; elsewhere a line from time to time."""
+    """On a terminal, one line that is redrawn and removed at the end; elsewhere, a new line from
+    time to time."""
     if sys.stderr.isatty():
         return Display(
             lambda text: _write(f"\r\x1b[K{_fitting(text)}"), REDRAW_S, lambda: _write("\r\x1b[K")
@@ -48,8 +48,8 @@ def in_the_log() -> Display:
 
 
 def _fitting(text: str) -> str:
-    """What goes beyond a terminal's line would stay there for good; the end says how long it has
-    taken."""
+    """The text cut to the width of the terminal, because text beyond it could not be removed. The
+    end is kept: it holds the seconds."""
     room = shutil.get_terminal_size().columns - 1
     return (
         text
@@ -64,10 +64,10 @@ def _write(text: str) -> None:
 
 
 class Waiting:
-    """From its making to ``end``. Safe to use from any thread."""
+    """Shows progress from its creation to ``end``. Safe to use from any thread."""
 
     def __init__(self, what: str, display: Display | None, *, first_s: float = FIRST_S) -> None:
-        """``what``: e.g. "Loading a model". No display: nothing is shown."""
+        """what: for example "Loading a model". Without a display nothing is shown."""
         self._what = what
         self._doing = ""
         self._display = display
@@ -79,11 +79,11 @@ class Waiting:
             self._thread.start()
 
     def doing(self, text: str) -> None:
-        """What is being done from now on."""
+        """Set the description of what is being done from now on."""
         self._doing = text
 
     def end(self) -> None:
-        """Nothing is shown any more. May be called twice."""
+        """Stop showing progress. May be called twice."""
         self._over.set()
         if self._display is not None and self._thread is not threading.current_thread():
             self._thread.join()

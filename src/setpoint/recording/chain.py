@@ -1,5 +1,5 @@
-"""Keyed hashes of the beginnings of sequences, at every place where a prefix may end: what is equal
-in two sequences can be told, and nothing else of them.
+"""Keyed hashes of the beginnings of sequences, one at every place where a prefix may end. They show
+how far two sequences are equal, and nothing else about them.
 
 Works on packed ids. A *place* is a multiple of the page size, or the one length at which policies
 compare waiting prompts.
@@ -23,7 +23,7 @@ class Places:
 
     page_size: int
     also: int
-    """One more place; 0 = none."""
+    """One more place, 0 = none: the length at which policies compare waiting prompts."""
 
     @classmethod
     def of(cls, page_size: int, config: SchedulerConfig) -> Places:
@@ -36,7 +36,7 @@ class Places:
 
 
 class Chain:
-    """One sequence so far."""
+    """The chain of hashes of one sequence so far."""
 
     __slots__ = ("_hash", "_next", "_num_ids", "_places")
 
@@ -47,7 +47,7 @@ class Chain:
         self._next = places.after(0)
 
     def extend(self, ids: bytes) -> bytes:
-        """Take in packed ids; the hashes of the places that they reach."""
+        """Append packed ids; returns the hashes of the places that they reach."""
         hasher, reached = self._hash, []
         begin, end = 0, ID_BYTES * (self._next - self._num_ids)
         while end <= len(ids):
@@ -60,12 +60,12 @@ class Chain:
         return b"".join(reached)
 
     def skip(self, ids: Ids) -> None:
-        """Take in ids whose hashes nobody needs."""
+        """Append ids whose hashes are not needed."""
         self._hash.update(pack_ids(ids))
         self._num_ids += len(ids)
         self._next = self._places.after(self._num_ids)
 
 
 def pseudonym(name: str, key: bytes) -> str:
-    """Equal names have equal ones; the empty name keeps its meaning."""
+    """The pseudonym of a name. Equal names have equal pseudonyms; the empty name stays empty."""
     return hashlib.blake2b(name.encode(), key=key, digest_size=8).hexdigest() if name else ""

@@ -1,7 +1,5 @@
-"""From records to what a recording holds, one entry for each kind of record.
-
-Both the writer and the replay go through it, so that what was recorded and what is replayed
-compare.
+"""Converts records to what a recording holds, with one entry for each kind of record. Both the
+writer and the replay use it, so recorded and replayed records can be compared.
 """
 
 from __future__ import annotations
@@ -39,16 +37,18 @@ from setpoint.recording.format import (
 Entry = Callable[[Any, Content], Kept]
 
 NAMES = frozenset({"rid", "preempted", "by"})
-"""Fields of records that hold a name that a client chose or has, or several."""
+"""Fields of records that hold one or several names that a client chose or received."""
 
 
 def kept(record: Record, content: Content) -> Kept:
-    """What the recording holds of it. The records of a run are given in order, each once."""
+    """What the recording keeps of this record. The records of a run are given in order, each
+    once."""
     return _ENTRIES[type(record)](record, content)
 
 
 def as_record(row: KeptRecord, fields_of: Mapping[str, list[str]]) -> Record:
-    """The inverse for a row of any kind; ``fields_of`` is the recording's (Header.fields).
+    """The inverse of ``kept``, for a row of any kind; ``fields_of`` is the recording's
+    Header.fields.
 
     Raises RecordingError for a kind or a shape that this version does not know.
     """
@@ -64,7 +64,7 @@ def as_record(row: KeptRecord, fields_of: Mapping[str, list[str]]) -> Record:
 
 
 def field_names() -> dict[str, list[str]]:
-    """Kind -> names of its values, for the header."""
+    """Kind of record -> names of its values, for the header."""
     return {name: list(kind.__struct_fields__) for name, kind in _KINDS.items()}
 
 
@@ -127,7 +127,7 @@ def _result(record: ResultTaken, content: Content) -> Kept:
 
 
 def _whole(record: Any, content: Content) -> KeptRecord:
-    """All values as they are, but for names."""
+    """All values unchanged, except names."""
     values = list(msgspec.structs.astuple(record))
     for index, field in enumerate(record.__struct_fields__):
         if field in NAMES:
@@ -139,12 +139,13 @@ def _whole(record: Any, content: Content) -> KeptRecord:
 
 
 def _changed(record: SettingsChanged, content: Content) -> Kept:
-    """The reason is in an operator's words, too."""
+    """All values; the reason is replaced like a name, because it is in an operator's words."""
     return _whole(msgspec.structs.replace(record, why=content.name(record.why)), content)
 
 
 def _done(record: RequestDone, content: Content) -> KeptRecord:
-    """Without the stop id that ended it, which is a client's and the result's."""
+    """The values without the stop id that ended the sequence: it is the client's, and part of the
+    result."""
     finish = msgspec.structs.replace(content.finish(record.finish), matched=None)
     return _whole(msgspec.structs.replace(record, finish=finish), content)
 
@@ -174,6 +175,6 @@ _ENTRIES: dict[type, Entry] = {
 } | dict.fromkeys(_WHOLE, _whole)
 
 MEASURED = frozenset({"TurnDone"})
-"""Kinds that no input decides."""
+"""Kinds of records whose values are measured and do not follow from the inputs."""
 INPUTS = frozenset({"SendFailed"})
-"""Kinds of KeptRecord that come from outside."""
+"""Kinds of KeptRecord that are inputs."""

@@ -1,4 +1,4 @@
-"""``setpoint replay``: a recording run again and compared, or shown as the log it is."""
+"""``setpoint replay``: replays a recording and compares, or prints it as a log."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from setpoint.recording.replay import Outcome, Replay
 
 
 def replay(options: ReplayOptions) -> int:
-    """Exit code 0 if every plan came out as it was recorded, 1 if not.
-
-    Raises ConfigError without a file, RecordingError for one that cannot be run.
+    """Returns exit code 0 if every plan was equal to the recorded one, 1 if not. Raises ConfigError
+    without a file, RecordingError for a file that cannot be replayed.
     """
     if options.file is None:
         raise ConfigError("a recording is missing; see 'setpoint replay --help'.")
     recording = open_recording(Path(options.file))
     if options.print:
         return _print(recording)
-    logging.disable()  # what the replayed engine logs is not news
+    logging.disable()  # the log lines of the replayed engine are not new
     try:
         outcome = Replay(recording).run()
     finally:
@@ -53,13 +52,13 @@ def _lines(outcome: Outcome, recording: Recording) -> list[str]:
 
 
 class _AtItsTime(logging.Filter):
-    """Gives log records the time at which they were written first."""
+    """Gives log records the time at which they were first written."""
 
     def __init__(self, header: Header) -> None:
         super().__init__()
         self._offset = header.began_at - header.clock_at
         self.at = header.clock_at
-        """Seconds of the engine's clock."""
+        """The present time in seconds of the engine's clock."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.created = self._offset + self.at

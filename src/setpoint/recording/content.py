@@ -1,7 +1,5 @@
-"""What of a client's words a recording keeps: everything, or (the default) nothing but what plans
-depend on.
-
-Called by the writing thread with records in their order.
+"""Decides how much of clients' content a recording keeps: everything, or (the default) only what
+plans depend on. Called by the writing thread with the records in order.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from setpoint.recording.format import KeptArrival, KeptMessage
 
 @dataclass(slots=True)
 class Sampled:
-    """The tokens of a result, as KeptResult holds them."""
+    """The sampled tokens of a result, as KeptResult holds them."""
 
     ids: bytes = b""
     ends: list[int] = field(default_factory=list)
@@ -45,7 +43,7 @@ class Sampled:
 
 class Content(Protocol):
     def name(self, name: str) -> str:
-        """What stands for a rid, a namespace or a routing key."""
+        """The name that the recording holds in place of a rid, a namespace or a routing key."""
         ...
 
     def finish(self, finish: Finish) -> Finish:
@@ -58,14 +56,14 @@ class Content(Protocol):
         """Called for each plan, before its result."""
 
     def checksum(self, admit: Admit) -> int:
-        """Of its ids, for comparison."""
+        """Checksum of the ids, for comparison."""
         ...
 
     def sampled(self, result: StepResult) -> Sampled: ...
 
 
 class Open:
-    """Content is kept as it is."""
+    """Keeps content unchanged."""
 
     def finish(self, finish: Finish) -> Finish:
         return finish
@@ -87,7 +85,8 @@ class Open:
 
 
 class Surrogates(Open):
-    """Of a replay whose names and ids stand for others: the names are comparable, the ids not."""
+    """For a replay that runs on surrogates of names and ids: the names can be compared, the ids
+    cannot."""
 
     def finish(self, finish: Finish) -> Finish:
         return _without_quotes(finish)
@@ -131,7 +130,7 @@ LEFT_OUT = {
     ),
     "it decides tokens or text, and no plan",
 )
-"""Field of a Request or of its SamplingParams -> why it is not kept when content is withheld."""
+"""Field of a Request or of its SamplingParams -> why it is not kept if content is withheld."""
 
 
 def _without_quotes(finish: Finish) -> Finish:
@@ -141,17 +140,17 @@ def _without_quotes(finish: Finish) -> Finish:
 
 
 class Withheld:
-    """No text, no id and no name that a client sent or was sent."""
+    """Keeps no text, id or name that a client sent or was sent."""
 
     DECIDED = frozenset({Submit, Abort, Stop, Call, Change, Shutdown, Prepared})
-    """Messages of which it is known what of them may be kept: of a Submit what is in KeptArrival,
-    of a Prepared no words about what the client sent, of a Change neither who asked nor why, of the
-    others all."""
+    """The messages that may be kept, with limits: of a Submit only the fields of KeptArrival, of a
+    Prepared no words about what the client sent, of a Change neither who asked nor why; the others
+    are kept whole."""
 
     def __init__(
         self, places: Places, *, vocab_size: int, eos_ids: frozenset[int], key: bytes
     ) -> None:
-        """``key``: 32 random bytes that nobody keeps."""
+        """key: 32 random bytes that are stored nowhere."""
         self._places = places
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids

@@ -1,4 +1,4 @@
-"""Whether what came out of a replay is what was recorded, and in words what is not."""
+"""Compares the outputs of a replay with the recorded ones, and describes a difference in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from setpoint.recording.format import KeptPlan, KeptRecord
 
 Output = KeptPlan | KeptRecord
 MAX_SHOWN = 16
-"""Values of a list that are shown."""
+"""How many values of a list a description shows."""
 
 _kept_record = msgspec.msgpack.Decoder(KeptRecord)
 
@@ -44,7 +44,7 @@ def difference(
 
 
 def _parts(plan: KeptPlan) -> Iterator[tuple[str, Any]]:
-    """Names and values in the order in which a reader wants to hear of them."""
+    """The names and values of a plan, in the order in which to report them."""
     yield "step_id", plan.step_id
     yield "releases", plan.releases
     yield "admits", plan.admits

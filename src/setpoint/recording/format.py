@@ -1,4 +1,4 @@
-"""What a recording holds, as it lies in the file. Plain data; ``codec`` makes it from records.
+"""The format of a recording's files. Plain data; ``codec`` makes it from records.
 
 A frame holds a msgpack array of rows, which are arrays that begin with a letter. Arrays of numbers
 are little-endian bytes of the element type that the plan has. A recording is the segments FILE,
@@ -18,17 +18,18 @@ from setpoint.scheduler.cache.manager import CacheConfig
 from setpoint.scheduler.config import SchedulerConfig
 
 FORMAT = 1
-"""Changes whenever a reader of the one before would misread the other."""
+"""The version of the format. It changes whenever a reader of the previous version would misread a
+file."""
 
 HASH_BYTES = 6
-"""Of a hash of ids. Only places after the same prefix are told apart by it."""
+"""Size of a hash of ids. A hash only has to distinguish places after the same prefix."""
 
 OFF, ON = "off", "on"
-"""Content: ids and names are withheld, or as they are."""
+"""How content is kept: ids and names are withheld, or unchanged."""
 
 
 class RecordingError(SetpointError):
-    """A recording that cannot be written, read or run again."""
+    """A recording cannot be written, read or replayed."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,18 +37,18 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int = FORMAT
     version: str
-    """Setpoint's, of the engine that was recorded."""
+    """Setpoint's version in the recorded engine."""
     recording: str
     """The same random word in every segment of one recording."""
     segment: int = 0
     content: str
     began_at: float
-    """Seconds since 1970 ..."""
+    """Time of the start, in seconds since 1970."""
     clock_at: float
-    """... when the engine's clock showed this."""
+    """The engine's clock at that time, in seconds."""
     scheduler: SchedulerConfig
     settings: Settings
-    """At the start."""
+    """The settings at the start."""
     cache: CacheConfig
     device: str
     fields: dict[str, list[str]]
@@ -59,7 +60,7 @@ class KeptTurn(msgspec.Struct, frozen=True, array_like=True, tag="T"):
 
 
 class KeptMessage(msgspec.Struct, frozen=True, array_like=True, tag="M"):
-    """A message as it is."""
+    """A message, unchanged."""
 
     message: msgspec.Raw
 
@@ -72,13 +73,14 @@ class KeptArrival(msgspec.Struct, frozen=True, array_like=True, tag="A"):
     num_prompt: int
     num_prior: int
     hashes: bytes
-    """HASH_BYTES for each place of the prompt and the prior outputs where a prefix may end."""
+    """Hashes, HASH_BYTES for each place in the prompt and the prior outputs where a prefix may
+    end."""
     is_valid: bool
-    """All ids are in the vocabulary."""
+    """Whether all ids are in the vocabulary."""
     max_new_tokens: int | None
     ignore_eos: bool
     has_stop: bool
-    """It has stop strings."""
+    """Whether the request has stop strings."""
     stream_interval: int | None
     stream: bool
     return_logprob: bool
@@ -99,12 +101,12 @@ class KeptResult(msgspec.Struct, frozen=True, array_like=True, tag="R"):
     ids: bytes
     """As they were sampled; empty if content is withheld. Then the next three stand for them."""
     ends: list[int]
-    """Which of the tokens are stop ids of their sequence."""
+    """Indices of tokens that are stop ids of their sequence."""
     invalid: list[int]
-    """Which are negative: the logits were not finite."""
+    """Indices of tokens that are negative, because the logits were not finite."""
     hashes: bytes
-    """HASH_BYTES for each place, in row order, that the step's tokens reach and where a prefix may
-    end."""
+    """Hashes, HASH_BYTES for each place where a prefix may end that the step's tokens reach, in row
+    order."""
     embedded: dict[int, bool]
     """seq_id -> whether its embedding is finite."""
     failures: dict[int, str]
@@ -114,16 +116,16 @@ class KeptResult(msgspec.Struct, frozen=True, array_like=True, tag="R"):
 
 
 class KeptPlan(msgspec.Struct, frozen=True, array_like=True, tag="P"):
-    """All of a plan, except what requests say of themselves."""
+    """A whole plan, except the contents of its requests."""
 
     step_id: int
     rows: dict[str, bytes]
-    """Field of core.plan.Rows -> its array."""
+    """Field of ``core.plan.Rows`` -> its array."""
     pages: dict[str, bytes]
-    """Field of core.plan.PageDeltas -> its array."""
+    """Field of ``core.plan.PageDeltas`` -> its array."""
     admits: list[list[int]]
-    """slot, seq_id, number of ids, of them prompt, logprob_start, and a checksum of the ids (0 if
-    content is withheld)."""
+    """For each admission: slot, seq_id, number of ids, number of prompt ids, logprob_start, and a
+    checksum of the ids (0 if content is withheld)."""
     releases: list[int]
 
 

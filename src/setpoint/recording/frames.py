@@ -1,5 +1,5 @@
-"""Whole frames in a file: bytes behind a marker, their length and a checksum, so that a tail which
-a crash has torn is told from damage. Knows nothing of what is in a frame."""
+"""Frames in a file: each is a marker, a length, a checksum and the payload, so a tail torn by a
+crash can be told from damage. Does not know what is in a frame."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 _HEAD = struct.Struct("<4sII")
 _MARKER = b"\xf0SP\n"
-"""No UTF-8 text holds it."""
+"""Marks the beginning of a frame; occurs in no UTF-8 text."""
 
 
 def frame(payload: bytes) -> bytes:
@@ -25,7 +25,8 @@ class FrameReader:
 
     data: bytes
     end: int = 0
-    """Bytes that whole frames fill, from the beginning; written by the iteration."""
+    """Number of bytes from the beginning of the file that whole frames fill; written by the
+    iteration."""
 
     def __iter__(self) -> Iterator[bytes]:
         while (found := _whole_frame(self.data, self.end)) is not None:
@@ -34,12 +35,12 @@ class FrameReader:
 
     @property
     def num_torn(self) -> int:
-        """Bytes after the last whole frame."""
+        """Number of bytes after the last whole frame."""
         return len(self.data) - self.end
 
     @property
     def is_damaged(self) -> bool:
-        """A whole frame lies behind the bytes that are none: no tear does that."""
+        """Whether a whole frame follows bytes that belong to none, which a crash cannot cause."""
         at = self.data.find(_MARKER, self.end + 1)
         while at >= 0:
             if _whole_frame(self.data, at) is not None:

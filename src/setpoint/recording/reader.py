@@ -1,4 +1,4 @@
-"""Reads a recording: its header, then its rows in order, and how it ends."""
+"""Reads a recording: its header, its rows in order, and how it ends."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ _rows = msgspec.msgpack.Decoder(list[Kept])
 
 @dataclass(slots=True)
 class Recording:
-    """The files of one recording, in order; may be iterated over again and again.
-
-    Iterating raises RecordingError where the files are damaged, after all that is whole.
+    """The files of one recording, in order. It may be iterated over several times; iterating yields
+    all rows up to the first damage, and raises RecordingError there.
     """
 
     segments: list[Path]
     header: Header
-    """Of the first segment that there is."""
+    """The header of the first segment that exists."""
     notes: list[str] = field(default_factory=list)
-    """What is to be said of the files; complete after an iteration."""
+    """Notes on the files for the user; complete after an iteration."""
 
     def __iter__(self) -> Iterator[Kept]:
         self.notes.clear()
@@ -56,7 +55,7 @@ class Recording:
 
 
 def open_recording(path: Path) -> Recording:
-    """The recording whose first segment is, or was, ``path``. Raises RecordingError."""
+    """Open the recording whose first segment is, or was, ``path``. Raises RecordingError."""
     numbers = segments_there(path)
     if not numbers:
         raise RecordingError(f"There is no recording {path}.")

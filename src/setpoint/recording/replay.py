@@ -1,7 +1,7 @@
-"""Runs a recording again: the same scheduler, cache and loop between recorded surroundings. All
-that comes out is compared with what was recorded.
+"""Replays a recording: the same scheduler, cache and loop run on recorded inputs, and all their
+outputs are compared with the recorded ones.
 
-A replay ends at its first difference: what was recorded behind it answers other plans.
+A replay ends at its first difference, because the inputs recorded after it answer other plans.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from setpoint.scheduler.scheduler import Scheduler
 
 @dataclass(slots=True)
 class Outcome:
-    """What a replay found."""
+    """The findings of a replay."""
 
     num_steps: int = 0
-    """Plans that came out as they were recorded."""
+    """Number of plans that were equal to the recorded ones."""
     num_requests: int = 0
     difference: str = ""
-    """The first one and where it is; "" if there is none."""
+    """The first difference and where it is; "" if there is none."""
     ended_by: str = ""
-    """What the replay raised in the turn that was the recorded engine's last."""
+    """The exception that the replay raised in the recorded engine's last turn; "" if none."""
     damage: str = ""
-    """Why the rest of the recording could not be read."""
+    """Why the rest of the recording could not be read; "" if all was read."""
     seconds: float = 0.0
 
     @property
@@ -60,16 +60,16 @@ class Outcome:
 
 
 class _Comparison:
-    """The observer of the replay. It remembers the first output that is not the next recorded one;
-    after that nothing means anything."""
+    """The observer of the replay. It remembers the first output that differs from the next recorded
+    one; outputs after that mean nothing."""
 
     def __init__(self, header: Header, content: Content) -> None:
         self._fields = header.fields
         self._content = content
         self.expected: deque[Output] = deque()
-        """Recorded outputs of this turn that have not come yet."""
+        """Recorded outputs of this turn that the replay has not produced yet."""
         self.may_end = False
-        """This is the last turn, of which a part may be missing."""
+        """Whether this is the last turn, part of which may be missing from the recording."""
         self.found = ""
         self.num_steps = 0
 
@@ -93,10 +93,10 @@ class _Comparison:
 
 
 class Replay:
-    """One run of a recording that begins with the engine's start."""
+    """One replay of a recording that begins with the engine's start."""
 
     def __init__(self, recording: Recording) -> None:
-        """Raises RecordingError if the recording cannot be run."""
+        """Raises RecordingError if the recording cannot be replayed."""
         header = recording.header
         if header.segment:
             raise RecordingError(
@@ -149,7 +149,8 @@ class Replay:
         return outcome
 
     def _step(self, is_last: bool) -> str:
-        """One turn. Returns what it raised, if the recorded engine raised nothing there."""
+        """Run one turn. Returns the exception that it raised if the recorded engine raised none
+        there."""
         try:
             self._loop.step()
         except EndOfResults:
@@ -162,7 +163,8 @@ class Replay:
         return ""
 
     def _turns(self) -> Iterator[list[Kept]]:
-        """The rows of each turn, its KeptTurn first; as far as the recording can be read."""
+        """The rows of each turn, beginning with its KeptTurn, as far as the recording can be
+        read."""
         turn: list[Kept] = []
         try:
             for row in self._recording:
@@ -205,7 +207,7 @@ class Replay:
 
 
 def _with_last(turns: Iterable[list[Kept]]) -> Iterator[tuple[list[Kept], bool]]:
-    """Each turn, and whether none follows."""
+    """Each turn, and whether it is the last."""
     before: list[Kept] | None = None
     for turn in turns:
         if before is not None:

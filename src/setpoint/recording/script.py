@@ -1,5 +1,5 @@
-"""What a recorded engine was given, once more: requests and sampled tokens, with their ids or with
-what stands for them."""
+"""The inputs of a recorded engine for a replay: requests and sampled tokens, with their ids or with
+surrogates."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from setpoint.scheduler.config import SchedulerConfig
 
 class Script(Protocol):
     config: SchedulerConfig
-    """What the scheduler of the replay is built from."""
+    """What to build the scheduler of the replay from."""
     content: Content
-    """Makes the replay's own records comparable with the recorded ones."""
+    """Converts the replay's own records so that they can be compared with the recorded ones."""
 
     def arrival(self, row: KeptArrival) -> Submit:
-        """Of an arrival whose content was withheld."""
+        """The message of an arrival whose content was withheld."""
         ...
 
     def token_ids(self, row: KeptResult, seq_ids: list[int]) -> Ids:
-        """``seq_ids``: of the rows that sample."""
+        """The sampled token ids of a result. seq_ids: the sequences of the rows that sample."""
         ...
 
 
 class _Originals:
-    """Content was recorded: messages and tokens are there as they were."""
+    """A script whose content was recorded: messages and tokens are used unchanged."""
 
     def __init__(self, recording: Recording) -> None:
         self.config = recording.header.scheduler
@@ -49,7 +49,8 @@ class _Originals:
 
 
 class _StandIns:
-    """Content was withheld. There is no end-of-sequence id: each sequence has its own."""
+    """A script whose content was withheld. There is no common end-of-sequence id: each sequence has
+    its own."""
 
     def __init__(self, recording: Recording) -> None:
         header = recording.header
@@ -68,12 +69,12 @@ class _StandIns:
 
 
 def _readable(recording: Recording) -> Iterator[Kept]:
-    """All rows before any damage, of which the replay will tell."""
+    """All rows before any damage, which the replay will report."""
     with suppress(RecordingError):
         yield from recording
 
 
 def script_of(recording: Recording) -> Script:
-    """Reads the recording to its end if it has to."""
+    """The script of a recording, which is read to its end if necessary."""
     withheld = recording.header.content == OFF
     return _StandIns(recording) if withheld else _Originals(recording)

@@ -1,5 +1,5 @@
-"""The files of a recording being written: FILE, FILE.1, FILE.2, …, each begun with the header, the
-oldest given up when all together are too large. Works on bytes."""
+"""The files of a recording being written: FILE, FILE.1, FILE.2, …. Each begins with the header, and
+the oldest is deleted when together they are too large. Works on bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from setpoint.recording.frames import frame
 logger = logging.getLogger(__name__)
 
 SEGMENTS = 16
-"""Files that a recording of the largest size has."""
+"""Number of files of a recording that has reached its largest size."""
 
 
 def segment_path(path: Path, number: int) -> Path:
@@ -31,7 +31,7 @@ def segments_there(path: Path) -> list[int]:
 
 
 def check_new(path: Path) -> None:
-    """Raises RecordingError if a recording cannot be begun there."""
+    """Raises RecordingError if a recording cannot be started there."""
     if segments_there(path):
         raise RecordingError(
             f"There is a recording {path} already. Move it away, or choose another name."
@@ -41,26 +41,26 @@ def check_new(path: Path) -> None:
 
 
 def _create(path: Path) -> int:
-    """A descriptor of a new file that only its owner may read."""
+    """Create a file that only its owner may read; returns its descriptor."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 class Segments:
-    """Used by one thread after it is made, which raises RecordingError. What fails later raises
-    OSError."""
+    """Writes the segments, from one thread after construction. Construction raises RecordingError;
+    later failures raise OSError."""
 
     def __init__(self, path: Path, *, header: Callable[[int], bytes], max_bytes: int) -> None:
-        """``header`` gives the payload that the segment of this number begins with."""
+        """header: returns the payload with which the segment of a given number begins."""
         self._path = path
         self._header = header
         self._max_bytes = max_bytes
         self._segment_bytes = max_bytes // SEGMENTS
         self._kept: deque[tuple[int, int]] = deque()
-        """Number and size of the segments that are there, but for the last."""
+        """Number and size of each segment that exists, except the last."""
         self._number = 0
         self._size = 0
         self.num_bytes = 0
-        """Of all segments that are there."""
+        """Size of all segments that exist."""
         check_new(path)
         try:
             self._file = _create(path)
@@ -69,7 +69,7 @@ class Segments:
         self._begin()
 
     def write(self, payload: bytes) -> None:
-        """As one frame."""
+        """Write the payload as one frame."""
         data = frame(payload)
         if self._size + len(data) > self._segment_bytes and self._size > self._begun_at:
             self._rotate(len(data))

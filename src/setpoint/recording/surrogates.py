@@ -1,9 +1,8 @@
-"""What stands for withheld ids when a recording is run again.
-
-Every place of the chain of hashes gets ids that occur nowhere else. So two sequences have equal
-surrogates exactly as far as they had equal ids, at every place where a prefix may end; and the
-surrogate of the token that ended a sequence is that sequence's stop id. Works on a recording that
-is read once before it is replayed, because the hashes of an output come after its tokens.
+"""Surrogates for withheld ids when a recording is replayed. Every place in the chain of hashes gets
+ids that occur nowhere else. So at every place where a prefix may end, two sequences have equal
+surrogates exactly as far as they had equal ids. The surrogate of the token that ended a sequence is
+that sequence's stop id. Works on a recording that is read once before it is replayed, because the
+hashes of an output come after its tokens.
 """
 
 from __future__ import annotations
@@ -36,28 +35,28 @@ class Outline:
     """One sequence from its arrival to the end of the recording."""
 
     num_ids: int
-    """Prompt and prior outputs, and every token sampled for it."""
+    """Number of tokens: prompt, prior outputs, and every token sampled for the sequence."""
     hashes: bytearray
-    """Of its places, in order."""
+    """The hashes of the sequence's places, in order."""
     end: int | None = None
     """Position of the first token that was a stop id."""
     ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Its surrogates; set when it arrives in the replay."""
+    """The surrogates of its ids; set when the sequence arrives in the replay."""
     num_given: int = 0
-    """How many of them the replay has handed out."""
+    """How many of the surrogates the replay has handed out."""
 
 
 class SurrogateIds:
-    """Hands out ids, the same for the same beginning."""
+    """Assigns surrogate ids: the same for the same beginning of a sequence."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._firsts: dict[tuple[int, bytes], int] = {}
-        """(First surrogate of the stretch before, hash) -> first surrogate of the stretch."""
+        """(First surrogate of the previous stretch, hash) -> first surrogate of the stretch."""
         self._next = 0
 
     def of(self, num_ids: int, hashes: bytes) -> Ids:
-        """Surrogates of a sequence of this length. What is behind its last place is like nothing
+        """The surrogates of a sequence of this length. Those after its last place occur nowhere
         else."""
         ids = np.empty(num_ids, np.int32)
         position, before = 0, -1
@@ -123,7 +122,7 @@ def offsets_of(result: KeptResult, num_rows: int) -> Ids:
 
 
 def request_of(arrival: KeptArrival, outline: Outline, ids: SurrogateIds) -> Request:
-    """The request as far as plans depend on it."""
+    """The request, with only what plans depend on."""
     outline.ids = ids.of(outline.num_ids, bytes(outline.hashes))
     outline.num_given = arrival.num_prompt + arrival.num_prior
     prompt = outline.ids[: arrival.num_prompt].copy()

@@ -1,5 +1,5 @@
-"""What surrounds a loop that runs again, and gives what was recorded: clock, link, executor,
-what prepares requests."""
+"""The surroundings of a replayed loop, which give what was recorded: clock, link, executor and
+preparer of requests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from setpoint.recording.surrogates import offsets_of
 
 
 class EndOfResults(Exception):
-    """No result was recorded for a step that the replay waits for."""
+    """The replay waits for a step whose result was not recorded."""
 
 
 class RecordedClock:
-    """Shows what the recorded clock showed at the last input."""
+    """Shows the time that the recorded clock showed at the last input."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -31,7 +31,7 @@ class RecordedClock:
 
 
 class RecordedLink:
-    """Gives the messages of a turn, and loses the events that were lost."""
+    """Gives the messages of a turn, and fails to send the events that failed in the recording."""
 
     def __init__(self) -> None:
         self.messages: list[ToLoop] = []
@@ -43,27 +43,27 @@ class RecordedLink:
         return messages
 
     def send(self, message: ToFrontend) -> None:
-        """The loop sends events that fail together once more, one by one."""
+        """Send the events. If they fail together, the loop sends them once more, one by one."""
         events = message.events if isinstance(message, Tokens) else []
         if not any(event.seq_id in self.lost for event in events):
             return
         kind = self.lost.pop(events[0].seq_id) if len(events) == 1 else "Exception"
-        raise type(kind, (Exception,), {})()  # the loop tells the client the type's name
+        raise type(kind, (Exception,), {})()  # the loop sends the client the type's name
 
 
 class RecordedPreparer:
-    """Prepares the requests that were prepared; the link says when they were."""
+    """Prepares the requests that were prepared in the recording; the link says when."""
 
     def __init__(self) -> None:
         self.needed: set[int] = set()
         self.ended: set[int] = set()
-        """Sequences whose grammar ended them, up to this turn."""
+        """Sequences that were ended by their grammar, up to this turn."""
 
     def needs(self, seq_id: int, request: Request) -> bool:
         return seq_id in self.needed
 
     def start(self, seq_id: int, request: Request, outputs: Ids) -> None:
-        """It is under way."""
+        """Nothing to start: the recording holds when it was done."""
 
     def take(self, seq_id: int) -> RecordedGrammar:
         return RecordedGrammar(seq_id, self.ended)
@@ -73,17 +73,17 @@ class RecordedPreparer:
 
 
 class RecordedGrammar:
-    """Knows when it ends, and nothing else."""
+    """A grammar that knows only when it ends."""
 
     def __init__(self, seq_id: int, ended: set[int]) -> None:
         self._seq_id = seq_id
         self._ended = ended
 
     def accept(self, token: int) -> None:
-        """Tokens are as they were."""
+        """Every recorded token is accepted."""
 
     def fill_mask(self, words: Ids) -> None:
-        """Nobody samples."""
+        """No mask is needed, because nothing is sampled."""
 
     @property
     def terminated(self) -> bool:
@@ -91,7 +91,7 @@ class RecordedGrammar:
 
 
 class RecordedExecutor:
-    """Answers plans with the recorded results, in their order."""
+    """Answers plans with the recorded results, in order."""
 
     def __init__(self, script: Script, clock: RecordedClock) -> None:
         self._script = script
@@ -136,7 +136,7 @@ class RecordedStep:
         self._executor = executor
 
     def finish(self, masks: TokenMasks | None) -> None:
-        """What was sampled is known."""
+        """Nothing to wait for: the samples are recorded."""
 
     def result(self) -> StepResult:
         return self._executor.result(self._plan)

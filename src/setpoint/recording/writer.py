@@ -1,7 +1,7 @@
 """Writes a recording while the engine serves (decision 0027).
 
-A reader of the stream: the loop's thread queues each record and does nothing more; a thread of its
-own encodes and writes. Whatever goes wrong ends the recording and never the engine.
+A reader of the stream of records: the loop's thread only queues each record, and a separate thread
+encodes and writes it. Any failure ends the recording and never the engine.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ from setpoint.scheduler.config import SchedulerConfig
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.25
-"""What a killed process loses of its recording at most."""
+"""How much of its recording a killed process loses at most."""
 FRAME_RECORDS = 1000
 MAX_WAITING = 50_000
-"""Records that may wait for the thread: some minutes of a CPU, half a minute of a GPU."""
+"""How many records may wait for the writing thread: some minutes on a CPU, half a minute on a
+GPU."""
 
 
 class RecordingWriter:
-    """An Observer. ``on`` is for the loop's thread; ``close`` for the one that made this."""
+    """An Observer. ``on`` is called by the loop's thread, ``close`` by the thread that created the
+    writer."""
 
     def __init__(self, segments: Segments, content: Content, *, flush_s: float = FLUSH_S) -> None:
         self._segments = segments
@@ -48,7 +50,7 @@ class RecordingWriter:
         self._waiting: deque[Record] = deque()
         self._closing = threading.Event()
         self._ended = ""
-        """Why nothing is recorded any more; written once, by either thread."""
+        """Why nothing is recorded any more; "" while recording. Written once, by either thread."""
         self._num_records = 0
         self._thread = threading.Thread(target=self._run, name="setpoint-recording", daemon=True)
         self._thread.start()
@@ -61,7 +63,7 @@ class RecordingWriter:
             self._end(f"the disk does not keep up: {MAX_WAITING} records wait")
 
     def info(self) -> dict[str, Any]:
-        """For ``/server_info``."""
+        """The state of the recording, for ``/server_info``."""
         return {
             "num_records": self._num_records,
             "num_bytes": self._segments.num_bytes,
@@ -69,7 +71,7 @@ class RecordingWriter:
         }
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Write what waits; called when no record comes any more."""
+        """Write the records that wait. Called once no more records come."""
         self._closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -86,7 +88,7 @@ class RecordingWriter:
             return
         try:
             self._write_waiting()
-        except Exception as error:  # nothing that is wrong here may end the engine
+        except Exception as error:  # no failure here may end the engine
             self._end(str(error) or type(error).__name__, error)
 
     def _write_waiting(self) -> None:
@@ -106,7 +108,7 @@ class RecordingWriter:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class RecordingConfig:
-    """Where and what is recorded."""
+    """Where to record, and how much."""
 
     path: Path
     content: str
@@ -123,7 +125,8 @@ def start_recording(
     clock: Clock,
     device: str,
 ) -> RecordingWriter:
-    """Before the engine's first turn. Raises RecordingError if the file cannot be made."""
+    """Begin a recording, before the engine's first turn. Raises RecordingError if the file cannot
+    be created."""
     header = Header(
         version=__version__,
         recording=os.urandom(8).hex(),

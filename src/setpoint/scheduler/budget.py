@@ -1,9 +1,9 @@
-"""What one prefill pass may spend: tokens of input, of a chunk, and memory
+"""The budget of one prefill pass: input tokens, chunk tokens and memory
 (docs/sglang/scheduling.md#admission).
 
-Pure arithmetic on token counts; memory is counted in pool tokens (``core.pagerows``). The pool's
-free + evictable tokens are passed in at every question, because matching a prefix pins pages and
-admitting one takes them.
+Pure arithmetic on token counts; memory is counted in pool tokens (``core.pagerows``). Every call is
+given the pool's free + evictable tokens, because matching a prefix locks pages and admitting a
+sequence takes them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class PrefillBudget:
     costs: CacheCosts
     clip_max_new_tokens: int
     input_left: int
-    """Of max_prefill_tokens. Where prompts are cut into chunks it ends a pass that has spent it,
-    and keeps no single prompt out."""
+    """What is left of max_prefill_tokens. Where prompts are cut into chunks, this ends a pass that
+    has spent it, but keeps no single prompt out."""
     chunk_left: int | None
-    """Of chunked_prefill_size; None = prompts are never cut."""
+    """What is left of chunked_prefill_size; None = prompts are never cut."""
     requests_left: int | None
-    """Of prefill_max_requests."""
+    """What is left of prefill_max_requests; None = no limit."""
     reserved: float
-    """Memory that must stay free: the expected outputs of running requests, then of those admitted
+    """Memory that must stay free for the expected outputs of running requests and of those admitted
     in this pass."""
     num_admitted: int = 0
 
@@ -41,7 +41,7 @@ class PrefillBudget:
         return -(-tokens // self.page_size) * self.page_size
 
     def exhausted(self, available: int) -> Refusal | None:
-        """Why no further request can be looked at, if so; ``available`` = free + evictable
+        """Why no further request can be considered, or None; ``available`` = free + evictable
         tokens."""
         if available - self.reserved <= 0:
             return Refusal.NO_MEMORY
@@ -54,12 +54,12 @@ class PrefillBudget:
         return None
 
     def judge(self, extend: int, remaining: int, available: int, *, cached: int) -> int | Refusal:
-        """How many of ``extend`` uncached tokens to compute now for a candidate, or why it must
-        wait.
+        """How many of a candidate's ``extend`` uncached tokens to compute now, or why it must wait.
 
         cached: tokens before them, whose pages it holds. remaining: outputs the candidate may still
-        generate. A candidate is charged its full (clipped) output, not the share that running ones
-        are: optimism is for those whose lengths are being observed.
+        generate. A candidate is charged its full (clipped) output, not the expected share that
+        running requests are charged: the ratio is an estimate for requests whose lengths are being
+        observed.
         """
         tokens = extend + min(max(remaining, 0), self.clip_max_new_tokens) + self.page_size
         if self.costs.growth(tokens, cached) >= available - self.reserved:
@@ -77,11 +77,11 @@ class PrefillBudget:
         return cut if cut > 0 else Refusal.CHUNK_BUDGET
 
     def chunk(self, extend: int, available: int, *, kept: int = 0) -> int:
-        """Tokens the sequence in mid-prefill gets: it goes first and ignores the memory reserve, so
-        it always advances.
+        """How many tokens the sequence in mid-prefill gets. It goes first and ignores the memory
+        reserve, so it always advances.
 
-        available: tokens that it has pages for, or could have; kept: tokens of the chunk that are
-        not for it.
+        available: tokens that it has pages for, or could get pages for. kept: tokens of the chunk
+        that are kept for other prompts.
         """
         limit = min(extend, available // self.page_size * self.page_size)
         if self.chunk_left is not None and self._ceil_page(limit) > self.chunk_left - kept:
@@ -89,8 +89,8 @@ class PrefillBudget:
         return limit if limit == extend else limit // self.page_size * self.page_size
 
     def kept_for_shorter(self, extend: int, waiting: Iterable[int]) -> int:
-        """Tokens of this chunk for those of the waiting prompts, in order, that are shorter than
-        ``extend``; one page always remains.
+        """How many tokens of this chunk to keep for the waiting prompts, in order, that are shorter
+        than ``extend``; one page always remains for the prompt in mid-prefill.
 
         extend, waiting: uncached tokens of the prompt in mid-prefill, and of each one that waits.
         """
@@ -107,8 +107,8 @@ class PrefillBudget:
         return kept
 
     def charge(self, computed: int, *, reserve: int, num_tokens: int) -> None:
-        """Book a row. Its pages are taken from the pool already; ``reserve`` are the outputs that
-        it, now of ``num_tokens`` tokens, may still have."""
+        """Charge a row, whose pages are already taken from the pool. reserve: the outputs to
+        reserve for its sequence, which now has ``num_tokens`` tokens."""
         padded = self._ceil_page(computed)
         self.input_left -= padded
         if self.chunk_left is not None:
@@ -121,13 +121,13 @@ class PrefillBudget:
 def fits_until_finish(
     requests: Iterable[tuple[int, int]], available: float, *, num_full: int = 1
 ) -> bool:
-    """SGLang's test for ignore_eos requests without a prefix cache: does every request reach its
-    known end?
+    """SGLang's test for ignore_eos requests without a prefix cache: whether every request reaches
+    its known end.
 
     requests: (outputs left, tokens) of the running ones and the candidate, whose prompt is already
-    taken from ``available``; num_full: pool tokens that a token takes. They end in the order of
-    outputs left, and each end gives back what that request occupied; when the i-th ends, those
-    still alive have grown by its outputs left, and more than one token each must be free.
+    taken from ``available``; num_full: pool tokens that a token takes. Requests end in the order of
+    outputs left, and each end frees what that request occupied. When the i-th ends, those still
+    running have grown by its outputs left, and more than one token each must be free.
     """
     order = sorted(requests)
     freed = 0

@@ -30,8 +30,8 @@ class DecodePlanner:
         """Add a row for every sequence that wants tokens, or none if memory must come back from
         steps in flight first.
 
-        Rows may bring as many tokens as the policy says where the pool has room for all of them,
-        and one token otherwise: nobody is retracted so that others can bring more.
+        Rows may bring as many tokens as the policy says if the pool has room for all of them, and
+        one token otherwise: no sequence is retracted so that others can bring more.
 
         Returns the event of a sequence aborted because not even it alone fits.
         """
@@ -54,8 +54,8 @@ class DecodePlanner:
             samples = _samples(rows, 1)
             growth = self._growth(rows, samples)
         if testing or not self._fits(growth):
-            # Retract only on a quiet pipeline: what is in flight may end sequences, and their
-            # memory is only then free.
+            # Retract only with nothing in flight: the results in flight may end sequences and so
+            # free their memory.
             if planned or state.inflight:
                 return []
             events = self._retract(rows, step.settings.priority, testing=testing)
@@ -83,7 +83,8 @@ class DecodePlanner:
         return seq.grammar is None or self._state.config.depth < 2
 
     def _growth(self, rows: list[Sequence], samples: list[int]) -> list[tuple[Sequence, int]]:
-        """The sequences that need page rows to bring so many tokens each, and how many."""
+        """The sequences that need page rows to bring this many tokens each, and how many rows each
+        needs."""
         page_size, width = self._state.cache.page_size, self._state.cache.row.width
         found = []
         for seq, count in zip(rows, samples, strict=True):
@@ -162,8 +163,8 @@ class DecodePlanner:
 
 
 def _samples(rows: list[Sequence], most: int) -> list[int]:
-    """Tokens that the next row of each of these may bring: never more than may still be committed,
-    and one under a grammar, whose mask is for one position."""
+    """How many tokens the next row of each of these sequences may bring: never more than may still
+    be committed, and one under a grammar, whose mask covers one position."""
     if most == 1:
         return [1] * len(rows)
     return [

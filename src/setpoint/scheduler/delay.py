@@ -1,4 +1,4 @@
-"""Holding admission back until it is worth a prefill step, which makes every running request wait
+"""Delays admission until it is worth a prefill step, for which every running request must wait
 (SGLang: prefill delayer)."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from setpoint.core.settings import DelaySettings
 
 @dataclass(slots=True, frozen=True)
 class DelayView:
-    """What the rules look at, at the start of a pass in which somebody waits and nobody is in
-    mid-prefill."""
+    """The numbers that the rules read at the start of a pass in which some sequence waits and none
+    is in mid-prefill."""
 
     num_running: int
     num_free_slots: int
@@ -23,7 +23,7 @@ class DelayView:
 
 
 class AdmissionDelay:
-    """Remembers how long the present wait has lasted and how large prefill batches get."""
+    """Remembers how long the present delay has lasted and how large prefill batches get."""
 
     def __init__(self) -> None:
         self._largest_batch = 0
@@ -31,8 +31,8 @@ class AdmissionDelay:
         self._since = 0.0
 
     def holds(self, view: DelayView, settings: DelaySettings) -> bool:
-        """Whether this pass admits no one. Never without running requests, never longer than the
-        passes and the time in the settings."""
+        """Whether this pass admits no sequence. Never if no request runs, and never for longer than
+        the passes and the time in the settings."""
         if not (self._wanted(view, settings) and self._may_go_on(view, settings)):
             self._num_passes = 0
             return False
@@ -42,7 +42,7 @@ class AdmissionDelay:
         return True
 
     def admitted(self, num_seqs: int) -> None:
-        """A step with so many newcomers was planned."""
+        """Record that a step was planned that admitted this many sequences."""
         self._largest_batch = max(self._largest_batch, num_seqs)
 
     def _wanted(self, view: DelayView, settings: DelaySettings) -> bool:

@@ -1,5 +1,5 @@
-"""From committed tokens to the events that leave the scheduler: when a sequence ends, and when its
-tokens are sent."""
+"""Turns committed tokens into the events that leave the scheduler: decides when a sequence ends,
+and when its tokens are sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ default)."""
 NOT_FINITE = Finish(
     "abort", message="NaN happened", status_code=500, err_type="InternalServerError"
 )
-"""The model computed numbers that mean nothing."""
+"""How a sequence ends whose logits were not finite."""
 
 GRAMMAR_ENDED = Finish("stop")
 
@@ -36,11 +36,11 @@ def finish_after(seq: Sequence, token: int) -> Finish | None:
 
 
 def is_due(seq: Sequence, stream_interval: int) -> bool:
-    """Whether unsent outputs should leave now: the first at once, then every interval, and all at
-    the end.
+    """Whether unsent outputs should be sent now: the first at once, then at every interval, and all
+    at the end.
 
-    Requests with stop strings are sent as if they streamed, because only the frontend can find the
-    string.
+    Requests with stop strings are sent as if they streamed, because only the frontend can find a
+    stop string.
     """
     unsent = len(seq.outputs) - seq.num_sent
     if seq.finish is not None or (unsent > 0 and seq.num_sent == seq.num_prior):
@@ -51,7 +51,7 @@ def is_due(seq: Sequence, stream_interval: int) -> bool:
 
 
 def token_event(seq: Sequence) -> TokenEvent:
-    """Everything not sent yet, marked as sent."""
+    """An event with all outputs not sent yet, which are marked as sent."""
     ids = seq.outputs[seq.num_sent :].tolist()
     seq.num_sent = len(seq.outputs)
     event = TokenEvent(
@@ -72,7 +72,7 @@ def token_event(seq: Sequence) -> TokenEvent:
 
 
 def request_done(seq: Sequence, ended_at: float) -> RequestDone:
-    """Of a sequence whose ``finish`` is set."""
+    """The record of the life of a sequence whose ``finish`` is set."""
     assert seq.finish is not None
     return RequestDone(
         seq_id=seq.seq_id,

@@ -1,4 +1,4 @@
-"""What a sequence holds of the pool: its locked prefix, its private pages, its page rows. The only
+"""What a sequence holds in the pool: its locked prefix, its private pages, its page rows. The only
 code that moves pages between the two.
 
 Ownership, row by row of ``seq.pages`` (``core.pagerows``):
@@ -41,14 +41,14 @@ class Holdings:
     def attach(self, seq: Sequence, handle: PrefixHandle, builder: PlanBuilder) -> None:
         """The sequence (already in its slot) takes over a matched, locked prefix."""
         pages = handle.pages()
-        if seq.num_retractions == 0:  # coming back is no hit
+        if seq.num_retractions == 0:  # a return from the queue is no hit
             self._cache.count_hit(handle, priority=1 + seq.urgency)
         seq.handle = handle
         seq.pages.frombytes(pages.tobytes())
         seq.num_scheduled = handle.num_tokens
         builder.map_pages(seq.slot, 0, pages)
         if self._row.windows:
-            handle.needed = NO_PAGES  # the sequence gives them back, piece by piece
+            handle.needed = NO_PAGES  # the sequence gives them back as its windows advance
             seq.first_rows = [
                 self._row.first_needed(columns, handle.num_tokens) // self._page
                 for columns in self._row.windows
@@ -56,7 +56,7 @@ class Holdings:
             seq.slide_at = 0
 
     def num_covered(self, seq: Sequence) -> int:
-        """Tokens that its page rows have room for."""
+        """Number of tokens that the sequence's page rows have room for."""
         return len(seq.pages) // self._width * self._page
 
     def grow(self, seq: Sequence, num_tokens: int, builder: PlanBuilder) -> bool:
@@ -71,7 +71,8 @@ class Holdings:
         return True
 
     def grow_each(self, growth: list[tuple[Sequence, int]], builder: PlanBuilder) -> None:
-        """So many more page rows for each of these sequences. The pool must have the pages."""
+        """Add the given number of page rows to each of these sequences. The pool must have the
+        pages."""
         width = self._width
         pages = self._cache.alloc(sum(count for _, count in growth) * width)
         assert pages is not None, "the caller has counted them"
@@ -94,9 +95,9 @@ class Holdings:
     def slide(self, seq: Sequence) -> None:
         """Give back the window pages that no token still to be computed reaches back to.
 
-        Such a token stands at min(scheduled, known - 1) or later: what is scheduled beyond that may
-        be rolled back. The bound is rounded down to a page, so that the end of the last whole one
-        stays a place where another sequence can go on.
+        The first such token is at min(scheduled, known - 1): what is scheduled beyond that may be
+        rolled back. The bound is rounded down to a page, so that another sequence can still
+        continue at the end of the last whole page.
         """
         if not seq.first_rows or seq.num_scheduled < seq.slide_at:
             return
@@ -112,7 +113,7 @@ class Holdings:
         seq.slide_at = min(bounds)
 
     def _give_back(self, seq: Sequence, index: int, first: int) -> None:
-        """Of the index-th window the rows before ``first``."""
+        """Give back the pages of the index-th window in the rows before ``first``."""
         assert seq.handle is not None
         columns, before = self._row.windows[index], seq.first_rows[index]
         rows = self._rows(seq)[before:first, columns.begin : columns.end]
@@ -125,8 +126,8 @@ class Holdings:
         """Make the whole pages of ``ids`` (a prefix of the sequence, KV planned or computed)
         matchable by others.
 
-        The prompt ranks one above the output: other requests are likelier to begin with it
-        (docs/sglang/scheduling.md#prefix-cache).
+        The prompt gets a priority one higher than the output, because other requests are more
+        likely to begin with it (docs/sglang/scheduling.md#prefix-cache).
         """
         self._extend(seq, ids[: len(seq.prompt)], priority=1 + seq.urgency)
         self._extend(seq, ids, priority=seq.urgency)
@@ -167,7 +168,8 @@ class Holdings:
         seq.num_scheduled = 0
 
     def num_returned_by(self, seqs: Iterable[Sequence]) -> int:
-        """Pool tokens that could be had anew if exactly these sequences gave up their memory."""
+        """Pool tokens that would become available if exactly these sequences gave up their
+        memory."""
         held = list(seqs)
         handles = [seq.handle for seq in held if seq.handle is not None]
         needed = np.concatenate([NO_PAGES, *map(self._window_pages, held)])
@@ -184,7 +186,7 @@ class Holdings:
         return private + self._cache.num_private(self._window_pages(seq))
 
     def reaches_its_windows(self, seq: Sequence) -> bool:
-        """Whether every page is there that the next tokens of the sequence may read."""
+        """Whether every page that the next tokens of the sequence may read is there."""
         rows, begin = self._rows(seq), min(seq.num_scheduled, seq.num_known - 1)
         return bool(rows[:, : self._row.num_full].all()) and all(
             rows[
@@ -194,7 +196,7 @@ class Holdings:
         )
 
     def _window_pages(self, seq: Sequence) -> Ids:
-        """What it holds of window groups, the tree's and its own."""
+        """The pages of window groups that the sequence needs, both the tree's and its own."""
         if not seq.first_rows:
             return NO_PAGES
         rows = self._rows(seq)[:, self._row.num_full :]

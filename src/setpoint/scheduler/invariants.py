@@ -1,5 +1,5 @@
-"""What must hold between two steps, as sentences when it does not. Run by tests at every step, by a
-server when idle or strict."""
+"""Checks what must hold between two steps, and reports each violation as a sentence. Tests run it
+at every step, a server when it is idle or strict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from setpoint.scheduler.state import State
 
 
 def violations(state: State) -> list[str]:
-    """Every violated invariant of the scheduler's state and of its cache; O(tree + pages)."""
+    """Every violated invariant of the scheduler's state and of its cache, as a sentence. O(tree +
+    pages)."""
     found = list(state.cache.check())
     living = [*state.running.values(), *state.draining.values()]
     held = sum(state.holdings.private_pages(seq) for seq in living) * state.cache.page_size
@@ -73,12 +74,13 @@ def violations(state: State) -> list[str]:
 
 
 def _num_planned(seq: Sequence) -> int:
-    """Of a sequence past its prompt: all tokens but the last one have KV, computed or planned."""
+    """``num_scheduled`` that a sequence past its prompt must have: all tokens but the last one have
+    KV, computed or planned."""
     return seq.num_known + seq.inflight_samples - 1
 
 
 def leaks(pool: PoolStats, *, idle: bool) -> list[str]:
-    """The accounting invariant in O(1): free + evictable + locked + held = total, and an idle
+    """Check the accounting invariant in O(1): free + evictable + locked + held = total, and an idle
     engine holds nothing."""
     found = []
     if min(pool.free, pool.evictable, pool.locked, pool.held) < 0:

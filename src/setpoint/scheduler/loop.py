@@ -1,8 +1,8 @@
 """The engine's one loop: messages in, plans to the executor, results back, events out.
 
-Overlap and pipelining are its queue depth, not other loops. It runs in the engine process's main
-thread and is the only caller of the scheduler and the executor. All that enters it and all that
-leaves it goes to its observer as records, and it alone looks at the clock.
+Overlap and pipelining are queue depths of this loop, not other loops. It runs in the engine
+process's main thread and is the only caller of the scheduler and the executor. Everything that
+enters or leaves it goes to its observer as records, and only the loop reads the clock.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from setpoint.scheduler.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0
-"""An idle loop looks up this often, so that a dead frontend is noticed."""
+"""How often an idle loop wakes up, to notice a dead frontend."""
 SETTLING_S = 0.05
-"""A loop that has just fallen idle leaves the cores to the frontend for this long, which sends the
-last answers, before it prepares for what may come."""
+"""How long a loop that has just become idle leaves the cores to the frontend, which is sending the
+last answers, before the executor prepares for later steps."""
 
 
 class Link(Protocol):
-    """The loop's inbox, and the wire to the frontend."""
+    """The loop's inbox, and its way to send messages to the frontend."""
 
     def receive(self, timeout_s: float) -> list[ToLoop]:
-        """Everything that has arrived; waits up to ``timeout_s`` for a first message (0 = do not
+        """All messages that have arrived; waits up to ``timeout_s`` for a first one (0 = do not
         wait)."""
         ...
 
@@ -73,7 +73,7 @@ class StrictAccountingError(AssertionError):
 
 @dataclass(slots=True)
 class _TurnTimes:
-    """Seconds of the present turn; written by the loop as it goes (see ``TurnDone``)."""
+    """Where the seconds of the present turn were spent (see ``TurnDone``); written by the loop."""
 
     began: float = 0.0
     plan_s: float = 0.0
@@ -111,9 +111,9 @@ class Loop:
         self._stopping = False
         self._was_idle = True
         self._unchanged = False
-        """The last turn found the engine idle and no message; written by ``_turn``."""
+        """Whether the last turn found the engine idle and no message; written by ``_turn``."""
         self._announced: set[int] = set()
-        """The sequences in flight, as the frontend knows them."""
+        """The sequences in flight that the frontend was last told of."""
 
     def run(self) -> None:
         """Serve until a Shutdown message."""
@@ -122,8 +122,8 @@ class Loop:
         self._executor.shutdown()
 
     def step(self) -> None:
-        """One turn of the loop. What it raises ends the engine, and the log then says who was
-        computed."""
+        """Run one turn. An exception ends the engine; the log then names the requests of the steps
+        in flight."""
         try:
             self._turn()
         except Exception:
@@ -135,9 +135,9 @@ class Loop:
             raise
 
     def _turn(self) -> None:
-        """The order matters: what has arrived is taken in before the step is planned, and with
-        ``depth`` > 0 the step is submitted before the result of an earlier one is waited for, so
-        that the device has work while the host commits."""
+        """The order matters. Messages are handled before the step is planned. With ``depth`` > 0
+        the step is submitted before the loop waits for the result of an earlier one, so that the
+        device has work while the host commits."""
         scheduler, inflight, depth = self._scheduler, self._inflight, self._depth
         self._heartbeat()
         idle = scheduler.state.is_idle
@@ -171,12 +171,13 @@ class Loop:
             self._observer.on(self._turn_done(plan))
 
     def _receive(self, timeout_s: float, *, idle: bool) -> list[ToLoop]:
-        """What has arrived; an idle loop waits for it. The turn's clock starts with it."""
+        """The messages that have arrived; an idle loop waits for one. The turn's clock starts
+        here."""
         times = self._times = _TurnTimes()
         before = self._clock.now()
         messages = self._link.receive(timeout_s)
         now = self._clock.now()
-        # An idle loop has waited: how much of that was receiving cannot be told.
+        # An idle loop has waited, and how much of that time was spent receiving is not known.
         times.began, times.link_s = (now, 0.0) if idle else (before, now - before)
         self._scheduler.state.now = now
         return messages
@@ -221,15 +222,15 @@ class Loop:
         )
 
     def _idle_wait_s(self) -> float:
-        """How long an idle turn waits for a message; not at all while the executor still has
+        """How long an idle turn waits for a message: not at all while the executor still has
         something to prepare."""
         if not self._was_idle:
             return SETTLING_S
         return 0.0 if self._executor.idle() else IDLE_WAIT_S
 
     def _emit(self, events: list[TokenEvent]) -> None:
-        """Send them in one message; if that raises each alone, and instead of one that still does
-        its sequence's failure."""
+        """Send the events in one message. If that raises, send each alone; if one of these raises
+        too, send the failure of its sequence instead."""
         if not events:
             return
         try:
@@ -249,10 +250,9 @@ class Loop:
         self._times.link_s += self._clock.now() - began
 
     def _announce(self) -> None:
-        """Say how the set of sequences in flight has changed, if it has.
-
-        Called before a plan executes, and when nothing follows a result. In between, a synchronous
-        engine says nothing: most steps run the sequences of the step before.
+        """Tell the frontend how the set of sequences in flight has changed, if it has. Called
+        before a plan executes, and when no step follows a result. A synchronous engine sends
+        nothing in between: most steps run the same sequences as the step before.
         """
         steps, before = self._scheduler.state.inflight, self._announced
         named = {seq.seq_id: seq for step in steps for seq in step.seqs}
@@ -304,10 +304,9 @@ class Loop:
         return Reply(call.id, False, {"error": f"unknown call {call.name!r}"})
 
     def _check(self, idle: bool) -> None:
-        """Accounting: every step when strict, else whenever the engine falls idle.
-
-        A leak found idle is recorded and repaired (no sequence can lose anything then) instead of
-        ending the server.
+        """Check the accounting: after every step if strict, otherwise whenever the engine becomes
+        idle. A leak found when idle is recorded and repaired, since no sequence can lose anything
+        then, and the server goes on.
         """
         state = self._scheduler.state
         if state.config.strict_accounting:

@@ -12,13 +12,13 @@ from setpoint.scheduler.sequence import Sequence
 from setpoint.scheduler.state import State
 
 TOUCH_INTERVAL = 32
-"""Passes between refreshes of the recency of waiting prompts' prefixes, where the policy does not
-match them (docs/sglang/scheduling.md#queue-orders)."""
+"""Passes from one refresh of the recency of waiting prompts' prefixes to the next, under policies
+that do not match them (docs/sglang/scheduling.md#queue-orders)."""
 TOUCH_REQUESTS = 128
 
 
 class WaitingOrder:
-    """Remembers how many passes there were, and which policies could not do what they do."""
+    """Remembers the number of passes, and which policies had to fall back."""
 
     def __init__(self, state: State, observer: Observer) -> None:
         self._state = state
@@ -27,7 +27,7 @@ class WaitingOrder:
         self._num_passes = 0
 
     def take(self, settings: Settings) -> list[Sequence]:
-        """Every waiting sequence, the one to admit first in front."""
+        """Every waiting sequence, in the order in which to admit them."""
         state, policy = self._state, POLICIES[settings.policy]
         self._num_passes += 1
         config = state.config
@@ -77,8 +77,8 @@ class WaitingOrder:
         )
 
     def _touch(self) -> None:
-        """Keep the prefixes of those who wait from being evicted, the head of the queue last: it is
-        needed first."""
+        """Keep the prefixes of waiting sequences from being evicted. The head of the queue is
+        refreshed last, because it is needed first."""
         state = self._state
         if state.cache.enabled and self._num_passes % TOUCH_INTERVAL == 0:
             for seq in reversed(list(state.queue)[:TOUCH_REQUESTS]):

@@ -18,25 +18,25 @@ import numpy as np
 from setpoint.core.request import Ids
 
 QUEUE_LIMIT = 128
-"""Above this many waiting requests lpm and hrrn act as fcfs: matching each of them every step would
-cost more than it saves."""
+"""With more waiting requests than this, lpm and hrrn act as fcfs: matching each request at every
+step would cost more than it saves."""
 
 NO_IDS = np.zeros(0, np.int32)
 
 
 class Candidate(NamedTuple):
-    """One waiting request as a policy sees it. The first block is filled for policies that look at
-    the cache only.
+    """One waiting request as a policy sees it. The first block of fields is filled only for
+    policies that read the cache.
 
-    A tuple, because thousands are made in a pass: a frozen dataclass of this size takes more than
-    twice as long.
+    It is a tuple because a pass makes thousands of them, and a frozen dataclass of this size takes
+    more than twice as long to make.
     """
 
     seq_id: int
     ids: Ids = NO_IDS
     namespace: str = ""
     num_matched: int = 0
-    """Tokens of ``ids`` in the cache now."""
+    """How many tokens of ``ids`` are cached now."""
     path: tuple[int, ...] = ()
     """The cached stretches that the match runs through, from the root down; equal numbers are the
     same stretch (dfs-weight)."""
@@ -60,12 +60,11 @@ class QueueView:
     running_keys: Mapping[str, int] = field(default_factory=dict)
     """How many running requests have each routing key."""
     seed: tuple[int, ...] = (0,)
-    """random: another one in every pass."""
+    """Seed of the random policy, different in every pass."""
 
 
 def fcfs(view: QueueView) -> list[int]:
-    """Most urgent first; queue order among equals, which is all there is without priority
-    scheduling."""
+    """Most urgent first, in queue order among equals. Without priority scheduling all are equal."""
     return _sorted(view, lambda c: -c.urgency)
 
 
@@ -77,11 +76,11 @@ def lpm(view: QueueView) -> list[int]:
 
 
 def dfs_weight(view: QueueView) -> list[int]:
-    """Depth first through the cached tree, the subtree that most waiting requests match first;
-    requests below a node before its own.
+    """Depth first through the cached tree: the subtree that most waiting requests match comes
+    first, and requests below a node come before those that end at it.
 
-    A path of (weight, first arrival) pairs, ended by a pair that is larger than any node's, sorts
-    in just that order.
+    A sort by paths of (weight, first arrival) pairs gives this order if each path ends with a pair
+    that is larger than any node's.
     """
     weight: Counter[int] = Counter(node for candidate in view.candidates for node in candidate.path)
     first: dict[int, int] = {}
@@ -94,8 +93,9 @@ def dfs_weight(view: QueueView) -> list[int]:
 
 
 def hrrn(view: QueueView) -> list[int]:
-    """Highest response ratio next: tokens computed since arrival over tokens to compute; what is
-    cached whole first. Starves no one."""
+    """Highest response ratio next: prompt tokens computed since the request's arrival, divided by
+    its tokens to compute. Requests whose prompt is cached as a whole come first. No request
+    starves."""
     last = _duplicates(view)
 
     def key(candidate: Candidate) -> tuple[bool, float]:
@@ -113,20 +113,20 @@ def shortest_prefill_first(view: QueueView) -> list[int]:
 
 
 def lof(view: QueueView) -> list[int]:
-    """Longest output first, by what a request may generate; by urgency before that."""
+    """Most urgent first; among equals, the largest number of tokens that a request may generate."""
     return _sorted(view, lambda c: (-c.urgency, -c.max_new_tokens))
 
 
 def random(view: QueueView) -> list[int]:
-    """Any order, another in every pass."""
+    """A random order, a new one in every pass."""
     order = np.random.default_rng(view.seed).permutation(len(view.candidates))
     return [view.candidates[index].seq_id for index in order.tolist()]
 
 
 def routing_key(view: QueueView) -> list[int]:
-    """The routing key that most running requests have first; those with no running companion after
-    them, grouped by key. Groups that are equal in this go by their first member in the queue, not
-    by how a client spells its key."""
+    """Requests whose routing key most running requests share come first; those whose key no running
+    request has come last, grouped by key. Groups with equal counts are ordered by their first
+    member in the queue, not by the spelling of the key."""
     if not view.running_keys:
         return [candidate.seq_id for candidate in view.candidates]
     first: dict[str, int] = {}
@@ -136,16 +136,16 @@ def routing_key(view: QueueView) -> list[int]:
 
 
 def _sorted(view: QueueView, key: Callable[[Candidate], object]) -> list[int]:
-    """Ties keep queue order."""
+    """The seq_ids sorted by ``key``; ties keep queue order."""
     return [candidate.seq_id for candidate in sorted(view.candidates, key=key)]  # type: ignore[arg-type]
 
 
 def _duplicates(view: QueueView) -> set[int]:
-    """Requests that begin like an earlier waiting one with as little in the cache: they find the
-    prefix there if they go later.
+    """Requests with little in the cache that begin like an earlier such request: if they go later,
+    they find the prefix cached.
 
-    Pages are matchable as soon as they are scheduled. To share n tokens is to begin with the same
-    n, so that a set of beginnings answers it without a tree of prompts.
+    Pages can be matched as soon as they are scheduled. Two prompts share n tokens if their first n
+    are equal, so a set of such beginnings suffices and no tree of prompts is needed.
     """
     num_shared = max(view.in_batch_deprioritize, 0)
     seen: set[tuple[str, bytes]] = set()
@@ -164,13 +164,14 @@ def _duplicates(view: QueueView) -> set[int]:
 class Policy:
     order: Callable[[QueueView], list[int]]
     reads_cache: bool = False
-    """Needs matches of every waiting request; acts as fcfs without a prefix cache."""
+    """Whether the policy needs every waiting request matched; without a prefix cache it acts as
+    fcfs."""
     reads_paths: bool = False
     queue_limit: int | None = None
     """Queue length above which the policy acts as fcfs."""
     shares_chunks: bool = False
-    """Prompts shorter than what the one in mid-prefill has left may run beside its next chunk,
-    whole."""
+    """Whether waiting prompts that are shorter than the rest of the one in mid-prefill may run
+    whole in the same step as its next chunk."""
 
 
 POLICIES: dict[str, Policy] = {

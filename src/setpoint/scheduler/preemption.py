@@ -1,5 +1,5 @@
-"""Who makes room for a more urgent request (docs/sglang/scheduling.md#priorities). A pure function
-of a frozen view."""
+"""Which running sequences make room for a more urgent request
+(docs/sglang/scheduling.md#priorities): a pure function of a frozen view."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Planning of prompt tokens: the sequence in mid-prefill first, then admissions in policy order
 (docs/sglang/scheduling.md#admission).
 
-The scan ends at the first request that does not fit: no skipping ahead, so that no policy has a
+The scan ends at the first request that does not fit and never skips ahead, so no policy has a
 second way to starve a request.
 """
 
@@ -31,7 +31,7 @@ class PrefillPlanner:
         self._delay = AdmissionDelay()
 
     def plan(self, builder: PlanBuilder, step: StepDraft) -> None:
-        """Add prefill rows to the step, and count why the rest of the queue waits."""
+        """Add prefill rows to the step, and count the reasons why the rest of the queue waits."""
         state, chunking, settings = self._state, self._state.chunking, step.settings
         if chunking is None:
             if not state.queue:
@@ -53,7 +53,8 @@ class PrefillPlanner:
         self._delay.admitted(step.num_new_seqs)
 
     def refuse(self, reason: Refusal, step: StepDraft) -> None:
-        """The head of the queue waits for ``reason``, everyone behind it for the head."""
+        """Count the refusals: the head of the queue waits for ``reason``, and all requests after it
+        wait for the head."""
         num_waiting = len(self._state.queue)
         if num_waiting:
             step.refusals[reason] = 1
@@ -61,7 +62,8 @@ class PrefillPlanner:
             step.refusals[Refusal.BLOCKED] = num_waiting - 1
 
     def _no_pass(self, settings: Settings) -> Refusal | None:
-        """Why no one can be admitted this turn, if that is known without a look at each of them."""
+        """Why no sequence can be admitted this turn, if that is known without considering each
+        one."""
         state = self._state
         standing = state.standing_refusal
         if standing is not None and not self._preemption_is_possible(settings.priority):
@@ -86,9 +88,10 @@ class PrefillPlanner:
                 refusal = self._admit(seq, budget, builder, step)
                 assert refusal is None, "the preempted were counted to suffice"
             if refusal is not None:
-                # NOTE: not where nothing ran before this pass. Newcomers reserve all they may
-                # generate until they run; the next pass counts them by the ratio and may find room
-                # for more (SGLang's flag is lost there with the empty batch it was set on).
+                # NOTE: not if nothing ran before this pass. Newly admitted sequences reserve all
+                # that they may generate until they run; the next pass counts them by the ratio and
+                # may find room for more (SGLang loses its flag in this case with the empty batch
+                # that it was set on).
                 if refusal in (Refusal.NO_MEMORY, Refusal.NO_SLOT) and step.num_running:
                     state.standing_refusal = refusal
                 self.refuse(refusal, step)
@@ -103,8 +106,8 @@ class PrefillPlanner:
         return PrefillBudget(
             costs=state.costs,
             clip_max_new_tokens=config.clip_max_new_tokens,
-            # NOTE: one page always remains, or a decode batch as large as the chunk would lock
-            # prefill out for good.
+            # NOTE: one page always remains; otherwise a decode batch as large as the chunk would
+            # block prefill for good.
             input_left=max(settings.max_prefill_tokens - mixed, page),
             chunk_left=None if chunk is None else max(chunk - mixed, page),
             requests_left=settings.prefill_max_requests,
@@ -114,7 +117,7 @@ class PrefillPlanner:
         )
 
     def _reserve(self, seq: Sequence) -> float:
-        """Pool tokens that a running sequence is expected to need still."""
+        """Pool tokens that a running sequence is still expected to need."""
         left = min(seq.remaining - seq.inflight_samples, self._state.config.clip_max_new_tokens)
         expected = left * (1.0 if seq.request.sampling.ignore_eos else self._state.ratio.current)
         costs = self._state.costs
@@ -193,8 +196,8 @@ class PrefillPlanner:
         available: int,
         without: Collection[Sequence] = (),
     ) -> int | Refusal:
-        """The budget's verdict on a sequence of ``num_tokens``, ``extend`` of them uncached, with
-        ``available`` pool tokens to be had and the sequences in ``without`` gone."""
+        """The budget's verdict on a sequence of ``num_tokens``, ``extend`` of them uncached, if
+        ``available`` pool tokens can be had and the sequences in ``without`` are gone."""
         state = self._state
         if seq.request.sampling.ignore_eos and not state.cache.enabled:
             others = [
@@ -214,7 +217,7 @@ class PrefillPlanner:
         return budget.judge(extend, seq.remaining, available, cached=num_tokens - extend)
 
     def _preemption_is_possible(self, rule: PrioritySettings | None) -> bool:
-        """Whether anyone who waits is more urgent than anyone who runs, by more than the
+        """Whether some waiting sequence is more urgent than some running one by more than the
         threshold."""
         state = self._state
         if rule is None or not rule.preempt or not state.running:
@@ -226,11 +229,11 @@ class PrefillPlanner:
         )
 
     def _preempt(self, seq: Sequence, budget: PrefillBudget, step: StepDraft) -> bool:
-        """Send less urgent running sequences back to the queue so that ``seq`` fits: as few as do,
-        or none.
+        """Send as few less urgent running sequences back to the queue as needed for ``seq`` to fit;
+        none if not even all of them suffice.
 
-        If one of them is in flight no one goes yet: the step is held, so that the next turn finds
-        results and decides anew.
+        If one of them is in flight, none is sent back yet: the step is held, so that the next turn
+        has its result and decides anew.
         """
         state, rule = self._state, step.settings.priority
         if rule is None or not rule.preempt:
@@ -251,8 +254,8 @@ class PrefillPlanner:
         return bool(victims)
 
     def _victims(self, seq: Sequence, order: list[int], budget: PrefillBudget) -> list[Sequence]:
-        """The shortest beginning of ``order`` that makes enough room for ``seq``; empty if not even
-        all of it does."""
+        """The shortest prefix of ``order`` that makes enough room for ``seq``; empty if not even
+        all of ``order`` does."""
         state, ids = self._state, seq.known_ids()
         candidates = [state.running[seq_id] for seq_id in order]
 
@@ -285,8 +288,8 @@ class PrefillPlanner:
         builder: PlanBuilder,
         step: StepDraft,
     ) -> None:
-        """Plan the next ``count`` tokens of a sequence's prompt, on fresh pages, matchable from now
-        on."""
+        """Plan the next ``count`` tokens of a sequence's prompt on new pages, which other requests
+        can match from now on."""
         state, start = self._state, seq.num_scheduled
         grown = state.holdings.grow(seq, start + count, builder)
         assert grown, "the budget counted these pages as available"
@@ -307,8 +310,9 @@ class PrefillPlanner:
 
 
 def _match_limit(seq: Sequence, num_ids: int) -> int:
-    """The last token is always computed, for its logits or hidden state; so is every prompt
-    position whose logprob is wanted, and the whole prompt for a mean over it."""
+    """How many tokens may be matched in the cache. The last token is always computed, for its
+    logits or hidden state; so is every prompt position whose logprob is wanted, and the whole
+    prompt for a mean over it."""
     if seq.request.pooling == "mean":
         return 0
     if _wants_prompt_logprobs(seq):

@@ -1,7 +1,6 @@
-"""Sequences that wait for something made outside the loop, before they join the queue.
-
-They hold no memory and keep nobody from running; their place in the order of arrival is kept for
-them.
+"""Sequences that wait for something made outside the loop (a grammar) before they join the queue.
+They hold no memory and keep no other sequence from running; their place in the order of arrival is
+kept for them.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ class Preparing:
         self._by_id[seq.seq_id] = seq
 
     def take(self, seq_id: int) -> Sequence:
-        """The sequence, with what was prepared for it."""
+        """Remove and return the sequence, with what was prepared for it."""
         assert self._preparer is not None
         seq = self._by_id.pop(seq_id)
         seq.grammar = self._preparer.take(seq_id)
         return seq
 
     def remove(self, seq: Sequence) -> None:
-        """It ends before it is prepared, or because it could not be."""
+        """Remove a sequence that ends before it is prepared, or because its preparation failed."""
         assert self._preparer is not None
         del self._by_id[seq.seq_id]
         self._preparer.cancel(seq.seq_id)

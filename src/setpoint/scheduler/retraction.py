@@ -1,5 +1,5 @@
-"""Who gives up its memory when a decode step does not fit (docs/sglang/scheduling.md#retraction). A
-pure function of a frozen view."""
+"""Which sequence gives up its memory when a decode step does not fit
+(docs/sglang/scheduling.md#retraction): a pure function of a frozen view."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RunningView:
 
 
 def retraction_order(running: Iterable[RunningView]) -> list[int]:
-    """seq_ids in the order they are retracted: least urgent, then fewest outputs (least work lost),
-    longest input, newest.
+    """seq_ids in the order in which to retract them: least urgent first, then fewest outputs (least
+    work lost), longest input, newest.
 
     ``running`` is in admission order.
     """

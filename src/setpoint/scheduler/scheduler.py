@@ -52,8 +52,7 @@ PREPARATION_TIMEOUT = "The grammar of the request was not ready in time."
 
 
 class Scheduler:
-    """See the module docstring for the contract; ``state`` is open to invariant checks and
-    tests."""
+    """The module docstring has the contract. ``state`` is public for invariant checks and tests."""
 
     def __init__(
         self,
@@ -76,10 +75,10 @@ class Scheduler:
         self._next_step_id = 0
 
     def add(self, seq_id: int, request: Request) -> TokenEvent | None:
-        """Take a request in, to the queue or to where it is prepared first; an event is returned at
-        once if it is refused, or already complete.
+        """Accept a request: it joins the queue, or is prepared first. Returns an event if the
+        request is refused or already complete.
 
-        ``seq_id`` was never used before, and is larger than all before it: it tells who came first.
+        ``seq_id`` must be larger than every one before it: it says which request came first.
         """
         try:
             seq = self._accept(seq_id, request)
@@ -99,7 +98,8 @@ class Scheduler:
         return None
 
     def _join(self, seq: Sequence) -> None:
-        """Raise RequestError (503) if too many wait already."""
+        """Put the sequence in the queue, or let it be prepared. Raises RequestError (503) if too
+        many wait already."""
         state = self.state
         needs = state.preparing.is_needed(seq)
         if needs and len(state.preparing) >= self.config.max_preparing_requests:
@@ -114,8 +114,8 @@ class Scheduler:
         state.by_id[seq.seq_id] = seq
 
     def prepared(self, message: Prepared) -> TokenEvent | None:
-        """A sequence has what it waited for, and stands in the queue now; or it ends, and the event
-        is returned. Nothing happens if it has ended before."""
+        """Put a sequence whose preparation is done in the queue. If the preparation ends it, its
+        event is returned. Does nothing if the sequence has ended before."""
         state, seq_id, finish = self.state, message.seq_id, message.finish
         if seq_id not in state.preparing:
             return None
@@ -123,12 +123,12 @@ class Scheduler:
             return state.end(state.by_id[seq_id], finish)
         seq = state.prepared(seq_id)
         if seq.grammar is not None and seq.outputs and seq.grammar.terminated:
-            self._observer.on(GrammarEnded(seq_id))  # with the outputs that it came with
+            self._observer.on(GrammarEnded(seq_id))  # by the outputs that came with the request
             return state.end(seq, GRAMMAR_ENDED)
         return None
 
     def _refused(self, seq_id: int, request: Request, finish: Finish) -> TokenEvent:
-        """The only event of a request that becomes no sequence, and the record of it."""
+        """Record a request that becomes no sequence; returns its only event."""
         num_prompt = len(request.prompt_ids) // 4
         self._observer.on(
             RequestDone(
@@ -162,8 +162,8 @@ class Scheduler:
         return seq
 
     def _make_room(self, seq: Sequence) -> None:
-        """Raise RequestError (503) if the queue is full, unless a less urgent request can leave it
-        that has not run yet."""
+        """Raise RequestError (503) if the queue is full, unless it holds a less urgent request that
+        has not run yet and can be dropped."""
         state, limit = self.state, self.state.settings.max_queued_requests
         if limit is None or len(state.queue) + len(state.preparing) < limit:
             return
@@ -182,7 +182,8 @@ class Scheduler:
         )
 
     def _drop_late(self) -> None:
-        """All sets are in the order of ``since``: who is not late ends the search."""
+        """Drop requests whose time is up. All sets are in the order of ``since``, so the first that
+        is not late ends the search."""
         state, config = self.state, self.config
         for limit_s, seqs, why in (
             (config.waiting_timeout_s, state.queue, "Request waiting timeout reached."),
@@ -196,12 +197,12 @@ class Scheduler:
                     self._drop(seq, why)
 
     def abort(self, seq_ids: Iterable[int]) -> list[TokenEvent]:
-        """End those of these that have not ended by themselves."""
+        """End those of these sequences that have not ended yet; returns their events."""
         found = [self.state.by_id[seq_id] for seq_id in seq_ids if seq_id in self.state.by_id]
         return [self.state.end(seq, _aborted(seq)) for seq in found]
 
     def stop(self, seq_id: int) -> None:
-        """The frontend needs no more of this request: end it without an event."""
+        """End a request without an event: the frontend needs no more of it."""
         seq = self.state.by_id.get(seq_id)
         if seq is not None:
             self.state.end(seq, Finish("stop"))
@@ -212,7 +213,7 @@ class Scheduler:
         state, before = self.state, self.state.settings
         assert settings.max_running_requests <= self.config.num_slots, "the frontend refuses more"
         state.settings = settings
-        state.standing_refusal = None  # the limit that it was for may be another
+        state.standing_refusal = None  # it may rest on a limit that has changed
         state.ratio.rescale(before.conservativeness, settings.conservativeness)
         if settings.priority != before.priority:
             for seq in state.by_id.values():
@@ -251,8 +252,8 @@ class Scheduler:
         return plan
 
     def _when_nothing_runs(self, step: StepDraft) -> None:
-        """Reset what an idle engine resets; and never keep a request that nothing will ever make
-        room for."""
+        """Reset what an idle engine resets, and drop a request that nothing will ever make room
+        for."""
         state = self.state
         if state.is_idle:
             state.ratio.reset(step.settings.conservativeness)
@@ -290,7 +291,7 @@ class Scheduler:
                 seq.grammar.fill_mask(row)
             except Exception as error:
                 step.failures[seq.seq_id] = failure("its grammar", error)
-                row[:] = -1  # any token: nobody will see it
+                row[:] = -1  # any token will do: it is discarded
         return TokenMasks(np.array([seq.slot for seq in wanted], np.int32), words)
 
     def take_events(self) -> list[TokenEvent]:
@@ -303,7 +304,8 @@ class Scheduler:
         return self._committer.commit(result, finished_at)
 
     def give_up(self, seq_id: int, why: str) -> TokenEvent:
-        """The last event of a sequence whose events cannot be sent, whether or not it has ended."""
+        """End a sequence whose events cannot be sent, if it has not ended; returns its last
+        event."""
         seq = self.state.by_id.get(seq_id)
         return (
             TokenEvent(seq_id, [], failed(why)) if seq is None else self._committer.fail(seq, why)
