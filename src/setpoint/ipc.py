@@ -1,10 +1,10 @@
 """The link between the frontend and the engine process: two connected Unix sockets, and the
 engine's end of them.
 
-Carries the messages of ``core.messages`` as bytes, each behind its length, never pickle. No side
-ever waits for the other: what the kernel does not take at once is kept until it does. No thread
-works for the link: a message wakes its reader and nobody else, on cores that compute (decision
-0022). The frontend's end, which lives in an asyncio loop, is ``frontend/ipc/link.py``.
+Carries the messages of ``core.messages`` as bytes, each after its length, never pickle. Neither
+side ever waits for the other: bytes that the kernel does not take at once are kept until it does.
+The link has no thread, so on cores that compute, a message wakes only its reader (decision 0022).
+The frontend's end, on an asyncio loop, is ``frontend/ipc/link.py``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _CHUNK = 1 << 18
 
 
 class MessageSocket:
-    """One end of a stream socket, as whole messages. For one thread; nothing here blocks."""
+    """Sends and receives whole messages on one end of a stream socket. For one thread; nothing here
+    blocks."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -43,19 +44,19 @@ class MessageSocket:
         self._unsent = bytearray()
         self._received = bytearray()
         self.is_cut = False
-        """The other end is gone: nothing more comes. Written by ``receive``."""
+        """Whether the other end is gone, so nothing more comes. Written by ``receive``."""
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits for room in the kernel's buffer: ``flush`` when the socket
+        """Whether bytes wait for room in the kernel's buffer; if so, call ``flush`` when the socket
         becomes writable."""
         return bool(self._unsent)
 
     def send(self, data: bytes) -> None:
-        """What the other end does not live to read is lost."""
+        """Send a message. It is lost if the other end goes away before it reads it."""
         self._unsent += _LENGTH.pack(len(data))
         self._unsent += data
         self.flush()
@@ -71,7 +72,7 @@ class MessageSocket:
             del self._unsent[:num_sent]
 
     def receive(self) -> list[bytes]:
-        """The messages that are here, which may be none."""
+        """All messages that have arrived, possibly none."""
         while not self.is_cut:
             try:
                 chunk = self._socket.recv(_CHUNK)
@@ -103,28 +104,30 @@ class MessageSocket:
 
 
 class EngineSocket:
-    """The engine's end: used by one thread, the scheduler's loop, whose inbox it is. Only ``post``
-    is for other threads."""
+    """The engine's end, which is the inbox of the scheduler's loop: only the loop's thread uses it,
+    except for ``post``."""
 
     def __init__(self, descriptor: int) -> None:
-        """``descriptor``: of a connected socket, which is ours from now on."""
+        """descriptor: a connected socket's, which this object owns from now on."""
         self._messages = MessageSocket(socket.socket(fileno=descriptor))
         self._posted: deque[Prepared] = deque()
         self._wake, self._woken = socket.socketpair()
-        """The second is readable from a ``post`` until the next ``receive``."""
+        """The second socket is readable from a ``post`` until the next ``receive``."""
         self._wake.setblocking(False)
 
     def post(self, message: Prepared) -> None:
-        """From any thread of this process: the loop receives it, and wakes up for it."""
+        """Wake the loop up with a message for its inbox; may be called from any thread of this
+        process."""
         self._posted.append(message)
-        with suppress(OSError):  # full: it will wake up; closed: nobody is left to wake up
+        with suppress(
+            OSError
+        ):  # full: the loop will wake up anyway; closed: there is no loop to wake up
             self._wake.send(b"\0")
 
     def receive(self, timeout_s: float = 0.0) -> list[ToLoop]:
-        """All messages that are here. With none, waits up to ``timeout_s`` for the first. A
-        frontend that is gone says Shutdown.
-
-        A malformed message is logged and dropped.
+        """All messages that have arrived; if there are none, waits up to ``timeout_s`` for the
+        first. If the frontend is gone, the result ends with Shutdown. A malformed message is logged
+        and dropped.
         """
         ready = self._wait(timeout_s)
         if not ready:
@@ -149,7 +152,8 @@ class EngineSocket:
         return messages
 
     def send(self, message: ToFrontend) -> None:
-        """Never blocks: what the frontend has not read yet is queued here."""
+        """Send a message without blocking: bytes that the kernel does not take yet are queued
+        here."""
         self._messages.send(encode(message))
 
     def close(self) -> None:
@@ -158,8 +162,8 @@ class EngineSocket:
         self._woken.close()
 
     def _wait(self, timeout_s: float) -> list[int]:
-        """For a message, or for room to send what waits; the descriptors that are ready, if any
-        are."""
+        """Wait for a message, or for room to send what is queued; returns the descriptors that are
+        ready, if any."""
         poller = select.poll()
         poller.register(
             self._messages, select.POLLIN | (select.POLLOUT if self._messages.has_unsent else 0)

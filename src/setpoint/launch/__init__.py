@@ -1,2 +1,2 @@
-"""The composition root: resolves the configuration, builds both planes, starts, supervises and ends
-the processes."""
+"""The composition root: resolves the configuration, builds both planes, and starts, supervises and
+ends the processes."""

@@ -1,8 +1,8 @@
 """``python -m setpoint.launch``: the engine process.
 
-Importing torch makes hundreds of thousands of objects that all stay; the garbage collector, which
-would look at them again and again on the way, takes a fifth of the time. So it rests meanwhile, and
-never looks at them later.
+Importing torch makes hundreds of thousands of objects, all of which stay. The garbage collector
+would scan them again and again and take a fifth of the import's time, so it is off during the
+import and never scans them later.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What a start says in the log: a dozen lines for a person at "info", every decision with its
-reason at "debug".
+"""Logs a start: a dozen lines for a person at "info", every decision with its reason at "debug".
 
 SGLang writes ``server_args=ServerArgs(…)`` with all options, some 2,000 characters. No program is
-known to read that line (they ask ``/server_info``, which has all), so that at "info" it holds what
-differs from the declared defaults.
+known to read that line (they ask ``/server_info``, which has all options), so at "info" it holds
+only those that differ from the declared defaults.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 def announce(config: ResolvedConfig, source: ModelSource, environ: Mapping[str, str]) -> None:
-    """The model, the options, the decisions, and the environment variables that have no effect."""
+    """Log the model, the options, the decisions, and the environment variables that have no
+    effect."""
     logger.info("Model: %s (%s)", source.name, source.origin)
     defaults = {field.name: field.default for field in OPTION_FIELDS}
     shown = {

@@ -1,4 +1,4 @@
-"""The frontend of a configured server: what it needs to know of options, model and engine."""
+"""Builds the frontend of a configured server from its options, model and engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from setpoint.launch.live import LiveConfig
 def make_service(
     engine: Launched, client: EngineClient, info: Mapping[str, Any], *, startup_s: float
 ) -> Service:
-    """``info``: what the engine said of itself when it was ready; ``startup_s``: how long that
+    """info: what the engine reported about itself when it was ready. startup_s: how long the start
     took."""
     config, options, spec, source = (
         engine.config,
@@ -59,7 +59,7 @@ def make_service(
 
 
 def server_info(config: ResolvedConfig, *, startup_s: float) -> dict[str, Any]:
-    """What ``/server_info`` says whatever engine there is."""
+    """The part of ``/server_info`` that does not depend on the engine."""
     return {
         **server_args(config.options),
         "version": __version__,

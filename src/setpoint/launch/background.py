@@ -1,8 +1,6 @@
-"""An engine and its service on an event loop in a thread of its own, and the way in for every other
-thread.
-
-Works on coroutines: whoever calls, from whatever thread or event loop, hands one over and waits for
-it. It does not know what they do.
+"""Runs an engine and its service on an event loop in a separate thread, and gives all other threads
+access to it. Callers on any thread or event loop hand over a coroutine and wait for it. What the
+coroutines do is not known here.
 """
 
 from __future__ import annotations
@@ -33,18 +31,18 @@ _CLOSED = "This Engine has been shut down."
 
 
 class BackgroundService:
-    """A service that is ready when this is built, and gone after ``close``. Safe to use from any
+    """A service that is ready after construction, and ended by ``close``. Safe to use from any
     thread."""
 
     def __init__(self, options: Options, env: EnvSettings, *, given: Set[str]) -> None:
-        """Raises SetpointError for an engine that cannot start. Interrupted, it leaves nothing
-        behind."""
+        """Raises SetpointError for an engine that cannot start. If interrupted, it leaves nothing
+        running."""
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        """Held to hand a coroutine over, or to end: what was handed over is known to the loop
-        before it learns of the end."""
+        """Held while a coroutine is handed over or the service ends, so the loop knows of every
+        coroutine handed over before it learns of the end."""
         self._stop: Future[None] = Future()
-        """Done when the end is wanted."""
+        """Done when the service is to end."""
         ready: Future[Service] = Future()
         phases = Phases(started_at=time.time())
         display = None if options.log_level in ("error", "critical") else on_stderr()
@@ -66,8 +64,8 @@ class BackgroundService:
         return self._stop.done()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it on the service's loop and wait; an exception here (Ctrl-C) cancels it there.
-        Raises what it raises, or EngineDeadError."""
+        """Run the coroutine on the service's loop and wait for it. An exception in the caller
+        (Ctrl-C) cancels it. Raises what the coroutine raises, or EngineDeadError."""
         future = self._submit(coroutine)
         try:
             return future.result()
@@ -76,11 +74,11 @@ class BackgroundService:
             raise
 
     async def acall(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """As ``call``, from a coroutine of any event loop."""
+        """Like ``call``, for a coroutine on any event loop."""
         return await asyncio.wrap_future(self._submit(coroutine))
 
     def close(self) -> None:
-        """End the engine in order, once. In a forked child nothing happens: the engine is its
+        """End the engine in order, once. Does nothing in a forked child, because the engine is its
         parent's."""
         if os.getpid() == self._owner:
             self._stack.close()

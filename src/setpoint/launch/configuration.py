@@ -1,7 +1,5 @@
-"""What is served and how, settled before weights are loaded: the model on disk, the configuration
-for it, what its authors recommend.
-
-It starts nothing and reads no weights.
+"""Settles what is served and how before weights are loaded: the model on disk, its configuration,
+and the sampling that its authors recommend. Starts nothing and reads no weights.
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ logger = logging.getLogger(__name__)
 def configured(
     options: Options, env: EnvSettings, given: Set[str]
 ) -> tuple[ModelSource, Asked, ResolvedConfig]:
-    """The model on disk, what is asked of it, and the configuration that follows. Raises
-    SetpointError for one that cannot be served."""
+    """The model on disk, the options asked for, and the resolved configuration. Raises
+    SetpointError for a model or options that cannot be served."""
     source = locate(
         options.model_path,
         revision=options.revision,
@@ -44,7 +42,7 @@ def configured(
     ends = dict.fromkeys(
         (*spec.eos_token_ids, *tokenizer_end_ids(Path(options.tokenizer_path or source.folder)))
     )
-    # A tokenizer may know more ids than the model, which never chooses those.
+    # A tokenizer may know more ids than the model, which never generates those.
     spec = replace(
         spec, eos_token_ids=tuple(token_id for token_id in ends if token_id < spec.vocab_size)
     )
@@ -67,8 +65,8 @@ def configured(
 
 
 def sampling_defaults(wanted: str, source: ModelSource) -> dict[str, float]:
-    """With ``--sampling-defaults model``: what the model's authors recommend, for requests to
-    OpenAI's routes and for chats."""
+    """With ``--sampling-defaults model``: the sampling that the model's authors recommend, for
+    requests to OpenAI's routes and for chats."""
     if wanted != "model":
         return {}
     recommended = dict(DEFAULT_SAMPLING) if source.is_default else {}

@@ -1,8 +1,8 @@
-"""The start of an engine process and its end: what ``serve``, the offline Engine and the batch
-runner all begin with.
+"""The start and the end of an engine process, which ``serve``, the offline Engine and the batch
+runner share.
 
-Order of start: engine process (imports torch), model on disk, configuration, tokenizer, engine
-told. What follows on an event loop is ``launch.engine_session``'s. It knows nothing of HTTP,
+Order of start: engine process (imports torch), model on disk, configuration, tokenizer, job sent to
+the engine. What follows on an event loop is in ``launch.engine_session``. It knows nothing of HTTP,
 batches or terminals.
 """
 
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, frozen=True)
 class Launched:
-    """An engine process that has been told its job, and what it was told."""
+    """An engine process that has its job, and the parts of that job."""
 
     process: subprocess.Popen[bytes]
     asked: Asked
@@ -47,11 +47,11 @@ class Launched:
     source: ModelSource
     text: TextProcessor
     link: socket.socket
-    """Our end of the link to the engine; closed by whoever made this."""
+    """This process's end of the link to the engine; closed by the code that created this."""
     sampling: dict[str, float]
-    """What the model's authors recommend, if that was asked for."""
+    """The sampling that the model's authors recommend, if that was asked for."""
     waiting: Waiting
-    """Says what the start is doing until it is ended."""
+    """Shows what the start is doing until ``end`` is called."""
 
 
 @contextmanager
@@ -64,10 +64,10 @@ def launched(
     display: Display | None,
     stderr: int | None = None,
 ) -> Iterator[Launched]:
-    """Start an engine process for these options; when the block ends, so has the process.
+    """Start an engine process for these options; it has ended when the block ends.
 
-    display: how a person is told what takes long. stderr: the descriptor that the engine's log goes
-    to, if not ours. Raises SetpointError for a model or configuration that cannot be served.
+    display: how to show a person what takes long. stderr: the descriptor for the engine's log, if
+    not this process's. Raises SetpointError for a model or configuration that cannot be served.
     """
     preflight(options)
     owner = os.getpid()
@@ -90,7 +90,7 @@ def launched(
             hand_over(process, EngineJob(config, asked.model, str(source.folder), descriptor))
             yield Launched(process, asked, config, source, text, link, sampling, waiting)
         finally:
-            if os.getpid() == owner:  # a forked child that ends comes here, too
+            if os.getpid() == owner:  # a forked child that ends also gets here
                 waiting.end()
                 if text is not None:
                     text.close()
@@ -98,8 +98,8 @@ def launched(
 
 
 def _text(options: Options, source: ModelSource) -> TextProcessor:
-    """Read now, while the engine process imports torch, so that what is wrong with it is said
-    before weights are loaded."""
+    """The text processor. It is read now, while the engine process imports torch, so that errors in
+    it are reported before weights are loaded."""
     from setpoint.frontend.text.processor import TextProcessor
 
     folder = (

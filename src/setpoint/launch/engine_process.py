@@ -1,8 +1,8 @@
 """The engine process: ``python -m setpoint.launch`` with an EngineJob on its standard input.
 
-Loads the model, sizes the memory, says Ready, and runs the scheduler's loop until Shutdown. It is
-started before the parent knows the configuration, so that importing torch overlaps with finding the
-model.
+It loads the model, sizes the memory, sends Ready, and runs the scheduler's loop until Shutdown. The
+parent starts it before it knows the configuration, so that importing torch overlaps with finding
+the model.
 """
 
 from __future__ import annotations
@@ -53,16 +53,14 @@ class WallClock:
 
 
 def main() -> int:
-    """Exit code 0 after Shutdown; the parent learns of a failed start from a Failed message before
-    the exit.
-
-    The parent blocks SIGINT and SIGTERM for this process: they may reach the whole group, and the
-    parent ends it in order.
+    """Returns exit code 0 after Shutdown. A start that fails sends the parent a Failed message
+    first. The parent has blocked SIGINT and SIGTERM for this process: they may reach the whole
+    process group, but the parent ends the engine in order.
     """
     imported = time.perf_counter()
     line = sys.stdin.buffer.readline()
     if not line:
-        return 1  # the parent gave up before it had a job; it has said why
+        return 1  # the parent ended before it sent a job, and has reported why
     job = decode_job(line)
     setup_logging(job.config.options.log_level, rank=" TP0", milliseconds=job.config.env.log_ms)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -145,7 +143,7 @@ def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
 
 
 def _memory_info(runner: ModelRunner) -> dict[str, Any]:
-    """For ``/server_info``'s internal_states."""
+    """The memory figures of ``/server_info``'s internal_states."""
     usage = {
         "weight": runner.report.weight_bytes,
         "kvcache": runner.pool.num_bytes,
@@ -155,8 +153,8 @@ def _memory_info(runner: ModelRunner) -> dict[str, Any]:
 
 
 def _end_with_parent() -> None:
-    """Runs in a thread: the parent holds the other end of standard input open for as long as it
-    lives."""
+    """End the process when the parent ends. Runs in a thread: the parent keeps the other end of
+    standard input open as long as it lives."""
     os.read(sys.stdin.fileno(), 1)
     logger.error("The parent process is gone; the engine ends.")
     for compiler in psutil.Process().children(recursive=True):
@@ -166,8 +164,8 @@ def _end_with_parent() -> None:
 
 
 def _watchdog(timeout_s: float) -> Callable[[], None]:
-    """Called every turn of the loop: re-arms the dump-and-exit of a turn that hangs for
-    ``timeout_s``."""
+    """Returns a function to call at every turn of the loop. It re-arms a timer that dumps the
+    stacks and exits if a turn hangs for ``timeout_s``."""
     next_at = 0.0
 
     def beat() -> None:

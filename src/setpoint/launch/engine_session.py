@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 READY_TIMEOUT_S = 600.0
 EXIT_S = 10.0
-"""How long the process may take to end once it has been asked to."""
+"""How long the process may take to end after it has been asked to."""
 
 
 class EngineSession:
-    """The link to a launched engine, inside a running event loop: an async context manager whose
-    exit ends the engine in order."""
+    """A launched engine on a running event loop: an async context manager whose exit ends the
+    engine in order."""
 
     def __init__(self, engine: Launched, phases: Phases) -> None:
         from setpoint.frontend.ipc.client import EngineClient
@@ -40,7 +40,7 @@ class EngineSession:
     async def __aenter__(self) -> EngineSession:
         self.client.attach(self.line)
         self.watcher = asyncio.create_task(watch(self.engine.process, self.line))
-        """Done when the process has ended; the line knows by then."""
+        """A task that is done when the process has ended; the line knows by then."""
         return self
 
     async def __aexit__(
@@ -56,7 +56,8 @@ class EngineSession:
         self.client.close()
 
     async def service_unless(self, called_off: asyncio.Future[Any]) -> Service | None:
-        """As ``service``; if ``called_off`` is done first, None, and the engine is killed."""
+        """Like ``service``; if ``called_off`` is done first, the engine is killed and None is
+        returned."""
         starting = asyncio.create_task(self.service())
         await asyncio.wait([starting, called_off], return_when=asyncio.FIRST_COMPLETED)
         if called_off.done():
@@ -67,7 +68,7 @@ class EngineSession:
         return starting.result()
 
     def kill(self) -> None:
-        """End the process at once; the only way while it loads and does not listen."""
+        """End the process at once; the only way while it is loading and reads no messages."""
         kill_with_children(self.engine.process)
 
     async def service(self) -> Service:

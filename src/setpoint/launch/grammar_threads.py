@@ -1,8 +1,8 @@
-"""Grammars are made by threads of the engine's process, so that the loop never waits for one.
+"""Threads of the engine process that make grammars, so that the loop never waits for one.
 
-Implements ``core.preparation.Preparer`` over a ``GrammarFactory``. A thread cannot be stopped: one
-whose grammar nobody waits for any more is given up, and another takes its place, as long as those
-given up are few.
+Implements ``core.preparation.Preparer`` over a ``GrammarFactory``. A thread cannot be stopped. If
+no request waits for its grammar any more, it is given up and another takes its place, as long as
+few are given up.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from setpoint.core.request import Ids, Request
 
 NUM_THREADS = 2
 MAX_GIVEN_UP = 8
-"""Threads that may be at work on grammars that nobody waits for."""
+"""How many threads may be working on grammars that no request waits for."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Written by the loop, except for ``grammar``; under the lock."""
+    """One grammar to make. Fields are written by the loop under the lock, except ``grammar``."""
 
     seq_id: int
     request: Request
@@ -32,23 +32,24 @@ class _Job:
     is_cancelled: bool = False
     is_running: bool = False
     is_given_up: bool = False
-    """Another thread has taken the place of the one that works on it."""
+    """Whether another thread has replaced the one that works on this job."""
     grammar: Grammar | None = None
-    """Set by a thread before it posts that it is there."""
+    """The result; set by the thread before it posts Prepared."""
 
 
 class GrammarThreads:
-    """``post`` puts a message into the loop's inbox, from any thread."""
+    """Implements Preparer. post: puts a message into the loop's inbox; may be called from any
+    thread."""
 
     def __init__(self, factory: GrammarFactory, post: Callable[[Prepared], None]) -> None:
         self._factory = factory
         self._post = post
         self._changed = threading.Condition()
-        """Guards all that follows."""
+        """Guards all fields below."""
         self._jobs: dict[int, _Job] = {}
-        """Started, and neither taken nor cancelled."""
+        """Jobs that were started, and neither taken nor cancelled."""
         self._waiting: dict[int, _Job] = {}
-        """Those that no thread has begun with, in order."""
+        """Jobs that no thread has begun yet, in order."""
         self._num_given_up = 0
         for _ in range(NUM_THREADS):
             self._start_thread()
@@ -77,7 +78,7 @@ class GrammarThreads:
                 self._start_thread()
 
     def _start_thread(self) -> None:
-        # A daemon: the process ends without those that never finish.
+        # A daemon thread, so that one that never finishes does not keep the process alive.
         threading.Thread(target=self._work, name="grammar", daemon=True).start()
 
     def _work(self) -> None:
@@ -106,7 +107,7 @@ class GrammarThreads:
 
 
 def prepared_grammar(make: Callable[[Request], Grammar], request: Request, outputs: Ids) -> Grammar:
-    """The request's grammar behind the outputs that exist."""
+    """The request's grammar, after it has accepted the outputs that exist."""
     grammar = make(request)
     for token in outputs.tolist():
         grammar.accept(token)
@@ -114,7 +115,7 @@ def prepared_grammar(make: Callable[[Request], Grammar], request: Request, outpu
 
 
 def finish_of(error: Exception) -> Finish:
-    """How a request ends whose grammar could not be made."""
+    """The Finish of a request whose grammar could not be made."""
     if isinstance(error, RequestError):
         return refused(error)
     return failed(failure("making its grammar", error))

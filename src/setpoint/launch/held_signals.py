@@ -1,4 +1,4 @@
-"""Signals that end a program, held back until an event loop handles them."""
+"""Holds back the signals that end a program until an event loop handles them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def signals_held() -> Iterator[Callable[[], None]]:
-    """Around the making of an event loop that handles SIGNALS, which calls what this yields once it
-    does.
-
-    Until then they wait: asyncio's own start would answer Ctrl-C by cancelling whatever has just
-    begun, with nobody to clean up after it.
+    """Hold SIGNALS back while an event loop starts that will handle them; the loop calls the
+    yielded function once it does. Without this, asyncio would answer Ctrl-C during its start by
+    cancelling whatever has just begun, and nothing would clean up.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 

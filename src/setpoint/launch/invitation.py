@@ -1,5 +1,5 @@
-"""What a server prints when it is ready: its address, and two things to paste, one for a shell and
-one for Python. Pure text."""
+"""The text that a server prints when it is ready: its address, and two examples to paste, one for a
+shell and one for Python."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ TEXTS = ["The capital of France is Paris.", "Paris lies on the Seine."]
 
 
 def address(host: str, port: int) -> str:
-    """A URL that works on this machine; a server that listens on every address of it answers on the
-    local one too."""
+    """A URL that works on this machine: a server that listens on all of its addresses also answers
+    on the local one."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def invitation(url: str, *, has_key: bool, is_embedding: bool) -> str:
-    """Each line stands alone: what is indented or continued is hard to paste."""
+    """The text of the invitation. Each line stands alone, because indented or continued lines are
+    hard to paste."""
     key = ' -H "Authorization: Bearer $API_KEY"' if has_key else ""
     if is_embedding:
         path, body = "embeddings", f'{{"input": {_json(TEXTS)}}}'

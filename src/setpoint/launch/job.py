@@ -1,5 +1,5 @@
-"""What the engine process is told by its parent: one JSON line on its standard input. No pickle,
-nothing on a command line."""
+"""The job that the engine process gets from its parent: one JSON line on its standard input. No
+pickle, nothing on a command line."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def encode_job(job: EngineJob) -> bytes:
 
 
 def decode_job(line: bytes) -> EngineJob:
-    """Raises msgspec.DecodeError, e.g. for an empty line (the parent ended before it said
-    anything)."""
+    """Raises msgspec.DecodeError, for example for an empty line (the parent ended before it sent a
+    job)."""
     return msgspec.json.decode(line, type=EngineJob)

@@ -1,4 +1,4 @@
-"""The options of a running server, and what changes in this process when they change. The engine
+"""The options of a running server, and what a change of them changes in this process. The engine
 has its own part (``observe.logline``, ``scheduler``)."""
 
 from __future__ import annotations

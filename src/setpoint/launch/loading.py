@@ -1,4 +1,4 @@
-"""Loads an engine's model and sizes its memory, and tells so in SGLang's start-up lines."""
+"""Loads an engine's model and sizes its memory, and logs both in SGLang's start-up lines."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 def load_engine(
     config: ResolvedConfig, spec: ModelSpec, folder: str, observer: Observer
 ) -> tuple[ModelRunner, PoolConfig]:
-    """Weights, then the pool from what is really left. ``observer`` learns what runs in a slower
-    way than it might."""
+    """Load the weights, then size the pool from the memory that is really left. The observer gets a
+    record of everything that runs in a slower way than it could."""
     options = config.options
     check_device(torch.device(options.device))
     before = _available_bytes(options.device)
@@ -128,7 +128,7 @@ def _log_memory(runner: ModelRunner, plan: MemoryPlan, options: Options, availab
 
 
 def compile_small_steps(runner: ModelRunner, options: Options) -> Fallback | None:
-    """``--enable-torch-compile``: logs what was compiled and reused, and what it gains; returns
+    """Apply ``--enable-torch-compile``: log what was compiled and reused and what it gains; return
     what runs without it, and why."""
     wanted = options.torch_compile_max_bs
     logger.info("torch.compile: steps of up to %d tokens; a first start may take a minute", wanted)

@@ -1,6 +1,6 @@
-"""What the options of the command line mean to the rooms of the engine process: the configurations
-of the executor, the scheduler and the cache. Pure conversions; nothing is started or measured here.
-What may change later is made by ``settings``.
+"""Converts the options of the command line to the configurations of the executor, the scheduler and
+the cache. Pure conversions; nothing is started or measured here. ``settings`` makes what may change
+later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the time from a start to ready went."""
+"""Measures where the time from the start of the process until it is ready went."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 
 
 class Phases:
-    """Seconds by name, in order: each mark ends a phase."""
+    """Name of each phase -> its seconds, in order; each mark ends a phase."""
 
     def __init__(self, started_at: float | None = None) -> None:
-        """``started_at``: seconds since the epoch; the start of this process if not given."""
+        """started_at: seconds since the epoch; by default the start of this process."""
         self._last = time.time()
         self.seconds: dict[str, float] = {
             "interpreter": max(self._last - (started_at or _process_started_at()), 0.0)

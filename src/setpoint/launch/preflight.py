@@ -1,5 +1,5 @@
-"""What can be found wrong before anything is started or loaded: files that options name, devices
-they ask for. It takes milliseconds."""
+"""Finds what is wrong before anything is started or loaded: missing files that options name,
+missing devices that they ask for. It takes milliseconds."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def preflight(options: Options) -> None:
 
 
 def check_room(config: ResolvedConfig, model: ModelSpec) -> None:
-    """Raises OutOfMemoryError if not even one page of KV cache fits into what is free before the
-    weights are loaded."""
+    """Raises OutOfMemoryError if not even one page of KV cache fits into the memory that is free
+    before the weights are loaded."""
     if config.options.device == "cpu":
         page, free = (
             model.kv_bytes_per_token(config.kv_element_bytes) * config.options.page_size,

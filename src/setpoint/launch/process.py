@@ -1,6 +1,5 @@
-"""The life of an engine process as its parent sees it: begun, told its job, watched, ended.
-
-It knows the process and the line that its messages come on, and nothing of what they say.
+"""The life of an engine process as its parent sees it: started, given its job, watched, ended. It
+knows the process and the line that its messages come on, but not what they mean.
 """
 
 from __future__ import annotations
@@ -23,28 +22,27 @@ if TYPE_CHECKING:
     from setpoint.frontend.ipc.line import EngineLine
 
 OPENMP_SPINS = "1000"
-"""Rounds, some hundredths of a millisecond, that an OpenMP thread of the engine spins for its next
-piece of work before it sleeps.
+"""How many rounds (some hundredths of a millisecond) an OpenMP thread of the engine spins for its
+next piece of work before it sleeps.
 
-The default of 300,000 keeps a core busy while the thread that has the work waits for one: with
-other busy processes on two cores a stream decoded many times slower. On an idle machine 1,000
+The default of 300,000 keeps a core busy while the thread that has the work waits for a core: with
+other busy processes on two cores, a stream decoded many times slower. On an idle machine 1,000
 rounds cost nothing that could be measured (docs/notebook.md).
 """
 USELESS_S = 1.0
-"""How long a process may outlive a line that has ended by itself."""
+"""How long a process may run on after its line has ended by itself."""
 LAST_WORDS_S = 0.2
-"""How long messages of an engine process that has ended may still be on their way."""
+"""How long to wait for the last messages of an engine process that has ended."""
 
 
 class StartupError(SetpointError):
-    """The engine process ended, or never got ready; its own words are in the message."""
+    """The engine process ended, or never became ready; the message has its own words."""
 
 
 def spawn_engine(stderr: int | None, link: int) -> subprocess.Popen[bytes]:
-    """A new engine process, which inherits the descriptor ``link``.
-
-    SIGINT and SIGTERM are blocked from its first instruction on: it ends when this process says so,
-    or ends itself.
+    """Start an engine process, which inherits the descriptor ``link``. SIGINT and SIGTERM are
+    blocked from its first instruction on: it ends when this process tells it to, or when this
+    process ends.
     """
     command = [sys.executable, "-m", "setpoint.launch"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -57,14 +55,15 @@ def spawn_engine(stderr: int | None, link: int) -> subprocess.Popen[bytes]:
 
 
 def engine_environment() -> dict[str, str]:
-    """Ours, with OPENMP_SPINS unless the user has said how OpenMP's threads wait."""
+    """This process's environment, with OPENMP_SPINS unless the user has set how OpenMP's threads
+    wait."""
     given = os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
     return dict(os.environ) if given else {**os.environ, "GOMP_SPINCOUNT": OPENMP_SPINS}
 
 
 def hand_over(process: subprocess.Popen[bytes], job: EngineJob) -> None:
-    """Tell the engine its job. The pipe stays open: its end tells the engine that this process is
-    gone."""
+    """Send the engine its job. The pipe stays open: when it closes, the engine knows that this
+    process is gone."""
     assert process.stdin is not None
     try:
         process.stdin.write(encode_job(job))
@@ -74,8 +73,8 @@ def hand_over(process: subprocess.Popen[bytes], job: EngineJob) -> None:
 
 
 async def watch(process: subprocess.Popen[bytes], line: EngineLine) -> None:
-    """Tell the line what becomes of its process, until that has ended. A process that outlives its
-    line is of no use and is killed."""
+    """Report what happens to the process to its line, until the process has ended. A process that
+    outlives its line is useless and is killed."""
     code: Future[int] = Future()
     loop = asyncio.get_running_loop()
 
@@ -85,8 +84,8 @@ async def watch(process: subprocess.Popen[bytes], line: EngineLine) -> None:
                 loop.call_soon_threadsafe(line.suspended, change == os.CLD_STOPPED)
         code.set_result(process.wait())
 
-    # Not an executor's thread: an interpreter that exits without ending the engine would wait for
-    # that one first.
+    # Not a thread of an executor: an interpreter that exits without ending the engine would wait
+    # for that thread first.
     threading.Thread(target=follow, daemon=True).start()
     ended: asyncio.Future[int] = asyncio.wrap_future(code)
     dead: asyncio.Future[bool] = asyncio.ensure_future(line.dead.wait())
@@ -104,19 +103,20 @@ def end(process: subprocess.Popen[bytes]) -> None:
     kill_with_children(process)
     process.wait()
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # a job that nobody read
+    with suppress(BrokenPipeError):  # a job that was never read
         process.stdin.close()
 
 
 def kill_with_children(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a process and all below it: compilers go on without the one who started them."""
+    """Send SIGKILL to a process and all its descendants: compilers would go on after the process
+    that started them."""
     import psutil
 
     if process.poll() is not None:
         return
     with suppress(psutil.NoSuchProcess):
         top = psutil.Process(process.pid)
-        top.suspend()  # it starts no more
+        top.suspend()  # a stopped process starts no further children
         for child in top.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 child.kill()
@@ -137,12 +137,12 @@ def _ending(code: int) -> str:
 
 
 def _next_change(pid: int) -> int | None:
-    """Wait until the child stops (os.CLD_STOPPED), goes on (os.CLD_CONTINUED) or ends (anything
+    """Wait until the child stops (os.CLD_STOPPED), continues (os.CLD_CONTINUED) or ends (anything
     else; it is left to be reaped)."""
     try:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WCONTINUED | os.WNOWAIT)
         if found is not None and found.si_code in (os.CLD_STOPPED, os.CLD_CONTINUED):
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
-    except ChildProcessError:  # somebody else has reaped it
+    except ChildProcessError:  # other code has reaped it
         return None
     return None if found is None else found.si_code

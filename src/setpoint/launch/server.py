@@ -1,8 +1,7 @@
 """``setpoint serve``: the parent process. It owns the port and the HTTP side, and supervises the
-engine process.
-
-Order of start: port, engine (see ``launch.engine``, ``launch.engine_session``), HTTP parts while it
-loads, listening, warm-up. Order of end: no new requests, open ones, engine.
+engine process. Order of start: port, engine (see ``launch.engine``, ``launch.engine_session``),
+HTTP parts while it loads, listening, warm-up. Order of end: refuse new requests, finish open ones,
+end the engine.
 """
 
 from __future__ import annotations
@@ -35,13 +34,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 5
-"""How long open requests may go on after a signal to end."""
+"""How long open requests may continue after a signal to end."""
 CLOSE_S = 5
-"""How long connections may then take to close."""
+"""How long connections may take to close after that."""
 
 
 def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) -> int:
-    """Serve until a signal; returns the exit code. Raises SetpointError for a start that fails."""
+    """Serve until a signal to end; returns the exit code. Raises SetpointError for a start that
+    fails."""
     from setpoint.frontend.http.port import bind_socket
 
     phases = Phases()
@@ -67,7 +67,8 @@ async def _serve(
             number, lambda: urged.set() if stop.is_set() else stop.set()
         )
     release_signals()
-    # After the handlers: these take long enough for somebody to change their mind.
+    # After the signal handlers are set, because these steps take long enough for a user to
+    # interrupt them.
     from setpoint.frontend.apis.dialects import DIALECTS
     from setpoint.frontend.http.app import create_app
     from setpoint.frontend.http.port import is_loopback
@@ -103,8 +104,8 @@ async def _answer(
     over: Sequence[Task[Any]],
     urged: asyncio.Event,
 ) -> None:
-    """Listen, do what ``opening`` does, and serve until one of ``over`` is done; then open requests
-    have DRAIN_S to end, or until somebody who will not wait has set ``urged``."""
+    """Listen, run ``opening``, and serve until one of ``over`` is done. Open requests then have
+    DRAIN_S to end, or until a second signal sets ``urged``."""
     from setpoint.frontend.http.serve import listen
 
     serving, opened = asyncio.create_task(listen(server, sock)), asyncio.create_task(opening)
@@ -137,7 +138,7 @@ async def _open(session: EngineSession, service: Service, phases: Phases) -> Non
         await service.warm_up()
     phases.mark("warm-up")
     gc.collect()
-    gc.freeze()  # what is here stays: a full collection would look at all of it while streams wait
+    gc.freeze()  # these objects stay: a full collection would scan all of them while streams wait
     logger.info("The server is fired up and ready to roll!")
     logger.debug("Start-up took %s; engine: %s", phases, _seconds(session.line.info["phases"]))
     url = address(options.host, options.port)
@@ -149,7 +150,7 @@ async def _open(session: EngineSession, service: Service, phases: Phases) -> Non
 
 
 async def _first(*tasks: asyncio.Future[Any]) -> None:
-    """Returns when one of the tasks is done."""
+    """Wait until one of the tasks is done."""
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
 

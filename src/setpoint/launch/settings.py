@@ -1,5 +1,5 @@
-"""What the options mean to the engine's live settings. Both processes make them: the engine at its
-start, the frontend for a change. Pure, and without torch."""
+"""Converts options to the engine's live settings. Both processes do this: the engine at its start,
+the frontend for a change. Pure, and without torch."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ from setpoint.scheduler.state import State
 
 
 def violations(state: State) -> list[str]:
-    """Every violated invariant of the scheduler's state and of its cache, as a sentence. O(tree +
-    pages)."""
+    """Every violated invariant of the scheduler's state and of its cache; O(tree + pages)."""
     found = list(state.cache.check())
     living = [*state.running.values(), *state.draining.values()]
     held = sum(state.holdings.private_pages(seq) for seq in living) * state.cache.page_size
