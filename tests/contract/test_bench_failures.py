@@ -167,7 +167,7 @@ def test_a_server_that_dies_in_the_middle(folder: Path) -> None:
     [
         (
             ["--base-url", "http://127.0.0.1:9"],
-            "no answer from http://127.0.0.1:9: no connection",
+            "There is no answer from http://127.0.0.1:9: no connection",
             1,
         ),
         (["--base-url", "ftp://x"], "--base-url must look like", 2),
@@ -211,4 +211,4 @@ def test_a_failed_warm_up_ends_it(folder: Path, capsys: pytest.CaptureFixture[st
             )
             == 1
         )
-    assert "the warm-up of" in capsys.readouterr().err
+    assert "The warm-up of" in capsys.readouterr().err

@@ -42,11 +42,13 @@ class Comparison:
     """Compares this run with results of other runs."""
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigError."""
+        """Read the other results. Raises ConfigError."""
         self._path = path
         self._others = _read(path, flag="--compare")
         if not self._others:
-            raise ConfigError(f"--compare {path} holds no result.")
+            raise ConfigError(
+                f"--compare {path} holds no results; name a file written by setpoint bench."
+            )
 
     def table(self, result: Mapping[str, Any], output_file: str | None) -> str:
         """The table in Markdown. Our side is this run, with all runs in ``output_file`` if there is
@@ -88,7 +90,9 @@ def by_shape(path: str) -> dict[tuple[int, int, int], list[dict[str, Any]]]:
             " missing."
         ) from None
     if not found:
-        raise ConfigError(f"--compare {path} holds no result.")
+        raise ConfigError(
+            f"--compare {path} holds no results; name a file written by setpoint bench one-batch."
+        )
     return found
 
 

@@ -179,7 +179,7 @@ class _Bench:
         )
         for record in records:
             if record.error:
-                raise BenchError(f"the warm-up of {self._server.url} failed: {record.error}")
+                raise BenchError(f"The warm-up of {self._server.url} failed: {record.error}")
 
     async def _flush(self) -> None:
         try:
@@ -255,7 +255,10 @@ class _Bench:
         try:
             answer = await self._server.get(path, stall_s=INFO_S)
         except ExchangeError as error:
-            raise BenchError(f"no answer from {self._server.url}: {error}.") from None
+            raise BenchError(
+                f"There is no answer from {self._server.url}: {error}. Check that the server runs,"
+                " and name its address with --base-url."
+            ) from None
         if answer.status != 200:
             raise BenchError(
                 f"{self._server.url}{path} answers with status {answer.status}:"
