@@ -58,6 +58,7 @@ def test_every_body_is_declared(serve: Serve) -> None:
             "/detokenize": "DetokenizeBody",
             "/v1/detokenize": "DetokenizeBody",
             "/abort_request": "AbortBody",
+            "/set_internal_state": "SettingsBody",
             "/v1/chat/completions": "ChatBody",
             "/v1/completions": "CompletionBody",
             "/v1/embeddings": "EmbeddingBody",
