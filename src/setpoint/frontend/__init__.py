@@ -1,2 +1,2 @@
-"""The process that clients talk to: HTTP, text work, and the link to the engine. Knows text and
-requests; no pages, no tensors."""
+"""The process that clients talk to: HTTP, text work, and the link to the engine. It knows text and
+requests, but no pages or tensors."""

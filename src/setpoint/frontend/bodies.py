@@ -1,7 +1,7 @@
 """Request bodies: JSON to checked msgspec structs, with 400 (not 422) for anything else.
 
-Keys that a route knows and cannot honour are refused by name unless they ask for nothing; of those
-it does not know, ``unknown_keys`` tells. It knows nothing of HTTP frameworks.
+Keys that a route knows but cannot honour are refused by name, unless they ask for nothing;
+``unknown_keys`` handles those that it does not know. Nothing here knows of HTTP frameworks.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class InvalidBodyError(RequestError):
-    """A body that is not JSON, or not of the route's type. SGLang calls its type by the name of the
-    status."""
+    """A body that is not JSON, or not of the route's type. As in SGLang, the error type is the name
+    of the status."""
 
     def __init__(self, message: str, *, status_code: int = 400) -> None:
         super().__init__(message, status_code=status_code, err_type=HTTPStatus(status_code).phrase)
 
 
 def decode_object(data: bytes) -> dict[str, Any]:
-    """A JSON object. Raises InvalidBodyError for anything else, and for one that would take long to
-    decode."""
+    """Decode a JSON object. Raises InvalidBodyError for anything else, and for an object that would
+    take long to decode."""
     too_much = excess(data)
     if too_much is not None:
         raise InvalidBodyError(f"The body {too_much}.")
@@ -57,8 +57,8 @@ def parse(body: dict[str, Any], kind: type[T], *, unsupported: Iterable[str] = (
 
 
 def asks_for_something(value: Any) -> bool:
-    """False for null, false, "" and empty containers, and for lists of only such values (one per
-    prompt of a batch)."""
+    """Whether the value of an unsupported key asks for something: False for null, false, "" and
+    empty containers, and for lists of only such values (one per prompt of a batch)."""
     nothing: tuple[Any, ...] = (None, False, "", {}, [])
     return (
         any(item not in nothing for item in value)
@@ -70,8 +70,8 @@ def asks_for_something(value: Any) -> bool:
 def as_id_lists(
     value: list[Any], name: str, *, max_lists: int | None = MAX_SEQUENCES
 ) -> tuple[list[list[int]], bool]:
-    """Token ids as a client may send them: one list, or a list of lists (then True). Raises on
-    anything else."""
+    """Token ids as a client may send them: one list, or a list of lists (then the second result is
+    True). Raises on anything else."""
     if not value:
         raise RequestError(f"{name} must not be empty.")
     is_batch = isinstance(value[0], list)

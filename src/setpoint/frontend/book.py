@@ -1,4 +1,4 @@
-"""What became of clients' requests, in numbers. It outlives every engine."""
+"""Counts how clients' requests ended. It outlives every engine."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from setpoint.frontend.refusal import Refusal
 
 @dataclass(slots=True)
 class RequestBook:
-    """Since the frontend started; ``/server_info`` shows it. A sequence is one answer: a client's
-    request with n = 2 has two of them."""
+    """Counts since the frontend started, which ``/server_info`` shows. A sequence is one answer: a
+    client's request with n = 2 has two."""
 
     num_sequences: int = 0
-    """Ended, whichever way; written at their ends."""
+    """Sequences that ended, in whatever way; written at their end."""
     num_aborted: int = 0
-    """Of these; clients that went away included."""
+    """Sequences among them that were aborted, including those of clients that went away."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     refused: dict[str, int] = field(default_factory=dict)
-    """Requests that were answered with an error, by its HTTP status; written where errors get their
+    """HTTP status -> number of requests answered with that error; written where errors get their
     shape."""
     truncated_prompts: int = 0
-    """By --allow-auto-truncate, as is the next; written by ``Intake``."""
+    """Prompts that --allow-auto-truncate shortened; written by ``Intake``."""
     lowered_limits: int = 0
-    """max_new_tokens that did not fit the context."""
+    """Requests whose max_new_tokens --allow-auto-truncate lowered to fit the context; written by
+    ``Intake``."""
 
     def count_refusal(self, refusal: Refusal) -> None:
         status = str(refusal.status_code)

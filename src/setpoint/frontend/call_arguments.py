@@ -1,4 +1,5 @@
-"""What a program gives to a call, as the fields of a body, or refused in the words of a call."""
+"""Turns the arguments of a program's call into the fields of a body, or refuses them in the words
+of a call."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from setpoint.frontend.bodies import asks_for_something, parse
 T = TypeVar("T", bound=msgspec.Struct)
 
 _NO_KEYWORDS = {"text", "stream", "sampling_params", "no_logs"}
-"""Fields of a body that a call says in another way, or not at all."""
+"""Fields of a body that a call expresses in another way, or not at all."""
 
 
 def prompt_fields(prompt: Any, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a body calls "text". Raises RequestError in the words of a call."""
+    """The field of a body that holds the prompt. Raises RequestError in the words of a call."""
     has_ids = request.get("input_ids") is not None
     if prompt is None and not has_ids:
         raise RequestError(
@@ -32,7 +33,7 @@ def prompt_fields(prompt: Any, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(prompt: Any) -> Any:
-    """``prompt`` if it is one text, several, or none at all. Raises RequestError."""
+    """``prompt``, if it is one text, a list of texts, or an empty list. Raises RequestError."""
     if prompt is None or isinstance(prompt, str):
         return prompt
     texts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, bytes) else None
@@ -53,8 +54,8 @@ def _text(prompt: Any) -> Any:
 
 
 def body_of(kind: type[T], fixed: dict[str, Any], request: Mapping[str, Any]) -> T:
-    """Raises TypeError for a keyword that the call does not have, RequestError for values that are
-    not what they must be."""
+    """The body of a call. Raises TypeError for a keyword that the call does not have, RequestError
+    for values of a wrong type."""
     supported = {*kind.__struct_fields__} - fixed.keys() - _NO_KEYWORDS
     for key, value in request.items():
         if key in UNSUPPORTED and asks_for_something(value):
@@ -65,7 +66,7 @@ def body_of(kind: type[T], fixed: dict[str, Any], request: Mapping[str, Any]) ->
 
 
 def _advice(key: str, supported: Set[str]) -> str:
-    """What somebody who wrote an unknown keyword probably meant."""
+    """Advice on which keyword was probably meant by an unknown one."""
     if key == "stream":
         return " Call stream() instead."
     if key in SamplingParams.__struct_fields__:
@@ -77,7 +78,8 @@ def _advice(key: str, supported: Set[str]) -> str:
 
 
 def checked_sampling(value: Any) -> Any:
-    """As a body takes it. Raises RequestError for a name that is no sampling parameter."""
+    """Sampling parameters in the form of a body. Raises RequestError for a name that is no sampling
+    parameter."""
     if value is None or isinstance(value, SamplingParams):
         return value
     if isinstance(value, Mapping):

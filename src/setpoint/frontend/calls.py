@@ -1,8 +1,6 @@
-"""What a program asks of a service, as coroutines of its event loop: lists of any length,
-conversations, streams.
-
-Works on Python values that nobody has checked yet. Which thread or loop the caller lives in is not
-known here.
+"""The calls that a program can make to a service, as coroutines on its event loop: lists of any
+length, conversations, streams. They take Python values that have not been checked. Which thread or
+loop the caller runs on is not known here.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
 
 Pieces = AsyncGenerator[list[dict[str, Any]], None]
-"""What each wake-up of a stream brought."""
+"""The pieces that each wake-up of a stream brought."""
 
 LOOK_TIMEOUT_S = 20.0
 
@@ -114,8 +112,8 @@ class Calls:
     async def _run(
         self, prepared: Prepared, make: Callable[[SequenceOutput], dict[str, Any]]
     ) -> Any:
-        """What ``make`` makes of every sequence, in order; the queue of the engine stays short. The
-        first failure ends the others."""
+        """The results of ``make`` for every sequence, in order, while the engine's queue stays
+        short. The first failure ends the others."""
         results: list[list[dict[str, Any]]] = [[] for _ in prepared.requests]
         view = EngineView(self.service.engine)
         gate = Gate(view)
@@ -184,7 +182,7 @@ class Calls:
     async def _chat_ids(
         self, messages: Any, variables: Mapping[str, Any]
     ) -> list[int] | list[list[int]]:
-        """Ids of a conversation, or of each in a list of them."""
+        """The token ids of a conversation, or of each in a list of conversations."""
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise RequestError(
                 'messages must be a list like [{"role": "user", "content": "Hello"}], or a list of'

@@ -1,4 +1,4 @@
-"""What the frontend needs to know of the server's configuration; the launcher builds it from the
+"""The part of the server's configuration that the frontend needs; the launcher builds it from the
 resolved options."""
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ class FrontendConfig:
     """``Ready.info["max_req_input_len"]``: prompts of this many tokens or more do not fit the
     pool."""
     vocab_size: int
-    """Of the model (which may pad the tokenizer's): prompt ids must be below it."""
+    """Size of the model's vocabulary (which may pad the tokenizer's); prompt ids must be below
+    it."""
     random_seed: int = 0
-    """Of the generator that draws a seed for every request without one."""
+    """Seed of the generator that draws a seed for every request without one."""
     pooling: Pooling | None = None
-    """Set: the server embeds and does not generate."""
+    """If set, the server embeds and does not generate."""
     api_key: str | None = None
     max_body_bytes: int = 4 << 20
-    """Larger request bodies are answered 413."""
+    """Larger request bodies are refused with status 413."""
     allow_auto_truncate: bool = False
     refuse_unknown_keys: bool = False
-    """Otherwise they are ignored, and the answer says so."""
+    """Refuse unknown keys; otherwise they are ignored, and the answer says so."""
     incremental_streaming_output: bool = False
     enable_cache_report: bool = False
     stream_include_usage: bool = False
-    """OpenAI streams without ``stream_options`` end with a usage chunk."""
+    """Whether OpenAI streams without ``stream_options`` end with a usage chunk."""
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """temperature, top_p, top_k, min_p, repetition_penalty of generation_config.json, for the
     OpenAI routes."""
@@ -45,7 +46,7 @@ class FrontendConfig:
     ``/server_info``."""
     weight_version: str = "default"
     health_generates: bool = True
-    """``/health`` asks the engine for a token; otherwise it answers for the frontend alone.
+    """Whether ``/health`` asks the engine for a token; otherwise it reports on the frontend alone.
     ``/health_generate`` always asks."""
     health_timeout_s: float = 20.0
-    """How long ``/health`` waits for a sign of life of the engine."""
+    """How long ``/health`` waits for a sign of life from the engine."""

@@ -1,5 +1,5 @@
-"""From the engine's pooled hidden state to the vector a client gets: cut, scaled to length 1. Knows
-nothing of routes."""
+"""Turns the engine's pooled hidden state into the vector that a client gets: cut, and scaled to
+length 1. Knows nothing of routes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""How many requests may be open: enough for a queue that never runs dry, few enough for constant
-memory and cheap scheduling.
+"""Decides how many requests may be open: enough that the engine's queue never runs dry, few enough
+for constant memory and cheap scheduling.
 
 The guides call a ``#queue-req`` of 100 to 2,000 healthy. The engine is asked a few times per second
-how many sequences run; that many and QUEUE_TARGET more may be open. Between two looks the queue
-drains only by what the engine newly admits, as every answer is replaced at once.
+how many sequences run; that number plus QUEUE_TARGET may be open. Between two such calls the queue
+shrinks only by the sequences that the engine newly admits, because each finished request is
+replaced at once.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from setpoint.frontend.ipc.client import EngineClient
 
 QUEUE_TARGET = 500
 MAX_OPEN_BYTES = 64 << 20
-"""Of input lines whose requests are open."""
+"""Most bytes of input lines whose requests are open."""
 MAX_HELD_BYTES = 64 << 20
-"""Of finished records that wait for their turn."""
+"""Most bytes of finished records that wait for their turn."""
 LOOK_S = 0.25
 
 
 class EngineView:
-    """What the engine last said of itself."""
+    """The state that the engine last reported."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self.num_running = 0
         self.num_queued = 0
         self.token_usage = 0.0
-        """Share of the KV pool that cannot be had by eviction."""
+        """Share of the KV pool that is neither free nor evictable."""
 
     async def watch(self, changed: asyncio.Event, *, timeout_s: float) -> None:
-        """Look until cancelled, or until the engine is dead or silent for ``timeout_s``: its
-        requests tell of that."""
+        """Update the view until cancelled, or until the engine is dead or silent for ``timeout_s``;
+        its requests report that."""
         while True:
             try:
                 reply = await self._client.call("state", timeout_s=timeout_s)
@@ -51,7 +52,7 @@ class EngineView:
 
 
 class Gate:
-    """Counts what is open. ``changed`` is set whenever a request that had to wait may look
+    """Counts what is open. ``changed`` is set whenever a request that had to wait should check
     again."""
 
     def __init__(self, view: EngineView) -> None:
@@ -61,7 +62,7 @@ class Gate:
         self.num_bytes = 0
 
     def has_room(self, num_bytes: int, *, held_bytes: int) -> bool:
-        """For one more request; the first always finds some."""
+        """Whether one more request may be opened; the first always may."""
         if not self.num_seqs:
             return True
         fits = (

@@ -1,5 +1,5 @@
-"""From a client's prompt and options to core Requests: tokenization, length and vocabulary checks,
-clipping.
+"""Turns a client's prompt and options into core Requests: tokenization, length and vocabulary
+checks, clipping.
 
 The checks of docs/sglang/scheduling.md#length-limits. It knows nothing of HTTP; every refusal is a
 RequestError.
@@ -27,21 +27,21 @@ from setpoint.frontend.text.processor import TextProcessor
 logger = logging.getLogger(__name__)
 
 MAX_SEQUENCES = MAX_N
-"""Sequences (prompts x n) one HTTP request may ask for."""
+"""Most sequences (prompts x n) that one HTTP request may ask for."""
 
 MAX_LOGPROBS_IN_ALL = 1 << 19
-"""Logprobs that the answers to one client request may hold together: some 15 MB of JSON. Eight
-times as many held the event loop for 0.6 s while they were encoded and sent."""
+"""Most logprobs that the answers to one client request may hold together: some 15 MB of JSON. Eight
+times as many blocked the event loop for 0.6 s while they were encoded and sent."""
 
 MAX_RID_CHARS = 256
 MAX_KEY_CHARS = 1024
-"""Longest extra_key, cache_salt, routing_key or model name: the engine keeps the first three,
+"""Longest extra_key, cache_salt, routing_key or model name. The engine keeps the first three, and
 answers repeat the last."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Options:
-    """What a request wants besides sampling; shared by its n sequences."""
+    """The options of a request besides sampling, shared by its n sequences."""
 
     stream: bool = False
     return_logprob: bool = False
@@ -58,8 +58,8 @@ def new_rid() -> str:
 
 
 def check_rid(rid: str) -> None:
-    """Raise RequestError (400) for a request id that could not stand in a log line or an answer as
-    it is."""
+    """Raise RequestError (400) for a request id that could not be written unchanged to a log line
+    or an answer."""
     if not rid:
         raise RequestError("A rid must not be empty.")
     if len(rid) > MAX_RID_CHARS or not rid.isprintable():
@@ -69,7 +69,7 @@ def check_rid(rid: str) -> None:
 
 
 def check_key(value: str | None, name: str) -> None:
-    """Raise RequestError (400) for a name that is too long to be kept or repeated."""
+    """Raise RequestError (400) for a name that is too long."""
     if value is not None and len(value) > MAX_KEY_CHARS:
         raise RequestError(
             f"{name} must have at most {MAX_KEY_CHARS} characters, got {len(value)}."
@@ -77,11 +77,11 @@ def check_key(value: str | None, name: str) -> None:
 
 
 def namespace(extra_key: str | None, cache_salt: str | None) -> str:
-    """The cache namespace of a request, "" without either; two different pairs never make the same
-    one. Raises RequestError (400).
+    """The cache namespace of a request, "" without either key. Two different pairs never give the
+    same namespace. Raises RequestError (400).
 
-    Only joined ("ab" + "c", "a" + "bc") one client could pose as another, and learn from timings
-    what that one's prompts are.
+    If the two were merely joined ("ab" + "c", "a" + "bc"), one client could pose as another and
+    learn that client's prompts from timings.
     """
     check_key(extra_key, "extra_key")
     check_key(cache_salt, "cache_salt")
@@ -95,11 +95,11 @@ _NUMBERS = {
     for field in msgspec.structs.fields(Request)
     if bounds_of(field.type) is not None and field.name in {own.name for own in fields(Options)}
 }
-"""Of a Request's fields that clients set: field -> its bounded type."""
+"""Field of a Request that clients set -> its bounded type."""
 
 
 def _check_numbers(options: Options) -> None:
-    """Raise RequestError (400) for a number outside the range that the Request's field of its name
+    """Raise RequestError (400) for a number outside the range that the Request's field of that name
     declares."""
     for name, kind in _NUMBERS.items():
         converted(getattr(options, name), kind, name)
@@ -113,8 +113,8 @@ class Intake:
         self._random = random.Random(config.random_seed)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> Ids:
-        """Ids of a prompt. A text that cannot fit the context is refused before it is tokenized,
-        unless truncation is allowed."""
+        """The token ids of a prompt. A text that cannot fit the context is refused before it is
+        tokenized, unless truncation is allowed."""
         at_least = self._text.min_tokens(text)
         if at_least >= self._config.context_len:
             if not self._config.allow_auto_truncate:
@@ -131,7 +131,7 @@ class Intake:
         return self.check_ids(ids, name=name)
 
     def check_ids(self, ids: Sequence[int], *, name: str) -> Ids:
-        """Client's token ids as an array. Raises RequestError (400) for one outside the
+        """A client's token ids as an array. Raises RequestError (400) for an id outside the
         vocabulary."""
         limit = self._config.vocab_size
         if len(ids) and not 0 <= min(ids) <= max(ids) < limit:
@@ -144,8 +144,8 @@ class Intake:
     ) -> list[Request]:
         """The ``sampling.n`` requests of one prompt. Raises RequestError (400).
 
-        With n > 1 the rids are the given one with a suffix, so that aborting the given rid reaches
-        them all. Each has a seed of its own: a given one is counted up, else each is drawn.
+        With n > 1 each rid is the given one with a suffix, so that aborting the given rid aborts
+        them all. Each request has its own seed: counted up from a given seed, otherwise drawn.
         """
         if self._config.pooling is not None:
             raise RequestError(
@@ -159,7 +159,7 @@ class Intake:
                 f"logprob_start_len is {options.logprob_start_len}, but the prompt has"
                 f" {len(prompt)} tokens."
             )
-        # From the end of the prompt on there is nothing to report of it.
+        # A start at or after the end of the prompt reports nothing.
         logprob_start_len = (
             -1 if options.logprob_start_len == len(prompt) else options.logprob_start_len
         )
@@ -184,7 +184,7 @@ class Intake:
         ]
 
     def _seed(self, given: int | None, index: int) -> int:
-        """Of the sample ``index`` of a prompt; ``given`` is any 64-bit integer."""
+        """The seed for sample ``index`` of a prompt; ``given`` is any 64-bit integer."""
         if given is None:
             return self._random.getrandbits(63)
         return (given + index) & INT64_MAX
@@ -210,8 +210,8 @@ class Intake:
     def embedding_request(
         self, prompt: Ids, options: Options | None = None, *, rid: str | None = None
     ) -> Request:
-        """The request for one prompt's embedding. Raises RequestError (400), also where the server
-        generates."""
+        """The request for one prompt's embedding. Raises RequestError (400), also if the server
+        generates text."""
         pooling, options = self._config.pooling, options or Options()
         if pooling is None:
             raise RequestError(
@@ -241,7 +241,8 @@ class Intake:
         self.check_ids(options.token_ids_logprob, name="token_ids_logprob")
 
     def _fit(self, prompt: Ids, sampling: SamplingParams) -> tuple[Ids, SamplingParams]:
-        """Refuse, or with --allow-auto-truncate shorten, what does not fit the context."""
+        """Refuse a request that does not fit the context, or shorten it with
+        --allow-auto-truncate."""
         context_len, max_input = self._config.context_len, self._config.max_req_input_len
         num_prompt = len(prompt)
         if num_prompt == 0:

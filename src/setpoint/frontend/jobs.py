@@ -1,7 +1,6 @@
-"""A client's request while it runs: token events in, text and token counts out.
-
-A Job is one HTTP request, a SequenceOutput one of its sequences. They join the engine's events with
-the text work: stop strings, trimming, counts, timings. They know nothing of JSON or routes.
+"""A client's request while it runs: token events in, text and token counts out. A Job is one HTTP
+request, a SequenceOutput one of its sequences. They add the text work to the engine's events: stop
+strings, trimming, counts, timings. They know nothing of JSON or routes.
 """
 
 from __future__ import annotations
@@ -23,18 +22,19 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 
 
 class ClientGoneError(SetpointError):
-    """The client closed its connection; nobody reads the answer."""
+    """The client has closed its connection, so the answer would not be read."""
 
 
 class SequenceOutput:
-    """What one sequence has produced so far, as its client may see it; fed by the Job."""
+    """The output of one sequence so far, as its client may see it; fed by the Job."""
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer) -> None:
         sampling = request.sampling
         self.request = request
         self.index = index
         self.text = ""
-        """Certain text: no half characters, nothing that may still turn out to be a stop string."""
+        """Text that is final: no half characters, and nothing that may still turn out to be a stop
+        string."""
         self.output_ids: list[int] = []
         self.finish: Finish | None = None
         self.num_prompt = len(request.prompt_ids) // 4
@@ -42,10 +42,10 @@ class SequenceOutput:
         self.num_cached = 0
         self.num_retractions = 0
         self.logprobs: list[LogprobBlock] = []
-        """Blocks that cover ``output_ids`` in order, if asked for."""
+        """Logprob blocks that cover ``output_ids`` in order, if asked for."""
         self.prompt_logprobs: LogprobBlock | None = None
         self.embedding = b""
-        """Of a pooled request, as TokenEvent has it."""
+        """The vector of a pooled request, in the form of TokenEvent."""
         self.created_at = time.perf_counter()
         self.finished_at: float | None = None
         self._tokenizer = tokenizer
@@ -63,7 +63,7 @@ class SequenceOutput:
 
     @property
     def num_logprobs(self) -> int:
-        """Logprobs that are here, of prompt and outputs."""
+        """Number of logprobs received, of prompt and outputs."""
         return sum(map(_size, self.logprobs)) + (
             0 if self.prompt_logprobs is None else _size(self.prompt_logprobs)
         )
@@ -73,7 +73,7 @@ class SequenceOutput:
         return (self.finished_at or time.perf_counter()) - self.created_at
 
     def feed(self, event: TokenEvent) -> Piece:
-        """Take in an event; a stop string in it ends the sequence at the token that completed
+        """Add an event. A stop string in its text ends the sequence at the token that completed
         it."""
         num_kept, text = self._decode(event)
         if event.finish is not None and not self._stopped:
@@ -106,7 +106,7 @@ class SequenceOutput:
         return self._finder is not None and self._finder.matched is not None
 
     def _decode(self, event: TokenEvent) -> tuple[int, str]:
-        """How many ids of the event belong to the sequence, and what is shown of their text."""
+        """How many ids of the event belong to the sequence, and the part of their text to show."""
         finish, num_shown = event.finish, len(event.ids)
         if (
             finish is not None
@@ -125,15 +125,15 @@ class SequenceOutput:
         return len(event.ids), text
 
     def _search(self, finder: StopFinder, token_id: int, *, shown: bool) -> str:
-        """Look for stop strings in the text with one more token, special or not; returns what
-        becomes certain of the shown text."""
+        """Look for stop strings in the text with one more token, special or not; returns the shown
+        text that becomes final."""
         if token_id in self._skipped:
             return finder.feed(self._tokenizer.token_text(token_id), hidden=True)
         if shown:
             return finder.feed(self._detokenizer.feed((token_id,)))
         before = finder.feed(
             self._detokenizer.flush()
-        )  # half a character is the shown text's, not the stop token's
+        )  # half a character belongs to the shown text, not to the stop token
         if finder.matched is not None:
             return before
         return before + finder.feed(
@@ -163,8 +163,8 @@ class Piece:
 
 
 class Job:
-    """The sequences of one client request, submitted together. A context manager: leaving it frees
-    what still runs."""
+    """The sequences of one client request, submitted together. A context manager whose exit ends
+    those that still run."""
 
     def __init__(
         self,
@@ -178,14 +178,14 @@ class Job:
         self._mailbox = Mailbox()
         self._on_finish = on_finish
         self._open: dict[int, int] = {}
-        """Index -> number of submission, of the sequences that have not ended."""
+        """Index -> number of the submission, for sequences that have not ended."""
         self._is_cancelled = False
         self.outputs = [
             SequenceOutput(request, index, tokenizer) for index, request in enumerate(requests)
         ]
 
     def __enter__(self) -> Job:
-        """Submit. Raises RequestError or EngineDeadError, then nothing of the job runs."""
+        """Submit the sequences. Raises RequestError or EngineDeadError; none of them runs then."""
         try:
             for output in self.outputs:
                 self._open[output.index] = self._client.submit(
@@ -205,18 +205,18 @@ class Job:
         self._stop()
 
     def cancel(self) -> None:
-        """The client went away: free everything, and wake up whoever waits for more with
+        """End every sequence because the client went away; a reader that waits for more gets
         ClientGoneError."""
         self._stop()
         self._is_cancelled = True
         self._mailbox.fail(ClientGoneError())
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
-        """What each wake-up brought, until all sequences are finished; at most one piece of a
-        sequence at a time.
+        """The pieces that each wake-up brought, until all sequences are finished; at most one piece
+        of each sequence at a time.
 
-        An output shows its present state (counts, end, latest ids): where several events of a
-        sequence came together, the reader must be done with the first before the next is fed.
+        An output shows only its present state (counts, end, latest ids). So if several events of a
+        sequence arrive together, the reader must finish with the first before the next is fed.
 
         Raises RequestError when a sequence was aborted with an HTTP status, EngineDeadError,
         ClientGoneError.
@@ -229,7 +229,7 @@ class Job:
                     yield list(pieces.values())
                     pieces = {}
                 if index not in self._open:
-                    continue  # ended by a stop string or cancelled; these events were on the way
+                    continue  # ended by a stop string or cancelled; a late event
                 pieces[index] = _fed(output, event)
                 if output.finish is not None:
                     self._end(output)
@@ -255,8 +255,8 @@ class Job:
 
 
 def _fed(output: SequenceOutput, event: TokenEvent) -> Piece:
-    """Raises RequestError (500) if the text work does: that ends this client's request and no
-    other."""
+    """Feed an event. Raises RequestError (500) if the text work raises, which ends only this
+    client's request."""
     try:
         return output.feed(event)
     except Exception as error:

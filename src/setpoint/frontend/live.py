@@ -1,5 +1,5 @@
-"""What may change while a server serves, as the frontend sees it. How options become settings is
-not known here: ``launch`` brings it in.
+"""The frontend's view of options that may change while the server runs. How options become settings
+is not known here: ``launch`` supplies that.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from setpoint.core.settings import Settings
 
 @dataclass(slots=True, frozen=True)
 class FrontendSettings:
-    """What of it is the frontend's own."""
+    """The live settings that the frontend itself uses."""
 
     log_requests: bool = False
     log_requests_level: int = 2
     """0 metadata, 1 + sampling parameters, 2 + text and ids cut short, 3 everything."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The live options as they are, for ``/server_info``."""
+    """The present values of the live options, for ``/server_info``."""
     decisions: Sequence[Mapping[str, Any]] = ()
-    """Those of ``/server_info`` that take the place of earlier ones about the same options."""
+    """Decisions for ``/server_info`` that replace earlier ones about the same options."""
 
 
 @dataclass(slots=True, frozen=True)
 class Proposal:
-    """A change that could be made now."""
+    """A change that has been checked and can be made now."""
 
     settings: Settings
-    """The engine's, all of them."""
+    """All settings of the engine after the change."""
     options: list[OptionChange]
-    """What differs; what follows from an option that was asked for is here, too."""
+    """The options that differ, including those that follow from an option that was asked for."""
     warnings: list[str]
     accept: Callable[[], None]
-    """To be called once the engine works under these settings."""
+    """Makes the change in this process; to be called once the engine works under these settings."""
 
 
 class LiveOptions(Protocol):
@@ -45,6 +45,7 @@ class LiveOptions(Protocol):
     def frontend(self) -> FrontendSettings: ...
 
     def propose(self, values: Mapping[str, Any]) -> Proposal:
-        """Option names and values, as JSON or as they are typed. Raises ConfigError for a change
-        that a start would refuse, that the engine has no room for, or that needs a restart."""
+        """Check a change of options. values: by option name, as JSON values or as typed on a
+        command line. Raises ConfigError for a change that a start would refuse, that the engine has
+        no room for, or that needs a restart."""
         ...

@@ -1,4 +1,4 @@
-"""Why a request gets no answer, before an API gives that its shape."""
+"""The reason why a request gets no answer, before an API puts it into its own shape."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from setpoint.core.errors import RequestError, SetpointError
 class Refusal:
     message: str
     status_code: int
-    """HTTP's."""
+    """The HTTP status."""
     err_type: str = ""
-    """The word for the kind of error; "" for the name of the status."""
+    """The name of the kind of error; "" for the name of the status."""
     param: str | None = None
-    """The field of the body, or the part of the path, that is wrong."""
+    """The field of the body or the part of the path that is wrong."""
     code: str | None = None
-    """An API's own word for the error, where it has one."""
+    """The API's own code for the error, if it has one."""
 
     @property
     def kind(self) -> str:
@@ -26,7 +26,7 @@ class Refusal:
 
 
 def refusal_of(error: SetpointError) -> Refusal:
-    """The engine's death is the refusal of one request, too."""
+    """The Refusal for an error; the engine's death refuses each open request."""
     if isinstance(error, RequestError):
         return Refusal(
             message=error.message, status_code=error.status_code, err_type=error.err_type

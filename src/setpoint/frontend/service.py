@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
 
 RECENT_S = 1.0
-"""Tokens that came within this time are a sign of health."""
+"""Tokens that arrived within this time prove that the engine is healthy."""
 
 _LOGGED_CHARS = 2048
-"""Length to which values are cut below log level 3."""
+"""Length to which logged values are cut below level 3."""
 
 _METADATA = ("rid", "meta_info", "stream", "model")
 _CONTENTS = ("text", "input_ids", "output_ids", "messages", "prompt")
@@ -59,10 +59,9 @@ class Service:
         api: str = "",
         no_logs: bool = False,
     ) -> Job:
-        """The requests of one client body, ``received``; ``api``: whose body it is, for the request
-        log; ``no_logs`` keeps them out of that.
-
-        Raises RequestError (400) if they ask for too much together.
+        """The job of the requests of one client body, ``received``. api: the API of the body, for
+        the request log. no_logs: keep the requests out of that log. Raises RequestError (400) if
+        together they ask for too much.
         """
         self.intake.check_logprobs(requests)
         if no_logs or not self.live.frontend.log_requests:
@@ -74,8 +73,8 @@ class Service:
     def read(
         self, body: dict[str, Any], kind: type[T], *, route: str, unsupported: Iterable[str] = ()
     ) -> tuple[T, list[str]]:
-        """A client's body as ``kind``, and what to tell the client about it. Raises RequestError
-        for one that cannot be honoured."""
+        """A client's body as ``kind``, and warnings for the client about it. Raises RequestError
+        for a body that cannot be honoured."""
         parsed = parse(body, kind, unsupported=unsupported)
         refuse = self.config.refuse_unknown_keys
         return parsed, unknown_keys(
@@ -83,8 +82,8 @@ class Service:
         )
 
     async def is_healthy(self) -> bool:
-        """Whether the engine works. Recent tokens say so, and so does the answer of a busy one;
-        only an idle one is given a request."""
+        """Whether the engine works. Recent tokens prove it, and so does an answer from a busy
+        engine; only an idle engine is sent a request."""
         if not self.engine.is_ready:
             return False
         try:
@@ -99,7 +98,7 @@ class Service:
             return False
 
     async def _answers_a_probe(self, line: EngineLine) -> bool:
-        """Submit a one-token request; any message of the engine after that is a sign of life.
+        """Submit a one-token request; any message from the engine after that is a sign of life.
         Raises EngineDeadError."""
         pooling = self.config.pooling
         sampling = SamplingParams(max_new_tokens=1 if pooling is None else 0, temperature=0.0)
@@ -119,8 +118,8 @@ class Service:
         return heard and line.is_ready
 
     async def server_info(self) -> dict[str, Any]:
-        """Resolved options, what the present engine said of itself when it was ready, and what it
-        holds now, and what became of requests. Raises EngineDeadError."""
+        """The resolved options, what the present engine reported when it was ready, its state now,
+        and how requests ended. Raises EngineDeadError."""
         line = self.engine.choose()
         state = await line.call("state")
         options, engine, live = self.config.server_info, line.info, self.live.frontend
@@ -135,8 +134,8 @@ class Service:
         }
 
     async def change(self, values: Mapping[str, Any], *, by: str, why: str = "") -> Proposal:
-        """Change options while requests run, all of them between the same two steps; ``by`` and
-        ``why`` stand in the log. One change waits for the other.
+        """Change options while requests run, all between the same two steps. ``by`` and ``why`` are
+        written to the log. Changes are made one at a time.
 
         Raises RequestError (400) for a change that cannot be made, with nothing changed;
         EngineDeadError.
@@ -153,8 +152,8 @@ class Service:
         return proposal
 
     async def warm_up(self, *, timeout_s: float = 600.0) -> None:
-        """One real request before the world is told that the server is ready. Raises
-        EngineDeadError or RequestError."""
+        """Serve one real request before the server is announced as ready. Raises EngineDeadError or
+        RequestError."""
         prompt = (await self.intake.encode("The capital city of France is"))[
             : self.config.max_req_input_len - 1
         ]
@@ -198,8 +197,8 @@ class Service:
         logger.info("Finish: obj=%s, out=%s", self._loggable(request), self._loggable(result))
 
     def _loggable(self, value: dict[str, Any]) -> str:
-        """By ``--log-requests-level``: 0 metadata, 1 + parameters, 2 + contents cut short, 3
-        everything."""
+        """The parts of a request that ``--log-requests-level`` lets into the log: 0 metadata, 1 +
+        parameters, 2 + contents cut short, 3 everything."""
         level = self.live.frontend.log_requests_level
         shown = {}
         for key, item in value.items():

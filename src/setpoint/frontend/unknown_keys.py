@@ -1,7 +1,6 @@
-"""Keys of a body that its route does not know: SGLang ignores them in silence; here the client is
-told, or refused.
-
-Works on a body as it came and the struct it became. Each key is logged once, too.
+"""Keys of a body that its route does not know. SGLang ignores them silently; here the client gets a
+warning or a refusal. Works on a body as it was received and the struct decoded from it. Each key is
+also logged once.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from setpoint.frontend.bodies import asks_for_something
 logger = logging.getLogger(__name__)
 
 MAX_TOLD = 8
-"""Keys of one body that its client is told of; the others are counted."""
+"""How many keys of one body are named to its client; the others are counted."""
 _SHOWN_CHARS = 64
 _MAX_LOGGED = 256
 _logged: set[tuple[str, str]] = set()
@@ -35,10 +34,8 @@ def unknown_keys(
     unsupported: Iterable[str] = (),
     refuse: bool = False,
 ) -> list[str]:
-    """A sentence for each key that is unknown and asks for something; ``parsed`` is what became of
-    ``body``.
-
-    ``refuse``: raise RequestError (400) with these sentences instead.
+    """A sentence for each key that is unknown and asks for something. parsed: the struct decoded
+    from ``body``. refuse: raise RequestError (400) with these sentences instead.
     """
     unknown = list(_unknown(body, parsed, set(unsupported)))
     if not unknown:
@@ -60,7 +57,7 @@ def unknown_keys(
 def _unknown(
     body: dict[str, Any], parsed: msgspec.Struct, unsupported: set[str], inside: str = ""
 ) -> Iterator[str]:
-    """Paths of unknown keys, those of nested structs included."""
+    """Paths of unknown keys, including those in nested structs."""
     known = parsed.__struct_fields__
     silent = unsupported.union(known)
     for key, value in body.items():
@@ -73,7 +70,7 @@ def _unknown(
 
 
 def _names(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """What a key may have been meant to be: its own name -> how it is written from the top of the
+    """Keys that an unknown one may be a misspelling of: name -> its path from the top of the
     body."""
     names: dict[str, str] = {}
     if "sampling_params" in kind.__struct_fields__:

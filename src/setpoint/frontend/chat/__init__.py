@@ -1,2 +1,1 @@
-"""Chat, whichever API asks for it: messages become a prompt, and the text of an answer becomes
-typed deltas."""
+"""Chat for every API: turns messages into a prompt, and the text of an answer into typed deltas."""

@@ -1,7 +1,6 @@
-"""What an answer of a chat is made of: pieces of text, of reasoning, and of calls of tools.
-
-A parser (``parser``) makes them of the text that a model generates; each API renders them in its
-own shape.
+"""The parts of a chat's answer: pieces of text, of reasoning, and of tool calls. A parser
+(``parser``) makes them from the text that a model generates; each API renders them in its own
+shape.
 """
 
 from __future__ import annotations
@@ -12,23 +11,23 @@ import msgspec
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag="text"):
-    """A piece of what the user is meant to read."""
+    """A piece of text for the user."""
 
     text: str
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True, tag="reasoning"):
-    """A piece of what the model thought before it answered."""
+    """A piece of the model's reasoning before its answer."""
 
     text: str
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, tag="tool_call"):
-    """A piece of a call: the first of a call has its id and name, and every piece continues the
-    arguments, which are a JSON text when they are joined."""
+    """A piece of a tool call. The first piece of a call has its id and name; the arguments of all
+    pieces joined are a JSON text."""
 
     index: int
-    """Of the call in its answer, from 0."""
+    """Index of the call in its answer, from 0."""
     id: str = ""
     name: str = ""
     arguments: str = ""
@@ -43,7 +42,7 @@ class Answer(msgspec.Struct, frozen=True):
     text: str
     reasoning: str
     calls: list[ToolCallDelta]
-    """The pieces of each call joined, in the order in which the calls began."""
+    """The tool calls, their pieces joined, in the order in which they began."""
 
 
 def gathered(deltas: Iterable[Delta]) -> Answer:

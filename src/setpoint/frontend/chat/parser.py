@@ -1,4 +1,4 @@
-"""The seam between the text that a model generates and the deltas of a chat's answer."""
+"""The interface that turns the text that a model generates into the deltas of a chat's answer."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from setpoint.frontend.chat.deltas import Delta, TextDelta
 
 
 class DeltaParser(Protocol):
-    """Of one sequence: it may hold text back until it is certain what that is.
+    """Parses one sequence. It may hold text back until its kind is certain.
 
     ``feed`` is given every piece of the sequence's text in order, and ``end`` is called once, after
-    the last. However a text is cut, it becomes the same text, reasoning and calls.
+    the last. The resulting text, reasoning and calls do not depend on how the text is cut into
+    pieces.
     """
 
     def feed(self, text: str) -> Sequence[Delta]: ...
 
     def end(self) -> Sequence[Delta]:
-        """What was held back."""
+        """The deltas of the text that was held back."""
         ...
 
 
 MakeParser = Callable[[], DeltaParser]
-"""Of a parser for one more sequence."""
+"""Makes a parser for one more sequence."""
 
 
 class PlainParser:
-    """Implements DeltaParser for models whose every word is for the user."""
+    """Implements DeltaParser for models all of whose text is for the user."""
 
     def feed(self, text: str) -> Sequence[Delta]:
         return (TextDelta(text),) if text else ()

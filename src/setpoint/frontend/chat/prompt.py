@@ -1,4 +1,4 @@
-"""From the messages of a chat to the prompt that the model reads."""
+"""Turns the messages of a chat into the prompt that the model reads."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ async def chat_prompt(
     variables: Mapping[str, Any],
     continue_final_message: bool = False,
 ) -> Ids:
-    """Token ids of a conversation, as the model's chat template writes it; ``variables`` are the
-    template's.
-
-    ``continue_final_message``: if the last message is the assistant's, the model goes on with it.
-    Raises RequestError (400) for messages that are not text, for those that the template refuses,
-    and for a prompt that cannot fit the context.
+    """Token ids of a conversation, as the model's chat template writes it. variables: the
+    template's. continue_final_message: if the last message is the assistant's, the model continues
+    it. Raises RequestError (400) for messages that are not text, for those that the template
+    refuses, and for a prompt that cannot fit the context.
     """
     flat = _flat(messages)
     started = ""
@@ -40,8 +38,8 @@ async def chat_prompt(
 
 
 def _flat(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as templates expect them: every content a string. Raises RequestError (400) for what
-    is not text."""
+    """Messages as templates expect them: the content of each is a string. Raises RequestError (400)
+    for content that is not text."""
     flat = []
     for index, message in enumerate(messages):
         role = message.get("role")

@@ -1,8 +1,8 @@
-"""What the frontend says to engines and hears from them; it outlives each of them.
+"""Sends the frontend's requests to engines and receives their events; it outlives each engine.
 
-A request has a number and a name (rid) here for as long as it is open, and a line that it was sent
-on: the present life of an engine (see ``frontend.ipc.line``). When that ends, its requests end with
-the reason; the next line that is attached takes new ones. It knows nothing of text or HTTP.
+As long as a request is open, it has a number and a name (rid) here, and a line that it was sent on:
+one life of an engine (see ``frontend.ipc.line``). When that line ends, its requests end with the
+reason; the next line attached takes new ones. Nothing here knows of text or HTTP.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ class _Submission:
     rid: str
     mailbox: Mailbox
     index: int
-    """Of the sequence among those of its mailbox."""
+    """Index of the sequence among those of its mailbox."""
     line: EngineLine
 
 
 class EngineClient:
     """Contract: every submission ends with a finish event, ``stop`` or a failed mailbox.
 
-    Submissions go by number, and no number is used twice, on whichever line: what is still on the
-    way for one cannot reach another that uses its rid again.
+    Each submission has a number that is never used again on any line, so a late message for one
+    cannot reach another that reuses its rid.
     """
 
     def __init__(self) -> None:
         self._line: EngineLine | None = None
         self._open: dict[int, _Submission] = {}
         self._seq_ids: dict[str, int] = {}
-        """Of the open submissions, by rid."""
+        """rid -> number, for the open submissions."""
         self._next_seq_id = 0
 
     def attach(self, line: EngineLine) -> None:
-        """Send requests on this line from now on; inside the running loop. The line before it, if
-        there was one, has ended, and nothing more is heard of it."""
+        """Send requests on this line from now on; to be called inside the running loop. An earlier
+        line must have ended, and nothing more is received on it."""
         if self._line is not None:
             assert self._line.has_ended, "the line before is still in use"
             self._line.close()
@@ -58,23 +58,21 @@ class EngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request would be worked on now."""
+        """Whether a request would be processed now."""
         return self._line is not None and self._line.is_ready
 
     def choose(self) -> EngineLine:
-        """The line that takes the next request or call; where there are several engines, the place
-        to choose one. Raises EngineDeadError while there is none."""
+        """The line for the next request or call; with several engines, one would be chosen here.
+        Raises EngineDeadError if there is none."""
         if self._line is None:
             raise EngineDeadError("There is no engine yet.")
         self._line.check_ready()
         return self._line
 
     def submit(self, request: Request, mailbox: Mailbox, index: int = 0) -> int:
-        """Send a request; its events go to ``mailbox`` under ``index``. Returns the number to
-        ``stop`` it by.
-
-        Raises RequestError (400) for a rid in use or a number that no message can carry,
-        EngineDeadError without an engine.
+        """Send a request, whose events go to ``mailbox`` under ``index``. Returns the number with
+        which to ``stop`` it. Raises RequestError (400) for a rid in use or a number that no message
+        can carry, EngineDeadError without an engine.
         """
         line = self.choose()
         if request.rid in self._seq_ids:
@@ -94,14 +92,13 @@ class EngineClient:
         return seq_id
 
     def stop(self, seq_id: int) -> None:
-        """Be done with this submission: no event of it arrives any more. Nothing happens if it has
-        ended."""
+        """Stop a submission: none of its events arrives any more. Does nothing if it has ended."""
         if seq_id in self._open:
             self._close(seq_id).line.send(Stop(seq_id))
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
-        """Ask for the end of all rids that begin with ``rid``; their streams end with an abort
-        event. An empty rid means none."""
+        """Ask the engine to abort all requests whose rid begins with ``rid``; their streams end
+        with an abort event. An empty rid aborts none."""
         if not rid and not abort_all:
             return
         found: dict[EngineLine, list[int]] = {}
@@ -112,7 +109,7 @@ class EngineClient:
             line.send(Abort(seq_ids))
 
     async def call(self, name: str, *, timeout_s: float = 20.0) -> Reply:
-        """A control call. Raises EngineDeadError without an engine, or if it dies or does not
+        """Make a control call. Raises EngineDeadError without an engine, or if it dies or does not
         answer in time."""
         return await self.choose().call(name, timeout_s=timeout_s)
 
@@ -125,13 +122,13 @@ class EngineClient:
         for event in events:
             submission = self._open.get(event.seq_id)
             if submission is None:
-                continue  # stopped meanwhile: its last events were on the way
+                continue  # stopped meanwhile: its last events were already on their way
             if event.finish is not None:
                 self._close(event.seq_id)
             submission.mailbox.put(submission.index, event)
 
     def _fail(self, line: EngineLine) -> None:
-        """The line has ended, and so have its requests."""
+        """End the requests of a line that has ended."""
         error = EngineDeadError(line.death)
         lost = [seq_id for seq_id, submission in self._open.items() if submission.line is line]
         for seq_id in lost:

@@ -1,9 +1,9 @@
-"""One life of an engine process, as the frontend sees it: the link, what the engine says of itself,
-the control calls that it has yet to answer, and its end.
+"""One life of an engine process, as the frontend sees it: the link, the engine's reports about
+itself, the control calls that it has yet to answer, and its end.
 
 Works on ``core.messages`` over any EngineLink (a socket in production, a fake engine in tests). It
-does not know whose the tokens are that it hands on: requests outlive a line, and the EngineClient
-has them. Everything here runs on one event loop, so nothing is locked.
+does not know which request the tokens belong to that it passes on: the EngineClient holds the
+requests, because it outlives a line. Everything here runs on one event loop, so nothing is locked.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 20.0
 CUT_S = 2.0
-"""How long whoever watches the process has to say why its end of the link is closed."""
+"""How long the watcher of the process has to report why the engine's end of the link is closed."""
 
 
 class EngineLink(Protocol):
-    """Carries encoded messages to an engine and hands back each one that comes, on the event
-    loop."""
+    """Carries encoded messages to an engine, and passes on each message that comes back, on the
+    event loop."""
 
     def start(self, receiver: Callable[[bytes], None], on_cut: Callable[[], None]) -> None:
         """``on_cut`` is called once if the engine has closed its end, after its last message."""
@@ -67,39 +67,39 @@ class EngineState(enum.StrEnum):
 
 
 class EngineLine:
-    """See the module docstring. Contract: once the line has ended, its owner hears nothing more of
-    it, whatever is still on the way."""
+    """See the module docstring. Contract: once the line has ended, it calls its owner no more, even
+    for messages that are still on their way."""
 
     def __init__(
         self, link: EngineLink, *, on_progress: Callable[[str], None] = lambda doing: None
     ) -> None:
-        """``on_progress`` gets what the engine does before it is ready."""
+        """on_progress: called with a description of what the engine is doing before it is ready."""
         self._link = link
         self._on_progress = on_progress
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._next_call = 0
         self._waiters: set[asyncio.Future[None]] = set()
-        """Who wants to know of the next message, or of the line's end."""
+        """Futures that are done at the next message, or at the line's end."""
         self._in_flight: dict[int, str] = {}
-        """Sequence number -> rid, of the plans that the engine works on, as it announced them."""
+        """Sequence number -> rid, for the sequences in flight that the engine announced."""
         self._is_suspended = False
         self._result_at = -math.inf
-        """time.monotonic() of the last tokens that came."""
+        """time.monotonic() when the last tokens arrived."""
         self.state = EngineState.STARTING
         self.info: dict[str, Any] = {}
         """``Ready.info``, once the engine is ready."""
         self.death = ""
-        """Why the line has ended, for people."""
+        """Why the line has ended, in words for people."""
         self.failed: Failed | None = None
-        """Set when the engine said that it cannot start."""
+        """The engine's message that it cannot start; None if there was none."""
         self.dead = asyncio.Event()
-        """Set when the line ends without having been asked to."""
+        """Set when the line ends without having been asked to end."""
 
     def start(
         self, on_tokens: Callable[[list[TokenEvent]], None], on_end: Callable[[], None]
     ) -> None:
-        """Begin to receive, inside the running loop; for the owner. ``on_end`` is called when the
-        line ends, once ``death`` says why."""
+        """Begin to receive, inside the running loop; called by the owner. ``on_end`` is called when
+        the line has ended and ``death`` says why."""
         self._on_tokens = on_tokens
         self._on_end = on_end
         self._link.start(self._receive, self._cut)
@@ -113,17 +113,17 @@ class EngineLine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request would be worked on now."""
+        """Whether a request would be processed now."""
         return self.state is EngineState.READY and not self._is_suspended
 
     @property
     def result_age_s(self) -> float:
-        """Since the engine's last tokens, of whichever request."""
+        """Seconds since the engine's last tokens for any request."""
         return time.monotonic() - self._result_at
 
     @property
     def suspects(self) -> list[str]:
-        """Request ids of the steps in flight: after a crash, the ones to look at."""
+        """Request ids in the steps in flight: after a crash, those that may have caused it."""
         return list(self._in_flight.values())
 
     def send(self, message: ToEngine) -> None:
@@ -132,15 +132,15 @@ class EngineLine:
         self._link.send(encode(message))
 
     async def call(self, name: str, *, timeout_s: float = CALL_TIMEOUT_S) -> Reply:
-        """A control call. Raises EngineDeadError if the engine is not ready, dies, or does not
+        """Make a control call. Raises EngineDeadError if the engine is not ready, dies, or does not
         answer in time."""
         return await self._ask(lambda call_id: Call(call_id, name), name, timeout_s)
 
     async def change(
         self, settings: Settings, options: list[OptionChange], *, by: str, why: str
     ) -> None:
-        """Returns when the engine works under these settings (see ``core.messages.Change``). Raises
-        as ``call`` does."""
+        """Change the engine's settings; returns when it works under them (see
+        ``core.messages.Change``). Raises like ``call``."""
         await self._ask(
             lambda call_id: Change(call_id, settings, options, by, why), "set", CALL_TIMEOUT_S
         )
@@ -153,7 +153,7 @@ class EngineLine:
         self._calls[call_id] = future
         try:
             self.send(message(call_id))
-            # Not wait_for: before Python 3.12 that forgets a cancellation that comes together with
+            # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with
             # the answer.
             async with asyncio.timeout(timeout_s):
                 return await future
@@ -170,8 +170,8 @@ class EngineLine:
             raise EngineDeadError(self.death or f"The engine is {self.state}.")
 
     async def wait_message(self, *, timeout_s: float) -> bool:
-        """True as soon as the engine says anything at all (or changes state), False after
-        ``timeout_s``."""
+        """Wait for a sign of life: True as soon as any message arrives or the engine changes state,
+        False after ``timeout_s``."""
         future = asyncio.get_running_loop().create_future()
         self._waiters.add(future)
         try:
@@ -194,7 +194,7 @@ class EngineLine:
         return self.state is EngineState.READY
 
     def suspended(self, is_suspended: bool) -> None:
-        """Called by whoever watches the process when it is stopped (SIGSTOP) or goes on
+        """Called by the watcher of the process when the process is stopped (SIGSTOP) or continues
         (SIGCONT)."""
         self._is_suspended = is_suspended
         if is_suspended:
@@ -206,13 +206,14 @@ class EngineLine:
             logger.warning("The engine process goes on.")
 
     def shutdown(self) -> None:
-        """Ask the engine to end. For the owner and its requests the line has ended then."""
+        """Ask the engine to end. For the owner and its requests the line ends at once."""
         if not self.has_ended:
             self.send(Shutdown())
             self._end(EngineState.STOPPING, "The engine is shutting down.")
 
     def died(self, reason: str) -> None:
-        """Called by whoever watches the process. Nothing happens if the line has ended before."""
+        """Called by the watcher when the process has ended. Does nothing if the line has ended
+        before."""
         if not self.has_ended:
             logger.error(
                 "The engine died: %s Requests of the steps in flight: %s",

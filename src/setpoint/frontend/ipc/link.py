@@ -1,7 +1,7 @@
 """The frontend's end of the link to the engine process, inside an asyncio loop.
 
-Carries bytes both ways; what they mean is the EngineLine's business. It reads the socket from the
-loop's own reader callback instead of through futures: one wake-up drains everything that arrived.
+Carries bytes both ways; the EngineLine interprets them. It reads the socket from the loop's own
+reader callback instead of through futures: one wake-up drains everything that arrived.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Where the events of one client request wait for their reader. On one event loop; nothing is
-locked."""
+"""The mailbox where the events of one client request wait for their reader. Used on one event loop,
+so nothing is locked."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Mailbox:
         self._wake()
 
     async def take(self) -> list[tuple[int, TokenEvent]]:
-        """All events that are here, waiting for the first. Raises what ``fail`` was given once the
-        events are read."""
+        """Wait for a first event; return all that have arrived. Once they are read, raises the
+        error given to ``fail``."""
         while not self._events:
             if self._error is not None:
                 raise self._error

@@ -16,16 +16,16 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 REPLACEMENT = "�"
 
 _MAX_PENDING = 8
-"""Tokens the window decoder holds back for a character that does not complete; a character has at
+"""Most tokens that the window decoder holds back for an incomplete character; a character has at
 most four bytes."""
 
 _MAX_CONTEXT = 32
-"""Tokens without text that the window decoder remembers."""
+"""Most tokens without text that the window decoder remembers."""
 
 
 class Detokenizer(Protocol):
-    """One sequence's decoder. ``feed`` returns the text that became certain; ``flush``, at the end,
-    what was held back."""
+    """One sequence's decoder. ``feed`` returns the text that became final; ``flush``, at the end,
+    the text that was held back."""
 
     def feed(self, ids: Sequence[int]) -> str: ...
 
@@ -80,7 +80,7 @@ class WindowDetokenizer:
     def _feed_one(self, token_id: int) -> str:
         self._pending.append(token_id)
         fresh = self._fresh()
-        # A lone lead byte shows as U+FFFD: wait for the rest of its character, but not for ever.
+        # An incomplete character shows as U+FFFD: wait for the rest of it, but not for ever.
         if fresh.endswith(REPLACEMENT) and len(self._pending) < _MAX_PENDING:
             return ""
         return self._advance(fresh)

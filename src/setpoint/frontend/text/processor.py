@@ -1,8 +1,9 @@
 """All the text work of the frontend behind one object: prompts to ids, messages to prompts, ids to
 text.
 
-It does not know requests or HTTP. Long prompts are tokenized on a thread, so that one client's book
-does not stall the streams of the others; the checkpoint's chat template has a process of its own.
+It does not know requests or HTTP. Long prompts are tokenized on a thread, so that one client's
+book-length prompt does not stall the streams of others. The checkpoint's chat template runs in a
+separate process.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 _INLINE = 4096
-"""Longest text (characters) or id list that is worked on by the event loop itself; takes about a
+"""Longest text (characters) or id list that is processed on the event loop itself; takes about a
 millisecond."""
 
 
 class Template(Protocol):
-    """``template_process.TemplateProcess``; in tests ``template.ChatTemplate``, which is the same
-    without the process."""
+    """Renders chats: ``template_process.TemplateProcess``; in tests ``template.ChatTemplate``,
+    which does the same without a process."""
 
     def render(
         self,
@@ -63,7 +64,7 @@ class TextProcessor:
         return cls(tokenizer, template)
 
     def close(self) -> None:
-        """Nothing more is rendered."""
+        """End the template's process; nothing can be rendered after that."""
         if isinstance(self._template, TemplateProcess):
             self._template.close()
 
@@ -72,7 +73,7 @@ class TextProcessor:
         return self._template is not None
 
     def min_tokens(self, text: str) -> int:
-        """A lower bound of the number of tokens of ``text`` that costs nothing to compute."""
+        """A lower bound of the number of tokens of ``text``, which takes no tokenization."""
         return -(-len(text) // self.tokenizer.max_token_chars)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> Ids:
@@ -88,9 +89,7 @@ class TextProcessor:
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         if size > _INLINE:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        await asyncio.sleep(
-            0
-        )  # between the prompts of a large batch the other streams get their turn
+        await asyncio.sleep(0)  # other streams get a turn between the prompts of a large batch
         return work()
 
     async def render_chat(
@@ -100,8 +99,8 @@ class TextProcessor:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Raises RequestError (400) if the model has no chat template or the template refuses the
-        messages."""
+        """The prompt text of a chat. Raises RequestError (400) if the model has no chat template or
+        the template refuses the messages."""
         template = self._template
         if template is None:
             raise RequestError(

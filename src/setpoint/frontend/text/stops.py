@@ -1,7 +1,7 @@
 """Finds stop strings in text that arrives in pieces, some of which the client is not shown.
 
-Works on strings only; which token a piece came from, and what a match means for the request, is the
-caller's business.
+Works on strings only. The caller knows which token a piece came from, and what a match means for
+the request.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ class StopFinder:
 
     Contract: what ``feed`` and ``flush`` return, joined, is the text up to the first stop string
     (including it if ``keep``), without the hidden pieces (special tokens), which are searched like
-    all others. "First" is the one that is complete first, and the longest of those: so the result
-    does not depend on how the text was cut into pieces.
+    all others. The first is the one that is complete first, and the longest of those, so the result
+    does not depend on how the text is cut into pieces.
     """
 
     def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
@@ -25,11 +25,11 @@ class StopFinder:
         self._hidden: list[tuple[int, int]] = []
         """The parts of ``_held`` that are hidden: start and end, in order."""
         self.matched: str | None = None
-        """The stop string found; after that nothing more is fed."""
+        """The stop string that was found; nothing may be fed after that."""
 
     def feed(self, text: str, *, hidden: bool = False) -> str:
-        """Returns the shown text that is certain not to belong to a stop string. Sets ``matched``
-        at the end of a match."""
+        """Add a piece; returns the shown text that is certain not to belong to a stop string. Sets
+        ``matched`` when a match is complete."""
         assert self.matched is None, "text after a stop string"
         if hidden:
             self._hidden.append((len(self._held), len(self._held) + len(text)))
@@ -41,11 +41,12 @@ class StopFinder:
         return self._release(start + len(self.matched) if self._keep else start)
 
     def flush(self) -> str:
-        """The end of the text: what was held back is no stop string after all."""
+        """End the text; returns the shown part of what was held back, which is no stop string after
+        all."""
         return self._release(len(self._held))
 
     def _release(self, end: int) -> str:
-        """What is shown of the held text before ``end``; the rest stays held."""
+        """Release the held text before ``end``, and return its shown part; the rest stays held."""
         shown, at = "", 0
         for start, stop in self._hidden:
             shown += self._held[at : min(start, end)]

@@ -1,9 +1,9 @@
 """Chat templates: messages to prompt text, in a jinja2 sandbox with the functions that Hugging Face
 templates expect.
 
-Works on plain dicts and strings. It knows nothing of tokens or HTTP; a template's complaint becomes
-a RequestError. The sandbox keeps a template from the machine's files and from Python's insides, but
-not from computing for ever: see ``template_process``.
+Works on plain dicts and strings. It knows nothing of tokens or HTTP; an error raised by a template
+becomes a RequestError. The sandbox keeps a template away from the machine's files and Python's
+internals, but does not keep it from computing for ever: see ``template_process``.
 """
 
 from __future__ import annotations
@@ -53,10 +53,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text. ``variables`` are the request's chat_template_kwargs; they cannot
-        replace the messages.
-
-        Raises RequestError (400) for anything the template refuses or trips over.
+        """The prompt text. variables: the request's chat_template_kwargs; they cannot replace the
+        messages. Raises RequestError (400) for anything that the template refuses or fails on.
         """
         names = {
             "tools": None,
@@ -70,7 +68,8 @@ class ChatTemplate:
             return self._template.render(names)
         except MemoryError:
             raise
-        # a template runs arbitrary expressions over a client's values: any error is about those
+        # a template evaluates arbitrary expressions over a client's values, so any error is about
+        # those
         except Exception as error:
             raise RequestError(cannot_render(str(error))) from error
 
@@ -92,7 +91,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja2's own filter escapes for HTML, which a prompt must not be.
+    # jinja2's own filter escapes for HTML, and a prompt must not be escaped.
     return json.dumps(
         value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,9 +1,8 @@
-"""A chat template in a process of its own, which can be ended.
-
-A checkpoint's template is a program by a stranger. In a thread nothing could stop one that loops
-for ever, or that asks for a string of all the memory in one operation of Python's. In a process the
-kernel can (``template_worker`` has the limits); then the request gets an error, the next one a new
-process, and nobody else notices.
+"""Runs a chat template in a separate process, which can be ended. A checkpoint's template is a
+program by a stranger. In a thread, nothing could stop one that loops for ever or that builds a
+string as large as the memory in one Python operation. In a process, the kernel can
+(``template_worker`` has the limits): the request then gets an error, the next one a new process,
+and no other request is affected.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from setpoint.frontend.text.template_worker import (
 
 _COMMAND = (sys.executable, "-m", "setpoint.frontend.text.template_worker")
 _OURS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C reaches every process of a terminal; this one ends when its input does."""
+"""Ignored: Ctrl-C reaches every process of a terminal, but this one ends when its input does."""
 
 
 class _EndedError(Exception):
-    """The process ended in the middle of its work; says why."""
+    """The process ended in the middle of its work; the message says why."""
 
 
 class TemplateProcess:
-    """As ``template.ChatTemplate``, in another process. Blocks: for threads, of which it serves one
-    at a time."""
+    """Like ``template.ChatTemplate``, in another process. Its methods block, so they are for
+    threads; it serves one at a time."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
         """Raises CheckpointError for a template that cannot be compiled."""
@@ -62,7 +61,7 @@ class TemplateProcess:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """As ``ChatTemplate.render``. Raises RequestError (400) also for messages with which the
+        """Like ``ChatTemplate.render``. Also raises RequestError (400) for messages with which the
         template exceeds a limit."""
         try:
             job = msgspec.json.encode(
@@ -93,7 +92,7 @@ class TemplateProcess:
             return
         assert process.stdin is not None
         assert process.stdout is not None
-        process.kill()  # it keeps nothing
+        process.kill()  # the process has no state to lose
         process.wait()
         with suppress(BrokenPipeError):
             process.stdin.close()

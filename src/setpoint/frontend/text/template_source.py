@@ -1,5 +1,5 @@
-"""Where the chat template of a model is: a file of the user's, or the checkpoint's own. Reads it,
-does not run it."""
+"""Finds the chat template of a model: a file given by the user, or the checkpoint's own. Reads it,
+but does not run it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def find_chat_template(folder: str | Path, *, override: str | None = None) -> st
     template = read_tokenizer_config(folder).get("chat_template")
     if isinstance(template, list) and all(
         isinstance(entry, dict) for entry in template
-    ):  # several named ones
+    ):  # several named templates
         template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
     if template is not None and not isinstance(template, str):
         raise CheckpointError(

@@ -2,8 +2,8 @@
 the kernel enforces.
 
 Reads messages from its standard input and writes answers to its standard output, each behind its
-length: first the template, then one conversation after the other. Ends with its input, or when a
-limit is reached: what runs in C cannot be interrupted in any other way.
+length: first the template, then one conversation after the other. Ends when its input ends or a
+limit is reached: code that runs in C cannot be interrupted in any other way.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from setpoint.core.errors import CheckpointError, RequestError
 from setpoint.frontend.text.template import ChatTemplate
 
 CPU_SECONDS = 2.0
-"""For one conversation, or to compile the template. Ten thousand messages take some tenths."""
+"""CPU time for one conversation, or to compile the template. Ten thousand messages take some tenths
+of a second."""
 MEMORY_BYTES = 512 << 20
-"""Of addresses, the interpreter's 50 MiB included."""
+"""Limit of the address space, including the interpreter's 50 MiB."""
 MAX_PROMPT_BYTES = 16 << 20
 
 LENGTH = struct.Struct("<I")
 DONE, REFUSED = b"\0", b"\1"
-"""First byte of an answer. The rest is the prompt, or why there is none."""
+"""First byte of an answer. The rest is the prompt, or the reason why there is none."""
 OUT_OF_MEMORY = 3
 """Exit code."""
 
@@ -67,7 +68,7 @@ def main() -> None:
     while (data := read(sys.stdin.buffer)) is not None:
         signal.setitimer(
             signal.ITIMER_PROF, CPU_SECONDS
-        )  # SIGPROF, which nobody handles, ends the process
+        )  # SIGPROF is not handled, so it ends the process
         try:
             if template is None:
                 job = msgspec.json.decode(data, type=TemplateJob)

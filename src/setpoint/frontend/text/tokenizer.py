@@ -21,8 +21,8 @@ from setpoint.core.request import Ids
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's reversible map, as character -> byte: printable bytes stand for themselves, the rest
-    for U+0100 onwards."""
+    """GPT-2's reversible map, as character -> byte: printable bytes map from themselves, the others
+    from U+0100 onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     rest = (byte for byte in range(256) if byte not in set(printable))
@@ -72,8 +72,8 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Ids the tokenizer knows, added tokens included. The model's own vocabulary may be padded
-        beyond it."""
+        """Number of ids that the tokenizer knows, added tokens included. The model's own vocabulary
+        may be padded beyond it."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     @cached_property
@@ -93,12 +93,12 @@ class Tokenizer:
         return np.array(encoding.ids, np.int32)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ``ids``; ids the tokenizer does not know give nothing."""
+        """The text of ``ids``; ids that the tokenizer does not know add no text."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token contributes to the text. Exact for byte-level tokenizers, else the UTF-8
-        of the token decoded alone."""
+        """The bytes that one token contributes to the text. Exact for byte-level tokenizers;
+        otherwise the UTF-8 of the token decoded alone."""
         known = self._token_bytes.get(token_id)
         if known is None:
             known = self._token_bytes[token_id] = self._compute_token_bytes(token_id)
