@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
+from setpoint.config.options import OPTION_FIELDS
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.apis.openai.chat import ChatBody
@@ -64,6 +65,8 @@ BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
 """Route -> its body, and what of it makes a request that runs."""
 READS = ("/v1/models/{model_id:path}", "/flush_cache")
 """Routes that take values in their path or query."""
+SETTINGS = "/set_internal_state"
+LIVE = [field.name for field in OPTION_FIELDS if field.about.live]
 
 POWERS = [7, 8, 15, 16, 24, 30, 31, 32, 33, 53, 62, 63, 64, 65, 128, 1024, 4096]
 INTS = sorted(
@@ -194,7 +197,9 @@ def cases(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
     """Method, path with query, and body."""
     route = draw(
         st.sampled_from(
-            [*BODIES] * 3 + ["/generate", "/v1/completions", "/v1/chat/completions"] * 12 + [*READS]
+            [*BODIES, SETTINGS] * 3
+            + ["/generate", "/v1/completions", "/v1/chat/completions"] * 12
+            + [*READS]
         )
     )
     if route == "/flush_cache":
@@ -204,6 +209,10 @@ def cases(draw: st.DrawFn) -> tuple[str, str, dict[str, Any]]:
             | st.sampled_from(["nan", "inf", "-inf", "1e400", ""])
         )
         return "POST", f"/flush_cache?timeout={quote(timeout)}", {}
+    if route == SETTINGS:
+        anything = integers | floats | texts | st.booleans() | st.none()
+        given_settings = st.dictionaries(st.sampled_from(LIVE), anything, max_size=3)
+        return "POST", SETTINGS, {"server_args": draw(given_settings)}
     if route in READS:
         return "GET", "/v1/models/" + quote(draw(texts)[:2000], safe=""), {}
     kind, runs = BODIES[route]
@@ -235,7 +244,7 @@ def test_every_route_that_takes_values_is_here() -> None:
         for route in each_route(app.routes)
         if "POST" in (getattr(route, "methods", None) or ()) or "{" in route.path
     }
-    assert posts == {*BODIES, *READS}
+    assert posts == {*BODIES, *READS, SETTINGS}
 
 
 @pytest.fixture(scope="module")
@@ -267,6 +276,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, S
         yield {"generates": generates, "embeds": embeds}
 
 
+def restore(http: httpx.Client, url: str, changes: list[dict[str, Any]]) -> None:
+    """The settings as they were, so that the next case meets a server like the one before."""
+    before = {change["option"]: change["old"] for change in changes}
+    answer = http.post(url, content=json.dumps({"server_args": before}))
+    assert answer.status_code == 200, (changes, answer.text)
+
+
 @pytest.mark.parametrize(
     "count", [150, pytest.param(5000, marks=[pytest.mark.full, pytest.mark.timeout(1800)])]
 )
@@ -294,6 +310,8 @@ def test_no_value_ends_an_engine_or_is_answered_5xx(
                 f"{method} {path.partition('?')[0] if method == 'POST' else '/v1/models/…'}",
                 answer.status_code,
             ] += 1
+            if path == SETTINGS and answer.status_code == 200:
+                restore(http, server.url + SETTINGS, answer.json()[0]["changes"])
             where = (method, path, encoded(body)[:2000], answer.status_code, answer.text[-500:])
             assert answer.status_code in (200, 400, 404, 413), where
             if answer.headers.get("content-type", "").startswith("text/event-stream"):

@@ -65,7 +65,7 @@ def test_a_request_is_the_same_on_the_next_engine(tiny_model: Path) -> None:
                     assert await service.is_healthy()
                     (state,) = (await service.server_info())["internal_states"]
                     assert (state["num_running"], state["num_queued"]) == (0, 0)
-                    assert service.book.totals["num_requests"] == 12
+                    assert service.book.num_sequences == 12
                     session.client.shutdown()
                     await watcher
                     session.client.close()
