@@ -1,8 +1,8 @@
-// The activations of gated layers, for whoever applies them.
+// The activations of gated layers.
 #pragma once
 #include "simd.h"
 
-// Whether results of this type leave room for exp2 and divisions of less precision.
+// Whether results of this type are coarse enough for less precise exp2 and divisions.
 template <class T>
 constexpr bool kRoundedToBF16 = sizeof(T) == 2;
 

@@ -84,7 +84,7 @@ inline void Attention<Mul, KV>::merge_kept(const Segment& s) {
   }
 }
 
-// What comes after a head's turn at a block.
+// Finds what this thread computes after a head's turn at a block.
 template <class Mul, class KV>
 inline auto Attention<Mul, KV>::look_ahead(int32_t index, int64_t head, int32_t block,
                                            const Block* held) -> Ahead {

@@ -1,5 +1,5 @@
-// What computes attention: its scratch, what a query row sees, and the parts of which
-// attention_pool.h, attention_block.h and attention.cpp define one each.
+// The attention computation: its scratch, the keys that a query row sees, and three groups of
+// functions, which attention_pool.h, attention_block.h and attention.cpp define.
 #pragma once
 #include <type_traits>
 #include <variant>
@@ -14,7 +14,7 @@ namespace {
 #if SP_TILES
 template <class Mul>
 constexpr bool kOnTiles = std::is_same_v<Mul, MulTiles>;
-// A thread's Tiles, for products that need them.
+// The Tiles of a thread, if its products need them.
 template <class Mul>
 using TilesOf = std::conditional_t<kOnTiles<Mul>, Tiles, std::monostate>;
 #else
@@ -31,8 +31,7 @@ struct Attention {
   static constexpr bool kTiles = kOnTiles<Mul>;
   static constexpr int kStrip =
       kTiles ? kTile : kStripRows;  // query rows that meet a packed block together
-  static constexpr int kKeys =
-      kTiles ? 2 * kTile : W;  // what ranges of keys are whole multiples of
+  static constexpr int kKeys = kTiles ? 2 * kTile : W;  // ranges of keys are multiples of this
 
   // Addresses of a block's K and V in the pool (kv head 0), padded with the last key to whole
   // multiples of kKeys.
@@ -56,9 +55,9 @@ struct Attention {
   // Scratch of this thread.
   word *packed_keys, *packed_values, *queries, *probs;
   float *scores, *state_words;
-  float *block_max, *block_sum;  // [query rows] of the block at hand
-  float *keep, *add;   // [query rows] what the outputs so far and the block's count in their sum
-  int64_t* positions;  // [query rows]
+  float *block_max, *block_sum;  // [query rows] of the current block
+  float *keep, *add;             // [query rows] weights of the outputs so far and of the block
+  int64_t* positions;            // [query rows]
   Block blocks[2];
   TilesOf<Mul> tiles;
 
@@ -91,7 +90,8 @@ struct Attention {
     }
   }
 
-  // Words of a head's queries for one word of K: on tiles the few are columns of a whole tile.
+  // Words of a head's queries for one word of K. On tiles, a few queries take the columns of a
+  // whole tile.
   static int64_t query_columns(int64_t rows) { return kTiles && rows <= kStripRows ? kTile : rows; }
 
   int64_t row_tokens(int32_t row) const { return call.cu_q[row + 1] - call.cu_q[row]; }
@@ -106,7 +106,7 @@ struct Attention {
     return position < window ? 0 : position - window + 1;
   }
 
-  // The first block of an item that any of its tokens sees; block1 or beyond when they see none.
+  // The first block of an item that any of its tokens sees; block1 or more if they see none.
   int32_t first_block(const AttentionItem& item) const {
     int64_t key = INT64_MAX;
     for (int32_t i = 0; i < item.num_segments; ++i) {
@@ -117,7 +117,7 @@ struct Attention {
     return block < item.block0 ? item.block0 : block;
   }
 
-  // Notes the positions of an item's query rows; -> how many there are.
+  // Stores the positions of an item's query rows, and returns their number.
   int64_t find_positions(const AttentionItem& item) {
     int64_t rows = 0;
     for (int32_t i = 0; i < item.num_segments; ++i) {
@@ -149,9 +149,9 @@ struct Attention {
                : Keys{0, 0};
   }
 
-  // Rows of K or V that the thread will need next, brought to its cache a few at a time while it
-  // computes: the pool is read in scattered rows, which the hardware does not foresee, and a burst
-  // of requests would fill its queues.
+  // Rows of K or V that the thread will need next, prefetched a few at a time while it computes:
+  // the pool is read in scattered rows, which the hardware cannot predict, and a burst of
+  // prefetches would fill its queues.
   struct Prefetch {
     const KV* const* rows = nullptr;
     int64_t begin = 0, bytes = 0, next = 0, num_rows = 0, stride = 0;
@@ -170,7 +170,7 @@ struct Attention {
     Prefetch keys, values;
   };
 
-  // attention_pool.h: from the pool's pages and the batch's queries to words.
+  // attention_pool.h: turns the pool's pages and the batch's queries into words.
   template <class Q>
   void load_queries(const AttentionItem& item, int64_t head, word* to);
 #if SP_TILES
@@ -182,7 +182,7 @@ struct Attention {
   void pack_keys(const Block& block, int64_t begin, Keys keys, Prefetch& prefetch);
   void pack_values(const Block& block, int64_t begin, Keys keys, Prefetch& prefetch);
 
-  // attention_block.h: one block against some query rows.
+  // attention_block.h: multiplies one block with some query rows.
   template <int R, int G>
   inline void few_scores(const KV* const* keys, int64_t begin, const word* q, float* to,
                          Prefetch& prefetch);
@@ -206,12 +206,12 @@ struct Attention {
   void many_rows_block(const Block& block, int64_t begin, const word* q, int64_t rows, Ahead& ahead,
                        const Partial& to);
 
-  // Every output is merged by these instructions, wherever the block's part comes from.
+  // Every output is merged by these instructions, no matter where the block's part comes from.
   static inline void merge_vector(float* to, float kept, vf part, float added) {
     store(to, fma(load(to), splat(kept), part * added));
   }
 
-  // attention.cpp: items, and what several of them make of a row.
+  // attention.cpp: computes items, and merges the results of several items for a row.
   void start(const Partial& s, int64_t rows);
   template <class Q>
   void write_output(const Segment& segment, int64_t head, const Partial& s);

@@ -1,5 +1,5 @@
-// One block of keys against some query rows: scores, softmax within the block, and the block's part
-// of the output, merged into what the rows have so far.
+// One block of keys with some query rows: scores, softmax within the block, and the block's part of
+// the output, merged into the rows' results so far.
 #pragma once
 #include "attention.h"
 
@@ -107,8 +107,8 @@ inline void Attention<Mul, KV>::softmax(int64_t row, int64_t rows, Keys keys, in
   }
 }
 
-// Takes a block's maxima and sums into those of `to`, and leaves in keep and add what the outputs
-// of the two count in their sum.
+// Merges a block's maxima and sums into those of `to`, and stores in keep and add the weights of
+// the two outputs in the merged one.
 template <class Mul, class KV>
 __attribute__((noinline)) void Attention<Mul, KV>::merge_statistics(const Partial& to,
                                                                     const float* part_max,
@@ -150,7 +150,7 @@ inline void Attention<Mul, KV>::merge_output(int64_t row, int64_t rows, Keys key
       });
 }
 
-// Of the keys of a packed block, for the query rows of a strip.
+// Scores with the keys of a packed block, for the query rows of a strip.
 template <class Mul, class KV>
 inline void Attention<Mul, KV>::strip_scores(const word* q, Keys keys) {
 #if SP_TILES
@@ -164,7 +164,7 @@ inline void Attention<Mul, KV>::strip_scores(const word* q, Keys keys) {
 #endif
 }
 
-// As merge_output, of packed values.
+// As merge_output, with packed values.
 template <class Mul, class KV>
 inline void Attention<Mul, KV>::merge_strip(int64_t row, int64_t rows, Keys keys,
                                             const Partial& to) {

@@ -1,5 +1,5 @@
-// From the pool's pages and the batch's queries to the words that are multiplied: where a block's
-// keys and values lie, and packed copies of them.
+// Turns the pool's pages and the batch's queries into the words that are multiplied: addresses of a
+// block's keys and values, and packed copies of them.
 #pragma once
 #include "attention.h"
 

@@ -38,13 +38,13 @@ void linear(const Call& call, const LinearCall& given) {
     explicit Worker(char* memory) : words((uint32_t*)memory) {}
     Tiles tiles;
     uint32_t* words;
-    int64_t panel = -1;  // that lies there
+    int64_t panel = -1;  // the one in words
   };
   const int64_t blocks = given.k_words / kTile;
   const TileRows x(given.x, given.rows, given.k_words);
-  // A panel that is met once leaves nothing behind but the last few blocks.
+  // Of a panel that is used once only the last few blocks are kept.
   constexpr int64_t kHeldOnce = 4;
-  // How far before its use a block is fetched, in blocks: into the next panel, at the end of one.
+  // Prefetch distance in blocks; at the end of a panel it reaches into the next one.
   constexpr int64_t kBlocksAhead = 16;
   const bool once = given.rows <= 2 * kTile;
   const int64_t held = once ? kHeldOnce : blocks;
@@ -140,7 +140,7 @@ template <int kKind>
 void linear(const LinearCall& call) {
   struct Worker {
     uint32_t* words;
-    int64_t panel;  // that lies there
+    int64_t panel;  // the one in words
   };
   const bool few = call.rows <= kFirstRows;
   auto make = [&](int) {

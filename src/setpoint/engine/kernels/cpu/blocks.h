@@ -1,5 +1,5 @@
-// The blocks of a GGUF file as panels hold them, and their columns as the bf16 pairs that are
-// multiplied.
+// The layout of a GGUF file's blocks in panels, and the conversion of their columns to the bf16
+// pairs that are multiplied.
 #pragma once
 #include "panels.h"
 

@@ -1,5 +1,5 @@
-// What kernels are called with. calls.py has the same structs; when a library is loaded the layouts
-// of both are compared (layouts.cpp), so that neither can change alone. Strides are in elements.
+// The arguments of kernels. calls.py has the same structs; when a library is loaded the layouts of
+// both are compared (layouts.cpp), so that neither can change alone. Strides are in elements.
 #pragma once
 #include <cstdint>
 
@@ -63,7 +63,7 @@ struct LinearCall {
   int32_t threads;
 };
 
-// As LinearCall, gate included; words of x are those of the scratch.
+// As LinearCall, including the gate; the words of x are those in the scratch.
 struct Int8LinearCall {
   const void* x;          // [M, K] contiguous, bf16 or fp32
   const void* weight;     // panels of rotated int8; K is filled up with zeros to whole words
@@ -131,9 +131,9 @@ struct ProgramOp {
   void (*kernel)(const void* call);
   const void* call;
   int64_t* rows;      // the field of the call
-  int64_t per_count;  // rows for each one of what it counts
-  int64_t counts;     // which of the program's counts
-  int64_t kind;       // where its time is added
+  int64_t per_count;  // rows for each unit of the count
+  int64_t counts;     // index of the program's count
+  int64_t kind;       // index in nanoseconds to which its time is added
 };
 
 struct ProgramCall {

@@ -19,8 +19,8 @@ struct GatedLinearCall {
         threads(c.threads) {}
 };
 
-// store(activated) with the activation of a gate as a function of one vector. What is in registers
-// stays there: no call, no choice per row.
+// Calls store(activated) with the activation of a gate as a function of one vector. Values stay in
+// registers: no function call, no branch per row.
 template <class T, class Store>
 inline __attribute__((always_inline)) void with_activation(int32_t gate, const Store& store) {
   if (gate == kSilu)

@@ -1,5 +1,5 @@
-// What the machine can do at best: read memory in order, and multiply in registers. Nothing is
-// computed; the time is the result.
+// Measures what the machine can do at best: reading memory in order, and multiplying in registers.
+// The time is the result; the computed values are not used.
 #include "simd.h"
 #include "threads.h"
 #include "tiles.h"
@@ -32,7 +32,7 @@ struct F32 {
   static constexpr int per_lane = 1;
   static inline vf step(vf acc, vf a, vf b) { return a * b + acc; }
 };
-// Without a product of its own, a bf16 is multiplied as the fp32 that it begins.
+// On levels without products of bf16, a bf16 is multiplied as the fp32 whose upper half it is.
 #if defined(__AVX512BF16__) && SP_WIDTH == 16
 struct BF16 {
   typedef vf vec;

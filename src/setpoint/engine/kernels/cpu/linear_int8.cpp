@@ -10,7 +10,7 @@
 
 namespace {
 
-// What panels.h works on; with a gate the columns are those of the panels.
+// The call that panels.h works on; with a gate the columns are those of the panels.
 struct Rounded {
   const void* x;  // [M][k_words] in scratch
   const float* row_scales;
@@ -67,7 +67,7 @@ struct MulInt8 {
 };
 #endif
 
-// To the nearest integer, halves to even; |v| is small.
+// Rounds to the nearest integer, halves to even; |v| is small.
 inline vi nearest(vf v) {
 #if SP_WIDTH == 16
   return (vi)_mm512_cvtps_epi32((__m512)v);
@@ -135,7 +135,8 @@ vi rotate_row(const T* x, int64_t k, float* out) {
   return rotate<kRun>(x, k, out);
 }
 
-// One row of x to q + 128, `bytes` of them (K filled up to whole words); -> its scale.
+// Converts one row of x to q + 128, `bytes` of them (K padded to whole words), and returns its
+// scale.
 template <class T>
 float round_row(const T* x, int64_t k, uint8_t* out, int64_t bytes) {
   typedef uint8_t vb __attribute__((vector_size(W)));
@@ -155,7 +156,7 @@ float round_row(const T* x, int64_t k, uint8_t* out, int64_t bytes) {
   return finite ? (largest < kTiny ? 0.f : largest / kLargest) : __builtin_nanf("");
 }
 
-// From the sums of a vector of columns to numbers.
+// Converts the sums of a vector of columns to fp32.
 template <class T>
 struct Columns {
   vf scale, bias;

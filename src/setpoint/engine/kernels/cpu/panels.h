@@ -22,7 +22,7 @@ constexpr int kTileRows = 12, kTileVectors = 2;  // 24 of 32 registers hold sums
 constexpr int kTileRows = 6, kTileVectors = 2;  // 12 of 16
 #endif
 #if SP_TILES
-// Rows of a panel that a thread takes at a time, and of what number their boundaries are multiples.
+// Rows of x that a thread takes at a time with a panel, and the alignment of their boundaries.
 constexpr int kUnitRows = 256, kRowAlign = kTile;
 // Half an L2 cache of x, on the machines that have tiles.
 constexpr int64_t kBatchBytes = 1024 * 1024;
@@ -36,7 +36,7 @@ constexpr int64_t kBatchBytes = 512 * 1024;
 // little with a panel that the hardware's own prefetching does better.
 constexpr int kRowsToPrefetch = 6;
 
-// Part i of n even parts of [begin, end): 13 rows are 7 + 6, not 12 + 1.
+// Part i of n even parts of [begin, end): 13 rows are split into 7 + 6, not 12 + 1.
 struct Range {
   int64_t begin, end;
   int64_t size() const { return end - begin; }
@@ -45,7 +45,7 @@ struct Range {
   }
 };
 
-// Sums of M rows from `row` on and of the columns from `at` on, to the output.
+// Stores the sums of M rows from `row` on, for the columns from `at` on, to the output.
 template <class T, int M>
 static inline __attribute__((always_inline)) void store_sums(const LinearCall& call, int64_t row,
                                                              int64_t at,
@@ -111,11 +111,11 @@ constexpr int64_t tile_words(int64_t k_words) { return (k_words + kTile - 1) / k
 // The rows of x as tiles read them: whole tiles of words, and 16 rows from any multiple of 16 on.
 class TileRows {
  public:
-  // Of rows that have such bounds already.
+  // For rows that are whole tiles already.
   TileRows(const void* x, int64_t k_words) : x_((const char*)x), stride_(k_words * 4) {}
 
-  // Of any rows. What is missing to whole tiles is copied, to a buffer of the calling thread that
-  // the next call takes again; a single row is its tile's every row.
+  // For any rows. Rows that do not make whole tiles are copied to a buffer of the calling thread,
+  // which the next call reuses; a single row is repeated as every row of its tile.
   TileRows(const void* x, int64_t rows, int64_t k_words) : TileRows(x, k_words) {
     const int64_t whole = k_words % kTile ? 0 : rows / kTile * kTile, words = tile_words(k_words);
     if (whole == rows) return;
@@ -153,8 +153,9 @@ struct alignas(64) PairSums {
   uint32_t rows[2 * kTile][kPanel];
 };
 
-// kBlocks times 16 rows of x, whose first words are at a[], times the steps [begin, end) of a
-// panel; to sums, after what lies there if begin is not 0. words(k): where the words of a step lie.
+// Multiplies kBlocks times 16 rows of x, whose first words are at a[], with the steps [begin, end)
+// of a panel. The results go to sums, and are added to its content if begin is not 0. words(k):
+// address of a step's words.
 template <class Mul, int kBlocks, class Words>
 static inline void multiply_tiles(const char* const (&a)[2], int64_t stride, int64_t begin,
                                   int64_t end, const Words& words, PairSums& sums) {
@@ -197,7 +198,7 @@ static inline void multiply_tiles(const char* const (&a)[2], int64_t stride, int
   }
 }
 
-// The steps [begin, end) of K of the rows, 32 at most, and after the last step the output.
+// Multiplies the rows (at most 32) with `steps` of K, and stores the output after the last step.
 template <class Mul, class T, class Call, class Words>
 static inline void tile_pair(const Call& call, const TileRows& x, Range rows, int64_t panel,
                              Range steps, int64_t all_steps, const Words& words, PairSums& sums) {
@@ -222,7 +223,7 @@ static inline void tile_pair(const Call& call, const TileRows& x, Range rows, in
 // there at 95 % (decision 0024).
 constexpr int64_t kChunkSteps = 8;
 
-// As panel_rows, of words that are filled up to whole steps of K. The calling thread has its Tiles.
+// As panel_rows, for words that are padded to whole steps of K. The calling thread has its Tiles.
 template <class Mul, class T, class Call>
 static inline void tile_rows(const Call& call, const TileRows& x, Range rows, int64_t panel,
                              const uint32_t* words, int64_t steps, bool prefetch_next) {

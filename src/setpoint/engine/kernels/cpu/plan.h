@@ -1,9 +1,9 @@
-// How the attention of one step is cut into items: once per step, used by every layer, as if no
-// layer had a window. A layer that has one skips the blocks before it.
+// Divides the attention of one step into items: once per step, for every layer, as if no layer had
+// a window. A layer with a window skips the blocks before it.
 //
-// Cutting never changes a result (kBlock), so it may look at the whole batch: long rows are spread
-// over threads, and rows that have the same pages at their beginning (a shared prefix) are computed
-// against those together, each block packed once.
+// The division never changes a result (kBlock), so it may depend on the whole batch: long rows are
+// spread over threads, and rows that begin with the same pages (a shared prefix) are computed
+// together for those pages, with each block packed once.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -13,19 +13,19 @@
 #include "calls.h"
 
 // Keys per block. A query's result is the left-to-right merge of one partial result per block of
-// its row's keys, whoever computes them, so it depends neither on the batch nor on the chunk it was
-// computed in nor on the number of threads.
+// its row's keys, whichever thread computes them, so it depends neither on the batch nor on the
+// chunk nor on the number of threads.
 constexpr int kBlock = 128;
-// Query rows (tokens x heads of one group, of one or several sequences) that are computed against a
-// block together, at most.
+// Largest number of query rows (tokens x heads of one group, of one or several sequences) that are
+// computed together with a block.
 constexpr int kQueryRows = 128;
-// Query rows that are multiplied at a time. An item of so few reads K and V in place and takes all
-// heads; more share packed copies.
+// Query rows that are multiplied at a time. An item with at most this many reads K and V in place
+// and takes all heads; in larger items the rows share packed copies.
 constexpr int kStripRows = 6;
-// Query rows whose scores are held at a time, at most: a strip, or a tile.
+// Largest number of query rows whose scores are held at a time: a strip, or a tile.
 constexpr int kScoreRows = 16;
-// Rows with more query rows than this do not share blocks: packing costs nothing compared with
-// their products, keeping partial results is not.
+// Rows with more query rows than this do not share blocks: compared with their products packing
+// costs next to nothing, but keeping partial results does not.
 constexpr int kSharingQueryRows = 32;
 
 // Neighbouring tokens of one row, counted from the row's first.
@@ -37,8 +37,9 @@ struct Segment {
 // [head0, head1). All the segments' rows have the same pages there.
 struct AttentionItem {
   int32_t segment0, num_segments, head0, head1, block0, block1;
-  // The tokens' other blocks are in other items: leave partial results (one for the first blocks of
-  // a row, one per block for others); who finishes a row's last item merges them.
+  // The tokens' other blocks are in other items, so this item stores partial results (one for the
+  // first blocks of a row, one per block for others); the thread that finishes a row's last item
+  // merges them.
   bool partial;
 };
 
@@ -61,7 +62,7 @@ struct AttentionWork {
   int64_t scratch_bytes;
 };
 
-// What an item holds at most: query rows of all its heads, fp32 words of their results.
+// Upper limits for an item: query rows of all its heads, fp32 words of their results.
 inline int64_t max_query_rows(const AttentionCall& call) {
   return std::max<int64_t>(kQueryRows, kStripRows * call.num_kv_heads);
 }

@@ -1,5 +1,5 @@
-// The two ends of a step: where each of its tokens stands, and the best token of each row of
-// logits.
+// The first and the last kernel of a step: the position of each of its tokens, and the best token
+// of each row of logits.
 #include "calls.h"
 #include "simd.h"
 #include "threads.h"

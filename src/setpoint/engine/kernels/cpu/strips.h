@@ -1,5 +1,5 @@
-// What attention multiplies with: products of a few rows, and how words of K and V are read from
-// the pool.
+// Products of a few rows, as attention needs them, and the reading of words of K and V from the
+// pool.
 #pragma once
 #include "plan.h"
 #include "simd.h"

@@ -1,5 +1,5 @@
-// How the loops of a kernel are divided among threads: a parallel region of their own, or a team
-// that is together already.
+// Divides the loops of a kernel among threads: those of a new parallel region, or of a team that is
+// already running.
 #pragma once
 #include <omp.h>
 #include <sched.h>
@@ -24,7 +24,7 @@ class Team {
 
   int size() const { return size_; }
 
-  // The first thread: work(0), and on whoever comes in time work(thread).
+  // Called by the first thread: runs work(0), and work(thread) on each thread that arrives in time.
   template <class Work>
   void run(const Work& work) {
     job_ = [](const void* context, int thread) { (*static_cast<const Work*>(context))(thread); };
@@ -35,10 +35,10 @@ class Team {
     for (Patience patience; state_.load(std::memory_order_acquire) & kInside;) patience.wait();
   }
 
-  // The first thread: nothing more is to come.
+  // Called by the first thread after its last loop.
   void dismiss() { state_.store(kOver, std::memory_order_release); }
 
-  // Every other thread, until it is dismissed.
+  // Run by every other thread until it is dismissed.
   void serve(int thread) {
     uint64_t helped = 0;  // the last turn
     for (Patience patience;;) {
@@ -57,7 +57,7 @@ class Team {
   }
 
  private:
-  // Spins for a few tens of microseconds, then lets others have the core.
+  // Spins for a few tens of microseconds, then yields the core.
   class Patience {
    public:
     void wait() {
@@ -83,7 +83,7 @@ class Team {
   const int size_;
 };
 
-// work(thread) on the threads of the team, else of a region of their own.
+// Runs work(thread) on the threads of the team if there is one, or of a new parallel region.
 template <class Work>
 static inline void together(int threads, const Work& work) {
   if (Team::led) return Team::led->run(work);

@@ -1,6 +1,6 @@
-// What attention multiplies with where there are tiles (tiles.h), as strips.h does elsewhere. A
-// block's keys are taken in steps of 32, so that a probability of zero beyond what a row sees adds
-// nothing, whoever computes the row.
+// The products of attention on tiles (tiles.h), in place of those of strips.h. A block's keys are
+// taken in steps of 32, so that a probability of zero beyond the keys that a row sees adds nothing,
+// no matter how the row is computed.
 #pragma once
 #include "plan.h"
 #include "strips.h"
