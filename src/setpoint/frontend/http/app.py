@@ -1,5 +1,5 @@
-"""The ASGI application: routes, CORS, who may ask, error shapes. Built from parts, so tests run it
-without sockets or engine."""
+"""The ASGI application: routes, CORS, access control, error shapes. It is built from parts, so
+tests can run it without sockets or an engine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MakeDialect = Callable[[Service, BodyReader], Dialect]
 def create_app(
     service: Service, makers: Sequence[MakeDialect], *, local_only: bool = False
 ) -> FastAPI:
-    """``makers``: of the dialects that it speaks; ``local_only``: nobody but this machine can reach
-    the port, and nobody but this machine is meant to."""
+    """makers: make the dialects that the app speaks. local_only: only this machine can reach the
+    port, and only this machine is meant to."""
     app = FastAPI(title="Setpoint")
     bodies = BodyReader(service.config.max_body_bytes)
     dialects = Dialects(
@@ -36,8 +36,8 @@ def create_app(
     ErrorHandlers(dialects).install(app)
     if service.config.api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=service.config.api_key, dialects=dialects)
-    # Added after it, so around it: a page can read a 401 too. Without the browser's credentials
-    # (cookies): there are none to use.
+    # Added after the API key's middleware and so around it: a page can also read a 401. Without the
+    # browser's credentials (cookies), because the server uses none.
     app.add_middleware(
         CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"]
     )

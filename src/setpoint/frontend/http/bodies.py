@@ -1,5 +1,5 @@
-"""Request bodies over HTTP: content type, size, and where they are worked on. What is in them is
-``frontend.bodies``' business."""
+"""Request bodies over HTTP: content type, size, and the thread that processes them.
+``frontend.bodies`` handles their content."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from setpoint.frontend.jobs import SequenceOutput
 T = TypeVar("T")
 
 _INLINE_BYTES = 1 << 16
-"""Longest body that the event loop itself works on; takes some milliseconds."""
+"""Longest body that is processed on the event loop itself; takes some milliseconds."""
 
 _INLINE_LOGPROBS = 1 << 13
-"""Most logprobs that the event loop itself makes an answer of; takes about ten milliseconds."""
+"""Most logprobs of an answer that is made on the event loop itself; takes about ten
+milliseconds."""
 
 
 class BodyReader:
-    """Reads bodies and has them worked on, and answers made: long ones in a thread, so that other
-    clients' streams go on meanwhile."""
+    """Reads bodies, and runs the work on them and the making of answers: long ones in a thread, so
+    that other clients' streams continue meanwhile."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        # One: every thread more makes the event loop wait longer for the interpreter's lock.
+        # One thread, because each further one makes the event loop wait longer for the
+        # interpreter's lock.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
 
     async def read(self, request: Request, work: Callable[[dict[str, Any]], Awaitable[T]]) -> T:
-        """What ``work`` makes of the body, a JSON object. It may run in another thread, on an event
-        loop of its own.
+        """The result of ``work`` for the body, a JSON object. ``work`` may run in another thread,
+        on an event loop of its own.
 
         Raises what ``work`` raises, and InvalidBodyError: 400 malformed or not said to be JSON, 413
-        too large. A web page may send any other content type to any server without asking; for JSON
-        its browser asks first (CORS).
+        too large. Only JSON is accepted, because a web page may send other content types to any
+        server, but for JSON its browser first asks the server for permission (CORS).
         """
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
@@ -55,7 +57,7 @@ class BodyReader:
         )
 
     async def answer(self, outputs: Sequence[SequenceOutput], make: Callable[[], T]) -> T:
-        """What ``make`` makes of ``outputs``, in the thread if they have many logprobs: each
+        """The result of ``make``, which runs in the thread if ``outputs`` have many logprobs: each
         becomes objects and text."""
         if sum(output.num_logprobs for output in outputs) <= _INLINE_LOGPROBS:
             return make()

@@ -3,10 +3,10 @@ middleware.
 
 A browser lets every page it shows send requests to 127.0.0.1, so a server that listens there
 without an API key would be open to the whole web. A page cannot forge the headers Host, Origin and
-Sec-Fetch-Site, and only browsers send the last two. Refused with 403 is what a page from elsewhere
-sends (Origin), and what a browser sends here because somebody's DNS gives their name the address of
-this machine (Host: "DNS rebinding"). The server's own machine is not guarded against: whatever runs
-there may ask.
+Sec-Fetch-Site, and only browsers send the last two. Two kinds of requests are refused with 403:
+those of a page from another site (Origin), and those that a browser sends here because a foreign
+DNS name resolves to the address of this machine (Host: "DNS rebinding"). Programs on the server's
+own machine are not kept out: all of them may send requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from setpoint.frontend.http.errors import error_response
 from setpoint.frontend.refusal import Refusal
 
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
-"""Nobody can register a name with one of these; containers reach their host as
+"""Suffixes under which no name can be registered; containers reach their host as
 host.docker.internal."""
 
 
@@ -64,9 +64,9 @@ def _refusal(headers: Headers, *, changes_by_get: bool) -> str | None:
 
 
 def _is_local_page(origin: str) -> bool:
-    """Of this machine, or of no machine: an app or extension that the user has installed (app://,
-    tauri://, chrome-extension://)."""
-    if origin == "null":  # a sandboxed frame, which can be anybody's
+    """Whether the page is this machine's, or belongs to an app or extension that the user has
+    installed (app://, tauri://, chrome-extension://)."""
+    if origin == "null":  # a sandboxed frame, which any page can contain
         return False
     if not origin.startswith(("http://", "https://")):
         return "://" in origin
@@ -80,13 +80,13 @@ def _is_local_page(origin: str) -> bool:
 
 
 def _is_private(name: str) -> bool:
-    """Whether no stranger's DNS can answer for it: an address, a name without a dot, or one under a
-    suffix that is not sold."""
+    """Whether no foreign DNS server can answer for the host: it is an address, a name without a
+    dot, or a name under a suffix that cannot be registered."""
     return _address(name) is not None or "." not in name or name.endswith(_PRIVATE_SUFFIXES)
 
 
 def _name_in(url: str) -> str:
-    """The host in it, or what matches nothing."""
+    """The host in the header, or a value that matches nothing."""
     try:
         return (urlsplit(url).hostname or "no.name").rstrip(".")
     except ValueError:

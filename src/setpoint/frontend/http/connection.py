@@ -1,8 +1,7 @@
-"""One HTTP connection: uvicorn's over httptools, and what that leaves out.
-
-A request must arrive in time and its head must be short, or slow and endless ones would pile up. An
-answer to HTTP/1.0 has no chunks, which that version does not know. Works on bytes and uvicorn's
-bookkeeping (``cycle``: one request and its response); ASGI knows none of it.
+"""One HTTP connection: uvicorn's, over httptools, with what that lacks. A request must arrive in
+time and its head must be short, or slow and endless requests would pile up. An answer to HTTP/1.0
+has no chunks, because that version does not know them. Works on bytes and uvicorn's bookkeeping
+(``cycle``: one request and its response), below ASGI.
 """
 
 from __future__ import annotations
@@ -22,13 +21,15 @@ from setpoint.frontend.http.dialect import Dialects
 from setpoint.frontend.refusal import Refusal
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request line with its headers; a head that arrives in one piece may be somewhat longer."""
+"""Most bytes in a request line with its headers; a head that arrives in one piece may be somewhat
+longer."""
 RECEIVE_S = 20.0
-"""How long a request may take to arrive; a new connection has as long to begin one."""
+"""How long a request may take to arrive; a new connection has the same time to begin one."""
 RECEIVE_RATE = 4096
-"""Bytes per second that a long request needs to arrive with: each buys it as much more time."""
+"""The rate in bytes per second at which a long request must arrive: each byte extends its time
+accordingly."""
 LINGER_S = 5.0
-"""How long a client that is still sending may read our refusal: a connection closed at once would
+"""How long a client that is still sending has to read a refusal. A connection closed at once would
 be reset, and the refusal lost."""
 
 
@@ -36,8 +37,8 @@ class Connection(HttpToolsProtocol):
     receive_s = RECEIVE_S
 
     def __init__(self, *args: Any, dialects: Dialects, **kwargs: Any) -> None:
-        """``dialects`` refuse in their shape what never becomes a request; the others are
-        uvicorn's."""
+        """dialects: give the shape of refusals of what never becomes a request. The other arguments
+        are uvicorn's."""
         super().__init__(*args, **kwargs)
         self._dialects = dialects
 
@@ -45,8 +46,8 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)  # type: ignore[arg-type]
         self._is_refused = False
         self._is_over = False
-        """The last answer was given before its request had arrived; what still comes of it is
-        dropped."""
+        """Whether the last answer was sent before its request had arrived; the rest of that request
+        is dropped."""
         self._timer: asyncio.TimerHandle | None = None
         self._expect_head()
 
@@ -56,7 +57,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
-            return  # read and dropped until the client has seen why
+            return  # read and dropped until the client has read the refusal
         super().data_received(data)
         self._num_received += len(data)
         if self._in_head and self._num_received > MAX_HEAD_BYTES:
@@ -77,7 +78,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         if self._is_over:
             self.transport.close()
-        # answered before its end: the timer of an idle connection was stopped by what came since
+        # answered before the request's end: later data has stopped the timer of the idle connection
         elif self.cycle.response_complete:
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -88,7 +89,8 @@ class Connection(HttpToolsProtocol):
         self._refuse(400, "The request is not valid HTTP.")
 
     def shutdown(self) -> None:
-        """The server ends: what has not arrived by now is not waited for."""
+        """End the connection with the server. A request that has not arrived by now is not waited
+        for."""
         if self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
             self.transport.close()
         else:
@@ -98,8 +100,8 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app if cycle.keep_alive else self._ending(app, cycle))
 
     def _ending(self, app: ASGIApp, cycle: RequestResponseCycle) -> Any:
-        """``app``, whose answer is the last of this connection. To HTTP/1.0 one of unknown length
-        ends where the connection does."""
+        """Wrap ``app`` so that its answer is the last of this connection. For HTTP/1.0, the end of
+        the connection ends an answer of unknown length."""
 
         async def answering(scope: Scope, receive: Receive, send: Send) -> None:
             async def send_last(message: Message) -> None:
@@ -135,10 +137,11 @@ class Connection(HttpToolsProtocol):
             self._timer = self.loop.call_later(self.receive_s, self._look)
 
     def _look(self) -> None:
-        """The request has had its time: perhaps what has come of it has bought it more."""
+        """Refuse a request whose time is up, unless the bytes that have arrived have extended its
+        time."""
         if self.transport.is_closing():
             return
-        if self.flow.read_paused:  # it waits for us
+        if self.flow.read_paused:  # the client waits for this server
             self._since = self.loop.time()
         left = self._since + self.receive_s + self._num_received / RECEIVE_RATE - self.loop.time()
         if left > 0:
@@ -158,20 +161,19 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _refuse(self, status_code: int, message: str) -> None:
-        """Answer what has come of a request, and read no more of it."""
+        """Refuse a request of which only a part has arrived, and read no more of it."""
         self._stop_timer()
         self._unset_keepalive_if_required()
         self._is_refused = True
         if self.cycle is not None and not self.cycle.response_complete:
-            if (
-                self.cycle.response_started or not self.cycle.more_body
-            ):  # in the middle of an answer nothing else can be said
+            if self.cycle.response_started or not self.cycle.more_body:
+                # in the middle of an answer no other can be sent
                 self.transport.close()
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         refusal = Refusal(message=message, status_code=status_code, err_type="Bad Request")
-        # Its path may be what has not come yet, or is in no encoding.
+        # Its path may not have arrived yet, or may have an invalid encoding.
         path = self.url.partition(b"?")[0].decode("latin-1")
         body = msgspec.json.encode(self._dialects.error_body(path, refusal))
         head = (

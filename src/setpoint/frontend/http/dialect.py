@@ -1,9 +1,7 @@
-"""What a dialect (the API of OpenAI, of SGLang, …) tells the code that serves all of them: its
-routes, and how it says what went wrong.
-
-Everything below a path that a dialect has claimed is answered in its shape, wrong paths and methods
-included; the longest claim wins. A dialect is added by a folder in ``frontend/apis`` and its entry
-in ``frontend/apis/dialects.py``.
+"""A dialect (the API of OpenAI, of SGLang, …), as the code sees it that serves all of them: its
+routes, and the shape of its errors. Everything below a path that a dialect has claimed is answered
+in its shape, including wrong paths and methods; the longest claim wins. A dialect is added by a
+folder in ``frontend/apis`` and its entry in ``frontend/apis/dialects.py``.
 """
 
 from __future__ import annotations
@@ -20,35 +18,36 @@ from setpoint.frontend.refusal import Refusal
 
 class Dialect(ABC):
     prefix: ClassVar[str]
-    """It answers for every path from here on; "" for all that no other dialect claims."""
+    """The dialect answers for every path that begins with this; "" for all paths that no other
+    dialect claims."""
     hint: ClassVar[str]
-    """What a 404 says where no route is near the path."""
+    """The advice in a 404 if no route is similar to the path."""
     aliases: ClassVar[Mapping[str, str]] = {}
-    """Paths of other APIs, and the route here that does the same work: what a 404 proposes."""
+    """Path of another API -> the route here that does the same, which a 404 suggests."""
     public: ClassVar[Sequence[str]] = ()
     """Beginnings of paths that need no API key."""
     changed_by_get: ClassVar[Sequence[str]] = ()
     """Routes where a GET changes something."""
     router: APIRouter
-    """Its routes."""
+    """The dialect's routes."""
 
     @abstractmethod
     def error_body(self, refusal: Refusal) -> Any:
-        """What a client that is refused finds in the body."""
+        """The body of the answer to a refused request."""
 
     @abstractmethod
     def stream_end(self, refusal: Refusal | None) -> bytes:
-        """The last events of a stream; ``refusal``: what cut it short."""
+        """The last events of a stream. refusal: the error that cut it short, if any."""
 
 
 class Dialects:
-    """Which dialect answers for a path, and refuses in its shape."""
+    """Finds the dialect that answers for a path, and makes errors in its shape."""
 
     def __init__(
         self, dialects: Sequence[Dialect], *, on_refusal: Callable[[Refusal], None]
     ) -> None:
-        """One of them has the prefix "". ``on_refusal`` gets every refusal that is an answer of its
-        own; one that cuts a stream short is not."""
+        """One of ``dialects`` has the prefix "". ``on_refusal`` gets every refusal that is a whole
+        answer, but not those that cut a stream short."""
         self.all = dialects
         self._on_refusal = on_refusal
         self._claims = {dialect.prefix: dialect for dialect in dialects}
@@ -58,7 +57,7 @@ class Dialects:
         self._depth = max(path.count("/") for path in self._claims)
 
     def error_body(self, path: str, refusal: Refusal) -> Any:
-        """What a client that is refused at ``path`` finds in the body."""
+        """The body of the answer to a request refused at ``path``."""
         self._on_refusal(refusal)
         return self.of(path).error_body(refusal)
 

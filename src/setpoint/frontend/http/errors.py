@@ -18,7 +18,7 @@ from setpoint.frontend.jobs import ClientGoneError
 from setpoint.frontend.refusal import Refusal, refusal_of
 
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for "nobody is there to read this"."""
+"""nginx's status for a client that has closed the connection."""
 
 
 def json_response(content: Any, *, status_code: int = 200) -> Response:
@@ -54,7 +54,8 @@ class ErrorHandlers:
         return self._respond(request, refusal_of(error))
 
     async def _on_http_exception(self, request: Request, error: Exception) -> Response:
-        """404 and 405 of the router say where to go instead; others keep their own words."""
+        """Answer an HTTP exception. A 404 or 405 of the router names the route that was probably
+        meant; others keep their own message."""
         assert isinstance(error, HTTPException)
         hint = self._dialects.of(request.url.path).hint
         refusal = Refusal(

@@ -1,8 +1,6 @@
-"""Routes as ``/openapi.json`` shows them, for generated clients and fuzzers: bodies have the
-schemas of the structs that they become.
-
-FastAPI cannot know them, as no route declares its body as a parameter: bodies are read and refused
-in our own way (``bodies``).
+"""The routes in ``/openapi.json``, for generated clients and fuzzers: bodies have the schemas of
+the structs that they are decoded to. FastAPI cannot know them, because no route declares its body
+as a parameter: ``bodies`` reads and refuses them.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from setpoint.core.sampling import SamplingParams
 
 _REF = "#/components/schemas/{name}"
 _CARRIED = "x-schemas"
-"""Key under which a route carries the schemas of its body until the document is put together."""
+"""Key under which a route carries the schemas of its body until the document is assembled."""
 
 
 def add_route(
@@ -27,8 +25,8 @@ def add_route(
     *methods: str,
     body: type[msgspec.Struct] | None = None,
 ) -> None:
-    """One route for each method, as every operation of the document needs an id of its own.
-    ``body``: what its body becomes."""
+    """Add one route for each method, because every operation of the document needs its own id.
+    body: the struct that the body is decoded to."""
     for method in methods:
         extra = None if body is None else _body_of(body)
         shown = method != "HEAD"
@@ -43,7 +41,7 @@ def add_route(
 
 
 def _body_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """``openapi_extra`` of a route whose body becomes a ``kind``."""
+    """``openapi_extra`` of a route whose body is decoded to a ``kind``."""
     (schema,), components = msgspec.json.schema_components([kind], ref_template=_REF)
     if "sampling_params" in kind.__struct_fields__:
         components["SamplingParams"] = _sampling_schema()
@@ -60,7 +58,7 @@ def _body_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def describe_bodies(app: FastAPI) -> None:
-    """Have the document of ``app`` hold the schemas that its routes name."""
+    """Make the document of ``app`` contain the schemas that its routes name."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -70,15 +68,15 @@ def describe_bodies(app: FastAPI) -> None:
             for operation in path.values():
                 schemas.update(
                     operation.pop(_CARRIED, {})
-                )  # gone already when the document is asked for again
+                )  # already removed when the document is requested again
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
 def _sampling_schema() -> dict[str, Any]:
-    """Of SamplingParams as clients may write them, which is looser than the struct in three
-    places."""
+    """The schema of SamplingParams as clients may write them, which is looser than the struct in
+    three places."""
     _, components = msgspec.json.schema_components([SamplingParams], ref_template=_REF)
     schema: dict[str, Any] = components["SamplingParams"]
     for name in ("stop", "stop_token_ids"):

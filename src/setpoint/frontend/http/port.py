@@ -1,5 +1,5 @@
-"""Binding the port, before anything heavy is imported or the model loads, so that a taken one is
-known at once."""
+"""Binds the port before anything heavy is imported or the model is loaded, so that a port in use is
+reported at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from setpoint.core.errors import ConfigError
 
 def bind_socket(host: str, port: int) -> socket.socket:
     """A TCP socket bound to the address, not listening yet. Raises ConfigError with advice if it
-    cannot be had."""
+    cannot be bound."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -33,12 +33,12 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(sock: socket.socket) -> bool:
-    """Whether only programs of this machine can reach the bound socket."""
+    """Whether only programs on this machine can reach the bound socket."""
     return ipaddress.ip_address(sock.getsockname()[0]).is_loopback
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
-    """What the user can do about an address that cannot be had."""
+    """The error for an address that cannot be used, with advice."""
     if error.errno == errno.EADDRINUSE:
         advice = "stop the program that uses it, or choose another with --port"
     elif error.errno == errno.EACCES:

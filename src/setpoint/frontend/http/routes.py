@@ -1,4 +1,4 @@
-"""What to answer a request whose path or method no route has: the route that was probably meant."""
+"""Answers a request whose path or method no route has with the route that was probably meant."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _SHOWN_CHARS = 100
 
 
 class Advice:
-    """``prefixes``: of paths, which people leave out or write twice; ``aliases``: paths of other
-    APIs, and the route here that does the same work."""
+    """prefixes: beginnings of paths that people leave out or write twice. aliases: path of another
+    API -> the route here that does the same."""
 
     def __init__(self, prefixes: Sequence[str], aliases: Mapping[str, str]) -> None:
         self._prefixes = [prefix for prefix in prefixes if prefix]
         self._aliases = aliases
 
     def on(self, request: Request, status_code: int, *, hint: str) -> str | None:
-        """The message of a 404 or 405 that no handler made itself; None for anything else.
-        ``hint``: the way for who asks for a route like no other."""
+        """The message of a 404 or 405 that no handler made itself; None for anything else. hint:
+        advice for a path that no route resembles."""
         path, methods = request.url.path, _methods(request.app.routes)
         if status_code == 404 and path not in methods:
             meant = self.nearest(path, methods)
@@ -37,8 +37,8 @@ class Advice:
         return None
 
     def nearest(self, path: str, known: Iterable[str]) -> str | None:
-        """The route that ``path`` was probably meant to be, if one is near: people leave a prefix
-        out or write it twice, bring the path of another API, and misspell."""
+        """The route that was probably meant by ``path``, if one is similar: people leave a prefix
+        out or write it twice, use a path of another API, and misspell."""
         routes = sorted(route for route in known if "{" not in route)
         bare = "/" + path.strip("/")
         for prefix in self._prefixes:
@@ -48,14 +48,14 @@ class Advice:
         for candidate in (*candidates, *map(self._aliases.get, candidates)):
             if candidate in routes:
                 return candidate
-        # Short paths (/health, /generate) have their whole name to compare, long ones their end:
+        # Short paths (/health, /generate) are compared as a whole, long ones by their end, because
         # many begin alike.
         named = [route for route in routes if route != "/"]
         return next(iter(difflib.get_close_matches(bare, named, n=1, cutoff=0.75)), None)
 
 
 def _methods(routes: Iterable[Any]) -> dict[str, set[str]]:
-    """Path -> methods."""
+    """Path -> its methods."""
     found: dict[str, set[str]] = {}
     for route in each_route(routes):
         found.setdefault(route.path, set()).update(getattr(route, "methods", None) or ())
@@ -63,7 +63,7 @@ def _methods(routes: Iterable[Any]) -> dict[str, set[str]]:
 
 
 def each_route(routes: Iterable[Any]) -> Iterator[Any]:
-    """Every route itself: newer FastAPI keeps an included router as one entry."""
+    """Every single route; newer FastAPI keeps an included router as one entry."""
     for route in routes:
         router = getattr(route, "original_router", None)
         yield from (route,) if router is None else each_route(router.routes)

@@ -1,4 +1,4 @@
-"""Running uvicorn on a port that is bound already (``port``)."""
+"""Runs uvicorn on a port that is already bound (``port``)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ _BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
-    """Leaves signals to the launcher: uvicorn would raise them again at its end, before the engine
-    is shut down.
-
-    Setting ``should_exit`` ends it: no new connections, and ``drain_s`` seconds for open requests,
-    or until ``cut`` is called.
+    """A uvicorn server that leaves signals to the launcher: uvicorn would raise them again at its
+    end, before the engine is shut down. Setting ``should_exit`` ends it: it accepts no new
+    connections, and open requests have ``drain_s`` seconds, or until ``cut`` is called.
     """
 
     def __init__(self, config: uvicorn.Config, *, drain_s: float) -> None:
@@ -35,8 +33,7 @@ class Server(uvicorn.Server):
         yield
 
     def cut(self) -> None:
-        """Close every connection as it is; to their requests it looks as if the clients had
-        left."""
+        """Close every connection at once; to the requests it looks as if their clients had left."""
         for connection in list(self.server_state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
@@ -50,7 +47,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> Server:
-    """A uvicorn server on uvloop and httptools, of an app that ``create_app`` has made; run it with
+    """A uvicorn server on uvloop and httptools for an app made by ``create_app``; run it with
     ``await listen(server, bind_socket(…))``."""
     config = uvicorn.Config(
         app,
@@ -68,17 +65,17 @@ def make_server(app: FastAPI, *, log_level: str = "info", drain_s: int = 5) -> S
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """The process id is of no use to who starts a server, and the launcher says when it is
-    ready."""
+    """Whether to log a line of uvicorn's: its process id is of no use to users, and the launcher
+    reports when the server is ready."""
     return not record.msg.startswith(("Started server process", "Finished server process"))
 
 
 async def listen(server: uvicorn.Server, sock: socket.socket) -> None:
-    """Serve on a bound socket. Raises ConfigError if another program has bound it too and was first
-    to listen."""
+    """Serve on a bound socket. Raises ConfigError if another program has bound the same address and
+    listened first."""
     host, port = sock.getsockname()[:2]
     try:
-        sock.listen(_BACKLOG)  # uvloop, which does the same, keeps the error to itself
+        sock.listen(_BACKLOG)  # uvloop does the same, but hides the error
     except OSError as error:
         raise cannot_listen(host, port, error) from error
     await server.serve(sockets=[sock])

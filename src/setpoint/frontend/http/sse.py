@@ -1,6 +1,5 @@
-"""Server-sent events over ASGI, and the watch for clients that go away.
-
-Works on byte chunks and Jobs; what is in a chunk is the route's business.
+"""Server-sent events over ASGI, and the detection of clients that go away. Works on byte chunks and
+Jobs; the route decides what is in a chunk.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ def event(content: Any) -> bytes:
 
 @contextmanager
 def cancelled_with_client(job: Job, receive: Callable[[], Awaitable[Message]]) -> Iterator[None]:
-    """Within, a disconnect of the client cancels the job. The body must have been read before."""
+    """Inside this context a disconnect of the client cancels the job. The body must have been read
+    before."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -47,11 +47,10 @@ def cancelled_with_client(job: Job, receive: Callable[[], Awaitable[Message]]) -
 
 
 class EventStream(Response):
-    """Sends ``chunks`` as they come, then what ``end`` makes of that: its argument is the refusal
-    that cut the stream short. Owns the job: it ends with the response, whatever happens.
-
-    An error before the first chunk is raised, so that it gets its own HTTP status; later ones
-    become a last chunk.
+    """Sends ``chunks`` as they come, then the result of ``end``, whose argument is the refusal that
+    cut the stream short, if any. It owns the job, which always ends with the response. An error
+    before the first chunk is raised, so that it gets its own HTTP status; a later one becomes the
+    last chunk.
     """
 
     def __init__(

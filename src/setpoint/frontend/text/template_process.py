@@ -32,7 +32,8 @@ from setpoint.frontend.text.template_worker import (
 
 _COMMAND = (sys.executable, "-m", "setpoint.frontend.text.template_worker")
 _OURS = (signal.SIGINT, signal.SIGTERM)
-"""Ignored: Ctrl-C reaches every process of a terminal, but this one ends when its input does."""
+"""Blocked in the process: Ctrl-C reaches every process of a terminal, but this one ends when its
+input does."""
 
 
 class _EndedError(Exception):

@@ -1,2 +1,2 @@
-"""OpenAI's API. A body becomes a reply without HTTP (``table``); ``routes`` puts HTTP around that,
-and the batch runner needs none."""
+"""OpenAI's API. ``table`` turns a body into a reply without HTTP, as the batch runner needs it;
+``routes`` adds HTTP."""

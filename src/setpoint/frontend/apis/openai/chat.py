@@ -32,10 +32,11 @@ class ChatBody(CommonBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = False
     reasoning_effort: str | None = None
-    """Handed to the chat template."""
+    """Passed to the chat template."""
     separate_reasoning: bool | None = True
     stream_reasoning: bool | None = True
-    """Both are about what a reasoning parser finds; without one there is nothing to separate."""
+    """This and ``separate_reasoning`` apply to the output of a reasoning parser; without one they
+    have no effect."""
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
@@ -111,16 +112,17 @@ class ChatApi:
 
 
 class ChatChoices:
-    """Choices of a chat, whole or as a stream: the role first, then deltas, the finish reason in
-    one of its own."""
+    """The choices of a chat, whole or as a stream: first the role, then deltas, and the finish
+    reason in a separate chunk."""
 
     def __init__(self, tokenizer: Tokenizer, make_parser: MakeParser) -> None:
         self._tokenizer = tokenizer
         self._make_parser = make_parser
         self._parsers: dict[int, DeltaParser] = {}
-        """Per sequence of a stream, made at its opening."""
+        """Index of each sequence of a stream -> its parser; made when the sequence's stream
+        opens."""
         self._callers: set[int] = set()
-        """Sequences of a stream that have called a tool."""
+        """Indices of the sequences of a stream that have called a tool."""
 
     def whole(self, output: SequenceOutput) -> dict[str, Any]:
         answer = gathered(parsed(self._make_parser(), output.text))
@@ -175,7 +177,7 @@ def _fields(answer: Answer, **first: str) -> dict[str, Any]:
 
 
 def _tool_call(call: ToolCallDelta) -> dict[str, Any]:
-    """The id, type and name stand in the first piece of a call only."""
+    """One piece of a tool call. Only the first piece of a call has its id, type and name."""
     begins = {"id": call.id, "type": "function"} if call.id else {}
     name = {"name": call.name} if call.name else {}
     return {"index": call.index, **begins, "function": {**name, "arguments": call.arguments}}

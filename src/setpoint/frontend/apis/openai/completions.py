@@ -79,13 +79,14 @@ class CompletionApi:
 
 
 class CompletionChoices:
-    """Choices of text completions, whole or in pieces. With ``echo`` the prompt comes first."""
+    """The choices of text completions, whole or in pieces. With ``echo`` the prompt comes first."""
 
     def __init__(self, tokenizer: Tokenizer, *, echo: bool) -> None:
         self._tokenizer = tokenizer
         self._echo = echo
         self._logprobs: dict[int, CompletionLogprobs] = {}
-        """Per sequence of a stream, made at its opening."""
+        """Index of each sequence of a stream -> its logprobs; made when the sequence's stream
+        opens."""
 
     def whole(self, output: SequenceOutput) -> dict[str, Any]:
         prompt = self._prompt_text(output) if self._echo else ""

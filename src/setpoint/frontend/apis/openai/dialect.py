@@ -1,4 +1,4 @@
-"""OpenAI's API as a dialect: every path below ``/v1`` that no other claims."""
+"""OpenAI's API as a dialect, for every path below ``/v1`` that no other dialect claims."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from setpoint.frontend.service import Service
 class OpenAIDialect(Dialect):
     prefix = "/v1"
     hint = f"Chats go to {ChatApi.route}; /docs lists every route."
-    # Of Anthropic's API, OpenAI's newer one, and Ollama's.
+    # Paths of Anthropic's API, OpenAI's newer one, and Ollama's.
     aliases: ClassVar = {
         "/v1/messages": ChatApi.route,
         "/v1/responses": ChatApi.route,

@@ -95,8 +95,8 @@ class EmbeddingExchange:
         raise AssertionError("a vector comes whole")
 
     def _shown(self, output: SequenceOutput) -> str | list[float]:
-        """base64 is of the little-endian float32 numbers: the openai client asks for it and decodes
-        it by itself."""
+        """The vector as numbers or as base64 of little-endian float32 numbers, which the openai
+        client asks for and decodes by itself."""
         vector = vector_of(output, self._config.pooling, self._body.dimensions)
         if self._body.encoding_format == "base64":
             return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()

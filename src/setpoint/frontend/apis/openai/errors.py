@@ -1,4 +1,4 @@
-"""OpenAI's shape of an error, in which SGLang's native routes refuse, too."""
+"""OpenAI's shape of an error, which SGLang's native routes also use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from setpoint.frontend.refusal import Refusal
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
-    """SGLang's flat keys, and the same again under ``error``, where OpenAI's clients look."""
+    """The body of an error: SGLang's flat keys, and the same again under ``error``, where OpenAI's
+    clients look."""
     error = {
         "message": refusal.message,
         "type": refusal.kind,
@@ -20,5 +21,5 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
 
 
 def stream_end(refusal: Refusal | None) -> bytes:
-    """``[DONE]``, after an event that tells of ``refusal``."""
+    """The end of a stream: ``[DONE]``, after an event that reports ``refusal``, if there is one."""
     return DONE if refusal is None else event(error_body(refusal)) + DONE

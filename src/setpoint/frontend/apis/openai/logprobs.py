@@ -1,4 +1,4 @@
-"""Logprob blocks of the engine in the JSON shapes of OpenAI's two routes that generate."""
+"""Converts the engine's logprob blocks to the JSON shapes of OpenAI's two routes that generate."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def _chat_entry(tokenizer: Tokenizer, value: float, token_id: int) -> dict[str, 
 
 
 class CompletionLogprobs:
-    """``choices[].logprobs`` of /v1/completions. ``text_offset`` says where in the shown text a
-    token begins; it is counted on through the chunks of a stream, and tokens that are skipped or
-    only part of a character take no place in it."""
+    """``choices[].logprobs`` of /v1/completions. ``text_offset`` is where a token begins in the
+    shown text. It runs on through the chunks of a stream; tokens that are skipped, or are only part
+    of a character, do not advance it."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
-        """``skip_special_tokens``: of the outputs; an echoed prompt is always shown without
-        them."""
+        """skip_special_tokens: applies to the outputs; an echoed prompt is always shown without
+        special tokens."""
         self._tokenizer = tokenizer
         self._offset = 0
-        """Of the next token in the text, in characters."""
+        """Offset of the next token in the text, in characters."""
         self._prompt_text = make_detokenizer(tokenizer, skip_special_tokens=True)
         self._output_text = make_detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
 
     def of_prompt(self, request: Request, block: LogprobBlock | None) -> dict[str, Any]:
-        """The whole prompt, for ``echo``: the first token has no logprob."""
+        """The logprobs of the whole prompt, for ``echo``; the first token has none."""
         ids = request.prompt().tolist()
         num_known = min(len(block.values) if block is not None else 0, len(ids) - 1)
         fields = self._empty()
@@ -72,7 +72,7 @@ class CompletionLogprobs:
     def _add_block(
         self, fields: dict[str, Any], shown: Detokenizer, block: LogprobBlock, count: int
     ) -> None:
-        """The last ``count`` positions of a block."""
+        """Add the last ``count`` positions of a block."""
         for position in range(len(block.values) - count, len(block.values)):
             tops = (
                 zip(block.top_ids[position], block.top_values[position], strict=True)
@@ -83,7 +83,7 @@ class CompletionLogprobs:
             for top_id, top_value in tops:
                 by_text.setdefault(
                     self._tokenizer.token_text(top_id), top_value
-                )  # two ids may look the same: keep the likelier
+                )  # two ids may have the same text: keep the more likely
             self._add(fields, shown, block.ids[position], block.values[position], by_text)
 
     def _add(
@@ -102,5 +102,5 @@ class CompletionLogprobs:
 
 
 def join(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Two completion blocks one after the other."""
+    """Concatenate two completion blocks."""
     return {key: first[key] + second[key] for key in first}

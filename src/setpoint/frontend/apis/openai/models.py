@@ -1,4 +1,4 @@
-"""``/v1/models``: the one model that is served, by its name."""
+"""``/v1/models``: lists the one model that is served, by its name."""
 
 from __future__ import annotations
 

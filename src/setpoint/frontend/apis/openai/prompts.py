@@ -1,5 +1,5 @@
-"""Prompts as OpenAI's bodies may hold them: a string, several, token ids, or several lists of token
-ids."""
+"""Reads the prompts of OpenAI's bodies: a string, several strings, token ids, or several lists of
+token ids."""
 
 from __future__ import annotations
 

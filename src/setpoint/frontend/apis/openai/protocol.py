@@ -1,7 +1,6 @@
-"""What the bodies of all OpenAI routes have in common (docs/sglang/api.md#openai-routes), and what
-of them becomes sampling parameters and options.
-
-Pure data and conversions; knows nothing of the engine.
+"""The fields that the bodies of all OpenAI routes share (docs/sglang/api.md#openai-routes), and
+their conversion to sampling parameters and options. Pure data and conversions; knows nothing of the
+engine.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class AnyBody(msgspec.Struct, kw_only=True):
-    """What the body of every OpenAI route may say of its request."""
+    """The fields that the body of every OpenAI route may have."""
 
     model: str = DEFAULT_MODEL
     rid: str | None = None
@@ -68,17 +67,18 @@ class AnyBody(msgspec.Struct, kw_only=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     user: str | None = None
-    """An end user's name for the provider's abuse detection; means nothing here, as in SGLang."""
+    """An end user's name, for a provider's abuse detection; without effect here, as in SGLang."""
 
     def other_model(self, served: str) -> list[str]:
-        """What to tell a client that has asked for a model by a name that is not the served one's;
-        any name is served."""
+        """A warning for a client that has named another model than the served one; any name is
+        served."""
         if self.model in (served, DEFAULT_MODEL, ""):
             return []
         return [f"There is no model '{shown(self.model, 64)}' here: {served} has answered."]
 
     def check(self) -> None:
-        """Raise RequestError (400) for what no engine could honour, or this one cannot yet."""
+        """Raise RequestError (400) for values that no engine could honour, or that this one cannot
+        honour yet."""
         check_key(self.model, "model")
         if ":" in self.model:
             raise RequestError(
@@ -114,7 +114,7 @@ class CommonBody(AnyBody, kw_only=True):
 
     @property
     def sent_as(self) -> dict[str, str]:
-        """Sampling parameters whose keys have another name in this body."""
+        """Sampling parameters that have another name in this body."""
         return {
             "max_new_tokens": "max_tokens",
             "min_new_tokens": "min_tokens",
@@ -137,8 +137,8 @@ class CommonBody(AnyBody, kw_only=True):
     def sampling(
         self, defaults: Mapping[str, float], *, max_new_tokens: int | None
     ) -> SamplingParams:
-        """The request's values over the model's defaults over the engine's. Raises RequestError
-        (400)."""
+        """The sampling parameters: the request's values, then the model's defaults, then the
+        engine's. Raises RequestError (400)."""
         raw: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -165,7 +165,7 @@ class CommonBody(AnyBody, kw_only=True):
             return SamplingParams.parse(raw)
 
     def options(self, *, top_logprobs_num: int | None, logprob_start_len: int = -1) -> Options:
-        """``top_logprobs_num`` None: no logprobs at all."""
+        """The options of a request. top_logprobs_num: None for no logprobs at all."""
         return Options(
             stream=bool(self.stream),
             return_logprob=top_logprobs_num is not None,
@@ -179,7 +179,7 @@ class CommonBody(AnyBody, kw_only=True):
 
 @contextmanager
 def _naming_as_sent(names: Mapping[str, str]) -> Iterator[None]:
-    """A RequestError from the block calls fields what the client calls them."""
+    """Make a RequestError from the block name fields as the client names them."""
     try:
         yield
     except RequestError as error:

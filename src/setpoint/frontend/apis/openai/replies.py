@@ -1,6 +1,5 @@
-"""From a job's outputs to OpenAI's replies, whole or in chunks: envelope, usage, finish reasons.
-
-Works on SequenceOutputs and plain dicts; the choices themselves are each API's own.
+"""Turns a job's outputs into OpenAI's replies, whole or in chunks: envelope, usage, finish reasons.
+Works on SequenceOutputs and plain dicts; each API makes the choices themselves.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from setpoint.frontend.jobs import Job, Piece, SequenceOutput
 
 
 class ChoiceMaker(Protocol):
-    """An API's own part of its replies: the choices that sequences, or pieces of their text,
-    become."""
+    """An API's own part of its replies: makes choices from sequences or pieces of their text."""
 
     def whole(self, output: SequenceOutput) -> dict[str, Any]:
         """The choice of a sequence that has ended."""
@@ -89,7 +87,7 @@ class Reply:
             yield self._chunk([], job.outputs)
 
     def usage(self, outputs: Iterable[SequenceOutput]) -> dict[str, Any]:
-        """Token counts; the n samples of a prompt share its tokens, which count once."""
+        """The token counts. The n samples of a prompt share its tokens, which count once."""
         outputs = list(outputs)
         firsts = outputs if len(outputs) == 1 else outputs[:: self._body.n or 1]
         num_prompt = sum(output.num_prompt for output in firsts)
@@ -122,19 +120,19 @@ class Exchange(Protocol):
 
     job: Job
     is_stream: bool
-    """Whether the body asked for chunks; a caller may have only one of the two to offer."""
+    """Whether the body asked for chunks; a caller may support only one of the two forms."""
 
     def reply(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
-        """The whole reply, of the job's outputs at its end. May be called in another thread."""
+        """The whole reply, from the job's outputs at its end. May be called in another thread."""
         ...
 
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The stream's objects. Raises like ``Job.pieces``."""
+        """The objects of the stream. Raises like ``Job.pieces``."""
         ...
 
 
 class TextExchange:
-    """Implements ``Exchange`` for what generates text."""
+    """Implements ``Exchange`` for APIs that generate text."""
 
     def __init__(self, job: Job, reply: Reply, maker: ChoiceMaker, *, is_stream: bool) -> None:
         self.job = job
@@ -150,7 +148,7 @@ class TextExchange:
 
 
 def finish_fields(output: SequenceOutput) -> dict[str, Any]:
-    """``finish_reason`` and ``matched_stop`` of a choice."""
+    """The ``finish_reason`` and ``matched_stop`` of a choice."""
     if output.finish is None:
         return {"finish_reason": None, "matched_stop": None}
     return {"finish_reason": output.finish.type, "matched_stop": output.finish.matched}

@@ -1,4 +1,4 @@
-"""The table of OpenAI's APIs that a service answers, by route."""
+"""The table of the OpenAI APIs that a service answers, by route."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from setpoint.frontend.service import Service
 
 
 class Api(Protocol):
-    """One of them. ``open`` checks a body and raises RequestError (400) for one that cannot be
-    honoured; nothing runs yet then."""
+    """One API. ``open`` checks a body, without running anything yet; it raises RequestError (400)
+    for a body that cannot be honoured."""
 
     @property
     def route(self) -> str: ...
 
     @property
     def body(self) -> type[msgspec.Struct]:
-        """What its bodies become."""
+        """The struct that its bodies are decoded to."""
         ...
 
     async def open(self, raw: dict[str, Any]) -> Exchange: ...
 
 
 def openai_apis(service: Service) -> dict[str, Api]:
-    """Route -> API."""
+    """The APIs, as route -> API."""
     apis: list[Api] = [ChatApi(service), CompletionApi(service), EmbeddingApi(service)]
     return {api.route: api for api in apis}

@@ -104,8 +104,8 @@ class AdminRoutes:
         return json_response(await self._service.server_info())
 
     async def flush_cache(self, timeout: float = 0.0) -> Response:
-        """Wait until the engine is idle, for at most ``timeout`` seconds, and ask it to flush: an
-        engine that cannot says so in the log."""
+        """Wait until the engine is idle, for at most ``timeout`` seconds, and ask it to flush the
+        cache. An engine that cannot flush writes that to the log."""
         if self._flushing:
             return PlainTextResponse(
                 "Another flush_cache is already in progress.\n", status_code=400
@@ -143,7 +143,8 @@ class AdminRoutes:
         return self._service.read(raw, AbortBody, route="/abort_request")
 
     async def set_internal_state(self, request: Request) -> Response:
-        """A list with one entry, for the one rank; SGLang's has a true value in its place."""
+        """The answer is a list with one entry, for the one data-parallel rank; SGLang's has a true
+        value in its place."""
         body, warnings = await self._bodies.read(request, self._read_settings)
         by = "an unknown client" if request.client is None else request.client.host
         change = await self._service.change(body.server_args, by=by, why=body.why)

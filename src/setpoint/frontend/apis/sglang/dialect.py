@@ -1,5 +1,5 @@
-"""SGLang's API as a dialect: its routes stand at the top, and it answers for every path that no
-other dialect claims."""
+"""SGLang's API as a dialect: its routes have no common prefix, and it answers for every path that
+no other dialect claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How busy the engine is, for balancers and autoscalers (docs/sglang/api.md#loads)."""
+"""Reports how busy the engine is, for load balancers and autoscalers (docs/sglang/api.md#loads)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
 
 SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
-"""What ``include`` may name. There is something to tell of the first two."""
+"""The sections that ``include`` may name. Only the first two have content."""
 
 
 class LoadRoutes:
-    """Of the one data-parallel rank there is, 0."""
+    """The load routes, for the one data-parallel rank, 0."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -35,7 +35,8 @@ class LoadRoutes:
         include: str = "all",
         layout: Annotated[str, Query(alias="format")] = "json",
     ) -> Response:
-        """``include``: names of SECTIONS, separated by commas; core comes in any case."""
+        """The load of the engine. include: names of SECTIONS, separated by commas; core is always
+        included."""
         sections = {name.strip() for name in include.split(",")}
         if dp_rank != 0:
             raise RequestError(f"dp_rank is {dp_rank}; there is one data-parallel rank, 0.")
@@ -58,7 +59,7 @@ class LoadRoutes:
         )
 
     async def load(self) -> Response:
-        """What older routers poll."""
+        """The answer that older routers poll."""
         load = _load(await self._service.server_info())
         running, waiting = load["num_running_reqs"], load["num_waiting_reqs"]
         return json_response(
@@ -74,8 +75,8 @@ class LoadRoutes:
 
 
 def _load(info: dict[str, Any]) -> dict[str, Any]:
-    """The core section; of requests that wait, all tokens count as uncached: nobody has looked for
-    their prefixes yet."""
+    """The core section. All tokens of waiting requests count as uncached, because their prefixes
+    have not been matched yet."""
     (state,) = info["internal_states"]
     pool, pending = state["pool"], state["num_pending_tokens"]
     used = pool["total"] - pool["free"] - pool["evictable"]

@@ -1,4 +1,4 @@
-"""Logprob blocks of the engine in the JSON shape of ``/generate``."""
+"""Converts the engine's logprob blocks to the JSON shape of ``/generate``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 
 
 class NativeLogprobs:
-    """``[logprob, token_id, text | null]`` per position; lists of those for top and picked tokens
-    (docs/sglang/api.md#generate-answer)."""
+    """Makes ``[logprob, token_id, text | null]`` per position, and lists of those for top and
+    picked tokens (docs/sglang/api.md#generate-answer)."""
 
     def __init__(self, tokenizer: Tokenizer, *, with_text: bool) -> None:
         self._tokenizer = tokenizer
@@ -39,8 +39,8 @@ class NativeLogprobs:
         return fields
 
     def of_prompt(self, request: Request, block: LogprobBlock | None) -> dict[str, Any]:
-        """Positions from ``logprob_start_len`` to the end, none if it is -1; the first entry has no
-        logprob, as nothing reported precedes it."""
+        """The prompt's positions from ``logprob_start_len`` to the end; none if that is -1. The
+        first entry has no logprob, because nothing reported precedes it."""
         start = request.logprob_start_len
         ids = request.prompt()[start:].tolist() if start >= 0 else []
         num_known = min(len(block.values) if block is not None else 0, max(len(ids) - 1, 0))

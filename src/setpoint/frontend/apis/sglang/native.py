@@ -1,4 +1,4 @@
-"""SGLang's ``/generate`` and ``/encode`` from body to result, without HTTP (docs/sglang/api.md):
+"""SGLang's ``/generate`` and ``/encode`` from body to result, without HTTP (docs/sglang/api.md),
 for the routes and the offline Engine."""
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from setpoint.frontend.service import Service
 
 @dataclass(slots=True, frozen=True)
 class Prepared:
-    """A body whose every prompt can be honoured."""
+    """A body that has been checked: every prompt can be honoured."""
 
     requests: list[list[core.Request]]
     """The n requests of each prompt."""
     is_list: bool
-    """The answer is a list; streamed pieces carry an index."""
+    """Whether the answer is a list, and streamed pieces carry an index."""
     text_in_logprobs: bool = False
     warnings: Sequence[str] = ()
-    """What the client should hear about its body: in the ``meta_info`` of every answer."""
+    """Warnings for the client about its body, sent in the ``meta_info`` of every answer."""
 
     def flat(self) -> list[core.Request]:
         return [request for each in self.requests for request in each]
@@ -52,8 +52,8 @@ class NativeApi:
         max_sequences: int | None = MAX_SEQUENCES,
         warnings: Sequence[str] = (),
     ) -> Prepared:
-        """Check and tokenize everything. Raises RequestError; of a list of prompts it names the
-        index. Nothing runs yet."""
+        """Check and tokenize everything; nothing runs yet. Raises RequestError, which names the
+        index in a list of prompts."""
         prompts, is_batch = prompts_of(body, max_sequences)
         count = len(prompts)
         samplings = samplings_of(body.sampling_params, count)
@@ -83,7 +83,7 @@ class NativeApi:
         max_sequences: int | None = MAX_SEQUENCES,
         warnings: Sequence[str] = (),
     ) -> Prepared:
-        """As ``prepare``."""
+        """Like ``prepare``, for ``/encode``."""
         check_dimensions(body.dimensions, self._service.config.pooling)
         prompts, is_batch = prompts_of(body, max_sequences)
         rids = rids_of(body.rid, len(prompts), is_batch)
@@ -104,7 +104,7 @@ class NativeApi:
     def result(
         self, output: SequenceOutput, prepared: Prepared, *, piece: Piece | None = None
     ) -> dict[str, Any]:
-        """One sequence's answer so far; with ``piece`` only what that adds."""
+        """One sequence's answer so far; with ``piece``, only the part that the piece adds."""
         meta = self._meta(output, prepared)
         if output.request.return_logprob:
             logprobs = NativeLogprobs(
@@ -126,7 +126,8 @@ class NativeApi:
     def embedding(
         self, output: SequenceOutput, prepared: Prepared, dimensions: int | None
     ) -> dict[str, Any]:
-        """Raises RequestError if the request was aborted."""
+        """The answer with a finished request's vector. Raises RequestError if the request was
+        aborted."""
         vector = vector_of(output, self._service.config.pooling, dimensions)
         return {"embedding": vector.tolist(), "meta_info": self._meta(output, prepared)}
 

@@ -1,7 +1,6 @@
-"""Bodies of ``/generate`` and ``/encode`` (docs/sglang/api.md#generate-request), and what of them
-becomes prompts, sampling parameters and options, one of each per prompt.
-
-Pure data and conversions; knows nothing of the engine.
+"""The bodies of ``/generate`` and ``/encode`` (docs/sglang/api.md#generate-request), and their
+conversion to prompts, sampling parameters and options, one of each per prompt. Pure data and
+conversions; knows nothing of the engine.
 """
 
 from __future__ import annotations
@@ -75,13 +74,13 @@ class EncodeBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     no_logs: bool = False
     sampling_params: Any = None
-    """SGLang's clients send it; nothing is sampled."""
+    """Accepted because SGLang's clients send it; ignored, as nothing is sampled."""
 
 
 def prompts_of(
     body: GenerateBody | EncodeBody, max_sequences: int | None
 ) -> tuple[Sequence[str | list[int]], bool]:
-    """Texts, or lists of ids; and whether there may be several."""
+    """The prompts, as texts or lists of ids, and whether the body holds a list of them."""
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("Give exactly one of text and input_ids.")
     if body.input_ids is not None:
@@ -118,7 +117,7 @@ def options_of(body: GenerateBody, count: int, is_batch: bool) -> list[Options]:
 
 @contextmanager
 def naming_prompt(index: int, count: int, *, is_list: bool = True) -> Iterator[None]:
-    """A RequestError from the block says which prompt of a list it is about; people count from
+    """Make a RequestError from the block name the prompt of a list that it is about, counted from
     1."""
     try:
         yield
@@ -160,8 +159,8 @@ def _sampling(raw: SamplingParams | dict[str, Any] | None) -> SamplingParams:
     for key in raw or {}:
         if key not in SamplingParams.__struct_fields__ and key not in NOT_YET:
             raise RequestError(unknown_parameter(key))
-    # SGLang sends and accepts null and empty values of keys that are not supported here; they ask
-    # for nothing.
+    # SGLang's clients send null and empty values of keys that are not supported here; these ask for
+    # nothing.
     return SamplingParams.parse(
         {
             key: value
@@ -172,7 +171,8 @@ def _sampling(raw: SamplingParams | dict[str, Any] | None) -> SamplingParams:
 
 
 def _spread(value: Any, count: int, name: str) -> list[Any]:
-    """A per-prompt option: a list has one entry per prompt, anything else holds for all."""
+    """The values of a per-prompt option: a list has one entry per prompt, any other value applies
+    to all."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:

@@ -147,5 +147,5 @@ class NativeRoutes:
 
 
 def _told(warnings: list[str]) -> dict[str, Any]:
-    """The part of an answer without ``meta_info`` that tells of its body."""
+    """The warnings about a body, for an answer without ``meta_info``."""
     return {"warnings": warnings} if warnings else {}
