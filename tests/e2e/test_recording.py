@@ -102,7 +102,7 @@ def test_a_recording_is_not_overwritten(tiny_model: Path, tmp_path: Path) -> Non
         timeout=PATIENCE_S,
     )
     assert done.returncode == 1
-    assert "setpoint: error: There is a recording" in done.stderr
+    assert "setpoint: error: There already is a recording" in done.stderr
     assert path.read_text() == "precious"
     assert "is not a recording of Setpoint" in replay(path).stderr
 

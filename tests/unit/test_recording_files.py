@@ -117,7 +117,7 @@ def test_segments_continue_each_other_and_the_oldest_go(
     there = list(tmp_path.glob("short*"))
     assert sum(path.stat().st_size for path in there) <= size // 2
     assert not short.exists()
-    assert "printed and not be replayed" in caplog.text
+    assert "no longer be replayed" in caplog.text
     rest = open_recording(short)
     assert rest.header.segment > 0
     assert [row for row in rest if isinstance(row, KeptPlan)]

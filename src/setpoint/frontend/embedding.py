@@ -18,7 +18,8 @@ def check_dimensions(dimensions: int | None, pooling: Pooling | None) -> None:
         return
     if pooling.lengths is None:
         raise RequestError(
-            f"dimensions: this model was not trained for shorter vectors than its {pooling.size}."
+            "dimensions: this model was not trained for vectors shorter than"
+            f" {pooling.size} numbers."
             ' If it was, say so at start: --json-model-override-args \'{"is_matryoshka":'
             " true}'."
         )

@@ -150,7 +150,7 @@ class SequenceOutput:
 
 @dataclass(slots=True, frozen=True)
 class Piece:
-    """What one event added to a sequence."""
+    """The part that one event added to a sequence's output."""
 
     output: SequenceOutput
     text: str

@@ -128,7 +128,7 @@ async def _answer(
 
 async def _cut_when(urged: asyncio.Event, server: Server) -> None:
     await urged.wait()
-    logger.info("A second signal: open requests are not waited for.")
+    logger.info("A second signal: open requests are cut off.")
     server.cut()
 
 

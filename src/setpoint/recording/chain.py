@@ -30,7 +30,7 @@ class Places:
         return cls(page_size, max(config.in_batch_deprioritize, 0))
 
     def after(self, position: int) -> int:
-        """The first place behind ``position``."""
+        """The first place after ``position``."""
         page = (position // self.page_size + 1) * self.page_size
         return self.also if position < self.also < page else page
 

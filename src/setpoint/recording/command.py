@@ -42,7 +42,7 @@ def _lines(outcome: Outcome, recording: Recording) -> list[str]:
     if outcome.ended_by:
         lines.append(f"The replay ends where the engine ended, with {outcome.ended_by}")
     if outcome.damage:
-        lines.append(f"Error: {outcome.damage} What is before that was replayed.")
+        lines.append(f"Error: {outcome.damage} Everything before that was replayed.")
     counts = f"{outcome.num_steps} steps, {outcome.num_requests} requests"
     speed = outcome.num_steps / max(outcome.seconds, 1e-9)
     took = f"({outcome.seconds:.1f} s, {speed:.0f} steps/s)"

@@ -47,7 +47,7 @@ class Content(Protocol):
         ...
 
     def finish(self, finish: Finish) -> Finish:
-        """Of a sequence, without what would quote its client."""
+        """The Finish of a sequence, without words that could quote its client."""
         ...
 
     def message(self, message: ToLoop) -> KeptMessage | KeptArrival: ...
@@ -156,7 +156,7 @@ class Withheld:
         self._eos_ids = eos_ids
         self._key = key
         self._running: dict[int, _Running] = {}
-        """By seq_id."""
+        """seq_id -> the sequence."""
         self._slots: dict[int, int] = {}
         """Slot -> seq_id."""
 

@@ -33,7 +33,7 @@ class RecordingError(SetpointError):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is built from, and what a reader must know first."""
+    """The configuration that the engine was built from, and the facts that a reader needs first."""
 
     format: int = FORMAT
     version: str
@@ -66,7 +66,7 @@ class KeptMessage(msgspec.Struct, frozen=True, array_like=True, tag="M"):
 
 
 class KeptArrival(msgspec.Struct, frozen=True, array_like=True, tag="A"):
-    """A Submit with content withheld: what plans depend on (see ``withheld``)."""
+    """A Submit with its content withheld: only what plans depend on (see ``withheld``)."""
 
     seq_id: int
     rid: str
@@ -99,7 +99,7 @@ class KeptResult(msgspec.Struct, frozen=True, array_like=True, tag="R"):
     offsets: bytes
     """Empty if every row brought one token."""
     ids: bytes
-    """As they were sampled; empty if content is withheld. Then the next three stand for them."""
+    """The sampled ids. Empty if content is withheld; the next three fields then replace them."""
     ends: list[int]
     """Indices of tokens that are stop ids of their sequence."""
     invalid: list[int]

@@ -50,7 +50,7 @@ class Recording:
         if not is_last or reader.is_damaged:
             raise RecordingError(f"{path} is damaged after {reader.end} bytes.")
         self.notes.append(
-            f"{path} ends in the middle of a frame; its last {reader.num_torn} bytes are left out."
+            f"{path} ends in the middle of a frame; its last {reader.num_torn} bytes are ignored."
         )
 
 
@@ -74,7 +74,7 @@ def _data(path: Path) -> bytes:
 
 def _header(payload: bytes | None, path: Path) -> Header:
     if payload is None:
-        raise RecordingError(f"{path} is not a recording of Setpoint, or nothing of it is whole.")
+        raise RecordingError(f"{path} is not a recording of Setpoint, or no part of it is intact.")
     try:
         number = msgspec.msgpack.decode(payload, type=_Format).format
         if number != FORMAT:

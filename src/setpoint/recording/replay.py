@@ -154,7 +154,11 @@ class Replay:
         try:
             self._loop.step()
         except EndOfResults:
-            return "" if is_last else "EndOfResults: it waits for a result that came later"
+            return (
+                ""
+                if is_last
+                else "EndOfResults: the replay waits for a result that was recorded later"
+            )
         except Exception as error:
             raised = f"{type(error).__name__}: {error}"
             if not is_last:

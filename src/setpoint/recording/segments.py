@@ -34,7 +34,7 @@ def check_new(path: Path) -> None:
     """Raises RecordingError if a recording cannot be started there."""
     if segments_there(path):
         raise RecordingError(
-            f"There is a recording {path} already. Move it away, or choose another name."
+            f"There already is a recording {path}. Move it away, or choose another name."
         )
     if not path.parent.is_dir():
         raise RecordingError(f"Cannot write the recording {path}: there is no such folder.")
@@ -85,8 +85,8 @@ class Segments:
             number, size = self._kept.popleft()
             if number == 0:
                 logger.warning(
-                    "The recording has reached --record-max-bytes and gives up its oldest part:"
-                    " from now on it can be printed and not be replayed."
+                    "The recording has reached --record-max-bytes and its oldest part is deleted:"
+                    " it can still be printed, but no longer be replayed."
                 )
             segment_path(self._path, number).unlink(missing_ok=True)
             self.num_bytes -= size

@@ -75,7 +75,9 @@ class RecordingWriter:
         self._closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            logger.error("The recording's last records are not written: the disk does not answer.")
+            logger.error(
+                "The last records of the recording were not written: the disk does not respond."
+            )
 
     def _run(self) -> None:
         while not self._closing.wait(self._flush_s):

@@ -30,8 +30,8 @@ def new_sequence(
     """Build the sequence of a request. Raises RequestError for one that can never be served.
 
     longest: tokens of the longest sequence that fits an otherwise empty pool. ``max_new_tokens`` is
-    clipped so that prompt, outputs and one spare page fit into it: a sequence that is admitted can
-    always finish, whatever the others do.
+    clipped so that prompt, outputs and one spare page fit into it: an admitted sequence can always
+    finish, even if all others must give up their memory.
     """
     if request.priority is not None and settings.priority is None and settings.refuse_priority:
         raise RequestError(PRIORITY_DISABLED, status_code=503, err_type="ServiceUnavailableError")

@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
 @dataclass(slots=True, frozen=True)
 class QueueView:
     candidates: Sequence[Candidate]
-    """In queue order."""
+    """The waiting requests, in queue order."""
     in_batch_check: int = -1
     in_batch_deprioritize: int = 0
     num_processed: int = 0

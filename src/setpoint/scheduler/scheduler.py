@@ -78,7 +78,7 @@ class Scheduler:
         """Accept a request: it joins the queue, or is prepared first. Returns an event if the
         request is refused or already complete.
 
-        ``seq_id`` must be larger than every one before it: it says which request came first.
+        ``seq_id`` must be larger than all before it, because its order is the order of arrival.
         """
         try:
             seq = self._accept(seq_id, request)

@@ -73,7 +73,7 @@ class Sequence:
     """Private pages of stretches that the tree holds under other pages; they stay in the page table
     until release."""
     ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Prompt + outputs as of the last admission: what prefill has to cover."""
+    """Number of prompt and output tokens at the last admission, which prefill has to cover."""
     prefilled: bool = False
     """Whether every token of the last admission has KV, computed or planned. Written with each of
     its rows."""

@@ -70,13 +70,13 @@ class State:
     ) -> None:
         self.config = config
         self.settings = settings
-        """Of the steps to come; written by ``Scheduler.change``."""
+        """The settings for the steps to come; written by ``Scheduler.change``."""
         self.cache = cache
         self._observer = observer
         span = _span(config, settings.chunked_prefill_size)
         self.costs = CacheCosts(cache.row, cache.page_size, span)
-        """By the chunk at the start: the frontend refuses a larger one, for which no memory was
-        planned."""
+        """Based on the chunk size at the start: the frontend refuses a larger one, for which no
+        memory was planned."""
         self.longest = self.costs.longest(cache.total_tokens)
         """Tokens of the longest sequence that finishes alone in the pool."""
         self.holdings = Holdings(cache)

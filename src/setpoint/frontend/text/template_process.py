@@ -87,7 +87,7 @@ class TemplateProcess:
         return answer[1:].decode()
 
     def close(self) -> None:
-        """End the process. Whatever is being rendered gets an error."""
+        """End the process. A request that is being rendered gets an error."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -1,9 +1,9 @@
 """``python -m setpoint.frontend.text.template_worker``: renders one chat template, with limits that
 the kernel enforces.
 
-Reads messages from its standard input and writes answers to its standard output, each behind its
-length: first the template, then one conversation after the other. Ends when its input ends or a
-limit is reached: code that runs in C cannot be interrupted in any other way.
+Reads messages from its standard input and writes answers to its standard output, each after its
+length: first the template, then one conversation after another. Ends when its input ends or a limit
+is reached: code that runs in C cannot be interrupted in any other way.
 """
 
 from __future__ import annotations

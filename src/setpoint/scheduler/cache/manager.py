@@ -109,7 +109,7 @@ class KVCache:
 
     def num_unlocked_by(self, handles: Iterable[PrefixHandle], needed: Ids = NO_PAGES) -> int:
         """Tokens that would become evictable if exactly these handles were released and ``needed``
-        were given back: those of the stretches that nobody else locks.
+        were given back: those of the stretches that no other handle locks.
 
         needed: the window pages that the sequences of these handles need, whoever owns the pages.
         """
@@ -173,8 +173,8 @@ class KVCache:
 
         ids: whole pages, beginning with the handle's prefix. pages: the page rows, one per page of
         ids. Rows below ``handle.num_tokens`` are ignored; those beyond are held by the caller, with
-        0 where it has given a window page back. priority: the lowest priority that the stretch, and
-        everything above it, may have (eviction policy "priority").
+        0 where it has given a window page back. priority: the minimum priority of the stretch and
+        of everything above it (eviction policy "priority").
 
         Contract, for groups that keep every position:
 
@@ -188,8 +188,8 @@ class KVCache:
         * With the cache disabled the same rule holds: all pages of the stretch are returned, and
           the handle counts the tokens but locks nothing (``handle.pages()`` stays empty).
 
-        With window groups, stretches that nobody holds exchange their pages for the caller's, and
-        none of those are returned. Window pages are given back with ``give_back``, whoever owns
+        With window groups, stretches that no sequence holds exchange their pages for the caller's,
+        and none of those are returned. Window pages are given back with ``give_back``, whoever owns
         them by then. Allocates no page and evicts nothing, so it cannot fail.
         """
         width = self.row.width
@@ -206,7 +206,7 @@ class KVCache:
         return private
 
     def flush(self) -> int:
-        """Drop every stretch that nobody holds; returns the number of tokens freed."""
+        """Drop every stretch that no handle locks; returns the number of tokens freed."""
         num_tokens = self._tree.num_evictable
         self._pool.free(self._tree.evict(num_tokens))
         return num_tokens

@@ -105,8 +105,8 @@ class WindowPages:
         return int(np.count_nonzero(self._needed[pages] == OUTSIDE))
 
     def num_freed_by(self, pages: Ids) -> int:
-        """Pages of the tree that nobody would need if each of ``pages`` were needed once less for
-        every time it is listed."""
+        """How many pages of the tree no sequence would need if each of ``pages`` were needed by one
+        fewer for every time that it is listed."""
         distinct, counts = np.unique(pages, return_counts=True)
         return int(np.count_nonzero(self._needed[distinct] == counts))
 
@@ -122,7 +122,7 @@ class WindowPages:
         """Merge a sequence's own rows for the stretch of a node into the tree. Returns (its pages
         of full groups that stay private, pages of the tree that are free now).
 
-        If nobody holds the stretch, the sequence's pages replace the tree's, so no stretch is kept
+        If no sequence holds the stretch, this one's pages replace the tree's, so no stretch is kept
         twice. Otherwise the tree keeps its pages and takes the window pages that it lacks.
         """
         rows, num_full = self.rows_of(node.pages).copy(), self.row.num_full

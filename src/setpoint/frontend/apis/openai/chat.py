@@ -67,7 +67,7 @@ class ChatBody(CommonBody, kw_only=True):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """None = to the end of the context."""
+        """None = up to the end of the context."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
