@@ -152,7 +152,7 @@ def test_chunked_prefill_size(options: Options, hardware: Hardware, chunk: int) 
     [
         (Options(), CPU, 0, 1, "a chunk takes long on a CPU"),
         (Options(enable_mixed_chunk=True), CPU, 0, 0, "for each running request anyway"),
-        (Options(), GPU, 0, 0, "before anybody misses a token"),
+        (Options(), GPU, 0, 0, "before the pause is noticeable"),
         (Options(prefill_decode_interval=0), CPU, 0, 0, "is given"),
         (Options(prefill_decode_interval=3, enable_mixed_chunk=True), CPU, 3, 0, "is given"),
         (Options(prefill_decode_interval=3), GPU, 3, 0, "is given"),

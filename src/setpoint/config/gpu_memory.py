@@ -46,8 +46,8 @@ def first_gpu_bytes() -> int | None:
 
 
 def _ask_driver() -> int:
-    """OSError if there is no driver or it refuses, AttributeError if it is too old to have these
-    calls."""
+    """Memory of the first visible GPU. Raises OSError if there is no driver or it refuses, and
+    AttributeError if it is too old to have these calls."""
     driver = ctypes.CDLL(DRIVER)
     device, num_bytes = ctypes.c_int(), ctypes.c_size_t()
     for name, arguments in (

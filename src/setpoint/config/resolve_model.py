@@ -103,13 +103,13 @@ def _dtype(book: Book, model: ModelSpec, device: str) -> str:
         return book.put(
             "dtype",
             "bfloat16",
-            "the checkpoint's float32 in half the memory traffic; --dtype float32 keeps it",
+            "half the memory traffic of the checkpoint's float32; --dtype float32 keeps that",
         )
     if model.dtype == "float16" and device == "cpu":
         return book.put("dtype", "bfloat16", "the checkpoint is float16, which CPUs compute slowly")
     if model.dtype not in DTYPE_BYTES:
         return book.put(
-            "dtype", "bfloat16", f"the checkpoint's {model.dtype} is no type to compute in"
+            "dtype", "bfloat16", f"the checkpoint's {model.dtype} is not a type to compute in"
         )
     return book.put("dtype", model.dtype, "the checkpoint's own")
 
@@ -117,7 +117,7 @@ def _dtype(book: Book, model: ModelSpec, device: str) -> str:
 def _kv_cache_dtype(book: Book, dtype: str) -> None:
     asked = book.options.kv_cache_dtype
     if asked == "auto":
-        book.put("kv_cache_dtype", dtype, "as dtype")
+        book.put("kv_cache_dtype", dtype, "the same as dtype")
     elif asked in _LONG_DTYPES:
         book.put("kv_cache_dtype", _LONG_DTYPES[asked], f"given as {asked}")
 

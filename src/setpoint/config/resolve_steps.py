@@ -81,7 +81,7 @@ def _decode_after_piece(book: Book, device: str, chunk: int) -> tuple[int, str]:
         return 0, "--prefill-decode-interval is given"
     book.put("prefill_decode_interval", 0, "prefill goes first")
     if device != "cpu":
-        return 0, "a GPU reads a long prompt before anybody misses a token"
+        return 0, "a GPU computes a long prompt before the pause is noticeable"
     if book.options.enable_mixed_chunk and chunk > 0:
         return (
             0,

@@ -72,7 +72,7 @@ class Forward:
     hidden: torch.Tensor | None = None
     """[S, H]: hidden states of the sampling rows, if ``sample`` computes the logits."""
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
-    """By row index."""
+    """Keyed by row index."""
     pooled: Pooled | None = None
     way: Way | None = None
     """The way that ran; None for a plan without rows."""

@@ -2,7 +2,7 @@
 run by program.cpp.
 
 Every kernel is one C function over one struct (``library.KERNELS``). While recording, the bindings'
-calls end here instead: the struct is copied, nothing runs. Whatever else would compute must not go
+calls end here instead: the struct is copied, nothing runs. Any other computation must not go
 unnoticed: a dispatch mode sees every torch operation, serves allocations from the program's own
 memory, lets views pass and refuses the rest.
 """
