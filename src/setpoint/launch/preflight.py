@@ -11,17 +11,18 @@ from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import ConfigError, OutOfMemoryError
 from setpoint.core.model import ModelSpec
 from setpoint.planning.memory import format_bytes
-from setpoint.recording.segments import check_new
 
 
 def preflight(options: Options) -> None:
     """Raises ConfigError, RecordingError for a recording that cannot be made, or CheckpointError
-    for a chat template that cannot be compiled."""
+    for a chat template that cannot be compiled. What only few starts need is imported on use."""
     if options.device == "cuda" and (why := why_no_cuda()):
         raise ConfigError(
             f"--device cuda was asked for, but {why}; use --device cpu, or leave it out."
         )
     if options.record is not None:
+        from setpoint.recording.segments import check_new
+
         check_new(Path(options.record))
     if options.chat_template is not None:
         from setpoint.frontend.text.template import ChatTemplate
