@@ -35,7 +35,7 @@ from setpoint.testing.server import ServerProcess, running_server
 
 STALL_S = 120.0
 SMALL = (
-    *("--max-total-tokens", "2000", "--max-running-requests", "40"),
+    *("--max-total-tokens", "1200", "--max-running-requests", "40"),
     *("--chunked-prefill-size", "48", "--schedule-conservativeness", "0.05"),
     *("--schedule-policy", "priority", "--max-queued-requests", "10000"),
 )
@@ -61,7 +61,7 @@ class Client:
             "input_ids": list(history),
             "priority": rng.choice([0, 0, 0, 0, 0, 0, 5, 20]),
             "sampling_params": {
-                "max_new_tokens": rng.choice([2, 4, 8, 48]),
+                "max_new_tokens": rng.choice([2, 4, 8, 96]),
                 "temperature": rng.choice([0.0, 0.8]),
                 "stop_token_ids": [rng.randrange(1000)],
             },
