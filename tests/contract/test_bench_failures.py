@@ -3,7 +3,6 @@ throughput."""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_runs import measure
 
 from setpoint import cli
 from setpoint.testing.byte_tokenizer import write_byte_tokenizer
@@ -21,33 +21,6 @@ from setpoint.testing.byte_tokenizer import write_byte_tokenizer
 def folder(tmp_path: Path) -> Path:
     write_byte_tokenizer(tmp_path)
     return tmp_path
-
-
-def measure(folder: Path, url: str, *arguments: str, code: int = 0) -> dict[str, Any]:
-    out = folder / "out.jsonl"
-    small = [
-        "--num-prompts",
-        "6",
-        "--random-input-len",
-        "12",
-        "--random-output-len",
-        "5",
-        "--random-range-ratio",
-        "1",
-    ]
-    given = [
-        "--base-url",
-        url,
-        "--tokenizer",
-        str(folder),
-        *small,
-        "--output-file",
-        str(out),
-        "--output-details",
-        *arguments,
-    ]
-    assert cli.main(["bench", "serving", *given]) == code
-    return dict(json.loads(out.read_text().splitlines()[-1]))
 
 
 CHUNK = (

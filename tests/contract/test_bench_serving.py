@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from bench_runs import measure
 
 from setpoint import cli
 from setpoint.core.model import Pooling
@@ -22,33 +21,6 @@ STEP_S = 0.004
 def folder(tmp_path: Path) -> Path:
     write_byte_tokenizer(tmp_path)
     return tmp_path
-
-
-def measure(folder: Path, url: str, *arguments: str, code: int = 0) -> dict[str, Any]:
-    out = folder / "out.jsonl"
-    small = [
-        "--num-prompts",
-        "6",
-        "--random-input-len",
-        "12",
-        "--random-output-len",
-        "5",
-        "--random-range-ratio",
-        "1",
-    ]
-    given = [
-        "--base-url",
-        url,
-        "--tokenizer",
-        str(folder),
-        *small,
-        "--output-file",
-        str(out),
-        "--output-details",
-        *arguments,
-    ]
-    assert cli.main(["bench", "serving", *given]) == code
-    return dict(json.loads(out.read_text().splitlines()[-1]))
 
 
 def letters() -> FakeEngine:

@@ -8,21 +8,11 @@ from typing import Any
 
 import openai
 import pytest
+from answers import CHAT, HI, says
 
 from setpoint.core.request import Request
-from setpoint.testing.byte_tokenizer import EOS_ID
-from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
-HI = [{"role": "user", "content": "hi"}]
-CHAT = "/v1/chat/completions"
-
-
-def says(text: str, **options: Any) -> FakeEngine:
-    """An engine that answers everything with ``text`` and EOS."""
-    return FakeEngine(
-        script=lambda request: [*text.encode(), EOS_ID], eos_ids=frozenset({EOS_ID}), **options
-    )
 
 
 def test_every_sampling_field_reaches_the_engine(serve: Serve) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from answers import CHAT, HI, says
 
 from setpoint.core.messages import Finish
 from setpoint.core.request import Request
@@ -16,15 +17,6 @@ from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
-HI = [{"role": "user", "content": "hi"}]
-CHAT = "/v1/chat/completions"
-
-
-def says(text: str, **options: Any) -> FakeEngine:
-    """An engine that answers everything with ``text`` and EOS."""
-    return FakeEngine(
-        script=lambda request: [*text.encode(), EOS_ID], eos_ids=frozenset({EOS_ID}), **options
-    )
 
 
 def test_a_chat_answers_with_text_usage_and_finish_reason(serve: Serve) -> None:

@@ -1,0 +1,37 @@
+"""One run of ``setpoint bench serving`` for the tests of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from setpoint import cli
+
+
+def measure(folder: Path, url: str, *arguments: str, code: int = 0) -> dict[str, Any]:
+    """The last line of its output file; ``folder`` has the tokenizer, ``code`` is the exit code."""
+    out = folder / "out.jsonl"
+    small = [
+        "--num-prompts",
+        "6",
+        "--random-input-len",
+        "12",
+        "--random-output-len",
+        "5",
+        "--random-range-ratio",
+        "1",
+    ]
+    given = [
+        "--base-url",
+        url,
+        "--tokenizer",
+        str(folder),
+        *small,
+        "--output-file",
+        str(out),
+        "--output-details",
+        *arguments,
+    ]
+    assert cli.main(["bench", "serving", *given]) == code
+    return dict(json.loads(out.read_text().splitlines()[-1]))
