@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bench_runs import measure
+from bench_runs import SMALL, measure
 
 from setpoint import cli
 from setpoint.core.model import Pooling
@@ -202,17 +202,7 @@ def test_prompts_that_cannot_fit_are_refused_before_any_is_sent(
 ) -> None:
     engine = letters()
     url = http_url(engine)
-    small = [
-        "--num-prompts",
-        "6",
-        "--random-input-len",
-        "12",
-        "--random-output-len",
-        "5",
-        "--random-range-ratio",
-        "1",
-    ]
-    small += ["--gsp-num-groups", "1", "--gsp-prompts-per-group", "2"]
+    small = [*SMALL, "--gsp-num-groups", "1", "--gsp-prompts-per-group", "2"]
     assert (
         cli.main(["bench", "serving", "--base-url", url, "--tokenizer", str(folder), *small, *more])
         == 2
