@@ -95,7 +95,10 @@ def test_what_a_conversation_must_be(serve: Serve) -> None:
             ([{"role": "user", "content": 5}], "must be a string or a list of parts"),
             ([{"content": "a"}], r"messages\[0\].role must be one of"),
             ([{"role": "user"}], r"messages\[0\].content is missing"),
-            ([[5]], r"prompt 1 of 1: messages\[0\] must be a dict with role and content, not int"),
+            (
+                [[5]],
+                r"prompt 1 of 1: messages\[0\] must be an object with role and content, got a whole number",
+            ),
         ):
             with pytest.raises(RequestError, match=words):
                 await calls.chat(messages, None, None, {})

@@ -211,10 +211,10 @@ def test_they_can_be_refused(serve: Serve) -> None:
         ({"stop": ["a", 1]}, "stop[1] must be a string, got a whole number."),
         ({"messages": [1]}, "messages[0] must be an object, got a whole number."),
         ({"messages": "hi"}, "messages must be a list, got a string."),
-        ({"messages": [{"role": "bot", "content": ""}]}, "messages[0].role must be one of system, developer, user, assistant, tool, "
-                                                        "function; got 'bot'."),
-        ({"messages": [{"role": 1, "content": ""}]}, "messages[0].role must be one of system, developer, user, assistant, tool, "
-                                                     "function; got a whole number."),
+        ({"messages": [{"role": "bot", "content": ""}]}, "messages[0].role must be one of system, developer, user, assistant, tool; "
+                                                        "got 'bot'."),
+        ({"messages": [{"role": 1, "content": ""}]}, "messages[0].role must be one of system, developer, user, assistant, tool; "
+                                                     "got a whole number."),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content must be a string or a list of parts, got a whole number."),
     ],
 )  # fmt: skip

@@ -14,11 +14,14 @@ import msgspec
 
 from setpoint.core.errors import RequestError
 from setpoint.core.request import Request
+from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.sglang.native import NativeApi, Prepared
 from setpoint.frontend.apis.sglang.protocol import EncodeBody, GenerateBody, naming_prompt
 from setpoint.frontend.call_arguments import body_of, checked_sampling, prompt_fields
-from setpoint.frontend.chat.prompt import chat_prompt
+from setpoint.frontend.chat.prepare import Chat
+from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.feed import QUEUE_TARGET, EngineView, Gate
+from setpoint.frontend.intake import Options
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
 
@@ -32,6 +35,7 @@ class Calls:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._native = NativeApi(service)
+        self._chat = Chat(service.text, service.intake)
 
     @property
     def chat_defaults(self) -> dict[str, Any]:
@@ -200,20 +204,13 @@ class Calls:
     async def _conversation_ids(self, messages: Any, variables: Mapping[str, Any]) -> list[int]:
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise RequestError(f"messages must be a list of dicts, not {type(messages).__name__}.")
-        if not messages:
-            raise RequestError("messages must not be empty.")
-        for index, message in enumerate(messages):
-            if not isinstance(message, Mapping):
-                raise RequestError(
-                    f"messages[{index}] must be a dict with role and content, not"
-                    f" {type(message).__name__}."
-                )
         if not self.service.text.has_chat_template:
             raise RequestError(
                 'This model has no chat template. Build the Engine with chat_template="FILE", or'
                 " call generate()."
             )
-        ids = await chat_prompt(
-            messages, self.service.text, self.service.intake, variables=variables
+        request = ChatRequest(
+            messages=messages, sampling=SamplingParams(), options=Options(), variables=variables
         )
+        ids = await self._chat.prompt_ids(request)
         return ids.tolist()  # type: ignore[no-any-return]

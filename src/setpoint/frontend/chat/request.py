@@ -37,6 +37,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice = "auto"
     named_tool: str = ""
     """With "required": the one tool to call; empty means any."""
+    allowed_tools: tuple[str, ...] = ()
+    """Names of the only tools that may be called, of all that the model is told of; empty: any."""
     parallel_tool_calls: bool = True
     """False: at most one call in an answer."""
     thinking: bool | None = None

@@ -9,6 +9,7 @@ separate process.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +31,9 @@ millisecond."""
 class Template(Protocol):
     """Renders chats: ``template_process.TemplateProcess``; in tests ``template.ChatTemplate``,
     which does the same without a process."""
+
+    @property
+    def source(self) -> str: ...
 
     def render(
         self,
@@ -71,6 +75,11 @@ class TextProcessor:
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    def template_uses(self, name: str) -> bool:
+        """Whether the chat template mentions a name, e.g. the variable "tools"."""
+        source = "" if self._template is None else self._template.source
+        return re.search(rf"\b{re.escape(name)}\b", source) is not None
 
     def min_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens of ``text``, which takes no tokenization."""

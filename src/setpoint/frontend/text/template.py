@@ -28,6 +28,7 @@ class ChatTemplate:
     """A compiled template; ``render`` may be called for every request."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
+        self.source = source
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )

@@ -46,6 +46,7 @@ class TemplateProcess:
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str] | None = None) -> None:
         """Raises CheckpointError for a template that cannot be compiled."""
+        self.source = source
         self._job = msgspec.json.encode(TemplateJob(source, dict(special_tokens or {})))
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None

@@ -7,14 +7,15 @@ from typing import Any
 
 import msgspec
 
-from setpoint.core import request as core
 from setpoint.core.errors import RequestError
 from setpoint.frontend.apis.openai.logprobs import chat_logprobs
 from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CommonBody
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
+from setpoint.frontend.apis.openai.tools import FunctionTool, choice_of, tools_of
 from setpoint.frontend.chat.deltas import Answer, ToolCallDelta, gathered
-from setpoint.frontend.chat.parser import DeltaParser, MakeParser, PlainParser, parsed
-from setpoint.frontend.chat.prompt import chat_prompt
+from setpoint.frontend.chat.parser import DeltaParser, MakeParser, parsed
+from setpoint.frontend.chat.prepare import Chat
+from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.service import Service
@@ -37,6 +38,7 @@ class ChatBody(CommonBody, kw_only=True):
     stream_reasoning: bool | None = True
     """This and ``separate_reasoning`` apply to the output of a reasoning parser; without one they
     have no effect."""
+    tools: list[FunctionTool] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
@@ -51,8 +53,6 @@ class ChatBody(CommonBody, kw_only=True):
             raise RequestError(
                 f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}], got {self.top_logprobs}."
             )
-        if self.tool_choice not in (None, "none", "auto"):
-            raise RequestError("tool_choice is not supported by this server yet.")
         if self.modalities not in (None, ["text"]):
             raise RequestError("modalities other than text are not supported by this server.")
 
@@ -77,6 +77,7 @@ class ChatApi:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._chat = Chat(service.text, service.intake)
 
     async def open(self, raw: dict[str, Any]) -> TextExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
@@ -85,29 +86,33 @@ class ChatApi:
         )
         body.check()
         rid = body.rid or new_rid()
-        job = self._service.job(await self._requests(body, rid), received=raw, api="OpenAI")
+        prepared = await self._chat.prepare(self._chat_request(body), rid=rid)
+        job = self._service.job(prepared.requests, received=raw, api="OpenAI")
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         reply = Reply(rid, body, kind=kind, config=self._service.config, warnings=warnings)
-        maker = ChatChoices(self._service.text.tokenizer, PlainParser)
+        maker = ChatChoices(self._service.text.tokenizer, prepared.make_parser)
         return TextExchange(job, reply, maker, is_stream=bool(body.stream))
 
-    async def _requests(self, body: ChatBody, rid: str) -> list[core.Request]:
-        sampling = body.sampling(
-            self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens
-        )
+    def _chat_request(self, body: ChatBody) -> ChatRequest:
         top = (body.top_logprobs or 0) if body.logprobs else None
+        choice = choice_of(body.tool_choice)
         variables = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             variables["reasoning_effort"] = body.reasoning_effort
-        prompt = await chat_prompt(
-            body.messages,
-            self._service.text,
-            self._service.intake,
+        return ChatRequest(
+            messages=body.messages,
+            sampling=body.sampling(
+                self._service.config.sampling_defaults, max_new_tokens=body.max_new_tokens
+            ),
+            options=body.options(top_logprobs_num=top),
+            tools=tools_of(body.tools),
+            tool_choice=choice.mode,
+            named_tool=choice.named,
+            allowed_tools=choice.allowed,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            separate_reasoning=body.separate_reasoning is not False,
             variables=variables,
             continue_final_message=bool(body.continue_final_message),
-        )
-        return self._service.intake.requests(
-            prompt, sampling, body.options(top_logprobs_num=top), rid=rid
         )
 
 

@@ -49,7 +49,7 @@ class CompletionApi:
     async def open(self, raw: dict[str, Any]) -> TextExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
         body, warnings = self._service.read(
-            raw, CompletionBody, route=self.route, unsupported=UNSUPPORTED
+            raw, CompletionBody, route=self.route, unsupported=(*UNSUPPORTED, "tools", "suffix")
         )
         body.check()
         rid = body.rid or new_rid()

@@ -38,10 +38,8 @@ UNSUPPORTED = (
     ),
     *(
         "data_parallel_rank",
-        "tools",
         "functions",
         "function_call",
-        "suffix",
         "audio",
         "prediction",
         "web_search_options",

@@ -1,0 +1,106 @@
+"""The tools of a chat: their checks, and the forms in which a chat template is given them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from setpoint.core.errors import RequestError
+from setpoint.core.shown import shown
+from setpoint.frontend.chat.request import ChatRequest, Tool
+
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+"""Names that can stand in a prompt, in JSON and in a grammar as they are."""
+
+
+def check_tools(request: ChatRequest) -> None:
+    """Raise RequestError (400) for tools that cannot be told apart or written down, and for a
+    choice among tools that do not exist."""
+    names: set[str] = set()
+    for index, tool in enumerate(request.tools):
+        if not _NAME.fullmatch(tool.name):
+            raise RequestError(
+                f"tools[{index}]: the name {shown(tool.name, 64)!r} must have 1 to 128 letters,"
+                " digits or any of _.:/-."
+            )
+        if tool.name in names:
+            raise RequestError(f"tools[{index}]: two tools have the name {tool.name!r}.")
+        names.add(tool.name)
+    if request.tool_choice == "required" and not names:
+        raise RequestError("tool_choice asks for a call, but there are no tools.")
+    for name in filter(None, (request.named_tool, *request.allowed_tools)):
+        if name not in names:
+            raise RequestError(
+                f"tool_choice names {shown(name, 64)!r}, which is none of the tools."
+            )
+
+
+def offered(request: ChatRequest) -> Sequence[Tool]:
+    """The tools that the model is told of."""
+    if request.tool_choice == "none":
+        return ()
+    if request.named_tool:
+        return [tool for tool in request.tools if tool.name == request.named_tool]
+    return request.tools
+
+
+def for_template(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools in OpenAI's shape, which Hugging Face's templates read."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters or {"type": "object", "properties": {}},
+            },
+        }
+        for tool in tools
+    ]
+
+
+_HOW_TO_CALL = """\
+You can call functions. Each line here describes one, with a JSON schema of its arguments:
+{tools}
+
+To call a function, write its name and its arguments as JSON between two tags, like this:
+<tool_call>
+{{"name": "the name", "arguments": {{"an argument": "its value"}}}}
+</tool_call>
+The results come back between <tool_response> and </tool_response>."""
+
+
+def told_in_messages(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+) -> list[dict[str, Any]]:
+    """The messages for a template that knows nothing of tools: the system message describes them,
+    calls are part of the assistant's text, and results are messages of the user."""
+    told: list[dict[str, Any]] = []
+    if tools:
+        lines = "\n".join(_json(each["function"]) for each in for_template(tools))
+        told.append({"role": "system", "content": _HOW_TO_CALL.format(tools=lines)})
+    for message in messages:
+        if message["role"] == "system" and len(told) == 1 and tools:
+            told[0]["content"] = f"{message['content']}\n\n{told[0]['content']}"
+        elif message["role"] == "tool":
+            result = f"<tool_response>\n{message['content']}\n</tool_response>"
+            told.append({"role": "user", "content": result})
+        elif message.get("tool_calls"):
+            calls = "\n".join(_written(call["function"]) for call in message["tool_calls"])
+            content = f"{message['content']}\n{calls}".strip()
+            told.append({"role": "assistant", "content": content})
+        else:
+            told.append(dict(message))
+    return told
+
+
+def _written(function: Mapping[str, Any]) -> str:
+    call = {"name": function["name"], "arguments": function["arguments"]}
+    return f"<tool_call>\n{_json(call)}\n</tool_call>"
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,172 @@
+"""From one turn of a conversation to the prompt: what is checked, and what the template is given."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from setpoint.core.errors import RequestError
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.chat.prompt import chat_prompt
+from setpoint.frontend.chat.request import ChatRequest, Tool
+from setpoint.frontend.intake import Options
+from setpoint.frontend.text.processor import TextProcessor
+from setpoint.frontend.text.template import ChatTemplate
+from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.testing.byte_tokenizer import make_byte_tokenizer
+from setpoint.testing.chat_templates import CHATML, QWEN2, QWEN3
+
+USER = {"role": "user", "content": "Weather in Rome?"}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Rome"}'},
+}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
+WEATHER = Tool("weather", "The weather of a city.", {"type": "object"})
+
+
+def turn(*messages: Any, **fields: Any) -> ChatRequest:
+    return ChatRequest(messages=messages, sampling=SamplingParams(), options=Options(), **fields)
+
+
+def prompt_of(template: str, request: ChatRequest) -> str:
+    text = TextProcessor(Tokenizer(make_byte_tokenizer()), ChatTemplate(template))
+    return asyncio.run(chat_prompt(request, text))
+
+
+def test_a_template_is_given_tools_calls_and_results() -> None:
+    prompt = prompt_of(QWEN2, turn(USER, CALLED, RESULT, tools=(WEATHER,)))
+    assert (
+        '<tools>\n{"type": "function", "function": {"name": "weather", "description": "The weather'
+        ' of a city.", "parameters": {"type": "object"}}}\n</tools>' in prompt
+    )
+    assert '{"name": "weather", "arguments": {"city": "Rome"}}' in prompt, "an object, not a string"
+    assert "<tool_response>\nsunny\n</tool_response>" in prompt
+
+
+def test_a_template_without_tools_is_told_in_messages() -> None:
+    system = {"role": "system", "content": "Be kind."}
+    prompt = prompt_of(CHATML, turn(system, USER, CALLED, RESULT, tools=(WEATHER,)))
+    assert prompt.startswith("<|im_start|>system\nBe kind.\n\nYou can call functions.")
+    assert '"name":"weather"' in prompt
+    call = '<tool_call>\n{"name":"weather","arguments":{"city":"Rome"}}\n</tool_call>'
+    assert f"<|im_start|>assistant\n{call}<|im_end|>" in prompt
+    assert "<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>" in prompt
+
+
+def test_without_a_system_message_the_tools_make_one() -> None:
+    prompt = prompt_of(CHATML, turn(USER, tools=(WEATHER,)))
+    assert prompt.startswith("<|im_start|>system\nYou can call functions.")
+
+
+@pytest.mark.parametrize("template", [CHATML, QWEN2])
+def test_tools_that_must_not_be_called_are_not_shown(template: str) -> None:
+    request = turn(USER, tools=(WEATHER,), tool_choice="none")
+    assert prompt_of(template, request) == prompt_of(template, turn(USER))
+
+
+def test_only_a_named_tool_is_shown() -> None:
+    tools = (WEATHER, Tool("time"))
+    named = turn(USER, tools=tools, tool_choice="required", named_tool="time")
+    assert '"time"' in prompt_of(QWEN2, named)
+    assert '"weather"' not in prompt_of(QWEN2, named)
+    allowed = turn(USER, tools=tools, allowed_tools=("time",))
+    assert '"weather"' in prompt_of(QWEN2, allowed), "the prompt stays as it is"
+
+
+def test_a_developer_is_the_system_where_the_template_does_not_know_one() -> None:
+    prompt = prompt_of(CHATML, turn({"role": "developer", "content": "Be kind."}, USER))
+    assert prompt.startswith("<|im_start|>system\nBe kind.<|im_end|>")
+    known = "{% for m in messages %}{% if m.role == 'developer' %}D{% endif %}{% endfor %}"
+    assert prompt_of(known, turn({"role": "developer", "content": "x"}, USER)) == "D"
+
+
+def test_thinking_is_a_variable_of_the_template() -> None:
+    template = "{{ enable_thinking is defined }} {{ enable_thinking }} {{ thinking }}"
+    assert prompt_of(template, turn(USER)) == "False  "
+    assert prompt_of(template, turn(USER, thinking=False)) == "True False False"
+    said = turn(USER, thinking=False, variables={"thinking": True})
+    assert prompt_of(template, said) == "True False True", "what the client says itself counts"
+
+
+def test_arguments_that_are_no_object_stay_as_they_are() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"city": '}}
+    broken = {"role": "assistant", "tool_calls": [call]}
+    template = "{{ messages[1].tool_calls[0].function.arguments }}"
+    assert prompt_of(template, turn(USER, broken)) == '{"city": '
+
+
+def test_reasoning_of_earlier_turns_reaches_the_template() -> None:
+    before = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2"}
+    template = "{{ messages[1].reasoning_content }}"
+    assert prompt_of(template, turn(USER, before, USER)) == "2 and 2"
+
+
+def test_the_last_message_is_continued() -> None:
+    started = {"role": "assistant", "content": "It is "}
+    prompt = prompt_of(CHATML, turn(USER, started, continue_final_message=True))
+    assert prompt.endswith("<|im_start|>assistant\nIt is ")
+    assert prompt_of(QWEN3, turn(USER, continue_final_message=True)).endswith("assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "messages must not be empty"),
+        ([{"role": "system", "content": "x"}], "at least one message of the user"),
+        ([{"role": "assistant", "content": "x"}], "at least one message of the user"),
+        ([5], r"messages\[0\] must be an object"),
+        ([{"role": "user"}], r"messages\[0\].content is missing"),
+        ([{"role": "user", "content": []}], r"messages\[0\].content must not be an empty list"),
+        ([{"role": "user", "content": 5}], r"messages\[0\].content must be a string or a list"),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            "text parts only, got 'image_url'",
+        ),
+        ([{"role": "user", "content": [{"type": []}]}], "text parts only, got an object"),
+        ([{"role": "user", "content": [5]}], "text parts only, got a whole number"),
+        (
+            [USER, {"role": "assistant", "tool_calls": 5}],
+            r"messages\[1\].tool_calls must be a list",
+        ),
+        ([USER, {"role": "assistant", "tool_calls": [5]}], r"tool_calls\[0\] must be an object"),
+        ([USER, RESULT], r"messages\[1\] is the result of a tool, but no message"),
+        ([USER, {"role": "tool", "content": "x"}], "the result of a tool, but no message"),
+        ([USER, CALLED, {**RESULT, "tool_call_id": "call_2"}], r"messages\[2\].tool_call_id is"),
+        ([USER, CALLED, {**RESULT, "tool_call_id": 5}], "tool_call_id must be a string"),
+        ([USER, CALLED, {**RESULT, "content": None}], r"messages\[2\].content is missing"),
+    ],
+)
+def test_wrong_messages_are_refused_by_name(messages: list[Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        prompt_of(CHATML, turn(*messages))
+
+
+def test_a_result_without_an_id_belongs_to_the_calls_before() -> None:
+    prompt_of(CHATML, turn(USER, CALLED, {"role": "tool", "content": "sunny"}))
+
+
+def test_a_message_that_called_a_tool_cannot_be_continued() -> None:
+    with pytest.raises(RequestError, match="continue_final_message"):
+        prompt_of(CHATML, turn(USER, CALLED, continue_final_message=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tools": (WEATHER, WEATHER)}, r"tools\[1\]: two tools have the name 'weather'"),
+        ({"tools": (Tool("a b"),)}, r"tools\[0\]: the name 'a b' must have"),
+        ({"tools": (Tool(""),)}, r"tools\[0\]: the name '' must have"),
+        ({"tools": (Tool("x" * 129),)}, "must have 1 to 128"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": (WEATHER,), "named_tool": "time"}, "names 'time', which is none of the tools"),
+        ({"tools": (WEATHER,), "allowed_tools": ("time",)}, "names 'time'"),
+    ],
+)
+def test_wrong_tools_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        prompt_of(CHATML, turn(USER, **fields))
