@@ -1,11 +1,17 @@
-"""What a streamed token costs the frontend, without any model: CPU time per token of the process
-that speaks HTTP.
+"""What the process that speaks HTTP costs, without any model: CPU time for each streamed token, and
+what it adds to the time to the first token.
 
-    python benchmarks/frontend.py [--streams 1,64] [--tokens 500] [--step-ms 4] [--profile]
+    python benchmarks/frontend.py [--streams 1,64,256] [--only chat,generate] [--tokens 300]
 
-The real application and link; a process that sends a token per stream and step stands for the
-engine, another one that only reads for the clients. With one stream every token is a wake-up of a
-cold process, which is what it costs next to an engine that computes.
+The real application, link, tokenizer and chat template of the default model. A process that sends a
+token per stream and step stands for the engine, another one that only reads stands for the clients,
+so the CPU time is the frontend's alone. With one stream every token is a wake-up of a cold process,
+which is what it costs next to an engine that computes.
+
+First tokens are measured twice: of requests that arrive evenly while others stream, and of requests
+that arrive at once and whose first tokens the engine sends in one message. "in" is from the last
+byte that the client sends to the engine's receipt, "out" from the engine's message to the client's
+first byte of the answer; neither holds any time of an engine.
 """
 
 from __future__ import annotations
@@ -19,13 +25,26 @@ import os
 import pstats
 import select
 import socket
+import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import uvloop
 from machine import environment
 
-from setpoint.core.messages import Finish, Ready, Shutdown, Stop, Submit, TokenEvent, Tokens
+from setpoint.checkpoint.source import locate
+from setpoint.core.messages import (
+    Finish,
+    LogprobBlock,
+    Ready,
+    Shutdown,
+    Submit,
+    TokenEvent,
+    Tokens,
+)
+from setpoint.core.request import Request
 from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import create_app
@@ -36,95 +55,201 @@ from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.ipc.link import SocketLink
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.processor import TextProcessor
-from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.ipc import EngineSocket
-from setpoint.testing.byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from setpoint.testing.fake_engine import FixedOptions
 
 CONTEXT = 100_000
+TEXT = "The quick brown fox — naïve, but not lazy — jumps over 13 dogs.\nThen it rests. "
+"""What every answer repeats."""
+MESSAGES = [{"role": "user", "content": "Tell me a long story about a fox and thirteen dogs."}]
+STOPS = ["\n\nQuestion:", "###", "</answer>", "Then it sleeps"]
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": MESSAGES}),
+    "chat, stop strings": ("/v1/chat/completions", {"messages": MESSAGES, "stop": STOPS}),
+    "chat, 5 logprobs": (
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "logprobs": True, "top_logprobs": 5},
+    ),
+    "chat, whole": ("/v1/chat/completions", {"messages": MESSAGES, "stream": False}),
+    "completions": ("/v1/completions", {"prompt": TEXT}),
+    "generate": ("/generate", {"text": TEXT}),
+}
 
 
-def in_child(work: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return pid
+@dataclass(frozen=True)
+class Load:
+    variant: str
+    num_requests: int
+    num_tokens: int
+    step_s: float
+    gap_s: float = 0.0
+    """Between the arrivals of requests; 0 = all at once, and no step before all have come."""
+
+    def body(self, index: int) -> tuple[str, bytes]:
+        route, fields = VARIANTS[self.variant]
+        asked = {"model": "default", "rid": f"bench-{index}", "stream": True, **fields}
+        limits = {"ignore_eos": True}
+        if route == "/generate":
+            asked["sampling_params"] = {**limits, "max_new_tokens": self.num_tokens}
+        else:
+            asked |= {**limits, "max_tokens": self.num_tokens}
+        return route, json.dumps(asked).encode()
 
 
-def engine(descriptor: int, num_streams: int, step_s: float) -> None:
-    """Waits until all streams have come, then sends a token to each of them per step, until all
-    have what they asked for."""
-    link = EngineSocket(descriptor)
-    link.send(Ready({}))
-    running: dict[int, int] = {}
-    while True:
-        for message in link.receive(10.0 if len(running) < num_streams else 0.0):
-            if isinstance(message, Submit):
-                running[message.seq_id] = message.request.sampling.max_new_tokens or 0
-            elif isinstance(message, (Stop, Shutdown)):
-                return
-        if len(running) < num_streams:
-            continue
-        for index in range(1, max(running.values()) + 1):
-            time.sleep(step_s)
-            ends = {
-                seq_id: Finish("length", length=count) if index == count else None
-                for seq_id, count in running.items()
-            }
-            link.send(
-                Tokens(
-                    [
-                        TokenEvent(seq_id, [65 + index % 26], ends[seq_id], 99, index)
-                        for seq_id in running
-                    ]
-                )
+Times = dict[str, dict[str, float]]
+"""Event -> number of a request -> when, in seconds of one clock for all processes."""
+
+
+class Child:
+    """A forked process that does ``work`` and sends the result back."""
+
+    def __init__(self, work: Callable[[], Times]) -> None:
+        self._reads, writes = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.write(writes, json.dumps(work()).encode())
+            finally:
+                os._exit(0)
+        os.close(writes)
+
+    def result(self) -> Times:
+        with os.fdopen(self._reads) as reads:
+            times: Times = json.loads(reads.read())
+        os.waitpid(self._pid, 0)
+        return times
+
+
+class Engine:
+    """Sends a token per stream and step. Its requests' rids end with their numbers."""
+
+    def __init__(self, descriptor: int, load: Load, ids: list[int]) -> None:
+        self._link = EngineSocket(descriptor)
+        self._load = load
+        self._ids = ids
+        self._requests: dict[int, Request] = {}
+        self._num_sent: dict[int, int] = {}
+        self._times: Times = {"received": {}, "sent": {}}
+
+    def run(self) -> Times:
+        self._link.send(Ready({}))
+        next_step = time.perf_counter() + 3600
+        while True:
+            for message in self._link.receive(max(next_step - time.perf_counter(), 0.0)):
+                if isinstance(message, Shutdown):
+                    return self._times
+                if isinstance(message, Submit):
+                    self._submitted(message)
+                    next_step = min(next_step, time.perf_counter() + self._load.step_s)
+            if time.perf_counter() >= next_step:
+                next_step += self._load.step_s
+                if self._load.gap_s or len(self._times["received"]) == self._load.num_requests:
+                    self._send(list(self._num_sent))
+
+    def _submitted(self, message: Submit) -> None:
+        self._times["received"][_number(message.request)] = time.perf_counter()
+        self._requests[message.seq_id] = message.request
+        self._num_sent[message.seq_id] = 0
+        if self._load.gap_s:
+            self._send([message.seq_id])
+
+    def _send(self, seq_ids: list[int]) -> None:
+        events = [self._event(seq_id) for seq_id in seq_ids]
+        now = time.perf_counter()
+        for event in events:
+            if event.num_outputs == 1:
+                self._times["sent"][_number(self._requests[event.seq_id])] = now
+            if event.finish is not None:
+                del self._num_sent[event.seq_id]
+        if events:
+            self._link.send(Tokens(events))
+
+    def _event(self, seq_id: int) -> TokenEvent:
+        self._num_sent[seq_id] += 1
+        count, request = self._num_sent[seq_id], self._requests[seq_id]
+        token = self._ids[count % len(self._ids)]
+        finish = Finish("length", length=count) if count == self._load.num_tokens else None
+        logprobs = None
+        if request.return_logprob:
+            tops = range(request.top_logprobs_num)
+            logprobs = LogprobBlock(
+                [-0.5], [token], [[-0.5 * k for k in tops]], [[token + k for k in tops]], [[]]
             )
-        running = {}
+        return TokenEvent(
+            seq_id, [token], finish, 30, count, num_cached=8, output_logprobs=logprobs
+        )
 
 
-def clients(port: int, num_streams: int, num_tokens: int) -> None:
-    """Asks for all streams at once and reads until each has ended."""
-    asked = {
-        "model": "default",
-        "prompt": list(range(1, 100)),
-        "max_tokens": num_tokens,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    body = json.dumps(asked).encode()
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type:"
-        f" application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
+def _number(request: Request) -> str:
+    return request.rid.rpartition("-")[2]
+
+
+def clients(port: int, load: Load) -> Times:
+    """Sends the requests at their times and reads until each answer has ended."""
+    times: Times = {"asked": {}, "answered": {}, "ended": {}}
     poller, streams = select.poll(), {}
-    for _ in range(num_streams):
-        stream = socket.create_connection(("127.0.0.1", port))
-        stream.sendall(head.encode() + body)
-        streams[stream.fileno()] = stream
-        poller.register(stream, select.POLLIN)
-    while streams:
-        for descriptor, _ in poller.poll():
-            data = streams[descriptor].recv(1 << 16)
-            if not data or b"[DONE]" in data:
+    begin, num_asked = time.perf_counter(), 0
+    while num_asked < load.num_requests or streams:
+        while (
+            num_asked < load.num_requests and time.perf_counter() >= begin + num_asked * load.gap_s
+        ):
+            stream = _ask(port, load, num_asked, times)
+            streams[stream.fileno()] = (str(num_asked), stream)
+            poller.register(stream, select.POLLIN)
+            num_asked += 1
+        wait = begin + num_asked * load.gap_s - time.perf_counter()
+        timeout_ms = max(wait, 0.0) * 1e3 if num_asked < load.num_requests else None
+        for descriptor, _ in poller.poll(timeout_ms):
+            number, stream = streams[descriptor]
+            data = stream.recv(1 << 16)
+            if number not in times["answered"] and b"{" in data:
+                times["answered"][number] = time.perf_counter()
+            if not data:
+                times["ended"][number] = time.perf_counter()
                 poller.unregister(descriptor)
-                streams.pop(descriptor).close()
+                streams.pop(descriptor)[1].close()
+    return times
 
 
-async def measure(
-    num_streams: int, num_tokens: int, step_s: float, profiler: cProfile.Profile | None
-) -> float:
-    """CPU seconds of this process while the streams run."""
+def _ask(port: int, load: Load, index: int, times: Times) -> socket.socket:
+    route, body = load.body(index)
+    head = (
+        f"POST {route} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    stream = socket.create_connection(("127.0.0.1", port))
+    stream.sendall(head.encode() + body)
+    times["asked"][str(index)] = time.perf_counter()
+    return stream
+
+
+@dataclass(frozen=True)
+class Measured:
+    cpu_s: float
+    """Of the frontend, from the first token to the end of the last answer."""
+    wall_s: float
+    times: Times
+
+    def delays_ms(self, begin: str, end: str) -> list[float]:
+        """From one event of a request to another. The first quarter of the requests is left out:
+        they warm the process up."""
+        pairs = [(self.times[begin][number], when) for number, when in self.times[end].items()]
+        return sorted((when - before) * 1e3 for before, when in sorted(pairs)[len(pairs) // 4 :])
+
+
+async def measure(load: Load, text: TextProcessor, profiler: cProfile.Profile | None) -> Measured:
+    ids = text.tokenizer.encode(TEXT, add_special_tokens=False).tolist()
     ours, theirs = socket.socketpair()
-    helpers = [in_child(lambda: engine(theirs.fileno(), num_streams, step_s))]
+    helpers = [Child(Engine(theirs.fileno(), load, ids).run)]
     config = FrontendConfig(
-        "tiny", "tiny", "", context_len=CONTEXT, max_req_input_len=CONTEXT, vocab_size=VOCAB_SIZE
+        "default",
+        "default",
+        "",
+        context_len=CONTEXT,
+        max_req_input_len=CONTEXT,
+        vocab_size=text.tokenizer.vocab_size,
     )
-    service = Service(
-        config, EngineClient(), TextProcessor(Tokenizer(make_byte_tokenizer())), FixedOptions()
-    )
+    service = Service(config, EngineClient(), text, FixedOptions())
     line = EngineLine(SocketLink(ours))
     service.engine.attach(line)
     assert await line.wait_ready(timeout_s=10)
@@ -133,52 +258,91 @@ async def measure(
     serving = asyncio.create_task(listen(server, listener))
     while not server.started:
         await asyncio.sleep(0.01)
+    port = listener.getsockname()[1]
     gc.collect()
     gc.freeze()
-    helpers.append(in_child(lambda: clients(listener.getsockname()[1], num_streams, num_tokens)))
-    while service.engine.num_open < num_streams:
-        await asyncio.sleep(0.001)
+    helpers.append(Child(lambda: clients(port, load)))
+    while service.engine.num_open < (1 if load.gap_s else load.num_requests):
+        await asyncio.sleep(0.0005)
     if profiler is not None:
         profiler.enable()
-    begin = time.process_time()
+    begin_s, begin = time.process_time(), time.perf_counter()
     while service.engine.num_open:
-        await asyncio.sleep(0.1)
-    spent = time.process_time() - begin
+        await asyncio.sleep(0.05)
+    cpu_s, wall_s = time.process_time() - begin_s, time.perf_counter() - begin
     if profiler is not None:
         profiler.disable()
     service.engine.shutdown()
+    times = {event: when for helper in helpers for event, when in helper.result().items()}
     server.should_exit = True
     await serving
-    for pid in helpers:
-        os.waitpid(pid, 0)
     service.engine.close()
-    return spent
+    assert len(times["answered"]) == load.num_requests
+    return Measured(cpu_s, wall_s, times)
+
+
+def rate_line(load: Load, measured: Measured) -> str:
+    num_tokens = load.num_requests * load.num_tokens
+    return (
+        f"{load.variant}: {load.num_requests} streams, a step every {load.step_s * 1e3:g} ms:"
+        f" {num_tokens / measured.wall_s:.0f} tokens/s sent with"
+        f" {measured.cpu_s / measured.wall_s:.0%} of a core,"
+        f" {num_tokens / measured.cpu_s:.0f} tokens per CPU second,"
+        f" {measured.cpu_s / num_tokens * 1e6:.1f} µs per token"
+    )
+
+
+def first_token_line(load: Load, measured: Measured) -> str:
+    ways = {"in": ("asked", "received"), "out": ("sent", "answered")}
+    delays = {way: measured.delays_ms(*events) for way, events in ways.items()}
+    figures = ", ".join(
+        f"{way} {statistics.median(each):.2f} (mean {statistics.fmean(each):.2f},"
+        f" p99 {each[int(len(each) * 0.99)]:.2f})"
+        for way, each in delays.items()
+    )
+    arrive = f"one every {load.gap_s * 1e3:g} ms" if load.gap_s else "at once"
+    return f"{load.variant}: first tokens of {load.num_requests} requests, {arrive}: ms {figures}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--streams", default="1,64", help="comma-separated")
-    parser.add_argument("--tokens", type=int, default=500, help="per stream")
-    parser.add_argument("--step-ms", type=float, default=4.0, help="between the tokens of a stream")
+    parser.add_argument("--streams", default="1,64,256", help="comma-separated")
+    parser.add_argument("--only", default="", help="variants, comma-separated beginnings")
+    parser.add_argument("--tokens", type=int, default=300, help="per stream")
+    parser.add_argument("--step-ms", type=float, default=12.8, help="between a stream's tokens")
+    parser.add_argument("--open", type=int, default=64, help="streams while others arrive")
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="cProfile of the first of --streams instead of the figures",
+        help="cProfile of the first variant with the first of --streams instead of the figures",
     )
     args = parser.parse_args()
     print(environment("uvicorn", "starlette", "uvloop", "msgspec") + "\n")
-    for num_streams in map(int, args.streams.split(",")):
-        profiler = cProfile.Profile() if args.profile else None
-        spent = uvloop.run(measure(num_streams, args.tokens, args.step_ms / 1e3, profiler))
-        if profiler is not None:
-            pstats.Stats(profiler).sort_stats("tottime").print_stats(30)
-            return
-        print(
-            f"{num_streams} streams, a step every {args.step_ms:g} ms:"
-            f" {spent / args.tokens / num_streams * 1e6:.0f} µs per token"
-        )
+    text = TextProcessor.from_folder(locate(None, log=print).folder)
+    step_s = args.step_ms / 1e3
+    wanted = [
+        name for name in VARIANTS if any(name.startswith(each) for each in args.only.split(","))
+    ]
+    try:
+        for variant in wanted:
+            for num_streams in map(int, args.streams.split(",")):
+                load = Load(variant, num_streams, args.tokens, step_s)
+                profiler = cProfile.Profile() if args.profile else None
+                measured = uvloop.run(measure(load, text, profiler))
+                if profiler is not None:
+                    pstats.Stats(profiler).sort_stats("tottime").print_stats(40)
+                    return
+                print(rate_line(load, measured))
+                if num_streams > 1 and VARIANTS[variant][1].get("stream", True):
+                    print(first_token_line(load, measured))
+        if "chat" in wanted:
+            # Each request streams for as long as it takes --open others to arrive.
+            load = Load("chat", 4 * args.open, args.open, 0.02, gap_s=0.02)
+            print(first_token_line(load, uvloop.run(measure(load, text, None))))
+    finally:
+        text.close()
 
 
 if __name__ == "__main__":
