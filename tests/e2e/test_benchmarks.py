@@ -94,8 +94,8 @@ def test_serving_beside_the_engine_without_http(tmp_path: Path) -> None:
 
 
 def test_frontend_prints_a_figure_per_load() -> None:
-    arguments = "--streams 1,3 --tokens 20 --step-ms 1 --open 3 --only chat,generate".split()
-    done = run("frontend.py", *arguments)
+    load = ("--streams", "1,3", "--tokens", "20", "--step-ms", "1", "--open", "3")
+    done = run("frontend.py", *load, "--only", "chat,generate")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert sum(line.endswith("µs per token") for line in lines) == 10
