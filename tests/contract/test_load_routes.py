@@ -32,6 +32,7 @@ def test_loads_of_a_busy_engine(serve: Serve) -> None:
             "dp_rank": 0,
             "num_running_reqs": 2,
             "num_waiting_reqs": 1,
+            "num_paused_reqs": 0,
             "num_waiting_uncached_tokens": 4,
             "num_used_tokens": 2,
             "num_total_tokens": 6,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from setpoint.core.errors import RequestError
-from setpoint.core.messages import Call, ToFrontend, Tokens
+from setpoint.core.messages import Call, PauseMode, ToFrontend, Tokens
 from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.records import (
     GrammarEnded,
@@ -159,6 +159,8 @@ actions = st.one_of(
     st.tuples(st.just("continue"), st.integers(0, 9)),
     st.tuples(st.just("change"), changes),
     st.tuples(st.just("call"), st.sampled_from(["flush_cache", "state", "unknown"])),
+    st.tuples(st.just("pause"), st.sampled_from(PauseMode)),
+    st.tuples(st.just("resume"), st.none()),
 )
 
 
@@ -200,6 +202,10 @@ def run(config: dict[str, Any], todo: list[tuple[str, Any]]) -> Harness:
             harness.turn(what)
         elif action == "change":
             harness.change(**allowed(what))
+        elif action == "pause":
+            harness.pause(what)
+        elif action == "resume":
+            harness.resume()
         elif action == "call":
             harness.wire.inbox.append(Call(0, what))
         elif what < len(prompts) and action == "continue":
@@ -210,6 +216,7 @@ def run(config: dict[str, Any], todo: list[tuple[str, Any]]) -> Harness:
             prompts.append(prompt)
         elif what < len(prompts):
             getattr(harness, action)(f"client-{what:03}")
+    harness.resume()
     harness.drain()
     return harness
 

@@ -8,11 +8,13 @@ from typing import get_args
 
 import pytest
 
-from setpoint.core.messages import Call, Change, Tokens
+from setpoint.core.messages import Call, Change, PauseMode, Tokens
 from setpoint.core.records import (
     CacheFlushed,
+    Continued,
     Fallback,
     GrammarEnded,
+    Paused,
     PoolRebuilt,
     Preemption,
     PreparationStarted,
@@ -94,6 +96,14 @@ def changed() -> Harness:
     return harness
 
 
+def paused() -> Harness:
+    harness = Harness()
+    harness.pause(PauseMode.ABORT)
+    harness.resume()
+    harness.turn()
+    return harness
+
+
 def leaking() -> Harness:
     """A page that nobody will give back."""
     harness = Harness(strict_accounting=False)
@@ -153,6 +163,8 @@ PROVOKED_BY: dict[type[Record], Callable[[], Harness]] = {
     Fallback: ignoring_priorities,
     CacheFlushed: flushed,
     SettingsChanged: changed,
+    Paused: paused,
+    Continued: paused,
     PoolRebuilt: leaking,
     PreparationStarted: constrained,
     GrammarEnded: constrained,

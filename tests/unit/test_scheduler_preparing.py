@@ -9,40 +9,20 @@ import pytest
 from setpoint.core.errors import RequestError
 from setpoint.core.messages import Call, Prepared
 from setpoint.core.records import PreparationStarted, Received, RequestDone
-from setpoint.core.request import Ids, Request
+from setpoint.core.request import Request
 from setpoint.core.settings import PrioritySettings
 from setpoint.scheduler.sequence import Status
 from setpoint.testing.harness import VOCAB, Harness
-from setpoint.testing.preparers import ScriptedPreparer
+from setpoint.testing.preparers import AnyToken, ScriptedPreparer
 from setpoint.testing.scripted import hashed_token, reference
 
 PROMPT = [10, 11, 12]
 
 
-class Free:
-    """Allows every token, and keeps what it was told."""
-
-    def __init__(self, ends_after: int = 1 << 30) -> None:
-        self.accepted: list[int] = []
-        self._ends_after = ends_after
-
-    def accept(self, token: int) -> None:
-        self.accepted.append(token)
-
-    def fill_mask(self, words: Ids) -> None:
-        allowed = np.zeros(len(words) * 32, np.uint8)
-        allowed[:VOCAB] = 1
-        words[:] = np.packbits(allowed, bitorder="little").view(np.int32)
-
-    @property
-    def terminated(self) -> bool:
-        return len(self.accepted) >= self._ends_after
-
-
 def held(**config: object) -> tuple[Harness, ScriptedPreparer]:
     """Requests named g… wait until the test lets them go."""
     preparer = ScriptedPreparer(
-        lambda request: Free(), needs=lambda request: request.rid.startswith("g"), hold=True
+        lambda request: AnyToken(), needs=lambda request: request.rid.startswith("g"), hold=True
     )
     return Harness(preparer=preparer, **config), preparer  # type: ignore[arg-type]
 
@@ -200,10 +180,10 @@ def test_the_queue_s_limit_counts_them_and_urgency_displaces_them() -> None:
 def test_a_grammar_that_cannot_be_made_ends_its_request_alone(
     error: Exception, status_code: int
 ) -> None:
-    def make(request: Request) -> Free:
+    def make(request: Request) -> AnyToken:
         if request.rid == "bad":
             raise error
-        return Free()
+        return AnyToken()
 
     h = Harness(preparer=ScriptedPreparer(make))
     for rid in ("bad", "good"):
@@ -217,7 +197,7 @@ def test_a_grammar_that_cannot_be_made_ends_its_request_alone(
 
 
 def test_outputs_that_exist_are_told_to_the_grammar_before_it_is_used() -> None:
-    grammars = [Free(), Free(ends_after=3)]
+    grammars = [AnyToken(), AnyToken(ends_after=3)]
     h = Harness(preparer=ScriptedPreparer(lambda request: grammars[int(request.rid)]))
     prior = expected(6)[:3]
     h.submit("0", PROMPT, prior=prior, max_new_tokens=6)
@@ -232,8 +212,8 @@ def test_outputs_that_exist_are_told_to_the_grammar_before_it_is_used() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_retracted_request_keeps_its_grammar(depth: int) -> None:
-    grammars: dict[str, Free] = {}
-    preparer = ScriptedPreparer(lambda request: grammars.setdefault(request.rid, Free()))
+    grammars: dict[str, AnyToken] = {}
+    preparer = ScriptedPreparer(lambda request: grammars.setdefault(request.rid, AnyToken()))
     h = Harness(num_pages=60, depth=depth, preparer=preparer, conservativeness=0.01)
     for number in range(4):
         h.submit(f"r{number}", [*PROMPT, number], max_new_tokens=30)

@@ -11,6 +11,7 @@ the way.
 
 from __future__ import annotations
 
+import enum
 from typing import Any, Literal
 
 import msgspec
@@ -123,6 +124,29 @@ class Change(msgspec.Struct, frozen=True, tag=True):
     """The reason given by the one who asked; may be empty."""
 
 
+class PauseMode(enum.StrEnum):
+    """What a pause does to the requests that are open."""
+
+    ABORT = "abort"  # all of them end
+    RETRACT = "retract"  # running ones give up their memory and go back to the queue
+    IN_PLACE = "in_place"  # running ones keep their memory
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """Plan no further step until Continue. Answered by one Reply with the same id, once the results
+    of the steps in flight are taken and the open requests are dealt with. Requests that arrive
+    while the engine is paused wait in the queue."""
+
+    id: int
+    mode: PauseMode
+
+
+class Continue(msgspec.Struct, frozen=True, tag=True):
+    """Go on after a Pause; does nothing without one. Answered by one Reply with the same id."""
+
+    id: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Do not finish the running sequences; release everything and exit with code 0."""
 
@@ -170,7 +194,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
     left: list[int]
 
 
-ToEngine = Submit | Abort | Stop | Call | Change | Shutdown
+ToEngine = Submit | Abort | Stop | Call | Change | Pause | Continue | Shutdown
 ToLoop = ToEngine | Prepared
 """The messages that the engine's loop can find in its inbox."""
 ToFrontend = Tokens | Reply | Starting | Ready | Failed | Announce

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from setpoint.core.messages import Finish, OptionChange, ToLoop
+from setpoint.core.messages import Finish, OptionChange, PauseMode, ToLoop
 from setpoint.core.plan import StepPlan
 from setpoint.core.result import EAGER, StepResult
 from setpoint.core.settings import Settings
@@ -256,6 +256,29 @@ class SettingsChanged(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
+class Paused(msgspec.Struct, frozen=True, tag=True):
+    """No step is planned from now on, until Continued."""
+
+    mode: PauseMode
+    num_aborted: int
+    """Requests that the pause ended."""
+    num_retracted: int
+    """Running requests that the pause sent back to the queue."""
+    num_queued: int
+    """Requests that wait after that, including those that are prepared."""
+    num_running: int
+    """Requests that keep their memory."""
+
+
+class Continued(msgspec.Struct, frozen=True, tag=True):
+    """Steps are planned again."""
+
+    paused_s: float
+    """How long the pause lasted. It does not count towards the time limits of requests."""
+    num_queued: int
+    num_running: int
+
+
 class PoolRebuilt(msgspec.Struct, frozen=True, tag=True):
     """An idle engine found its page accounting inconsistent and started again with an empty
     pool."""
@@ -281,6 +304,8 @@ Record = (
     | Fallback
     | CacheFlushed
     | SettingsChanged
+    | Paused
+    | Continued
     | PoolRebuilt
 )
 

@@ -82,16 +82,16 @@ class Service:
         )
 
     async def is_healthy(self) -> bool:
-        """Whether the engine works. Recent tokens prove it, and so does an answer from a busy
-        engine; only an idle engine is sent a request."""
+        """Whether the engine works. Recent tokens prove it, and so does an answer from a busy or
+        paused engine; only an idle engine is sent a request."""
         if not self.engine.is_ready:
             return False
         try:
             line = self.engine.choose()
             if line.result_age_s < RECENT_S:
                 return True
-            if self.engine.num_open:
-                await line.call("state", timeout_s=self.config.health_timeout_s)
+            state = await line.call("state", timeout_s=self.config.health_timeout_s)
+            if self.engine.num_open or state.value["paused"]:
                 return line.is_ready
             return await self._answers_a_probe(line)
         except EngineDeadError:

@@ -12,7 +12,9 @@ from types import TracebackType
 
 from setpoint.core.records import (
     CacheFlushed,
+    Continued,
     Fallback,
+    Paused,
     PoolRebuilt,
     Preemption,
     Record,
@@ -36,6 +38,7 @@ CLIPPED = (
 NOT_FLUSHED = (
     "Cache not flushed because there are pending requests. #queue-req: %d, #running-req: %d"
 )
+CONTINUED = "Generation continued after %.1f s. #running-req: %d, #queue-req: %d"
 
 _ExceptionInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -140,6 +143,10 @@ class LogLines:
                 logger.warning(NOT_FLUSHED, num_queued, num_running)
             case SettingsChanged():
                 _changed(record)
+            case Paused():
+                _paused(record)
+            case Continued(paused_s, num_queued, num_running):
+                logger.info(CONTINUED, paused_s, num_running, num_queued)
             case PoolRebuilt(violations):
                 logger.error(
                     "KV cache accounting is broken and was rebuilt empty: %s", "; ".join(violations)
@@ -181,6 +188,18 @@ def _changed(change: SettingsChanged) -> None:
     why = f" ({shown(change.why)})" if change.why else ""
     logger.info("Settings changed by %s: %s%s", shown(change.by), changes, why)
     set_log_level(change.settings.log_level)
+
+
+def _paused(pause: Paused) -> None:
+    logger.info(
+        "Generation paused (%s). #aborted-req: %d, #retracted-req: %d, #running-req: %d,"
+        " #queue-req: %d",
+        pause.mode,
+        pause.num_aborted,
+        pause.num_retracted,
+        pause.num_running,
+        pause.num_queued,
+    )
 
 
 def log_fallback(fallback: Fallback) -> None:

@@ -162,6 +162,8 @@ _WHOLE: tuple[type, ...] = (
     records.RequestClipped,
     records.Fallback,
     records.CacheFlushed,
+    records.Paused,
+    records.Continued,
     records.PoolRebuilt,
 )
 _KINDS = {kind.__name__: kind for kind in (*_WHOLE, RequestDone, SettingsChanged)}

@@ -16,7 +16,9 @@ from setpoint.core.messages import (
     Abort,
     Call,
     Change,
+    Continue,
     Finish,
+    Pause,
     Prepared,
     Shutdown,
     Stop,
@@ -142,7 +144,7 @@ def _without_quotes(finish: Finish) -> Finish:
 class Withheld:
     """Keeps no text, id or name that a client sent or was sent."""
 
-    DECIDED = frozenset({Submit, Abort, Stop, Call, Change, Shutdown, Prepared})
+    DECIDED = frozenset({Submit, Abort, Stop, Call, Change, Pause, Continue, Shutdown, Prepared})
     """The messages that may be kept, with limits: of a Submit only the fields of KeptArrival, of a
     Prepared no words about what the client sent, of a Change neither who asked nor why; the others
     are kept whole."""

@@ -20,6 +20,8 @@ from setpoint.core.messages import (
     Announce,
     Call,
     Change,
+    Continue,
+    Pause,
     Prepared,
     Reply,
     Shutdown,
@@ -111,7 +113,7 @@ class Loop:
         self._stopping = False
         self._was_idle = True
         self._unchanged = False
-        """Whether the last turn found the engine idle and no message; written by ``_turn``."""
+        """Whether the last turn found the engine at rest and no message; written by ``_turn``."""
         self._announced: set[int] = set()
         """The sequences in flight that the frontend was last told of."""
 
@@ -140,15 +142,16 @@ class Loop:
         device has work while the host commits."""
         scheduler, inflight, depth = self._scheduler, self._inflight, self._depth
         self._heartbeat()
-        idle = scheduler.state.is_idle
-        timeout_s = self._idle_wait_s() if idle else 0.0
-        messages = self._receive(timeout_s, idle=idle)
-        quiet = idle and not messages and not scheduler.state.preparing
+        state = scheduler.state
+        resting = state.is_at_rest
+        messages = self._receive(self._rest_s() if resting else 0.0, resting=resting)
+        # Requests that are prepared have time limits, which a pause suspends.
+        quiet = resting and not messages and (state.pause is not None or not state.preparing)
         if quiet and self._unchanged:
             return
-        self._observer.on(Turn(scheduler.state.now))
+        self._observer.on(Turn(state.now))
         if not self._unchanged:
-            self._check(idle)
+            self._check(state.is_idle)
         self._unchanged = quiet
         for message in messages:
             self._take(message)
@@ -165,20 +168,20 @@ class Loop:
             inflight.append(pending)
         if depth == 0 and inflight:
             self._commit_oldest()
-            if scheduler.state.is_idle:
+            if state.is_idle:
                 self._announce()
         if plan is not None:
             self._observer.on(self._turn_done(plan))
 
-    def _receive(self, timeout_s: float, *, idle: bool) -> list[ToLoop]:
-        """The messages that have arrived; an idle loop waits for one. The turn's clock starts
+    def _receive(self, timeout_s: float, *, resting: bool) -> list[ToLoop]:
+        """The messages that have arrived; a loop at rest waits for one. The turn's clock starts
         here."""
         times = self._times = _TurnTimes()
         before = self._clock.now()
         messages = self._link.receive(timeout_s)
         now = self._clock.now()
-        # An idle loop has waited, and how much of that time was spent receiving is not known.
-        times.began, times.link_s = (now, 0.0) if idle else (before, now - before)
+        # A loop at rest has waited, and how much of that time was spent receiving is not known.
+        times.began, times.link_s = (now, 0.0) if resting else (before, now - before)
         self._scheduler.state.now = now
         return messages
 
@@ -221,9 +224,11 @@ class Loop:
             link_s=times.link_s,
         )
 
-    def _idle_wait_s(self) -> float:
-        """How long an idle turn waits for a message: not at all while the executor still has
-        something to prepare."""
+    def _rest_s(self) -> float:
+        """How long a turn at rest waits for a message: not at all while the executor of an idle
+        engine still has something to prepare."""
+        if self._scheduler.state.pause is not None:
+            return IDLE_WAIT_S
         if not self._was_idle:
             return SETTLING_S
         return 0.0 if self._executor.idle() else IDLE_WAIT_S
@@ -281,15 +286,30 @@ class Loop:
                 self._scheduler.change(settings)
                 self._observer.on(SettingsChanged(settings, tuple(options), by, why))
                 self._send(Reply(call_id, True))
+            case Pause(call_id, mode):
+                while self._inflight:
+                    self._commit_oldest()
+                self._emit(self._scheduler.pause(mode))
+                self._send(
+                    Reply(call_id, True, {"num_paused_reqs": self._scheduler.state.num_paused})
+                )
+            case Continue(call_id):
+                self._scheduler.resume()
+                self._send(Reply(call_id, True))
             case Shutdown():
                 self._stopping = True
 
-    def _answer(self, call: Call) -> Reply:
+    def _counts(self) -> dict[str, int]:
         state = self._scheduler.state
         num_queued = len(state.queue) + len(state.preparing)
-        counts = {"num_queued": num_queued, "num_running": len(state.running)}
+        return {"num_queued": num_queued, "num_running": len(state.running)}
+
+    def _answer(self, call: Call) -> Reply:
+        state, counts = self._scheduler.state, self._counts()
         if call.name == "state":
             now = {
+                "paused": state.pause,
+                "num_paused_reqs": state.num_paused,
                 "num_pending_tokens": state.num_pending_tokens,
                 "pool": state.cache.pool_stats(),
                 "settings": state.settings,
@@ -297,10 +317,10 @@ class Loop:
             info = self._state_info() | counts | now
             return Reply(call.id, True, info)
         if call.name == "flush_cache":
-            idle = state.is_idle
-            num_tokens = state.cache.flush() if idle else 0
-            self._observer.on(CacheFlushed(idle, num_tokens, **counts))
-            return Reply(call.id, idle, {"num_tokens": num_tokens} if idle else counts)
+            flushed = state.can_flush
+            num_tokens = state.cache.flush() if flushed else 0
+            self._observer.on(CacheFlushed(flushed, num_tokens, **counts))
+            return Reply(call.id, flushed, {"num_tokens": num_tokens} if flushed else counts)
         return Reply(call.id, False, {"error": f"unknown call {call.name!r}"})
 
     def _check(self, idle: bool) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from setpoint.core.errors import RequestError
 from setpoint.core.failures import failed, failure, refused
-from setpoint.core.messages import Finish, Prepared, TokenEvent
+from setpoint.core.messages import Finish, PauseMode, Prepared, TokenEvent
 from setpoint.core.plan import PlanBuilder, StepPlan, TokenMasks
 from setpoint.core.preparation import Preparer
 from setpoint.core.records import (
@@ -44,6 +44,7 @@ from setpoint.scheduler.decode import DecodePlanner
 from setpoint.scheduler.emit import GRAMMAR_ENDED
 from setpoint.scheduler.prefill import PrefillPlanner
 from setpoint.scheduler.sequence import Sequence, Status
+from setpoint.scheduler.standstill import Standstill
 from setpoint.scheduler.state import State, StepDraft
 
 UNAVAILABLE = "ServiceUnavailableError"
@@ -70,6 +71,7 @@ class Scheduler:
         self._decode = DecodePlanner(self.state, observer)
         self._committer = Committer(self.state, observer)
         self._cadence = Cadence()
+        self._standstill = Standstill(self.state, observer)
         self._events: list[TokenEvent] = []
         self._ignored_priority = False
         self._next_step_id = 0
@@ -219,10 +221,21 @@ class Scheduler:
             for seq in state.by_id.values():
                 seq.urgency = urgency_of(seq.request, settings.priority)
 
+    def pause(self, mode: PauseMode) -> list[TokenEvent]:
+        """Plan nothing until ``resume``; no step may be in flight. Returns the events of the
+        requests that end."""
+        return self._standstill.pause(mode)
+
+    def resume(self) -> None:
+        """Plan again, after a pause."""
+        self._standstill.resume()
+
     def schedule(self) -> StepPlan | None:
-        """The next step, or None if nothing can run before a result comes back or a request
+        """The next step, or None if nothing can run before a result comes back or a message
         arrives."""
         state, settings = self.state, self.state.settings
+        if state.pause is not None:
+            return None
         self._drop_late()
         builder = PlanBuilder(self._next_step_id, state.cache.row.width)
         step = StepDraft(settings)

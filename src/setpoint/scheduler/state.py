@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from setpoint.core.messages import Finish, TokenEvent
+from setpoint.core.messages import Finish, PauseMode, TokenEvent
 from setpoint.core.pagerows import CacheCosts
 from setpoint.core.plan import StepPlan
 from setpoint.core.preparation import Preparer
@@ -101,6 +101,9 @@ class State:
         self.now = 0.0
         """Clock seconds, written by the loop at the beginning of a turn and at the commit of a
         result. Planning knows no other time."""
+        self.pause: PauseMode | None = None
+        """The mode of the pause in force; written by ``Standstill``, as is ``paused_at``."""
+        self.paused_at = 0.0
         self.standing_refusal: Refusal | None = None
         """Why admission is pointless until a running or waiting sequence ends, or one is retracted
         (SGLang: batch_is_full)."""
@@ -130,6 +133,22 @@ class State:
         """Whether nothing can be planned and no result is due until a message arrives. Sequences
         may be in preparation."""
         return not (self.queue or self.running or self.draining or self.inflight)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing can be planned and no result is due until a message arrives: an idle
+        engine, or a paused one."""
+        return self.is_idle or (self.pause is not None and not self.inflight)
+
+    @property
+    def num_paused(self) -> int:
+        """How many requests wait for the end of a pause."""
+        return 0 if self.pause is None else len(self.by_id)
+
+    @property
+    def can_flush(self) -> bool:
+        """Whether no sequence holds memory, nor could take some before the next message."""
+        return self.is_idle or (self.is_at_rest and not (self.running or self.draining))
 
     @property
     def num_decoding(self) -> int:

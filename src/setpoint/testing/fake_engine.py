@@ -19,8 +19,11 @@ from setpoint.core.messages import (
     Abort,
     Call,
     Change,
+    Continue,
     Finish,
     LogprobBlock,
+    Pause,
+    PauseMode,
     Ready,
     Reply,
     Shutdown,
@@ -68,6 +71,8 @@ class FakeEngine:
     """An abort to answer a request with, e.g. "queue full"."""
     silent: bool = False
     """While set, accepts everything and says nothing."""
+    paused: PauseMode | None = None
+    """The mode of the pause in force."""
     submitted: list[Request] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
@@ -102,7 +107,8 @@ class FakeEngine:
                 self.stopped.append(self.submitted[seq_id].rid)
                 self.running.pop(seq_id, None)
             case Call(call_id, name):
-                ok = name != "flush_cache" or not self.running
+                held = self.running and self.paused is not PauseMode.RETRACT
+                ok = name != "flush_cache" or not held
                 num_running = min(len(self.running), self.max_running)
                 pool = {"total": 1000, "free": 1000 - num_running, "evictable": 0}
                 reply = Reply(
@@ -111,6 +117,8 @@ class FakeEngine:
                     {
                         "num_running": num_running,
                         "num_queued": len(self.running) - num_running,
+                        "num_paused_reqs": 0 if self.paused is None else len(self.running),
+                        "paused": self.paused,
                         "num_pending_tokens": sum(
                             len(running.request.prompt())
                             for running in list(self.running.values())[num_running:]
@@ -125,8 +133,24 @@ class FakeEngine:
             case Change(call_id):
                 self.changes.append(message)
                 asyncio.get_running_loop().call_soon(self.emit, Reply(call_id, True))
+            case Pause(call_id, mode):
+                self.paused = mode
+                if mode is PauseMode.ABORT:
+                    self._abort_all()
+                asyncio.get_running_loop().call_soon(self.emit, Reply(call_id, True))
+            case Continue(call_id):
+                self.paused = None
+                self._tick_later()
+                asyncio.get_running_loop().call_soon(self.emit, Reply(call_id, True))
             case Shutdown():
                 self.is_shut_down = True
+
+    def _abort_all(self) -> None:
+        for running in self.running.values():
+            running.aborted = True
+        events = [self._step(running) for running in self.running.values()]
+        self.running.clear()
+        self.emit(Tokens(events))
 
     def _tick_later(self) -> None:
         if not self._ticking:
@@ -135,7 +159,7 @@ class FakeEngine:
 
     def _tick(self) -> None:
         self._ticking = False
-        if self.silent:
+        if self.silent or self.paused is not None:
             return
         events = [
             self._step(running) for running in list(self.running.values())[: self.max_running]

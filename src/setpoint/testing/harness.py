@@ -14,8 +14,11 @@ from setpoint.core.executor import Executor
 from setpoint.core.messages import (
     Abort,
     Change,
+    Continue,
     Finish,
     OptionChange,
+    Pause,
+    PauseMode,
     Reply,
     Stop,
     Submit,
@@ -224,6 +227,14 @@ class Harness:
         self._wanted = msgspec.structs.replace(self._wanted, **settings)
         options = [OptionChange(name, None, str(value)) for name, value in settings.items()]
         self.wire.inbox.append(Change(0, self._wanted, options, "test", ""))
+
+    def pause(self, mode: PauseMode) -> None:
+        """Post a Pause."""
+        self.wire.inbox.append(Pause(0, mode))
+
+    def resume(self) -> None:
+        """Post a Continue."""
+        self.wire.inbox.append(Continue(0))
 
     def seq_id(self, rid: str) -> int:
         """Of the latest request with this rid."""

@@ -10,6 +10,24 @@ from setpoint.core.request import Ids, Request
 from setpoint.launch.grammar_threads import finish_of, prepared_grammar
 
 
+class AnyToken:
+    """A grammar that allows every token and keeps those that it was told of."""
+
+    def __init__(self, ends_after: int = 1 << 30) -> None:
+        self.accepted: list[int] = []
+        self._ends_after = ends_after
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+    def fill_mask(self, words: Ids) -> None:
+        words[:] = -1
+
+    @property
+    def terminated(self) -> bool:
+        return len(self.accepted) >= self._ends_after
+
+
 class ScriptedPreparer:
     """Implements core.preparation.Preparer: ``make`` runs inside ``start``, or in ``finish`` where
     requests are held."""

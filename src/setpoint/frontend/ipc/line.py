@@ -23,8 +23,11 @@ from setpoint.core.messages import (
     Announce,
     Call,
     Change,
+    Continue,
     Failed,
     OptionChange,
+    Pause,
+    PauseMode,
     Ready,
     Reply,
     Shutdown,
@@ -144,6 +147,14 @@ class EngineLine:
         await self._ask(
             lambda call_id: Change(call_id, settings, options, by, why), "set", CALL_TIMEOUT_S
         )
+
+    async def pause(self, mode: PauseMode) -> Reply:
+        """Pause the engine; returns when it stands still. Raises like ``call``."""
+        return await self._ask(lambda call_id: Pause(call_id, mode), "pause", CALL_TIMEOUT_S)
+
+    async def resume(self) -> Reply:
+        """End a pause. Raises like ``call``."""
+        return await self._ask(Continue, "continue", CALL_TIMEOUT_S)
 
     async def _ask(self, message: Callable[[int], ToEngine], name: str, timeout_s: float) -> Reply:
         self.check_ready()

@@ -130,7 +130,8 @@ class AdminRoutes:
 
     async def _busy(self) -> bool:
         state = (await self._engine.call("state")).value
-        return bool(state["num_queued"] or state["num_running"])
+        open_requests = state["num_queued"] or state["num_running"]
+        return bool(open_requests and not state["paused"])
 
     async def abort_request(self, request: Request) -> Response:
         body, warnings = await self._bodies.read(request, self._read_abort)

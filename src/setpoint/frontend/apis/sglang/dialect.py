@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from setpoint.frontend.apis.openai.dialect import OpenAIDialect
 from setpoint.frontend.apis.openai.errors import error_body, stream_end
 from setpoint.frontend.apis.sglang.admin import FLUSH_ROUTE, AdminRoutes
+from setpoint.frontend.apis.sglang.controls import ControlRoutes
 from setpoint.frontend.apis.sglang.loads import LoadRoutes
 from setpoint.frontend.apis.sglang.routes import NativeRoutes
 from setpoint.frontend.http.bodies import BodyReader
@@ -28,6 +29,7 @@ class SGLangDialect(Dialect):
         self.router = APIRouter()
         NativeRoutes(service, bodies).install(self.router)
         AdminRoutes(service, bodies).install(self.router)
+        ControlRoutes(service, bodies).install(self.router)
         LoadRoutes(service).install(self.router)
 
     def error_body(self, refusal: Refusal) -> dict[str, Any]:

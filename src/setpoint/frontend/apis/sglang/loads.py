@@ -86,6 +86,7 @@ def _load(info: dict[str, Any]) -> dict[str, Any]:
         "timestamp": time.time(),
         "num_running_reqs": state["num_running"],
         "num_waiting_reqs": state["num_queued"],
+        "num_paused_reqs": state["num_paused_reqs"],
         "num_waiting_uncached_tokens": pending,
         "num_used_tokens": used,
         "num_total_tokens": used + pending,

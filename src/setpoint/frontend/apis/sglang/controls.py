@@ -1,0 +1,59 @@
+"""Routes that control a running engine (docs/controls.md)."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from setpoint.core.messages import PauseMode
+from setpoint.frontend.http.bodies import BodyReader
+from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.service import Service
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class PauseBody(msgspec.Struct):
+    mode: PauseMode = PauseMode.ABORT
+
+
+class ContinueBody(msgspec.Struct):
+    torch_empty_cache: bool = True
+    """Accepted without effect: no memory of the engine's is in torch's cache."""
+
+
+class ControlRoutes:
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
+        self._service = service
+        self._bodies = bodies
+        self._engine = service.engine
+
+    def install(self, parent: APIRouter) -> None:
+        router = APIRouter(tags=["control"])
+        add_route(router, "/pause_generation", self.pause, "POST", body=PauseBody)
+        add_route(router, "/continue_generation", self.resume, "POST", body=ContinueBody)
+        parent.include_router(router)
+
+    async def pause(self, request: Request) -> Response:
+        body, told = await self._read(request, PauseBody)
+        reply = await self._engine.choose().pause(body.mode)
+        message = "Generation paused successfully."
+        return json_response({"message": message, "status": "ok", **reply.value, **told})
+
+    async def resume(self, request: Request) -> Response:
+        _, told = await self._read(request, ContinueBody)
+        await self._engine.choose().resume()
+        message = "Generation continued successfully."
+        return json_response({"message": message, "status": "ok", **told})
+
+    async def _read(self, request: Request, kind: type[T]) -> tuple[T, dict[str, Any]]:
+        """The body as ``kind``, and the warnings about it as a part of the answer."""
+
+        async def work(raw: dict[str, Any]) -> tuple[T, list[str]]:
+            return self._service.read(raw, kind, route=request.url.path)
+
+        body, warnings = await self._bodies.read(request, work)
+        return body, {"warnings": warnings} if warnings else {}
