@@ -27,7 +27,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "frontend.text": ({"core"}, {"jinja2", "msgspec", "numpy", "tokenizers"}),
     "frontend.ipc": ({"core", "ipc"}, {"msgspec"}),
     "frontend": ({"core", "frontend.ipc", "frontend.text"}, {"msgspec", "numpy"}),
-    "frontend.chat": ({"core", "frontend.intake", "frontend.text"}, {"msgspec"}),
+    "frontend.chat": ({"core", "frontend", "frontend.text"}, {"msgspec"}),
     "frontend.http": ({"core", "frontend"}, {"fastapi", "msgspec", "starlette", "uvicorn"}),
     "frontend.apis.openai": (
         {"core", "frontend", "frontend.chat", "frontend.http", "frontend.text"},

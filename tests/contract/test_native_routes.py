@@ -349,3 +349,21 @@ def test_an_answer_with_many_logprobs_is_made_beside_the_event_loop(
             makers.clear()
 
     serve(scenario)
+
+
+def test_preferred_sampling_is_what_a_native_request_leaves_out(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        await server.generate(text="a", sampling_params={"top_p": 0.5})
+        await server.generate(text=["a", "b"], sampling_params=[{"max_new_tokens": 2}, {}])
+        await server.openai.completions.create(model="m", prompt="a")
+        sampled = [request.sampling for request in server.engine.submitted]
+        assert [(each.max_new_tokens, each.top_p) for each in sampled] == [
+            (3, 0.5),
+            (2, 0.9),
+            (3, 0.9),
+            (16, 1.0),
+        ]
+        info = (await server.http.get("/model_info")).json()
+        assert info["preferred_sampling_params"] == {"max_new_tokens": 3, "top_p": 0.9}
+
+    serve(scenario, preferred_sampling={"max_new_tokens": 3, "top_p": 0.9})

@@ -111,6 +111,17 @@ def test_template_inputs(serve: Serve) -> None:
     serve(scenario, says("ok"))
 
 
+def test_default_variables_of_the_template_hold_unless_the_request_sets_them(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for own in ({}, {"add_generation_prompt": True}):
+            extra = {"chat_template_kwargs": own}
+            await server.openai.chat.completions.create(model="m", messages=HI, extra_body=extra)
+        without, generating = (len(each.prompt()) for each in server.engine.submitted)
+        assert without < generating
+
+    serve(scenario, says("ok"), chat_template_kwargs={"add_generation_prompt": False})
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

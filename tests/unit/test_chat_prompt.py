@@ -33,9 +33,9 @@ def turn(*messages: Any, **fields: Any) -> ChatRequest:
     return ChatRequest(messages=messages, sampling=SamplingParams(), options=Options(), **fields)
 
 
-def prompt_of(template: str, request: ChatRequest) -> str:
+def prompt_of(template: str, request: ChatRequest, **defaults: Any) -> str:
     text = TextProcessor(Tokenizer(make_byte_tokenizer()), ChatTemplate(template))
-    return asyncio.run(chat_prompt(request, text))
+    return asyncio.run(chat_prompt(request, text, defaults))
 
 
 def test_a_template_is_given_tools_calls_and_results() -> None:
@@ -89,6 +89,8 @@ def test_thinking_is_a_variable_of_the_template() -> None:
     template = "{{ enable_thinking is defined }} {{ enable_thinking }} {{ thinking }}"
     assert prompt_of(template, turn(USER)) == "False  "
     assert prompt_of(template, turn(USER, thinking=False)) == "True False False"
+    assert prompt_of(template, turn(USER), enable_thinking=1) == "True 1 "
+    assert prompt_of(template, turn(USER, thinking=True), enable_thinking=1) == "True True True"
     said = turn(USER, thinking=False, variables={"thinking": True})
     assert prompt_of(template, said) == "True False True", "what the client says itself counts"
 

@@ -164,6 +164,10 @@ def test_aliases_and_known_values_point_at_something() -> None:
         ({"served_model_name": "a:b"}, "colon"),
         ({"json_model_override_args": "{"}, "not valid JSON"),
         ({"json_model_override_args": "[1]"}, "must be a JSON object"),
+        ({"default_chat_template_kwargs": "[1]"}, "must be a JSON object"),
+        ({"preferred_sampling_params": "{"}, "not valid JSON"),
+        ({"preferred_sampling_params": '{"top_p": 5}'}, "--preferred-sampling-params: top_p must"),
+        ({"preferred_sampling_params": '{"topp": 1}'}, "Unknown sampling parameter 'topp'"),
     ],
 )
 def test_contradictions_are_one_line(changes: dict[str, object], message: str) -> None:

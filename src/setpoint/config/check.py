@@ -14,8 +14,9 @@ from setpoint.config.declare import Field, Option
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.config.sglang_names import instead
 from setpoint.config.sglang_values import is_known_value
-from setpoint.core.errors import ConfigError
+from setpoint.core.errors import ConfigError, RequestError
 from setpoint.core.jsonfile import parse_json
+from setpoint.core.sampling import SamplingParams
 
 LEAST_POOL_TOKENS = 8
 """Pool tokens that the shortest request needs: one prompt token, and the tokens that ``pool`` keeps
@@ -62,6 +63,8 @@ def check_options(options: Options) -> None:
             " --disable-radix-cache or use another policy."
         )
     model_overrides(options)
+    chat_template_kwargs(options)
+    preferred_sampling(options)
     eviction_parameters(options)
 
 
@@ -92,6 +95,30 @@ def model_overrides(options: Options) -> dict[str, Any]:
         options.json_model_override_args,
         example='{"rope_theta": 10000}',
     )
+
+
+def chat_template_kwargs(options: Options) -> dict[str, Any]:
+    """``--default-chat-template-kwargs`` as a dict. Raises ConfigError if it is not a JSON
+    object."""
+    return _json_object(
+        "--default-chat-template-kwargs",
+        options.default_chat_template_kwargs or "{}",
+        example='{"enable_thinking": false}',
+    )
+
+
+def preferred_sampling(options: Options) -> dict[str, Any]:
+    """``--preferred-sampling-params`` as a dict. Raises ConfigError for values that no request may
+    have."""
+    flag = "--preferred-sampling-params"
+    given = _json_object(
+        flag, options.preferred_sampling_params or "{}", example='{"temperature": 0.6}'
+    )
+    try:
+        SamplingParams.parse(given)
+    except RequestError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+    return given
 
 
 EVICTION_PARAMETERS: dict[str, dict[str, int]] = {

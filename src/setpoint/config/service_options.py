@@ -122,6 +122,18 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
             metavar="FILE",
         ),
     ] = None
+    default_chat_template_kwargs: Annotated[
+        str | None,
+        Option(
+            MODEL,
+            "JSON object with variables for the chat template, such as"
+            ' {"enable_thinking": false}; a request\'s chat_template_kwargs win.',
+            metavar="JSON",
+        ),
+    ] = None
+    weight_version: Annotated[
+        str, Option(MODEL, "Name of the weights' version, which answers and /model_info repeat.")
+    ] = "default"
 
     # -- Server
     host: Annotated[str, Option(SERVER, "Address to listen on.", server_only=True)] = "127.0.0.1"
@@ -232,6 +244,15 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
             choices=("model", "openai"),
         ),
     ] = "model"
+    preferred_sampling_params: Annotated[
+        str | None,
+        Option(
+            SERVING,
+            "JSON object with sampling parameters for requests to /generate that do not set them.",
+            metavar="JSON",
+            server_only=True,
+        ),
+    ] = None
 
     # -- Recording
     record: Annotated[

@@ -35,7 +35,7 @@ class Calls:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._native = NativeApi(service)
-        self._chat = Chat(service.text, service.intake)
+        self._chat = Chat(service)
 
     @property
     def chat_defaults(self) -> dict[str, Any]:

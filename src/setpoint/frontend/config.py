@@ -39,6 +39,10 @@ class FrontendConfig:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
     """temperature, top_p, top_k, min_p, repetition_penalty of generation_config.json, for the
     OpenAI routes."""
+    preferred_sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters of ``/generate`` for requests that do not set them."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of the chat template for requests that do not set them."""
     model_info: Mapping[str, Any] = field(default_factory=dict)
     """More fields of ``/model_info``: model_type, architectures, load_format, …"""
     server_info: Mapping[str, Any] = field(default_factory=dict)

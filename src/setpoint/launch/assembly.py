@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from setpoint import __version__
+from setpoint.config.check import chat_template_kwargs, preferred_sampling
 from setpoint.config.live import Running
 from setpoint.config.options import server_args
 from setpoint.config.resolved import ResolvedConfig
@@ -45,6 +46,9 @@ def make_service(
         enable_cache_report=options.enable_cache_report,
         stream_include_usage=options.stream_response_default_include_usage,
         sampling_defaults=engine.sampling,
+        preferred_sampling=preferred_sampling(options),
+        chat_template_kwargs=chat_template_kwargs(options),
+        weight_version=options.weight_version,
         model_info={
             "model_type": spec.model_type,
             "architectures": [spec.architecture],

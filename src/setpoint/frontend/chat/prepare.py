@@ -11,8 +11,7 @@ from setpoint.frontend.chat.parser import MakeParser, PlainParser
 from setpoint.frontend.chat.prompt import chat_prompt
 from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.chat.tools import offered
-from setpoint.frontend.intake import Intake
-from setpoint.frontend.text.processor import TextProcessor
+from setpoint.frontend.service import Service
 
 
 @dataclass(slots=True, frozen=True)
@@ -24,16 +23,17 @@ class PreparedChat:
 
 
 class Chat:
-    """What a service needs to prepare chats; it keeps nothing of them."""
+    """Prepares the chats of a service; it keeps nothing of them."""
 
-    def __init__(self, text: TextProcessor, intake: Intake) -> None:
-        self._text = text
-        self._intake = intake
+    def __init__(self, service: Service) -> None:
+        self._text = service.text
+        self._intake = service.intake
+        self._variables = service.config.chat_template_kwargs
 
     async def prompt_ids(self, request: ChatRequest) -> core.Ids:
         """The token ids of the conversation, for whoever counts them or generates in another way.
         Raises RequestError (400)."""
-        prompt = await chat_prompt(request, self._text)
+        prompt = await chat_prompt(request, self._text, self._variables)
         # The template writes the special tokens itself.
         return await self._intake.encode(prompt, add_special_tokens=False)
 

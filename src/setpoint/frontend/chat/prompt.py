@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from setpoint.core.errors import RequestError
@@ -11,9 +12,12 @@ from setpoint.frontend.chat.tools import check_tools, for_template, offered, tol
 from setpoint.frontend.text.processor import TextProcessor
 
 
-async def chat_prompt(request: ChatRequest, text: TextProcessor) -> str:
-    """The conversation as the model's chat template writes it. Raises RequestError (400) for
-    messages or tools that are wrong, and for those that the template refuses."""
+async def chat_prompt(
+    request: ChatRequest, text: TextProcessor, defaults: Mapping[str, Any]
+) -> str:
+    """The conversation as the model's chat template writes it. defaults: variables of the template
+    that the request does not set. Raises RequestError (400) for messages or tools that are wrong,
+    and for those that the template refuses."""
     check_tools(request)
     messages = checked_messages(request.messages)
     started = _started(messages) if request.continue_final_message else ""
@@ -21,10 +25,10 @@ async def chat_prompt(request: ChatRequest, text: TextProcessor) -> str:
         for message in messages:
             if message["role"] == "developer":
                 message["role"] = "system"
-    variables: dict[str, Any] = {}
+    variables = dict(defaults)
     if request.thinking is not None:
         # Templates of different families know one name or the other.
-        variables = {"enable_thinking": request.thinking, "thinking": request.thinking}
+        variables |= {"enable_thinking": request.thinking, "thinking": request.thinking}
     tools = offered(request)
     if text.template_uses("tools"):
         variables["tools"] = for_template(tools) or None

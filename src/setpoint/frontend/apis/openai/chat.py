@@ -77,7 +77,7 @@ class ChatApi:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._chat = Chat(service.text, service.intake)
+        self._chat = Chat(service)
 
     async def open(self, raw: dict[str, Any]) -> TextExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""

@@ -87,7 +87,7 @@ class AdminRoutes:
             "served_model_name": config.served_model_name,
             "tokenizer_path": config.tokenizer_path,
             "is_generation": config.pooling is None,
-            "preferred_sampling_params": None,
+            "preferred_sampling_params": config.preferred_sampling or None,
             "weight_version": config.weight_version,
             "load_format": "auto",
             "reasoning_parser": None,

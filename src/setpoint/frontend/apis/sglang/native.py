@@ -56,7 +56,8 @@ class NativeApi:
         index in a list of prompts."""
         prompts, is_batch = prompts_of(body, max_sequences)
         count = len(prompts)
-        samplings = samplings_of(body.sampling_params, count)
+        preferred = self._service.config.preferred_sampling
+        samplings = samplings_of(body.sampling_params, count, preferred=preferred)
         num_sequences = sum(sampling.n for sampling in samplings)
         if max_sequences is not None and num_sequences > max_sequences:
             raise RequestError(f"One request may ask for at most {max_sequences} sequences.")

@@ -5,7 +5,7 @@ conversions; knows nothing of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -143,17 +143,21 @@ def rids_of(rid: str | list[str] | None, count: int, is_batch: bool) -> list[str
     return rids
 
 
-def samplings_of(raw: Any, count: int) -> list[SamplingParams]:
+def samplings_of(raw: Any, count: int, *, preferred: Mapping[str, Any]) -> list[SamplingParams]:
+    """The parameters of each prompt. preferred: values of those that a client's object leaves
+    out."""
     if not isinstance(raw, list):
-        return [_sampling(raw)] * count
+        return [_sampling(raw, preferred)] * count
     samplings = []
     for index, each in enumerate(_spread(raw, count, "sampling_params")):
         with naming_prompt(index, count):
-            samplings.append(_sampling(each))
+            samplings.append(_sampling(each, preferred))
     return samplings
 
 
-def _sampling(raw: SamplingParams | dict[str, Any] | None) -> SamplingParams:
+def _sampling(
+    raw: SamplingParams | dict[str, Any] | None, preferred: Mapping[str, Any]
+) -> SamplingParams:
     if isinstance(raw, SamplingParams):
         return raw
     for key in raw or {}:
@@ -164,7 +168,7 @@ def _sampling(raw: SamplingParams | dict[str, Any] | None) -> SamplingParams:
     return SamplingParams.parse(
         {
             key: value
-            for key, value in (raw or {}).items()
+            for key, value in {**preferred, **(raw or {})}.items()
             if key not in NOT_YET or value not in (None, "", [], {})
         }
     )
