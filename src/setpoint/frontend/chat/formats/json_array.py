@@ -1,0 +1,52 @@
+"""Calls as a JSON array, the whole answer being nothing else:
+
+    [{"name": "weather", "parameters": {"place": "Bern"}}]
+
+No model writes this by itself: it is how calls are made that must be made, where no format of the
+model is known, or its format cannot be described by a structural tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from setpoint.frontend.chat.formats.format import ToolFormat
+from setpoint.frontend.chat.formats.json_calls import JsonCalls
+from setpoint.frontend.chat.formats.structure import (
+    arguments_schema,
+    json_value,
+    structural_tag,
+)
+from setpoint.frontend.chat.request import Tool
+
+JSON_ARRAY = JsonCalls(name="json", begin="", arguments="parameters", needs_special_tokens=False)
+
+
+def required_calls(
+    form: ToolFormat | None, tools: Sequence[Tool], *, parallel: bool
+) -> tuple[ToolFormat, dict[str, Any]]:
+    """How calls are made that must be made: the format to parse the answer with, and the structural
+    tag to constrain it by. form: the model's format, None if it has none."""
+    structure = None if form is None else form.structure(tools, required=True, parallel=parallel)
+    if form is not None and structure is not None:
+        return form, structure
+    return JSON_ARRAY, structural_tag(json_value(array_schema(tools, parallel=parallel)))
+
+
+def array_schema(tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any]:
+    """The JSON schema of an array of one call or more."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.name},
+                "parameters": arguments_schema(tool),
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    return schema if parallel else {**schema, "maxItems": 1}

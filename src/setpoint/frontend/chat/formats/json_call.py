@@ -1,0 +1,165 @@
+"""Reads one call written as a JSON object that has the function's name and the arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from setpoint.frontend.chat.formats.json_scan import JsonScan
+from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS
+
+ARGUMENTS = ("arguments", "parameters")
+
+Outcome = Literal["more", "done", "broken"]
+
+
+class JsonCall:
+    """Reads ``{"name": …, "arguments": {…}}``, the keys in any order and among others. It tells of
+    the call as soon as that is certain: the name is known and the arguments begin with a brace.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[str], None],
+        argue: Callable[[str], None],
+        *,
+        accepts: Callable[[str], bool] = bool,
+    ) -> None:
+        """begin: told the name. argue: told the arguments piece by piece, after that. accepts:
+        whether a function of this name may be called; an object that names another is no call."""
+        self.has_begun = False
+        self._begin = begin
+        self._argue = argue
+        self._accepts = accepts
+        self._expected: Literal["{", "key", ":", "value", ","] = "{"
+        self._scan: JsonScan | None = None
+        """Reads the present key or value."""
+        self._streams = False
+        """Whether the present value goes to ``argue`` as it comes."""
+        self._parts: list[str] = []
+        self._raw: list[str] = []
+        self._key = ""
+        self._name = ""
+        self._arguments = ""
+        """Arguments that came before the name."""
+
+    def raw(self) -> str:
+        """What has been read, if the call has not begun: it is text then."""
+        return "".join(self._raw)
+
+    def feed(self, text: str, at: int) -> tuple[Outcome, int]:
+        """Read on. The second result is where the next text to read begins; "broken" means that no
+        call, or no more of one, stands there."""
+        while at < len(text):
+            start = at
+            if self._scan is not None:
+                part, at = self._scan.feed(text, at)
+                self._keep(text[start:at])
+                if self._streams:
+                    self._argue(part)
+                else:
+                    self._parts.append(part)
+                if not self._scan.is_done:
+                    return "more", at
+                if not self._end_scan():
+                    return "broken", at
+            elif text[at].isspace():
+                at += 1
+                self._keep(text[start:at])
+            else:
+                outcome, at = self._sign(text, at)
+                self._keep(text[start:at])
+                if outcome != "more":
+                    return outcome, at
+        return "more", at
+
+    def _keep(self, raw: str) -> None:
+        if not self.has_begun:
+            self._raw.append(raw)
+
+    def _sign(self, text: str, at: int) -> tuple[Outcome, int]:
+        """The character at ``at`` stands between keys and values, or begins one."""
+        sign = text[at]
+        if self._expected == "value":
+            self._start_value(sign)
+        elif self._expected == "key" and sign == '"':
+            self._scan = JsonScan()
+        elif sign == "}" and self._expected in ("key", ","):
+            return ("done" if self._end_object() else "broken"), at + 1
+        elif sign == self._expected:
+            self._expected = "value" if sign == ":" else "key"
+            return "more", at + 1
+        else:
+            return "broken", at
+        return "more", at
+
+    def _start_value(self, sign: str) -> None:
+        self._scan = JsonScan()
+        if sign == "{" and self._name and self._key in ARGUMENTS and not self.has_begun:
+            self._streams = True
+            self._begin_call()
+
+    def _end_scan(self) -> bool:
+        """A key or value is complete. Whether it may be part of a call."""
+        value = "".join(self._parts)
+        self._parts.clear()
+        self._scan = None
+        if self._expected == "key":
+            self._key = _string(value) or ""
+            self._expected = ":"
+            return True
+        self._expected = ","
+        if self._streams:
+            self._streams = False
+            return True
+        if self.has_begun:
+            return True
+        if self._key == "name":
+            self._name = _string(value) or ""
+            if not 0 < len(self._name) <= MAX_NAME_CHARS or not self._accepts(self._name):
+                return False
+        elif self._key in ARGUMENTS:
+            self._arguments = _object(value)
+            if not self._arguments:
+                return False
+        if self._name and self._arguments:
+            self._begin_call()
+            self._argue(self._arguments)
+        return True
+
+    def _end_object(self) -> bool:
+        if not self.has_begun:
+            if not self._name:
+                return False
+            self._begin_call()
+            self._argue("{}")
+        return True
+
+    def _begin_call(self) -> None:
+        self.has_begun = True
+        self._begin(self._name)
+
+
+def _string(value: str) -> str | None:
+    decoded = _decoded(value)
+    return decoded if isinstance(decoded, str) else None
+
+
+def _object(value: str) -> str:
+    """Arguments as the text of a JSON object: some models write null for none, or put the object
+    into a string. Empty for anything else."""
+    if value == "null":
+        return "{}"
+    inner = value if value[0] == "{" else (_string(value) or "").strip()
+    if value[0] == "{" or isinstance(_decoded(inner), dict):
+        return inner
+    return ""
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,161 @@
+"""Calls as JSON objects that have the function's name and the arguments, alone or in a list. The
+formats differ in what stands around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from setpoint.frontend.chat.formats.json_call import JsonCall
+from setpoint.frontend.chat.formats.machine import CallMachine
+from setpoint.frontend.chat.formats.scanning import Markers
+from setpoint.frontend.chat.formats.structure import tagged_calls
+from setpoint.frontend.chat.parser import DeltaParser
+from setpoint.frontend.chat.request import Tool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonCalls:
+    """Implements ToolFormat for one call, or a list of calls, behind a marker."""
+
+    name: str
+    begin: str
+    """The marker. Empty: there is none, and a call stands at the start of the answer."""
+    end: str = ""
+    """The marker behind the call or list. Empty: there is none."""
+    may_be_bare: bool = False
+    """Whether a call at the start of the answer may lack the marker. Without a marker only the
+    names of the request's tools make a call."""
+    separator: str = ""
+    """What may stand between calls that are in no list."""
+    arguments: str = "arguments"
+    """What the model calls them; either name is understood."""
+    written: tuple[str, str, str] | None = None
+    """How a model writes a call that a structural tag asks for: what stands before the object,
+    behind it, and between two calls. None: a structural tag cannot say it."""
+    needs_special_tokens: bool = True
+
+    def parser(self, tools: Sequence[Tool]) -> DeltaParser:
+        return _Parser(self, frozenset(tool.name for tool in tools))
+
+    def structure(
+        self, tools: Sequence[Tool], *, required: bool, parallel: bool
+    ) -> dict[str, Any] | None:
+        if self.written is None:
+            return None
+        before, behind, between = self.written
+        return tagged_calls(
+            tools,
+            begin=lambda tool: f'{before}{{"name": {json_text(tool.name)}, "{self.arguments}": ',
+            end="}" + behind,
+            trigger=before.strip(),
+            separator=between,
+            required=required,
+            parallel=parallel,
+        )
+
+
+def json_text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+class _Parser(CallMachine):
+    def __init__(self, form: JsonCalls, names: frozenset[str]) -> None:
+        super().__init__(Markers(form.begin) if form.begin else Markers())
+        self._form = form
+        self._names = names
+        self._lead: list[str] = []
+        """What has been read before the present call; it is text if there is no call."""
+        self._marked = False
+        self._in_list = False
+        if form.may_be_bare or not form.begin:
+            self._state = self._first
+
+    def _first(self) -> bool:
+        """The start of an answer that may be a call without a marker."""
+        if not self._skip_space_as_text():
+            return False
+        self._state = self._open if self._text[self._at] in "[{" else self._outside
+        return True
+
+    def _skip_space_as_text(self) -> bool:
+        start = self._at
+        follows = self._skip_space()
+        self._say(self._text[start : self._at])
+        return follows
+
+    def _opened(self, marker: str) -> None:
+        self._lead = [marker]
+        self._marked = True
+        self._state = self._open
+
+    def _open(self) -> bool:
+        """A list or a call is due."""
+        start = self._at
+        follows = self._skip_space()
+        self._lead.append(self._text[start : self._at])
+        if not follows:
+            return self._give_up() if self._ended else False
+        sign = self._text[self._at]
+        if sign not in "[{":
+            return self._give_up()
+        self._in_list = sign == "["
+        if self._in_list:
+            self._lead.append(sign)
+            self._at += 1
+        self._next_call()
+        return True
+
+    def _give_up(self) -> bool:
+        """What has been read is no call."""
+        self._say("".join(self._lead))
+        self._lead = []
+        self._state = self._outside
+        return True
+
+    def _next_call(self) -> None:
+        self._call = JsonCall(self._begin_call, self._argue, accepts=self._accepts)
+        self._state = self._inside
+
+    def _accepts(self, name: str) -> bool:
+        return self._marked or name in self._names
+
+    def _inside(self) -> bool:
+        outcome, self._at = self._call.feed(self._text, self._at)
+        if outcome == "more" and not self._ended:
+            return False
+        if not self._call.has_begun:
+            self._lead.append(self._call.raw())
+            return self._give_up()
+        if outcome == "more":
+            self._at = len(self._text)  # half an escape, which nobody could read
+        self._lead = []
+        self._state = self._behind if outcome == "done" else self._outside
+        return True
+
+    def _behind(self) -> bool:
+        """Another call, the end of the list, or the end marker is due; any of them may be
+        missing."""
+        if not self._skip_space():
+            return False
+        sign = self._text[self._at]
+        if self._in_list and sign in ",]":
+            self._at += 1
+            if sign == ",":
+                self._lead = [sign]
+                self._next_call()
+            self._in_list = sign == ","
+            return True
+        separator = self._form.separator
+        if separator and self._text.startswith(separator, self._at):
+            self._at += len(separator)
+            self._lead = [separator]
+            self._state = self._open
+            return True
+        if self._form.end and self._meets(self._form.end) is None:
+            return False
+        self._state = self._outside
+        return True

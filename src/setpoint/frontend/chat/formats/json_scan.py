@@ -1,0 +1,88 @@
+"""Follows one JSON value through the pieces of a stream: where it ends, and which text of it may be
+passed on. It trusts the value to be valid and never raises."""
+
+from __future__ import annotations
+
+import re
+
+_STRUCTURE = re.compile(r'["{}\[\]]')
+_PLAIN = re.compile(r'[^"\\]+')
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_BARE_END = re.compile(r"[\s,\]}]")
+_LOW_HALF = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_HIGH_HALF = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_ESCAPE = re.compile(rf"{_HIGH_HALF}{_LOW_HALF}|\\.", re.DOTALL)
+_CUT_ESCAPE = re.compile(
+    rf"(?:\\|\\u[0-9a-fA-F]{{0,3}}|{_HIGH_HALF}(?:\\|\\u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)\Z"
+)
+
+
+class JsonScan:
+    """Reads one value, from its first character on."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._kind = ""
+        """The value's first character."""
+        self._depth = 0
+        self._in_string = False
+
+    def feed(self, text: str, at: int) -> tuple[str, int]:
+        """The next text of the value, which never ends inside an escape, and the index behind it.
+
+        Characters that models leave as they are in strings but that JSON must escape, such as line
+        ends, come out escaped.
+        """
+        parts: list[str] = []
+        if not self._kind:
+            self._kind = text[at : at + 1]
+        while at < len(text) and not self.is_done:
+            if self._in_string:
+                stop = self._string(text, at, parts)
+                if stop == at:
+                    break
+                at = stop
+            elif self._kind in '"{[':
+                at = self._structure(text, at, parts)
+            else:
+                found = _BARE_END.search(text, at)
+                stop = len(text) if found is None else found.start()
+                parts.append(text[at:stop])
+                self.is_done = found is not None
+                at = stop
+        return "".join(parts), at
+
+    def _structure(self, text: str, at: int, parts: list[str]) -> int:
+        found = _STRUCTURE.search(text, at)
+        if found is None:
+            parts.append(text[at:])
+            return len(text)
+        sign = found.group()
+        if sign == '"':
+            self._in_string = True
+        else:
+            self._depth += 1 if sign in "{[" else -1
+            self.is_done = self._depth <= 0
+        parts.append(text[at : found.end()])
+        return found.end()
+
+    def _string(self, text: str, at: int, parts: list[str]) -> int:
+        plain = _PLAIN.match(text, at)
+        if plain is not None:
+            parts.append(_CONTROL.sub(_escaped, plain.group()))
+            return plain.end()
+        if text[at] == '"':
+            self._in_string = False
+            self.is_done = not self._depth
+            parts.append('"')
+            return at + 1
+        if _CUT_ESCAPE.match(text, at):
+            return at
+        escape = _ESCAPE.match(text, at)
+        assert escape is not None, "a lone backslash is a cut escape"
+        parts.append(escape.group())
+        return escape.end()
+
+
+def _escaped(control: re.Match[str]) -> str:
+    return f"\\u{ord(control.group()):04x}"

@@ -1,0 +1,112 @@
+"""The common part of the parsers of tool calls: text passes until a marker opens a call; then
+states of the format read it. Whitespace around calls is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from setpoint.frontend.chat.deltas import Delta, TextDelta, ToolCallDelta
+from setpoint.frontend.chat.formats.format import new_call_id
+from setpoint.frontend.chat.formats.scanning import Markers, Trimmed
+
+State = Callable[[], bool]
+"""One step of reading: whether it got any further. It takes text from ``_text`` at ``_at``, as much
+as it can tell the meaning of, so that what is left stays short."""
+
+
+class CallMachine:
+    """A DeltaParser. A subclass says in ``_opened`` which state reads on behind a marker."""
+
+    def __init__(self, markers: Markers) -> None:
+        self._markers = markers
+        self._text = ""
+        self._at = 0
+        self._ended = False
+        self._deltas: list[Delta] = []
+        self._num_calls = 0
+        self._outside_text = Trimmed(at_start=False)
+        self._state: State = self._outside
+
+    def feed(self, text: str) -> Sequence[Delta]:
+        if not text:
+            return ()
+        if (
+            not self._text
+            and self._outside_text.is_passing(text)
+            and self._state == self._outside
+            and not self._markers.may_begin_in(text)
+        ):
+            return (TextDelta(text),)
+        self._text = self._text[self._at :] + text
+        self._at = 0
+        return self._run()
+
+    def end(self) -> Sequence[Delta]:
+        self._ended = True
+        deltas = self._run()
+        left = self._outside_text.last()
+        return [*deltas, TextDelta(left)] if left else deltas
+
+    def _run(self) -> Sequence[Delta]:
+        while self._state():
+            pass
+        if self._at:
+            self._text = self._text[self._at :]
+            self._at = 0
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _opened(self, marker: str) -> None:
+        """A marker of ``_markers`` has been passed: set the state that reads on."""
+        raise NotImplementedError
+
+    def _outside(self) -> bool:
+        found = self._markers.find(self._text, self._at)
+        if found is not None:
+            self._say(self._text[self._at : found.start()])
+            self._at = found.end()
+            self._opened(found.group())
+            return True
+        until = len(self._text) if self._ended else self._markers.cut(self._text, self._at)
+        self._say(self._text[self._at : until])
+        self._at = until
+        return False
+
+    def _say(self, text: str) -> None:
+        """Text for the user."""
+        passed = self._outside_text.feed(text)
+        if passed:
+            self._deltas.append(TextDelta(passed))
+
+    def _begin_call(self, name: str, call_id: str = "") -> None:
+        self._deltas.append(
+            ToolCallDelta(index=self._num_calls, id=call_id or new_call_id(), name=name)
+        )
+        self._num_calls += 1
+        self._outside_text.interrupt()
+
+    def _argue(self, arguments: str) -> None:
+        """More of the arguments of the call that began last."""
+        if arguments:
+            self._deltas.append(ToolCallDelta(index=self._num_calls - 1, arguments=arguments))
+
+    def _skip_space(self) -> bool:
+        """Pass whitespace. Whether anything follows it."""
+        text, at = self._text, self._at
+        while at < len(text) and text[at].isspace():
+            at += 1
+        self._at = at
+        return at < len(text)
+
+    def _meets(self, marker: str) -> bool | None:
+        """Pass the marker, if it stands here; None if the text is too short to tell. A marker that
+        the answer's end cuts off counts."""
+        if self._text.startswith(marker, self._at):
+            self._at += len(marker)
+            return True
+        if not marker.startswith(self._text[self._at :]):
+            return False
+        if not self._ended:
+            return None
+        self._at = len(self._text)
+        return True

@@ -1,0 +1,77 @@
+"""The two things that every parser of a stream does with text whose meaning is not certain yet: it
+looks for markers that may be cut, and holds back whitespace that a marker may follow."""
+
+from __future__ import annotations
+
+import re
+
+MAX_NAME_CHARS = 256
+"""Longest name of a function or argument; longer text in its place is no call. Keeps what a parser
+holds back short."""
+
+
+class Markers:
+    """Finds whichever of several markers comes first. Of markers that begin alike the longer one is
+    meant."""
+
+    def __init__(self, *markers: str) -> None:
+        self._markers = sorted(markers, key=len, reverse=True)
+        any_marker = "|".join(re.escape(marker) for marker in self._markers)
+        self._pattern = re.compile(any_marker or "(?!)")
+        self._heads = frozenset(marker[0] for marker in markers)
+        self._longest = max(map(len, markers), default=0)
+
+    def find(self, text: str, at: int) -> re.Match[str] | None:
+        return self._pattern.search(text, at)
+
+    def cut(self, text: str, at: int) -> int:
+        """Where a marker may have begun that the text cuts off; the text's length if nowhere. Only
+        meaningful where ``find`` finds none."""
+        for index in range(max(at, len(text) - self._longest + 1), len(text)):
+            if text[index] in self._heads:
+                tail = text[index:]
+                if any(marker.startswith(tail) for marker in self._markers):
+                    return index
+        return len(text)
+
+    def may_begin_in(self, text: str) -> bool:
+        return not self._heads.isdisjoint(text)
+
+
+class Trimmed:
+    """Passes text on without the whitespace at its end, and without that at its start if
+    ``at_start``. Where ``interrupt`` divides the text, the whitespace before stays and that behind
+    goes."""
+
+    def __init__(self, *, at_start: bool) -> None:
+        self._skipping = at_start
+        self._held: list[str] = []
+
+    def feed(self, text: str) -> str:
+        """The text that is certain to be passed on."""
+        if self._skipping:
+            text = text.lstrip()
+            if not text:
+                return ""
+            self._skipping = False
+        kept = text.rstrip()
+        if not kept:
+            if text:
+                self._held.append(text)
+            return ""
+        if len(kept) == len(text) and not self._held:
+            return text
+        passed = "".join(self._held) + kept
+        self._held = [text[len(kept) :]] if len(kept) < len(text) else []
+        return passed
+
+    def is_passing(self, text: str) -> bool:
+        """Whether ``feed`` would return the text unchanged; the text is not empty."""
+        return not self._held and not self._skipping and not text[-1].isspace()
+
+    def interrupt(self) -> None:
+        self._skipping = True
+
+    def last(self) -> str:
+        """The whitespace at the end; none behind an interruption."""
+        return "" if self._skipping else "".join(self._held)

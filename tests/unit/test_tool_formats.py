@@ -1,0 +1,208 @@
+"""The formats of tool calls: published examples and everything that goes wrong, each cut at every
+place."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from format_cases import TOOLS, Case, check_cuts, check_stream, found, streamed, summary
+from hypothesis import given
+from hypothesis import strategies as st
+
+from setpoint.core.errors import ConfigError
+from setpoint.frontend.chat.deltas import gathered
+from setpoint.frontend.chat.formats.json_array import JSON_ARRAY, array_schema, required_calls
+from setpoint.frontend.chat.formats.registry import TOOL_FORMATS, reasoning_format, tool_format
+from setpoint.frontend.chat.parser import parsed
+
+BERN = '{"city": "Bern"}'
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+NESTED = '{"city": "a \\"q\\" \\n \\u00e9 \\ud83d\\ude00 {[ </tool_call>", "tags": ["x", {"y": [1.5e3]}]}'
+
+HERMES = [
+    Case("plain text", "Hello, <b>world</b> 2 < 3\n\n", text="Hello, <b>world</b> 2 < 3\n\n"),
+    Case("one call", CALL, calls=(("get_weather", BERN),)),
+    Case("text before", f"I look.\n\n{CALL}", text="I look.", calls=(("get_weather", BERN),)),
+    Case(
+        "text before, between and behind",
+        f"One.\n{CALL}\nTwo.\n{CALL}\n\nThree.\n",
+        text="One.\nTwo.\nThree.\n",
+        calls=(("get_weather", BERN), ("get_weather", BERN)),
+    ),
+    Case(
+        "two calls",
+        f"{CALL}\n{CALL.replace('get_weather', 'get_time')}\n",
+        calls=(("get_weather", BERN), ("get_time", BERN)),
+    ),
+    Case(
+        "nested values, quotes, escapes and markers in strings",
+        f'<tool_call>{{"name": "get_weather", "arguments": {NESTED}}}</tool_call>',
+        calls=(("get_weather", NESTED),),
+    ),
+    Case(
+        "unicode",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Zürich 東京 👩‍🚀"}}</tool_call>',
+        calls=(("get_weather", '{"city": "Zürich 東京 👩‍🚀"}'),),
+    ),
+    Case(
+        "empty arguments",
+        '<tool_call>{"name": "ping", "arguments": {}}</tool_call>',
+        calls=(("ping", "{}"),),
+    ),
+    Case("no arguments", '<tool_call>{"name": "ping"}</tool_call>', calls=(("ping", "{}"),)),
+    Case(
+        "null for arguments",
+        '<tool_call>{"name": "ping", "arguments": null}</tool_call>',
+        calls=(("ping", "{}"),),
+    ),
+    Case(
+        "arguments before the name",
+        '<tool_call>{"arguments": {"city": "Bern"}, "name": "get_weather"}</tool_call>',
+        calls=(("get_weather", BERN),),
+    ),
+    Case(
+        "the object as a string",
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Bern\\"}"}</tool_call>',
+        calls=(("get_weather", BERN),),
+    ),
+    Case(
+        "other keys",
+        '<tool_call>{"type": "function", "name": "get_weather", "id": 1.5, "parameters":'
+        ' {"city": "Bern"}, "more": [{}]}</tool_call>',
+        calls=(("get_weather", BERN),),
+    ),
+    Case(
+        "line ends in a string",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "a\nb\tc"}}</tool_call>',
+        calls=(("get_weather", '{"city": "a\\u000ab\\u0009c"}'),),
+    ),
+    Case(
+        "an unknown function",
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        calls=(("unknown", "{}"),),
+    ),
+    Case(
+        "cut off in the arguments",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Be',
+        calls=(("get_weather", '{"city": "Be'),),
+    ),
+    Case(
+        "cut off in an escape",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Be\\ud83d\\ude',
+        calls=(("get_weather", '{"city": "Be'),),
+    ),
+    Case(
+        "cut off before the arguments",
+        'Now. <tool_call>\n{"name": "get_wea',
+        text='Now. <tool_call>\n{"name": "get_wea',
+    ),
+    Case("cut off in the end marker", CALL[:-4], calls=(("get_weather", BERN),)),
+    Case("no end marker", CALL[:-13] + " So.", text="So.", calls=(("get_weather", BERN),)),
+    Case("only a prefix of the marker", "a <tool_ca", text="a <tool_ca"),
+    Case("almost the marker", "a <tool_cat> b <tool_calls>", text="a <tool_cat> b <tool_calls>"),
+    Case("the marker alone", "a <tool_call>  ", text="a <tool_call>  "),
+    Case(
+        "no JSON",
+        "a <tool_call>get_weather(1)</tool_call> b",
+        text="a <tool_call>get_weather(1)</tool_call> b",
+    ),
+    Case(
+        "JSON that is no call",
+        'a <tool_call>{"title": "x", "arguments": [1]}</tool_call> b',
+        text='a <tool_call>{"title": "x", "arguments": [1]}</tool_call> b',
+    ),
+    Case(
+        "no name",
+        '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+        text='<tool_call>{"name": "", "arguments": {}}</tool_call>',
+    ),
+    Case(
+        "the marker twice",
+        f"<tool_call>\n{CALL}",
+        text="<tool_call>",
+        calls=(("get_weather", BERN),),
+    ),
+    Case(
+        "too many braces",
+        '<tool_call>{"name": "ping", "arguments": {}}}</tool_call>',
+        text="}</tool_call>",
+        calls=(("ping", "{}"),),
+    ),
+]
+
+JSON = [
+    Case(
+        "one call",
+        '[{"name": "get_weather", "parameters": {"city": "Bern"}}]',
+        calls=(("get_weather", BERN),),
+    ),
+    Case(
+        "two calls",
+        '\n[ {"name": "ping", "parameters": {}},\n{"name": "get_weather", "parameters": {"city":'
+        ' "Bern"}} ]\n',
+        calls=(("ping", "{}"), ("get_weather", BERN)),
+    ),
+    Case("cut off", '[{"name": "ping", "parameters": {"a": 1.', calls=(("ping", '{"a": 1.'),)),
+    Case(
+        "an unknown function",
+        '[{"name": "x", "parameters": {}}]',
+        text='[{"name": "x", "parameters": {}}]',
+    ),
+    Case("text", "[1] says so.", text="[1] says so."),
+]
+
+CASES = {"hermes": HERMES, "json": JSON}
+FORMATS = {**TOOL_FORMATS, "json": JSON_ARRAY}
+TABLE = [
+    pytest.param(name, case, id=f"{name}: {case.what}") for name in CASES for case in CASES[name]
+]
+
+
+@pytest.mark.parametrize(("name", "case"), TABLE)
+def test_what_is_found_in_an_answer(name: str, case: Case) -> None:
+    seen = found(case.raw, gathered(parsed(FORMATS[name].parser(TOOLS), case.raw)))
+    assert (seen.text, seen.calls, seen.reasoning) == (case.text, case.calls, "")
+
+
+@given(st.data())
+def test_any_cuts_of_any_mixture(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(CASES)))
+    raws = data.draw(st.lists(st.sampled_from([case.raw for case in CASES[name]]), max_size=4))
+    raw = "".join(raws)
+    at = sorted(data.draw(st.sets(st.integers(0, len(raw)))))
+    pieces = [raw[start:stop] for start, stop in zip([0, *at], [*at, len(raw)], strict=True)]
+    form = FORMATS[name]
+    deltas = streamed(form.parser(TOOLS), pieces)
+    check_stream(deltas)
+    assert summary(deltas) == summary(parsed(form.parser(TOOLS), raw))
+
+
+@pytest.mark.parametrize(("name", "case"), TABLE)
+def test_the_cuts_of_a_stream_do_not_matter(name: str, case: Case) -> None:
+    check_cuts(lambda: FORMATS[name].parser(TOOLS), case.raw)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Did you mean hermes"):
+        tool_format("hermess")
+    with pytest.raises(ConfigError, match=r"no reasoning parser named 'x'\..* qwen3"):
+        reasoning_format("x")
+
+
+def test_calls_that_must_be_made_without_a_format_are_an_array() -> None:
+    form, structure = required_calls(None, TOOLS, parallel=False)
+    assert form is JSON_ARRAY
+    schema = array_schema(TOOLS, parallel=False)
+    assert structure["format"] == {"type": "json_schema", "json_schema": schema}
+    jsonschema.validate(
+        json.loads('[{"name": "get_weather", "parameters": {"city": "x"}}]'), schema
+    )
+    for wrong in (
+        "[]",
+        '[{"name": "x", "parameters": {}}]',
+        '[{"name": "get_weather", "parameters": {}}]',
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(json.loads(wrong), schema)
