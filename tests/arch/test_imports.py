@@ -94,6 +94,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "scheduler.cache",
             "frontend",
             "frontend.apis",
+            "frontend.chat",
             "frontend.http",
             "frontend.ipc",
             "frontend.text",

@@ -249,6 +249,22 @@ def test_seed_names_and_log_level() -> None:
     assert decide(Options(random_seed=0), drawn_seed=7).random_seed == 0
 
 
+def test_the_formats_of_a_chat_are_found_unless_given() -> None:
+    found = {
+        "tool_call_parser": ("hermes", "it says so"),
+        "reasoning_parser": ("none", "it is not"),
+    }
+    config = resolve(Options(), CPU, SPEC, found=found)
+    assert (config.options.tool_call_parser, config.options.reasoning_parser) == ("hermes", "none")
+    assert str(reason(config, "tool_call_parser")) == "tool_call_parser=hermes (it says so)"
+    assert reason(config, "tool_call_parser").told
+    assert not reason(config, "reasoning_parser").told
+    given = Options(tool_call_parser="none", reasoning_parser="qwen3")
+    config = resolve(given, CPU, SPEC, given={"tool_call_parser", "reasoning_parser"}, found=found)
+    assert (config.options.tool_call_parser, config.options.reasoning_parser) == ("none", "qwen3")
+    assert str(reason(config, "tool_call_parser")) == "tool_call_parser=none (given)"
+
+
 def test_what_was_found_is_not_called_given() -> None:
     found = {
         "model_path": ("a/b", "the default model"),

@@ -11,10 +11,16 @@ from format_cases import TOOLS, Case, check_cuts, check_stream, found, streamed,
 from hypothesis import given
 from hypothesis import strategies as st
 
+from setpoint.config.chat_formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from setpoint.core.errors import ConfigError
 from setpoint.frontend.chat.deltas import gathered
 from setpoint.frontend.chat.formats.json_array import JSON_ARRAY, array_schema, required_calls
-from setpoint.frontend.chat.formats.registry import TOOL_FORMATS, reasoning_format, tool_format
+from setpoint.frontend.chat.formats.registry import (
+    REASONING_FORMATS,
+    TOOL_FORMATS,
+    reasoning_format,
+    tool_format,
+)
 from setpoint.frontend.chat.parser import parsed
 
 BERN = '{"city": "Bern"}'
@@ -182,6 +188,11 @@ def test_any_cuts_of_any_mixture(data: st.DataObject) -> None:
 @pytest.mark.parametrize(("name", "case"), TABLE)
 def test_the_cuts_of_a_stream_do_not_matter(name: str, case: Case) -> None:
     check_cuts(lambda: FORMATS[name].parser(TOOLS), case.raw)
+
+
+def test_the_names_on_the_command_line() -> None:
+    assert set(TOOL_CALL_PARSERS) == set(TOOL_FORMATS)
+    assert set(REASONING_PARSERS) == set(REASONING_FORMATS)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:

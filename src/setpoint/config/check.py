@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -169,12 +170,14 @@ def _check_value(field: Field[Option], value: Any) -> None:
     about = field.about
     if about.choices and value not in about.choices:
         allowed = ", ".join(map(str, about.choices))
+        near = get_close_matches(str(value), map(str, about.choices), n=1)
+        nearest = f" The nearest is {near[0]}." if near else ""
         if is_known_value(field.name, value):
             raise ConfigError(
                 f"{field.flag} {value} is not supported by this version of Setpoint yet; supported:"
-                f" {allowed}.{instead(field.flag)}"
+                f" {allowed}.{nearest}{instead(field.flag)}"
             )
-        raise ConfigError(f"{field.flag} must be one of {allowed}; got {value!r}.")
+        raise ConfigError(f"{field.flag} must be one of {allowed}; got {value!r}.{nearest}")
     if field.kind is float and not (math.isfinite(value) or (about.infinite and value == math.inf)):
         raise ConfigError(f"{field.flag} must be a finite number, got {value}.")
     if about.low is not None and value < about.low:

@@ -44,11 +44,14 @@ class Book:
         self._given = given
         self._profile = profile
         self._reasons: dict[str, tuple[str, bool]] = {}
+        self._told = set(profile)
 
-    def put(self, name: str, value: T, why: str, *, warn: bool = False) -> T:
+    def put(self, name: str, value: T, why: str, *, warn: bool = False, told: bool = False) -> T:
         """Settle ``name`` at ``value``, and return the value."""
         self.values[name] = value
         self._reasons[name] = why, warn
+        if told:
+            self._told.add(name)
         return value
 
     def fill(self, name: str, value: Scalar, why: str) -> None:
@@ -76,9 +79,7 @@ class Book:
             )
             warn = any(warns for _, warns in said)
             decisions.append(
-                Decision(
-                    field.name, shown(field, value), why, warn, told=field.name in self._profile
-                )
+                Decision(field.name, shown(field, value), why, warn, told=field.name in self._told)
             )
         return decisions
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Set
 
 import msgspec
 
+from setpoint.config.chat_formats import NONE, OPEN
 from setpoint.config.check import check_options
 from setpoint.config.decisions import Book, Decision
 from setpoint.config.environment import EnvSettings
@@ -51,7 +52,10 @@ def resolve(
     options = profile.options
     book = Book(options, given, profile.reasons)
     for name, (value, why) in (found or {}).items():
-        book.fill(name, value, why)
+        if book.get(name) == OPEN:  # the formats of a chat
+            book.put(name, value, why, told=value != NONE)
+        else:
+            book.fill(name, value, why)
     device = settle_model(book, model, hardware, env)
     steps = settle_steps(book, hardware, device)
     settle_rules(book, device, steps.chunk)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from setpoint.config.chat_formats import NONE, OPEN, REASONING_PARSERS, TOOL_CALL_PARSERS
 from setpoint.config.declare import Option, Range
 
 MODEL = "Model and numerics"
@@ -131,6 +132,26 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
             metavar="JSON",
         ),
     ] = None
+    tool_call_parser: Annotated[
+        str,
+        Option(
+            MODEL,
+            "How the model writes tool calls; auto goes by the chat template, none leaves calls in"
+            " the text (docs/tools-and-reasoning.md).",
+            choices=(OPEN, NONE, *TOOL_CALL_PARSERS),
+            metavar="FORMAT",
+        ),
+    ] = OPEN
+    reasoning_parser: Annotated[
+        str,
+        Option(
+            MODEL,
+            "How the model marks its reasoning; auto goes by the chat template, none leaves it in"
+            " the text (docs/tools-and-reasoning.md).",
+            choices=(OPEN, NONE, *REASONING_PARSERS),
+            metavar="FORMAT",
+        ),
+    ] = OPEN
     weight_version: Annotated[
         str, Option(MODEL, "Name of the weights' version, which answers and /model_info repeat.")
     ] = "default"

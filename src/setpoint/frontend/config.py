@@ -48,6 +48,10 @@ class FrontendConfig:
     server_info: Mapping[str, Any] = field(default_factory=dict)
     """Options as resolved at the start, version and start-up times, flattened, for
     ``/server_info``."""
+    tool_call_parser: str = "none"
+    """The name of the format of tool calls (``chat/formats``); "none" leaves calls in the text."""
+    reasoning_parser: str = "none"
+    """The name of the format of reasoning; "none" leaves it in the text."""
     weight_version: str = "default"
     health_generates: bool = True
     """Whether ``/health`` asks the engine for a token; otherwise it reports on the frontend alone.

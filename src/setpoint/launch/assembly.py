@@ -48,6 +48,8 @@ def make_service(
         sampling_defaults=engine.sampling,
         preferred_sampling=preferred_sampling(options),
         chat_template_kwargs=chat_template_kwargs(options),
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
         weight_version=options.weight_version,
         model_info={
             "model_type": spec.model_type,

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from setpoint.checkpoint.end_tokens import tokenizer_end_ids
 from setpoint.checkpoint.pooling import read_pooling
-from setpoint.checkpoint.source import DEFAULT_SAMPLING, ModelSource, locate
+from setpoint.checkpoint.source import DEFAULT_SAMPLING, ModelSource, locate, tokenizer_folder
 from setpoint.checkpoint.spec import GENERATION_NAME, read_spec
+from setpoint.config.chat_formats import NONE
 from setpoint.config.check import model_overrides
 from setpoint.config.environment import EnvSettings
 from setpoint.config.hardware import probe_hardware
@@ -39,9 +40,12 @@ def configured(
         log=logger.info,
     )
     spec = read_spec(source.folder, overrides=model_overrides(options))
-    ends = dict.fromkeys(
-        (*spec.eos_token_ids, *tokenizer_end_ids(Path(options.tokenizer_path or source.folder)))
+    text_folder = (
+        source.folder
+        if options.tokenizer_path is None
+        else tokenizer_folder(options.tokenizer_path, log=logger.info)
     )
+    ends = dict.fromkeys((*spec.eos_token_ids, *tokenizer_end_ids(text_folder)))
     # A tokenizer may know more ids than the model, which never generates those.
     spec = replace(
         spec, eos_token_ids=tuple(token_id for token_id in ends if token_id < spec.vocab_size)
@@ -51,6 +55,7 @@ def configured(
     found = {
         "model_path": (source.name, "the default model"),
         "tokenizer_path": (str(source.folder), "the model's own"),
+        **chat_formats(options, text_folder),
     }
     asked = Asked(
         options=options,
@@ -62,6 +67,20 @@ def configured(
         drawn_seed=secrets.randbelow(1 << 30),
     )
     return source, asked, asked.resolve()
+
+
+def chat_formats(options: Options, folder: Path) -> dict[str, tuple[str, str]]:
+    """How the model writes tool calls and reasoning, and why it is believed to. folder: the
+    tokenizer's."""
+    # The tokenizers library comes with this; by now the engine process is importing torch.
+    from setpoint.frontend.chat.formats.detect import detect
+    from setpoint.frontend.text.template_source import find_chat_template
+
+    seen = detect(find_chat_template(folder, override=options.chat_template) or "")
+    return {
+        "tool_call_parser": (seen.tool or NONE, seen.tool_why),
+        "reasoning_parser": (seen.reasoning or NONE, seen.reasoning_why),
+    }
 
 
 def sampling_defaults(wanted: str, source: ModelSource) -> dict[str, float]:

@@ -90,8 +90,8 @@ class AdminRoutes:
             "preferred_sampling_params": config.preferred_sampling or None,
             "weight_version": config.weight_version,
             "load_format": "auto",
-            "reasoning_parser": None,
-            "tool_call_parser": None,
+            "reasoning_parser": _named(config.reasoning_parser),
+            "tool_call_parser": _named(config.tool_call_parser),
             "disaggregation_mode": "null",
             "has_image_understanding": False,
             "has_audio_understanding": False,
@@ -155,3 +155,7 @@ class AdminRoutes:
 
     async def _read_settings(self, raw: dict[str, Any]) -> tuple[SettingsBody, list[str]]:
         return self._service.read(raw, SettingsBody, route="/set_internal_state")
+
+
+def _named(parser: str) -> str | None:
+    return None if parser == "none" else parser
