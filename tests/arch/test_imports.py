@@ -37,7 +37,19 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"core", "frontend", "frontend.apis.openai", "frontend.http", "frontend.text"},
         {"fastapi", "msgspec"},
     ),
-    "frontend.apis": ({"frontend.apis.openai", "frontend.apis.sglang", "frontend.http"}, set()),
+    "frontend.apis.anthropic": (
+        {"core", "frontend", "frontend.chat", "frontend.http"},
+        {"fastapi", "msgspec"},
+    ),
+    "frontend.apis": (
+        {
+            "frontend.apis.anthropic",
+            "frontend.apis.openai",
+            "frontend.apis.sglang",
+            "frontend.http",
+        },
+        set(),
+    ),
     "frontend.call_arguments": ({"core", "frontend", "frontend.apis.sglang"}, {"msgspec"}),
     "frontend.calls": (
         {"core", "frontend", "frontend.apis.sglang", "frontend.call_arguments", "frontend.chat"},

@@ -28,19 +28,19 @@ from setpoint.frontend.service import Service
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
-MESSAGES = "/v1/messages"
+LETTERS = "/v1/letters"
 
 
 class Letters(Dialect):
     """A dialect below OpenAI's prefix, whose shape of an error is nobody else's."""
 
-    prefix = MESSAGES
-    hint = "Letters go to /v1/messages."
+    prefix = LETTERS
+    hint = "Letters go to /v1/letters."
 
     def __init__(self, service: Service, bodies: BodyReader) -> None:
         self._service = service
         self.router = APIRouter()
-        add_route(self.router, MESSAGES, self.create, "POST")
+        add_route(self.router, LETTERS, self.create, "POST")
 
     def error_body(self, refusal: Refusal) -> Any:
         return {"type": "error", "error": {"type": refusal.kind, "message": refusal.message}}
@@ -80,9 +80,9 @@ def is_openais(answer: Any) -> bool:
 @pytest.mark.parametrize(
     ("method", "path", "status_code", "is_shape"),
     [
-        ("GET", MESSAGES, 405, is_letters),
-        ("POST", f"{MESSAGES}/count", 404, is_letters),
-        ("POST", "/v1/messagesx", 404, is_openais),
+        ("GET", LETTERS, 405, is_letters),
+        ("POST", f"{LETTERS}/count", 404, is_letters),
+        ("POST", "/v1/lettersx", 404, is_openais),
         ("POST", "/v1/nothing", 404, is_openais),
         ("GET", "/v1/chat/completions", 405, is_openais),
         ("POST", "/nothing", 404, is_openais),
@@ -103,7 +103,7 @@ def test_what_has_no_route_is_refused_in_the_shape_of_its_path(
 
 def test_a_route_refuses_in_the_shape_of_its_dialect(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        answer = await server.http.post(MESSAGES, content=b"refuse")
+        answer = await server.http.post(LETTERS, content=b"refuse")
         assert answer.status_code == 400
         assert answer.json()["error"] == {"type": "BadRequestError", "message": "No letters today."}
 
@@ -112,7 +112,7 @@ def test_a_route_refuses_in_the_shape_of_its_dialect(serve: Serve) -> None:
 
 def test_a_missing_key_is_told_in_the_shape_of_the_path(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        for path, is_shape in ((MESSAGES, is_letters), ("/v1/completions", is_openais)):
+        for path, is_shape in ((LETTERS, is_letters), ("/v1/completions", is_openais)):
             answer = await server.http.post(path)
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
             assert is_shape(answer.json())
@@ -123,7 +123,7 @@ def test_a_missing_key_is_told_in_the_shape_of_the_path(serve: Serve) -> None:
 def test_a_foreign_page_is_refused_in_the_shape_of_the_path(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
         foreign = {"origin": "http://evil.example"}
-        assert is_letters((await server.http.post(MESSAGES, headers=foreign)).json())
+        assert is_letters((await server.http.post(LETTERS, headers=foreign)).json())
         assert is_openais((await server.http.post("/generate", headers=foreign)).json())
 
     serve(scenario, dialects=ALL, local_only=True)
@@ -131,10 +131,10 @@ def test_a_foreign_page_is_refused_in_the_shape_of_the_path(serve: Serve) -> Non
 
 def test_a_stream_ends_as_its_dialect_ends_one(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        whole = await server.http.post(MESSAGES)
+        whole = await server.http.post(LETTERS)
         assert whole.text.endswith('data: "c"\n\nevent: message_stop\n\n')
         server.line.died("It was unplugged.")
-        assert is_letters((await server.http.post(MESSAGES)).json())
+        assert is_letters((await server.http.post(LETTERS)).json())
 
     serve(scenario, dialects=ALL)
 
@@ -146,7 +146,7 @@ def test_an_error_in_mid_stream_has_the_shape_of_its_dialect(serve: Serve) -> No
         lines = []
 
         async def read() -> None:
-            async with server.http.stream("POST", MESSAGES) as response:
+            async with server.http.stream("POST", LETTERS) as response:
                 lines.extend([line async for line in response.aiter_lines()])
 
         reading = asyncio.create_task(read())
@@ -162,7 +162,7 @@ def test_an_error_in_mid_stream_has_the_shape_of_its_dialect(serve: Serve) -> No
 
 
 @pytest.mark.parametrize(
-    ("path", "is_shape"), [(MESSAGES, is_letters), ("/v1/completions?a=b", is_openais)]
+    ("path", "is_shape"), [(LETTERS, is_letters), ("/v1/completions?a=b", is_openais)]
 )
 def test_what_never_becomes_a_request_is_refused_in_the_shape_of_its_path(
     http_url: Callable[..., str], path: str, is_shape: Callable[[Any], bool]
@@ -192,9 +192,10 @@ def test_what_never_becomes_a_request_is_refused_in_the_shape_of_its_path(
         ("/v1x", ""),
         ("/v1/models/org/tiny", "/v1"),
         ("/v1/tokenize", ""),
-        ("/v1/messages", MESSAGES),
-        ("/v1/messages/batches/1/2/3/4", MESSAGES),
-        ("/v1/messages-of-mine", "/v1"),
+        ("/v1/letters", LETTERS),
+        ("/v1/messages/count_tokens", "/v1/messages"),
+        ("/v1/letters/batches/1/2/3/4", LETTERS),
+        ("/v1/letters-of-mine", "/v1"),
     ],
 )
 def test_the_longest_claim_wins(serve: Serve, path: str, owner: str) -> None:

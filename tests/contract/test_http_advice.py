@@ -15,8 +15,7 @@ CHAT = "/v1/chat/completions"
 @pytest.mark.parametrize(
     ("path", "meant"),
     [
-        ("/v1/messages", CHAT),
-        ("/messages", CHAT),
+        ("/messages", "/v1/messages"),
         ("/v1/responses", CHAT),
         ("/chat/completions", CHAT),
         ("/v1/v1/chat/completions", CHAT),

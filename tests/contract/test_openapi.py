@@ -58,6 +58,8 @@ def test_every_body_is_declared(serve: Serve) -> None:
             "/detokenize": "DetokenizeBody",
             "/v1/detokenize": "DetokenizeBody",
             "/abort_request": "AbortBody",
+            "/v1/messages": "MessagesBody",
+            "/v1/messages/count_tokens": "ConversationBody",
             "/set_internal_state": "SettingsBody",
             "/v1/chat/completions": "ChatBody",
             "/v1/completions": "CompletionBody",

@@ -36,7 +36,7 @@ _LOGGED_CHARS = 2048
 """Length to which logged values are cut below level 3."""
 
 _METADATA = ("rid", "meta_info", "stream", "model")
-_CONTENTS = ("text", "input_ids", "output_ids", "messages", "prompt")
+_CONTENTS = ("text", "input_ids", "output_ids", "messages", "prompt", "system")
 
 
 class Service:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from setpoint.frontend.apis.anthropic.dialect import AnthropicDialect
 from setpoint.frontend.apis.openai.dialect import OpenAIDialect
 from setpoint.frontend.apis.sglang.dialect import SGLangDialect
 from setpoint.frontend.http.app import MakeDialect
 
-DIALECTS: Sequence[MakeDialect] = (SGLangDialect, OpenAIDialect)
+DIALECTS: Sequence[MakeDialect] = (SGLangDialect, OpenAIDialect, AnthropicDialect)

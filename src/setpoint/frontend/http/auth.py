@@ -1,4 +1,4 @@
-"""The API key, as ASGI middleware: ``Authorization: Bearer KEY`` or 401
+"""The API key, as ASGI middleware: ``Authorization: Bearer KEY``, the header of a dialect, or 401
 (docs/sglang/api.md#keys)."""
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class ApiKeyMiddleware:
         self._app = app
         self._dialects = dialects
         self._public = tuple(path for dialect in dialects.all for path in dialect.public)
-        self._expected = f"Bearer {api_key}".encode()
+        named = {dialect.key_header for dialect in dialects.all if dialect.key_header}
+        self._expected = {"authorization": f"Bearer {api_key}".encode()}
+        self._expected |= {header: api_key.encode() for header in named}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._allows(scope):
@@ -36,5 +38,8 @@ class ApiKeyMiddleware:
     def _allows(self, scope: Scope) -> bool:
         if scope["method"] == "OPTIONS" or scope["path"].startswith(self._public):
             return True
-        given = Headers(scope=scope).get("authorization", "")
-        return hmac.compare_digest(given.encode("latin-1"), self._expected)
+        headers = Headers(scope=scope)
+        return any(
+            hmac.compare_digest(headers.get(header, "").encode("latin-1"), expected)
+            for header, expected in self._expected.items()
+        )

@@ -26,6 +26,8 @@ class Dialect(ABC):
     """Path of another API -> the route here that does the same, which a 404 suggests."""
     public: ClassVar[Sequence[str]] = ()
     """Beginnings of paths that need no API key."""
+    key_header: ClassVar[str] = ""
+    """A header in which the dialect's clients send the API key, besides ``Authorization``."""
     changed_by_get: ClassVar[Sequence[str]] = ()
     """Routes where a GET changes something."""
     router: APIRouter

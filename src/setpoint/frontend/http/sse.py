@@ -29,6 +29,10 @@ def event(content: Any) -> bytes:
     return b"data: " + _encoder.encode(content) + b"\n\n"
 
 
+def named_event(name: str, content: Any) -> bytes:
+    return b"event: " + name.encode() + b"\n" + event(content)
+
+
 @contextmanager
 def cancelled_with_client(job: Job, receive: Callable[[], Awaitable[Message]]) -> Iterator[None]:
     """Inside this context a disconnect of the client cancels the job. The body must have been read

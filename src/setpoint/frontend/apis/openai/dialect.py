@@ -21,9 +21,8 @@ from setpoint.frontend.service import Service
 class OpenAIDialect(Dialect):
     prefix = "/v1"
     hint = f"Chats go to {ChatApi.route}; /docs lists every route."
-    # Paths of Anthropic's API, OpenAI's newer one, and Ollama's.
+    # Paths of OpenAI's newer API, and Ollama's.
     aliases: ClassVar = {
-        "/v1/messages": ChatApi.route,
         "/v1/responses": ChatApi.route,
         "/api/chat": ChatApi.route,
         "/api/generate": CompletionApi.route,

@@ -1,0 +1,34 @@
+"""Anthropic's shape of an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from setpoint.frontend.http.sse import named_event
+from setpoint.frontend.refusal import Refusal
+
+_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Status -> type; of the others, those below 500 are ``invalid_request_error``."""
+
+
+def error_body(refusal: Refusal) -> dict[str, Any]:
+    status = refusal.status_code
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+
+
+def stream_end(refusal: Refusal | None) -> bytes:
+    """The last event of a stream: ``message_stop``, or an error."""
+    if refusal is None:
+        return named_event("message_stop", {"type": "message_stop"})
+    return named_event("error", error_body(refusal))

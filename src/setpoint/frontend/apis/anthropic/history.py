@@ -1,0 +1,200 @@
+"""Anthropic's messages and system prompt in the form that chat templates are written for: one
+message for each tool result, and content that is a string.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from setpoint.core.errors import RequestError
+from setpoint.core.shown import shown
+from setpoint.core.wording import kind_of, plain
+
+Message = dict[str, Any]
+Role = Literal["system", "user", "assistant"]
+T = TypeVar("T")
+
+_BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
+"""A line that Claude Code puts before its system prompt. It is for Anthropic's accounts, and
+differs in every request, so that no prompt would begin like the one before it and the prefix cache
+would be of no use."""
+
+
+class TextBlock(msgspec.Struct):
+    text: str
+
+
+class ThinkingBlock(msgspec.Struct):
+    thinking: str
+
+
+class RedactedThinkingBlock(msgspec.Struct):
+    data: str
+
+
+class ToolUseBlock(msgspec.Struct):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(msgspec.Struct):
+    tool_use_id: str
+    content: str | list[dict[str, Any]] | None = None
+    is_error: bool | None = None
+
+
+Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+Kinds = Mapping[str, type[Block]]
+
+_TEXT: Kinds = {"text": TextBlock}
+_KINDS: Mapping[str, Kinds] = {
+    "system": _TEXT,
+    "user": {**_TEXT, "tool_result": ToolResultBlock},
+    "assistant": {
+        **_TEXT,
+        "thinking": ThinkingBlock,
+        "redacted_thinking": RedactedThinkingBlock,
+        "tool_use": ToolUseBlock,
+    },
+}
+"""Role -> the types of blocks that its messages may have."""
+
+
+def history_of(
+    system: str | Sequence[Mapping[str, Any]] | None, messages: Sequence[Mapping[str, Any]]
+) -> list[Message]:
+    """The conversation for a chat template. Raises RequestError (400), which names the message and
+    the block, for a block that is not of a known type or not text, and for a tool result without
+    its call."""
+    if not messages:
+        raise RequestError("messages must not be empty.")
+    history: list[Message] = []
+    text = _joined(_without_billing(text) for text in _texts(system or "", "system"))
+    if text:
+        history.append({"role": "system", "content": text})
+    known_calls: set[str] = set()
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        role = message.get("role")
+        if not isinstance(role, str) or role not in _KINDS:
+            got = repr(shown(role, 64)) if isinstance(role, str) else kind_of(role)
+            raise RequestError(f"{where}.role must be user, assistant or system; got {got}.")
+        blocks = _blocks(message.get("content"), f"{where}.content", _KINDS[role])
+        made = (
+            [_assistant(blocks, known_calls)]
+            if role == "assistant"
+            else _asked(role, blocks, f"{where}.content", known_calls)
+        )
+        for each in made:
+            _append(history, each)
+    if history[-1].get("tool_calls"):
+        raise RequestError(
+            f"messages[{len(messages) - 1}] calls tools, so a message of the user with their"
+            " results must follow."
+        )
+    return history
+
+
+def _append(history: list[Message], message: Message) -> None:
+    """Add a message; consecutive messages of the user, or of the assistant, are one turn."""
+    last = history[-1] if history else {}
+    is_same = last.get("role") == message["role"] != "tool" and not last.get("tool_calls")
+    if not is_same:
+        history.append(message)
+        return
+    last.update({**message, "content": _joined((last["content"], message["content"]))})
+
+
+def _assistant(blocks: Sequence[Block], known_calls: set[str]) -> Message:
+    """What the model has said. Redacted thinking is left out: no model here can read it."""
+    message: Message = {
+        "role": "assistant",
+        "content": _joined(block.text for block in blocks if isinstance(block, TextBlock)),
+    }
+    thinking = _joined(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    if thinking:
+        message["reasoning_content"] = thinking
+    calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
+    if calls:
+        known_calls.update(call.id for call in calls)
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.input},
+            }
+            for call in calls
+        ]
+    return message
+
+
+def _asked(role: str, blocks: Sequence[Block], where: str, known_calls: set[str]) -> list[Message]:
+    """What the user, the tools or the operator have said, in the order of the blocks."""
+    messages: list[Message] = []
+    for index, block in enumerate(blocks):
+        if isinstance(block, ToolResultBlock):
+            messages.append(_result(block, f"{where}[{index}]", known_calls))
+        elif isinstance(block, TextBlock):
+            _append(messages, {"role": role, "content": block.text})
+    return messages
+
+
+def _result(block: ToolResultBlock, where: str, known_calls: set[str]) -> Message:
+    if block.tool_use_id not in known_calls:
+        raise RequestError(
+            f"{where}.tool_use_id is {shown(block.tool_use_id, 64)!r}, which is the id of no"
+            " tool_use block before it."
+        )
+    text = _joined(_texts(block.content or "", f"{where}.content"))
+    return {
+        "role": "tool",
+        "tool_call_id": block.tool_use_id,
+        "content": f"Error: {text}" if block.is_error else text,
+    }
+
+
+def _texts(content: str | Sequence[Mapping[str, Any]], where: str) -> list[str]:
+    """The texts of content that may have text blocks only."""
+    if not content:
+        return []
+    blocks = _blocks(content, where, _TEXT)
+    return [block.text for block in blocks if isinstance(block, TextBlock)]
+
+
+def _blocks(content: Any, where: str, kinds: Kinds) -> list[Block]:
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, Sequence):
+        raise RequestError(f"{where} must be a string or a list of blocks, got {kind_of(content)}.")
+    if not content:
+        raise RequestError(f"{where} must not be empty.")
+    return [_block(raw, f"{where}[{index}]", kinds) for index, raw in enumerate(content)]
+
+
+def _block(raw: Any, where: str, kinds: Kinds) -> Block:
+    if not isinstance(raw, Mapping):
+        raise RequestError(f"{where} must be an object with a type, got {kind_of(raw)}.")
+    kind = raw.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        got = repr(shown(kind, 64)) if isinstance(kind, str) else kind_of(kind)
+        raise RequestError(
+            f"{where}.type must be {' or '.join(kinds)}, got {got}: this model reads text only."
+        )
+    try:
+        return msgspec.convert(raw, kinds[kind])
+    except msgspec.ValidationError as error:
+        raise RequestError(plain(error, name=where)) from None
+
+
+def _joined(texts: Any) -> str:
+    return "\n".join(filter(None, texts))
+
+
+def _without_billing(text: str) -> str:
+    found = _BILLING.match(text)
+    return text if found is None else text[found.end() :]

@@ -1,0 +1,32 @@
+"""The limit of new tokens for APIs whose clients name one without knowing the model's context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from setpoint.core.request import Request
+
+
+def limited(
+    requests: Iterable[Request], max_new_tokens: int | None, context_len: int
+) -> list[Request]:
+    """The requests, which have no limit of new tokens yet, with at most ``max_new_tokens``. A limit
+    beyond the end of the context is left out, as the context ends the answer anyway."""
+    return [
+        msgspec.structs.replace(
+            request,
+            sampling=msgspec.structs.replace(
+                request.sampling, max_new_tokens=_fitting(request, max_new_tokens, context_len)
+            ),
+        )
+        for request in requests
+    ]
+
+
+def _fitting(request: Request, max_new_tokens: int | None, context_len: int) -> int | None:
+    if max_new_tokens is None:
+        return None
+    room = context_len - len(request.prompt_ids) // 4
+    return max_new_tokens if max_new_tokens <= room else None
