@@ -26,12 +26,23 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "recording.command": ({"config", "core", "observe", "recording"}, set()),
     "frontend.text": ({"core"}, {"jinja2", "msgspec", "numpy", "tokenizers"}),
     "frontend.ipc": ({"core", "ipc"}, {"msgspec"}),
-    "frontend": ({"core", "frontend.ipc", "frontend.text"}, {"msgspec", "numpy"}),
+    "frontend.storage": ({"core"}, {"msgspec"}),
+    "frontend": (
+        {"core", "frontend.ipc", "frontend.storage", "frontend.text"},
+        {"msgspec", "numpy"},
+    ),
     "frontend.chat": ({"core", "frontend", "frontend.text"}, {"msgspec"}),
     "frontend.http": ({"core", "frontend"}, {"fastapi", "msgspec", "starlette", "uvicorn"}),
     "frontend.apis.openai": (
-        {"core", "frontend", "frontend.chat", "frontend.http", "frontend.text"},
-        {"fastapi", "msgspec"},
+        {
+            "core",
+            "frontend",
+            "frontend.chat",
+            "frontend.http",
+            "frontend.storage",
+            "frontend.text",
+        },
+        {"fastapi", "msgspec", "python_multipart", "starlette"},
     ),
     "frontend.apis.sglang": (
         {"core", "frontend", "frontend.apis.openai", "frontend.http", "frontend.text"},
@@ -101,6 +112,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "checkpoint",
             "observe",
             "ipc",
+            "batch",
             "recording",
             "scheduler",
             "scheduler.cache",
@@ -109,6 +121,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "frontend.chat",
             "frontend.http",
             "frontend.ipc",
+            "frontend.storage",
             "frontend.text",
             "engine.kernels",
             "engine.runner",
@@ -118,9 +131,10 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "offline": ({"config", "core", "frontend.calls", "launch.background"}, set()),
     "batch": (
-        {"core", "config", "observe", "frontend", "frontend.apis.openai", "launch"},
-        {"msgspec", "numpy", "rich", "pyarrow", "uvloop"},
+        {"core", "frontend", "frontend.apis.openai", "frontend.storage"},
+        {"msgspec", "numpy", "rich", "pyarrow"},
     ),
+    "batch.command": ({"batch", "config", "core", "launch", "observe"}, {"uvloop"}),
     "set_options": ({"config", "core"}, {"httpx2", "msgspec"}),
     "chat": ({"config", "core", "observe", "offline"}, {"httpx2", "msgspec"}),
     "bench": (
@@ -152,7 +166,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "cli": (
         {
-            "batch",
+            "batch.command",
             "bench",
             "bench.bare",
             "bench.engine_turns",

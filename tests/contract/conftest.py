@@ -14,6 +14,7 @@ import openai
 import pytest
 from fastapi import FastAPI
 
+from setpoint.batch.worker import BatchWorker
 from setpoint.frontend.apis.dialects import DIALECTS
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import MakeDialect, create_app
@@ -23,6 +24,7 @@ from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.live import FrontendSettings, LiveOptions
 from setpoint.frontend.service import Service
+from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
@@ -45,7 +47,12 @@ class Server:
         return response.json()
 
 
-def make_service(engine: FakeEngine, live: LiveOptions | None = None, **options: Any) -> Service:
+def make_service(
+    engine: FakeEngine,
+    live: LiveOptions | None = None,
+    storage: Storage | None = None,
+    **options: Any,
+) -> Service:
     """``options``: fields of FrontendConfig, and of FrontendSettings without ``live``."""
     names = [each.name for each in fields(FrontendSettings) if each.name in options]
     own = FrontendSettings(**{name: options.pop(name) for name in names})
@@ -63,7 +70,20 @@ def make_service(engine: FakeEngine, live: LiveOptions | None = None, **options:
     )
     template = ChatTemplate(CHAT_TEMPLATE, special_tokens={"eos_token": "<|eos|>"})
     text = TextProcessor(Tokenizer(make_byte_tokenizer()), template)
-    return Service(config, EngineClient(), text, live or FixedOptions(own))
+    return Service(config, EngineClient(), text, live or FixedOptions(own), storage)
+
+
+@asynccontextmanager
+async def working(service: Service) -> AsyncIterator[None]:
+    """The worker of the service's batches, if it keeps any, works in this block."""
+    worker = service.storage and BatchWorker(service, service.storage)
+    task = asyncio.create_task(worker.run()) if worker else None
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -81,13 +101,16 @@ async def serving(
     app = create_app(service, dialects, local_only=local_only)
     transport = httpx.ASGITransport(app)
     key = options.get("api_key") or "none"
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+    async with (
+        working(service),
+        httpx.AsyncClient(transport=transport, base_url="http://test") as http,
+    ):
         client = openai.AsyncOpenAI(
             base_url="http://test/v1", api_key=key, http_client=http, max_retries=0
         )
         yield Server(app, service, line, engine, http, client)
-        assert not engine.running or engine.silent, "requests left behind"
-        assert service.engine.num_open == 0
+    assert not engine.running or engine.silent, "requests left behind"
+    assert service.engine.num_open == 0
     service.engine.close()
 
 
@@ -126,7 +149,8 @@ def _on_a_port(
             await asyncio.sleep(0.005)
         base_url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         ready.set()
-        await serving
+        async with working(service):
+            await serving
         service.engine.close()
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))

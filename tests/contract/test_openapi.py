@@ -8,7 +8,8 @@ from typing import Any
 from fastapi.openapi.models import OpenAPI
 
 Serve = Callable[..., None]
-NO_BODY = {"/flush_cache"}
+NO_BODY = {"/flush_cache", "/v1/batches/{batch_id}/cancel"}
+FORMS = {"/v1/files"}
 
 
 def references(value: Any) -> Iterator[str]:
@@ -45,7 +46,7 @@ def test_every_body_is_declared(serve: Serve) -> None:
         declared = {}
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
-                if method in ("post", "put") and path not in NO_BODY:
+                if method in ("post", "put") and path not in NO_BODY | FORMS:
                     reference = operation["requestBody"]["content"]["application/json"]["schema"][
                         "$ref"
                     ]

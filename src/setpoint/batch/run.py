@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from setpoint.batch import record
 from setpoint.batch.entry import BatchError, Entry, Problem
@@ -34,16 +34,27 @@ BREATH = 1000
 
 class BatchRun:
     def __init__(
-        self, service: Service, journal: Journal, output: Output, tally: Tally, *, digest: str
+        self,
+        service: Service,
+        journal: Journal,
+        output: Output,
+        tally: Tally,
+        *,
+        digest: str,
+        endpoint: str | None = None,
+        make_gate: Callable[[EngineView], Gate] = Gate,
     ) -> None:
-        self._service = service
+        """endpoint: the one route that the requests may name; None: any. make_gate: makes what
+        decides how many requests may be open."""
         self._journal = journal
         self._output = output
         self._tally = tally
         self._digest = digest
-        self._apis = openai_apis(service)
+        self._apis = {
+            route: api for route, api in openai_apis(service).items() if endpoint in (None, route)
+        }
         self.view = EngineView(service.engine)
-        self._gate = Gate(self.view)
+        self._gate = make_gate(self.view)
         self._tasks: set[asyncio.Task[None]] = set()
         self._jobs: set[Job] = set()
         """Requests that are submitted and not answered yet."""

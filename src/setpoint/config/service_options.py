@@ -275,6 +275,18 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
 
+    file_storage_path: Annotated[
+        str | None,
+        Option(
+            SERVING,
+            "Keep uploaded files and batches in this folder (/v1/files, /v1/batches;"
+            " docs/batches.md). Clients can then fill up to 64 GiB of the disk. Without it both"
+            " routes refuse.",
+            metavar="FOLDER",
+            server_only=True,
+        ),
+    ] = None
+
     # -- Recording
     record: Annotated[
         str | None,

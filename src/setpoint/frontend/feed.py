@@ -5,11 +5,14 @@ The guides call a ``#queue-req`` of 100 to 2,000 healthy. The engine is asked a 
 how many sequences run; that number plus QUEUE_TARGET may be open. Between two such calls the queue
 shrinks only by the sequences that the engine newly admits, because each finished request is
 replaced at once.
+
+A batch beside clients who wait for their answers (``BackgroundGate``) takes only what they leave.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from setpoint.core.errors import EngineDeadError
@@ -21,6 +24,12 @@ MAX_OPEN_BYTES = 64 << 20
 MAX_HELD_BYTES = 64 << 20
 """Most bytes of finished records that wait for their turn."""
 LOOK_S = 0.25
+BACKGROUND_QUEUE = 32
+"""Most requests of a batch in the background that may wait for memory in the engine, ahead of a
+client's next request."""
+RESERVED_SHARE = 8
+"""One of this many slots is kept free of a batch in the background, so that a client's next request
+finds one."""
 
 
 class EngineView:
@@ -32,6 +41,17 @@ class EngineView:
         self.num_queued = 0
         self.token_usage = 0.0
         """Share of the KV pool that is neither free nor evictable."""
+        self.max_running = 0
+        """How many sequences may run at once; 0 until the engine has told."""
+        self.has_ended = False
+        """Whether there is no engine to ask any more."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after each look at the engine."""
+
+    @property
+    def num_open(self) -> int:
+        """Requests of everybody that are open now."""
+        return self._client.num_open
 
     async def watch(self, changed: asyncio.Event, *, timeout_s: float) -> None:
         """Update the view until cancelled, or until the engine is dead or silent for ``timeout_s``;
@@ -40,13 +60,17 @@ class EngineView:
             try:
                 reply = await self._client.call("state", timeout_s=timeout_s)
             except EngineDeadError:
+                self.has_ended = True
+                changed.set()
                 return
             self._take(reply.value)
+            self.on_change()
             changed.set()
             await asyncio.sleep(LOOK_S)
 
     def _take(self, state: dict[str, Any]) -> None:
         self.num_running, self.num_queued = state["num_running"], state["num_queued"]
+        self.max_running = state["settings"]["max_running_requests"]
         pool = state["pool"]
         self.token_usage = 1 - (pool["free"] + pool["evictable"]) / pool["total"]
 
@@ -65,11 +89,11 @@ class Gate:
         """Whether one more request may be opened; the first always may."""
         if not self.num_seqs:
             return True
-        fits = (
+        return (
             self.num_seqs < self._view.num_running + QUEUE_TARGET
             and self.num_bytes + num_bytes <= MAX_OPEN_BYTES
+            and held_bytes <= MAX_HELD_BYTES
         )
-        return fits and held_bytes <= MAX_HELD_BYTES
 
     def opened(self, num_seqs: int, num_bytes: int) -> None:
         self.num_seqs += num_seqs
@@ -79,3 +103,38 @@ class Gate:
         self.num_seqs -= num_seqs
         self.num_bytes -= num_bytes
         self.changed.set()
+
+
+class BackgroundGate(Gate):
+    """Lets a batch have the slots that nobody else wants: it opens requests only while the engine's
+    queue is short, and leaves a share of the slots free."""
+
+    def __init__(self, view: EngineView) -> None:
+        super().__init__(view)
+        self._num_unseen = 0
+        """Sequences opened, less those closed, since the engine was last asked."""
+        view.on_change = self._forget_unseen
+
+    def has_room(self, num_bytes: int, *, held_bytes: int) -> bool:
+        """Whether one more request may be opened. With no engine it may, because it is the request
+        that finds the reason."""
+        view = self._view
+        if view.has_ended:
+            return True
+        num_open = max(view.num_open, self.num_seqs)
+        return (
+            num_open < max(1, view.max_running - view.max_running // RESERVED_SHARE)
+            and view.num_queued + self._num_unseen < BACKGROUND_QUEUE
+            and self.num_bytes + num_bytes <= MAX_OPEN_BYTES
+        )
+
+    def opened(self, num_seqs: int, num_bytes: int) -> None:
+        super().opened(num_seqs, num_bytes)
+        self._num_unseen += num_seqs
+
+    def closed(self, num_seqs: int, num_bytes: int) -> None:
+        self._num_unseen -= num_seqs
+        super().closed(num_seqs, num_bytes)
+
+    def _forget_unseen(self) -> None:
+        self._num_unseen = 0

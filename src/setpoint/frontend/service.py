@@ -22,6 +22,7 @@ from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.ipc.mailbox import Mailbox
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.live import LiveOptions, Proposal
+from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.unknown_keys import unknown_keys
 
@@ -41,10 +42,17 @@ _CONTENTS = ("text", "input_ids", "output_ids", "messages", "prompt", "system")
 
 class Service:
     def __init__(
-        self, config: FrontendConfig, engine: EngineClient, text: TextProcessor, live: LiveOptions
+        self,
+        config: FrontendConfig,
+        engine: EngineClient,
+        text: TextProcessor,
+        live: LiveOptions,
+        storage: Storage | None = None,
     ) -> None:
+        """storage: where files and batches are kept; None: they are refused."""
         self.config = config
         self.live = live
+        self.storage = storage
         self._changing = asyncio.Lock()
         self.engine = engine
         self.text = text

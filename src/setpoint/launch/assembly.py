@@ -14,15 +14,21 @@ from setpoint.config.resolved import ResolvedConfig
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.service import Service
+from setpoint.frontend.storage.storage import Storage
 from setpoint.launch.engine import Launched
 from setpoint.launch.live import LiveConfig
 
 
 def make_service(
-    engine: Launched, client: EngineClient, info: Mapping[str, Any], *, startup_s: float
+    engine: Launched,
+    client: EngineClient,
+    info: Mapping[str, Any],
+    *,
+    startup_s: float,
+    storage: Storage | None = None,
 ) -> Service:
     """info: what the engine reported about itself when it was ready. startup_s: how long the start
-    took."""
+    took. storage: where clients' files are kept, if anywhere."""
     config, options, spec, source = (
         engine.config,
         engine.config.options,
@@ -61,7 +67,7 @@ def make_service(
         health_timeout_s=config.env.health_check_timeout_s,
     )
     running = Running.started(engine.asked, config, info["max_total_num_tokens"])
-    return Service(frontend, client, engine.text, LiveConfig(running))
+    return Service(frontend, client, engine.text, LiveConfig(running), storage)
 
 
 def server_info(config: ResolvedConfig, *, startup_s: float) -> dict[str, Any]:

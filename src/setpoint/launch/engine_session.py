@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from setpoint.frontend.ipc.client import EngineClient
     from setpoint.frontend.ipc.line import EngineLine
     from setpoint.frontend.service import Service
+    from setpoint.frontend.storage.storage import Storage
 
 READY_TIMEOUT_S = 600.0
 EXIT_S = 10.0
@@ -25,7 +26,8 @@ class EngineSession:
     """A launched engine on a running event loop: an async context manager whose exit ends the
     engine in order."""
 
-    def __init__(self, engine: Launched, phases: Phases) -> None:
+    def __init__(self, engine: Launched, phases: Phases, *, storage: Storage | None = None) -> None:
+        """storage: where the service keeps clients' files, if anywhere."""
         from setpoint.frontend.ipc.client import EngineClient
         from setpoint.frontend.ipc.line import EngineLine
         from setpoint.frontend.ipc.link import SocketLink
@@ -36,6 +38,7 @@ class EngineSession:
         )
         self.client: EngineClient = EngineClient()
         self._phases = phases
+        self._storage = storage
 
     async def __aenter__(self) -> EngineSession:
         self.client.attach(self.line)
@@ -83,4 +86,6 @@ class EngineSession:
         self.engine.waiting.end()
         self._phases.mark("waiting for the engine")
         startup_s = sum(self._phases.seconds.values())
-        return make_service(self.engine, self.client, self.line.info, startup_s=startup_s)
+        return make_service(
+            self.engine, self.client, self.line.info, startup_s=startup_s, storage=self._storage
+        )

@@ -13,7 +13,9 @@ import signal
 import socket
 import time
 from asyncio import Task
-from collections.abc import Callable, Coroutine, Sequence, Set
+from collections.abc import Callable, Coroutine, Iterator, Sequence, Set
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from setpoint.config.environment import EnvSettings
@@ -30,6 +32,7 @@ from setpoint.observe.waiting import in_the_log
 if TYPE_CHECKING:
     from setpoint.frontend.http.serve import Server
     from setpoint.frontend.service import Service
+    from setpoint.frontend.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
 
@@ -48,18 +51,35 @@ def serve(options: Options, env: EnvSettings, *, given: Set[str] = frozenset()) 
     setup_logging(options.log_level, milliseconds=env.log_ms)
     with (
         bind_socket(options.host, options.port) as sock,
+        _storage(options) as storage,
         launched(options, env, given=given, phases=phases, display=in_the_log()) as engine,
     ):
         import uvloop
 
         with signals_held() as release:
-            code: int = uvloop.run(_serve(engine, sock, phases, release))
+            code: int = uvloop.run(_serve(engine, sock, storage, phases, release))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # this is the end already
         return code
 
 
+@contextmanager
+def _storage(options: Options) -> Iterator[Storage | None]:
+    """The folder for clients' files, before anything is loaded. Raises ConfigError."""
+    if options.file_storage_path is None:
+        yield None
+        return
+    from setpoint.frontend.storage.storage import Storage
+
+    with closing(Storage(Path(options.file_storage_path))) as storage:
+        yield storage
+
+
 async def _serve(
-    engine: Launched, sock: socket.socket, phases: Phases, release_signals: Callable[[], object]
+    engine: Launched,
+    sock: socket.socket,
+    storage: Storage | None,
+    phases: Phases,
+    release_signals: Callable[[], object],
 ) -> int:
     stop, urged = asyncio.Event(), asyncio.Event()
     for number in SIGNALS:
@@ -75,7 +95,7 @@ async def _serve(
     from setpoint.frontend.http.serve import make_server
 
     stopped = asyncio.create_task(stop.wait())
-    async with EngineSession(engine, phases) as session:
+    async with EngineSession(engine, phases, storage=storage) as session:
         service = await session.service_unless(stopped)
         if service is None:
             return 0
@@ -109,13 +129,16 @@ async def _answer(
     from setpoint.frontend.http.serve import listen
 
     serving, opened = asyncio.create_task(listen(server, sock)), asyncio.create_task(opening)
+    working: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
         await _first(opened, serving, *over)
         if opened.done():
             opened.result()
+            working = asyncio.create_task(_work(service))
             await _first(serving, *over)
     finally:
         opened.cancel()
+        working.cancel()
         server.should_exit = True
         cutting = asyncio.create_task(_cut_when(urged, server))
         deadline = time.monotonic() + DRAIN_S
@@ -124,6 +147,14 @@ async def _answer(
         service.engine.shutdown()
         await serving
         cutting.cancel()
+
+
+async def _work(service: Service) -> None:
+    """Run the batches of clients until cancelled."""
+    if service.storage is not None:
+        from setpoint.batch.worker import BatchWorker
+
+        await BatchWorker(service, service.storage).run()
 
 
 async def _cut_when(urged: asyncio.Event, server: Server) -> None:

@@ -124,6 +124,7 @@ class FakeEngine:
                             for running in list(self.running.values())[num_running:]
                         ),
                         "pool": pool,
+                        "settings": {"max_running_requests": self.max_running},
                         "last_gen_throughput": 0.0,
                         "cache_hit_rate": 0.0,
                         "memory_usage": {"weight": 0.25, "kvcache": 0.5, "graph": 0.125},

@@ -10,8 +10,11 @@ from setpoint.frontend.apis.openai.chat import ChatApi
 from setpoint.frontend.apis.openai.completions import CompletionApi
 from setpoint.frontend.apis.openai.embeddings import EmbeddingApi
 from setpoint.frontend.apis.openai.errors import error_body, stream_end
+from setpoint.frontend.apis.openai.kept.batches import BatchRoutes
+from setpoint.frontend.apis.openai.kept.files import FileRoutes
 from setpoint.frontend.apis.openai.models import MODELS_ROUTE, ModelRoutes
 from setpoint.frontend.apis.openai.routes import OpenAIRoutes
+from setpoint.frontend.apis.openai.table import openai_apis
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.dialect import Dialect
 from setpoint.frontend.refusal import Refusal
@@ -35,6 +38,8 @@ class OpenAIDialect(Dialect):
         self.router = APIRouter(tags=["openai"])
         OpenAIRoutes(service, bodies).install(self.router)
         ModelRoutes(service.config).install(self.router)
+        FileRoutes(service.storage).install(self.router)
+        BatchRoutes(service, bodies, openai_apis(service)).install(self.router)
 
     def error_body(self, refusal: Refusal) -> dict[str, Any]:
         return error_body(refusal)

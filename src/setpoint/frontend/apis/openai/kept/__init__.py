@@ -1,0 +1,1 @@
+"""What OpenAI's API keeps between requests: files and batches (docs/batches.md)."""

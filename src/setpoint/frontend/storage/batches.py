@@ -1,0 +1,211 @@
+"""The batches of a server: what clients asked for, and how far each has come. Every change is
+written to disk before it counts, so that a server that starts again goes on with what was under
+way. What runs the batches (``setpoint.batch.worker``) reads and advances them here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from setpoint.core.errors import RequestError
+from setpoint.core.shown import shown
+from setpoint.frontend.storage.files import FileStore
+from setpoint.frontend.storage.folder import PART, is_id, new_id, read_documents, write_document
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "batch_"
+MAX_BATCHES = 1000
+"""Most batches that are kept: the oldest that has ended is forgotten for a new one. Its files
+stay."""
+BATCH_PURPOSE = "batch"
+"""Purpose of a file that a batch may read."""
+
+ENDED = ("failed", "completed", "expired", "cancelled")
+
+
+class BatchFault(msgspec.Struct, frozen=True):
+    """Why a batch failed as a whole."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    endpoint: str
+    """The route that answers every request of the batch."""
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    metadata: dict[str, str] | None = None
+    output_expires_after_s: int | None = None
+    """Seconds after which the files that the batch writes are deleted; None: never."""
+    status: str = "validating"
+    """validating, in_progress, finalizing, cancelling, or one of ENDED."""
+    times: dict[str, int] = {}
+    """Status -> when the batch took it."""
+    errors: list[BatchFault] = []
+    output_file_id: str | None = None
+    """Set when finalizing begins; the file exists when the batch has ended and has answers."""
+    error_file_id: str | None = None
+    num_requests: int = 0
+    num_answered: int = 0
+    num_failed: int = 0
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether a client has cancelled it."""
+        return "cancelling" in self.times
+
+
+class BatchBook:
+    """Used on the event loop only."""
+
+    def __init__(
+        self, folder: Path, files: FileStore, *, now: Callable[[], float] = time.time
+    ) -> None:
+        """Read what an earlier server has left."""
+        self._folder = folder
+        self._files = files
+        self._now = now
+        kept, damaged = read_documents(folder, PREFIX, Batch)
+        for path in damaged:
+            logger.warning("%s describes no batch; it is left alone.", path)
+        self._batches = {
+            batch.id: batch for batch in sorted(kept, key=lambda each: each.created_at)
+        }
+        for batch in self.unfinished():
+            files.hold(batch.input_file_id, batch.id)
+        for path in folder.glob(f"{PREFIX}*{PART}"):
+            if is_id(path.name.removesuffix(PART).removesuffix(".json"), PREFIX):
+                path.unlink()
+        self._writing = asyncio.Lock()
+        self.changed = asyncio.Event()
+        """Set when a batch was created or cancelled; the worker clears it."""
+
+    def journal(self, batch: Batch) -> Path:
+        """Where the answers of an unfinished batch are collected."""
+        return self._folder / f"{batch.id}.journal.jsonl"
+
+    def listing(self) -> list[Batch]:
+        """All batches, oldest first."""
+        return list(self._batches.values())
+
+    def unfinished(self) -> list[Batch]:
+        return [batch for batch in self._batches.values() if batch.status not in ENDED]
+
+    def get(self, batch_id: str) -> Batch:
+        """Raises RequestError (404)."""
+        batch = self._batches.get(batch_id)
+        if batch is None:
+            raise RequestError(
+                f"There is no batch {shown(batch_id, 64)!r}.",
+                status_code=404,
+                err_type="invalid_request_error",
+            )
+        return batch
+
+    async def create(
+        self,
+        *,
+        endpoint: str,
+        input_file_id: str,
+        completion_window: str,
+        window_s: int,
+        metadata: Mapping[str, str] | None,
+        output_expires_after_s: int | None,
+    ) -> Batch:
+        """Raises RequestError: 404 for a file that is not there, 400 for one of another purpose or
+        too many unfinished batches, 507."""
+        file = self._files.get(input_file_id)
+        if file.purpose != BATCH_PURPOSE:
+            raise RequestError(
+                f"input_file_id: file {file.id} has the purpose {file.purpose!r}; a batch reads"
+                f" files with the purpose {BATCH_PURPOSE!r}."
+            )
+        self._make_room()
+        created_at = int(self._now())
+        batch = Batch(
+            id=new_id(PREFIX),
+            endpoint=endpoint,
+            input_file_id=file.id,
+            completion_window=completion_window,
+            created_at=created_at,
+            expires_at=created_at + window_s,
+            metadata=None if metadata is None else dict(metadata),
+            output_expires_after_s=output_expires_after_s,
+        )
+        self._batches[batch.id] = batch
+        self._files.hold(file.id, batch.id)
+        try:
+            await self._save(batch.id)
+        except RequestError:
+            self._files.release(file.id, batch.id)
+            del self._batches[batch.id]
+            raise
+        self.changed.set()
+        return batch
+
+    async def cancel(self, batch_id: str) -> Batch:
+        """Ask for the end of a batch. Raises RequestError: 404; 400 for a batch that is ending or
+        has ended by itself; 507."""
+        batch = self.get(batch_id)
+        if batch.is_cancelled:
+            return batch
+        if batch.status not in ("validating", "in_progress"):
+            raise RequestError(f"Batch {batch.id} is {batch.status}; it cannot be cancelled.")
+        batch = await self.advance(batch.id, "cancelling")
+        self.changed.set()
+        return batch
+
+    async def advance(self, batch_id: str, status: str, **changes: Any) -> Batch:
+        """Give a batch its next status, and the facts that come with it. Raises RequestError
+        (507); it has the status nevertheless until the server ends."""
+        batch = self._batches[batch_id]
+        self._batches[batch_id] = msgspec.structs.replace(
+            batch, status=status, times={status: int(self._now()), **batch.times}, **changes
+        )
+        if status in ENDED:
+            self._files.release(batch.input_file_id, batch.id)
+        await self._save(batch_id)
+        return self._batches[batch_id]
+
+    def count(self, batch_id: str, *, num_answered: int, num_failed: int) -> None:
+        """Tell how many requests have ended. Not written to disk: the journal knows."""
+        self._batches[batch_id] = msgspec.structs.replace(
+            self._batches[batch_id], num_answered=num_answered, num_failed=num_failed
+        )
+
+    async def _save(self, batch_id: str) -> None:
+        # One at a time, so that an older state never replaces a newer one.
+        async with self._writing:
+            path, batch = self._path(batch_id), self._batches[batch_id]
+            await asyncio.to_thread(write_document, path, batch)
+
+    def _path(self, batch_id: str) -> Path:
+        return self._folder / f"{batch_id}.json"
+
+    def _make_room(self) -> None:
+        """Forget the oldest batch that has ended, if there are too many."""
+        if len(self._batches) < MAX_BATCHES:
+            return
+        oldest = next((batch for batch in self._batches.values() if batch.status in ENDED), None)
+        if oldest is None:
+            raise RequestError(
+                f"{MAX_BATCHES} batches wait or run, the most that this server takes.",
+                status_code=429,
+                err_type="TooManyRequests",
+            )
+        del self._batches[oldest.id]
+        self._path(oldest.id).unlink(missing_ok=True)
+        self.journal(oldest).unlink(missing_ok=True)

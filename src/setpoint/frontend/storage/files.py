@@ -1,0 +1,252 @@
+"""Files that clients have uploaded and that batches have written. Names from clients are kept as
+data; on disk a file has its id as its name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from setpoint.core.errors import RequestError
+from setpoint.core.shown import shown
+from setpoint.frontend.storage.folder import (
+    PART,
+    cannot_store,
+    is_id,
+    move,
+    new_id,
+    private,
+    read_documents,
+    write_document,
+)
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "file-"
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Limits:
+    """How much clients may upload. What batches write is counted, but never refused."""
+
+    file_bytes: int = 512 << 20
+    num_files: int = 10_000
+    total_bytes: int = 64 << 30
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts about a file; its content is beside them on disk."""
+
+    id: str
+    num_bytes: int
+    created_at: int
+    """Unix time in seconds, as every time here."""
+    filename: str
+    """As the client gave it. Never part of a path."""
+    purpose: str
+    expires_at: int | None = None
+    """When the file is deleted; None: never."""
+
+
+class FileStore:
+    """Used on the event loop only."""
+
+    def __init__(
+        self, folder: Path, *, limits: Limits, now: Callable[[], float] = time.time
+    ) -> None:
+        """Read what an earlier server has left, and remove what it left unfinished."""
+        self._folder = folder
+        self._limits = limits
+        self.now = now
+        stored, damaged = read_documents(folder, PREFIX, StoredFile)
+        self._files: dict[str, StoredFile] = {}
+        for file in sorted(stored, key=lambda file: file.created_at):
+            if self.path(file.id).exists():
+                self._files[file.id] = file
+            else:
+                damaged.append(self.document(file.id))
+        for path in damaged:
+            logger.warning("%s describes no stored file; it is left alone.", path)
+        known = {*self._files, *(path.stem for path in damaged)}
+        for path in folder.glob(f"{PREFIX}*"):
+            is_unfinished = path.suffix == PART or path.name not in known
+            name = path.name.removesuffix(PART).removesuffix(".json")
+            if path.suffix != ".json" and is_unfinished and is_id(name, PREFIX):
+                path.unlink()
+        self._num_bytes = sum(file.num_bytes for file in self._files.values())
+        """Bytes of all files, and of uploads so far."""
+        self._num_uploads = 0
+        self._held: dict[str, set[str]] = {}
+        """File -> the batches that still read it; it is neither deleted nor does it expire."""
+
+    def listing(self) -> list[StoredFile]:
+        """All files, oldest first."""
+        self._forget_expired()
+        return list(self._files.values())
+
+    def get(self, file_id: str) -> StoredFile:
+        """Raises RequestError (404)."""
+        self._forget_expired()
+        file = self._files.get(file_id)
+        if file is None:
+            raise RequestError(
+                f"There is no file {shown(file_id, 64)!r}.",
+                status_code=404,
+                err_type="invalid_request_error",
+            )
+        return file
+
+    def path(self, file_id: str) -> Path:
+        """Where the content of a file is. ``file_id`` is an id of this store, never a client's
+        word for one."""
+        return self._folder / file_id
+
+    def delete(self, file_id: str) -> None:
+        """Raises RequestError: 404, or 400 for a file that a batch still reads."""
+        file = self.get(file_id)
+        if self._held.get(file.id):
+            batch = next(iter(self._held[file.id]))
+            raise RequestError(
+                f"File {file.id} is the input of {batch}, which has not ended; cancel that first."
+            )
+        self._remove(file)
+
+    def hold(self, file_id: str, batch_id: str) -> None:
+        self._held.setdefault(file_id, set()).add(batch_id)
+
+    def release(self, file_id: str, batch_id: str) -> None:
+        self._held.get(file_id, set()).discard(batch_id)
+
+    def upload(self) -> Upload:
+        """Begin a client's upload. Raises RequestError: 400 if there are too many files, 507."""
+        self._forget_expired()
+        if len(self._files) + self._num_uploads >= self._limits.num_files:
+            raise RequestError(
+                f"This server keeps at most {self._limits.num_files} files; delete some."
+            )
+        return Upload(self, new_id(PREFIX), self._limits.file_bytes)
+
+    def output(self, file_id: str) -> Upload:
+        """Begin a file of the server's own, under an id that ``new_id`` made. A file that has it
+        already is replaced. Raises RequestError (507)."""
+        return Upload(self, file_id, None)
+
+    def add_bytes(self, num_bytes: int, *, is_limited: bool) -> None:
+        """Count bytes of an upload. Raises RequestError (400) if they are too many in all."""
+        if is_limited and self._num_bytes + num_bytes > self._limits.total_bytes:
+            raise RequestError(
+                f"The files on this server would take more than {self._limits.total_bytes} bytes;"
+                " delete some."
+            )
+        self._num_bytes += num_bytes
+
+    def opened(self) -> None:
+        self._num_uploads += 1
+
+    def closed(self, file: StoredFile | None, num_bytes: int) -> None:
+        """An upload has ended: with a file, or with ``num_bytes`` that are gone."""
+        self._num_uploads -= 1
+        if file is None:
+            self._num_bytes -= num_bytes
+            return
+        replaced = self._files.get(file.id)
+        self._num_bytes -= 0 if replaced is None else replaced.num_bytes
+        self._files[file.id] = file
+
+    def document(self, file_id: str) -> Path:
+        return self._folder / f"{file_id}.json"
+
+    def _forget_expired(self) -> None:
+        now = self.now()
+        for file in list(self._files.values()):
+            is_over = file.expires_at is not None and file.expires_at <= now
+            if is_over and not self._held.get(file.id):
+                self._remove(file)
+
+    def _remove(self, file: StoredFile) -> None:
+        # The document first: content without one is removed at the next start.
+        self.document(file.id).unlink(missing_ok=True)
+        self.path(file.id).unlink(missing_ok=True)
+        del self._files[file.id]
+        self._num_bytes -= file.num_bytes
+
+
+class Upload:
+    """A file while it is written; a context manager whose exit removes it unless it was
+    finished. It is entered and left on the event loop."""
+
+    def __init__(self, store: FileStore, file_id: str, max_bytes: int | None) -> None:
+        self.num_bytes = 0
+        self._store = store
+        self._id = file_id
+        self._max_bytes = max_bytes
+        self._part = store.path(file_id + PART)
+        self._file: StoredFile | None = None
+
+    def __enter__(self) -> Upload:
+        try:
+            self._out = open(self._part, "wb", opener=private)
+        except OSError as error:
+            raise cannot_store(error) from None
+        self._store.opened()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._out.close()
+        self._part.unlink(missing_ok=True)
+        self._store.closed(self._file, self.num_bytes)
+
+    async def write(self, data: bytes) -> None:
+        """Raises RequestError: 413 for a file that is too large, 400 if all files together are, 507
+        for a disk that is full."""
+        if self._max_bytes is not None and self.num_bytes + len(data) > self._max_bytes:
+            raise RequestError(
+                f"A file may have at most {self._max_bytes} bytes.",
+                status_code=413,
+                err_type="RequestEntityTooLarge",
+            )
+        self._store.add_bytes(len(data), is_limited=self._max_bytes is not None)
+        self.num_bytes += len(data)
+        try:
+            await asyncio.to_thread(self._out.write, data)
+        except OSError as error:
+            raise cannot_store(error) from None
+
+    async def finish(
+        self, *, filename: str, purpose: str, expires_after_s: int | None = None
+    ) -> StoredFile:
+        """The file; it exists from here on, also after a power cut. Raises RequestError (507)."""
+        created_at = int(self._store.now())
+        file = StoredFile(
+            id=self._id,
+            num_bytes=self.num_bytes,
+            created_at=created_at,
+            filename=filename,
+            purpose=purpose,
+            expires_at=None if expires_after_s is None else created_at + expires_after_s,
+        )
+        await asyncio.to_thread(self._save, file)
+        self._file = file
+        return file
+
+    def _save(self, file: StoredFile) -> None:
+        try:
+            self._out.flush()
+            os.fsync(self._out.fileno())
+            move(self._part, self._store.path(file.id))
+        except OSError as error:
+            raise cannot_store(error) from None
+        # Without its document the content is removed at the next start.
+        write_document(self._store.document(file.id), file)

@@ -1,0 +1,282 @@
+"""``/v1/files`` on a fake engine: every operation through the official client, every refusal by
+name, and what a restart finds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from setpoint.core.errors import ConfigError
+from setpoint.frontend.storage.files import Limits
+from setpoint.frontend.storage.storage import Storage
+
+Serve = Callable[..., None]
+LINES = b'{"custom_id": "a"}\n'
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.at = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def on_disk(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "files").iterdir())
+
+
+def test_a_file_through_its_life(serve: Serve, tmp_path: Path) -> None:
+    async def scenario(server: Any) -> None:
+        files = server.openai.files
+        content = bytes(range(256)) * 9000 + b"\r\n--not-the-boundary"
+        first = await files.create(file=("../../etc/passwd.jsonl", content), purpose="batch")
+        assert (first.filename, first.bytes) == ("../../etc/passwd.jsonl", len(content))
+        assert (first.purpose, first.status, first.expires_at) == ("batch", "processed", None)
+        assert on_disk(tmp_path) == [first.id, f"{first.id}.json"]
+        assert (await files.content(first.id)).content == content
+        assert await files.retrieve(first.id) == first
+        second = await files.create(file=("b.txt", b"b"), purpose="user_data")
+        assert [file.id for file in (await files.list()).data] == [second.id, first.id]
+        assert [file.id for file in (await files.list(order="asc")).data] == [first.id, second.id]
+        assert [file.id for file in (await files.list(purpose="batch")).data] == [first.id]
+        page = await files.list(limit=1)
+        assert page.has_more
+        assert [file.id async for file in page] == [second.id, first.id]
+        assert (await files.delete(first.id)).deleted
+        assert on_disk(tmp_path) == [second.id, f"{second.id}.json"]
+        for call in (files.retrieve, files.content, files.delete):
+            with pytest.raises(openai.NotFoundError, match="There is no file"):
+                await call(first.id)
+
+    storage = Storage(tmp_path)
+    assert (tmp_path.stat().st_mode & 0o77, (tmp_path / "files").stat().st_mode & 0o77)[1] == 0
+    serve(scenario, storage=storage)
+
+
+def test_a_restart_finds_what_is_whole_and_removes_the_rest(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def upload(server: Any) -> None:
+        for name in ("a", "b"):
+            await server.openai.files.create(file=(f"{name}.jsonl", LINES), purpose="batch")
+
+    async def look(server: Any) -> None:
+        (kept,) = (await server.openai.files.list()).data
+        assert (await server.openai.files.content(kept.id)).content == LINES
+
+    storage = Storage(tmp_path)
+    serve(upload, storage=storage)
+    with pytest.raises(ConfigError, match="is in use by another server"):
+        Storage(tmp_path)
+    storage.close()
+    files = tmp_path / "files"
+    damaged = next(files.glob("*.json"))
+    damaged.write_bytes(b'{"id": "file-')
+    (files / f"file-{'0' * 24}").write_bytes(b"content whose document was not written any more")
+    (files / f"file-{'1' * 24}.part").write_bytes(b"half")
+    (files / "notes.txt").write_bytes(b"not ours")
+    with caplog.at_level(logging.WARNING):
+        storage = Storage(tmp_path)
+    assert f"{damaged} describes no stored file; it is left alone." in caplog.messages
+    assert {"notes.txt", damaged.name, damaged.stem} < {*on_disk(tmp_path)}
+    assert len(on_disk(tmp_path)) == 5
+    serve(look, storage=storage)
+
+
+def test_a_file_expires_when_it_should(serve: Serve, tmp_path: Path, clock: Clock) -> None:
+    async def scenario(server: Any) -> None:
+        files = server.openai.files
+        expires: Any = {"anchor": "created_at", "seconds": 3600}
+        file = await files.create(file=("a", LINES), purpose="batch", expires_after=expires)
+        assert file.expires_at == file.created_at + 3600
+        clock.at += 3599
+        await files.retrieve(file.id)
+        clock.at += 1
+        with pytest.raises(openai.NotFoundError):
+            await files.retrieve(file.id)
+        assert on_disk(tmp_path) == []
+
+    serve(scenario, storage=Storage(tmp_path, now=clock))
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"purpose": "nonsense"}, "purpose must be one of assistants, batch, .*got 'nonsense'"),
+        ({}, "purpose must be one of"),
+        ({"purpose": "batch", "color": "red"}, "The form has a part 'color'; it may have file"),
+        ({"purpose": "x" * 2000}, "purpose may have at most 1024 bytes"),
+        (
+            {"purpose": "batch", "expires_after[anchor]": "created_at"},
+            "expires_after.seconds must be a whole number from 3600 to 2592000",
+        ),
+        (
+            {"purpose": "batch", "expires_after[seconds]": "7200"},
+            "expires_after.anchor must be 'created_at'",
+        ),
+    ],
+)
+def test_a_form_that_cannot_be_honoured_is_refused_by_name_and_leaves_nothing(
+    serve: Serve, tmp_path: Path, form: dict[str, str], message: str
+) -> None:
+    async def scenario(server: Any) -> None:
+        answer = await server.http.post("/v1/files", data=form, files={"file": ("a", LINES)})
+        assert answer.status_code == 400
+        with pytest.raises(AssertionError, match=message):
+            raise AssertionError(answer.json()["error"]["message"])
+        assert on_disk(tmp_path) == []
+
+    serve(scenario, storage=Storage(tmp_path))
+
+
+def test_forms_without_a_file(serve: Serve, tmp_path: Path) -> None:
+    multipart = {"content-type": "multipart/form-data; boundary=b"}
+    part = b'--b\r\ncontent-disposition: form-data; name="%s"\r\n\r\nx\r\n'
+
+    async def scenario(server: Any) -> None:
+        async def refusal(content: bytes, headers: dict[str, str] | None = None) -> str:
+            answer = await server.http.post(
+                "/v1/files", content=content, headers=headers or multipart
+            )
+            assert answer.status_code == 400
+            return str(answer.json()["error"]["message"])
+
+        assert "multipart/form-data" in await refusal(b"{}", {"content-type": "application/json"})
+        assert "multipart/form-data" in await refusal(b"", {"content-type": "multipart/form-data"})
+        assert "file is missing" in await refusal(part % b"purpose" + b"--b--\r\n")
+        assert "must be a file with a name" in await refusal(part % b"file" + b"--b--\r\n")
+        assert "two parts with the name purpose" in await refusal(
+            part % b"purpose" + part % b"purpose" + b"--b--\r\n"
+        )
+        assert "ends in the middle" in await refusal(part % b"purpose")
+        assert "not valid multipart" in await refusal(b"nonsense")
+        named = (
+            b'--b\r\ncontent-disposition: form-data; name="file"; filename="%s"\r\n\r\n\r\n--b--'
+        )
+        assert "file is empty" in await refusal(named % b"a")
+        assert "255 characters" in await refusal(named % (b"a" * 256))
+        assert on_disk(tmp_path) == []
+
+    serve(scenario, storage=Storage(tmp_path))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    content=st.binary(max_size=200),
+    cuts=st.lists(st.integers(0, 400), max_size=5),
+    prefix=st.sampled_from(
+        [b"", b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n']
+    ),
+)
+def test_no_form_is_a_bug(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, cuts: list[int], prefix: bytes
+) -> None:
+    from conftest import serving
+
+    folder = tmp_path_factory.mktemp("files")
+    whole = prefix + content
+    edges = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
+
+    async def pieces() -> Any:
+        for start, end in pairwise(edges):
+            yield whole[start:end]
+
+    async def main() -> None:
+        async with serving(storage=storage) as server:
+            answer = await server.http.post(
+                "/v1/files",
+                content=pieces(),
+                headers={"content-type": "multipart/form-data; boundary=b"},
+            )
+            assert answer.status_code == 400
+            assert on_disk(folder) == []
+
+    storage = Storage(folder)
+    asyncio.run(main())
+    storage.close()
+
+
+def test_limits(serve: Serve, tmp_path: Path) -> None:
+    async def scenario(server: Any) -> None:
+        files = server.openai.files
+        with pytest.raises(openai.APIStatusError, match="at most 100 bytes") as refused:
+            await files.create(file=("a", b"x" * 101), purpose="batch")
+        assert refused.value.status_code == 413
+        for _ in range(2):
+            await files.create(file=("a", b"x" * 60), purpose="batch")
+        with pytest.raises(openai.BadRequestError, match="more than 150 bytes; delete some"):
+            await files.create(file=("a", b"x" * 60), purpose="batch")
+        third = await files.create(file=("a", b"x"), purpose="batch")
+        with pytest.raises(openai.BadRequestError, match="at most 3 files"):
+            await files.create(file=("a", b"x"), purpose="batch")
+        await files.delete(third.id)
+        await files.create(file=("a", b"x" * 30), purpose="batch")
+
+    limits = Limits(file_bytes=100, num_files=3, total_bytes=150)
+    serve(scenario, storage=Storage(tmp_path, limits=limits))
+
+
+def test_a_server_without_storage_says_how_to_get_it(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for method, path in (
+            ("GET", "/v1/files"),
+            ("POST", "/v1/files"),
+            ("GET", "/v1/files/file-1/content"),
+            ("GET", "/v1/batches"),
+            ("POST", "/v1/batches"),
+        ):
+            answer = await server.http.request(method, path)
+            assert answer.status_code == 400
+            assert "--file-storage-path FOLDER" in answer.json()["error"]["message"]
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("path", ["..%2f..%2fetc%2fpasswd", "lock", "file-1.json", "%00"])
+def test_an_id_is_never_a_path(serve: Serve, tmp_path: Path, path: str) -> None:
+    async def scenario(server: Any) -> None:
+        answer = await server.http.get(f"/v1/files/{path}/content")
+        assert answer.status_code == 404
+        assert json.dumps(answer.json())
+
+    serve(scenario, storage=Storage(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("limit=0", "limit must be from 1 to 10000"),
+        ("limit=x", "limit"),
+        ("order=up", "order must be asc or desc, got 'up'"),
+        ("after=file-9", "after: there is no 'file-9'"),
+    ],
+)
+def test_a_list_that_cannot_be_made(serve: Serve, tmp_path: Path, query: str, message: str) -> None:
+    async def scenario(server: Any) -> None:
+        answer = await server.http.get(f"/v1/files?{query}")
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]["message"]
+
+    serve(scenario, storage=Storage(tmp_path))
+
+
+def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used: "):
+        Storage(tmp_path / "file")
