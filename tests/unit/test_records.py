@@ -17,6 +17,7 @@ from setpoint.core.records import (
     Paused,
     PoolRebuilt,
     Preemption,
+    PreparationEnded,
     PreparationStarted,
     Received,
     Record,
@@ -167,6 +168,7 @@ PROVOKED_BY: dict[type[Record], Callable[[], Harness]] = {
     Continued: paused,
     PoolRebuilt: leaking,
     PreparationStarted: constrained,
+    PreparationEnded: constrained,
     GrammarEnded: constrained,
     SendFailed: losing_an_answer,
 }

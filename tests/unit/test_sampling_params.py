@@ -62,8 +62,8 @@ def test_wrong_values_are_refused_by_every_way_in(values: dict[str, Any], messag
 def test_parse_refuses_what_there_is_not() -> None:
     with pytest.raises(RequestError, match="Unknown sampling parameter 'temprature'"):
         SamplingParams.parse({"temprature": 1})
-    with pytest.raises(RequestError, match="json_schema is not supported"):
-        SamplingParams.parse({"json_schema": "{}"})
+    with pytest.raises(RequestError, match="beam_width is not supported"):
+        SamplingParams.parse({"beam_width": 4})
 
 
 def test_a_keyword_from_elsewhere_is_answered_with_the_one_meant() -> None:

@@ -119,6 +119,15 @@ class ExecutionOptions(SchedulingOptions, frozen=True, kw_only=True):
             " CPU as well.",
         ),
     ] = False
+    grammar_backend: Annotated[
+        str,
+        Option(
+            EXECUTION,
+            "Library that constrains outputs to a schema, an expression or a grammar; none refuses"
+            " such requests.",
+            choices=("llguidance", "none"),
+        ),
+    ] = "llguidance"
     random_seed: Annotated[
         int | None,
         Option(EXECUTION, "Seed of everything random; drawn at start if not given.", low=0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 KNOWN_VALUES = {
+    "grammar_backend": ("xgrammar", "outlines"),
     "model_impl": ("mindspore",),
     "quantization": (
         *(

@@ -28,6 +28,10 @@ class GrammarFactory(Protocol):
         so it must be quick."""
         ...
 
+    def is_cached(self, request: Request) -> bool:
+        """True if the request's grammar has been compiled before and only has to be copied."""
+        ...
+
     def __call__(self, request: Request) -> Grammar:
         """The automaton of a request that asks for a grammar. It may take long, and is called from
         other threads.

@@ -96,6 +96,10 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     seq_id: int
     finish: Finish | None = None
     """How the request ends if it could not be prepared."""
+    seconds: float = 0.0
+    """How long the work took, without waiting for a thread."""
+    is_cached: bool = False
+    """Whether the same had been prepared before."""
 
 
 class OptionChange(msgspec.Struct, frozen=True):

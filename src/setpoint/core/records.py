@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
+from setpoint.core.constraint import ConstraintKind
 from setpoint.core.messages import Finish, OptionChange, PauseMode, ToLoop
 from setpoint.core.plan import StepPlan
 from setpoint.core.result import EAGER, StepResult
@@ -176,6 +177,23 @@ class PreparationStarted(msgspec.Struct, frozen=True, tag=True):
     seq_id: int
 
 
+Outcome = Literal["compiled", "cached", "refused", "timed_out", "aborted"]
+"""How a preparation ended. compiled and cached: the request joins the queue. refused: what it needs
+could not be made. timed_out: it was not ready in time. aborted: nobody waits for it any more."""
+
+
+class PreparationEnded(msgspec.Struct, frozen=True, tag=True):
+    """The wait of a request that a PreparationStarted named has ended."""
+
+    rid: str
+    seq_id: int
+    kind: ConstraintKind | None
+    """The request's constraint."""
+    outcome: Outcome
+    seconds: float
+    """How long the work took, without waiting for a thread; 0 if it was not finished."""
+
+
 class GrammarEnded(msgspec.Struct, frozen=True, tag=True):
     """A sequence ends because its grammar allows no further token. A replay has no grammars and
     learns it from this record."""
@@ -297,6 +315,7 @@ Record = (
     | Retraction
     | Preemption
     | PreparationStarted
+    | PreparationEnded
     | GrammarEnded
     | RequestAdmitted
     | RequestDone

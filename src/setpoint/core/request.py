@@ -17,6 +17,9 @@ MAX_LOGPROBS = 1000
 """Most tokens per position whose logprobs a request may ask for. The limit holds for the likeliest
 tokens and for tokens named by id, separately."""
 
+MAX_CONSTRAIN_AFTER = 32
+"""Most token ids in ``Request.constrain_after``."""
+
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 Ids = npt.NDArray[np.int32]
@@ -71,6 +74,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pooling: PoolingKind | None = None
     """Set when an embedding is wanted instead of text. ``sampling.max_new_tokens`` is 0 then, and
     the step that computes the last prompt token ends the request."""
+    constrain_after: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_CONSTRAIN_AFTER)] = ()
+    """Token ids, in a row, after whose first occurrence in the outputs the constraint of
+    ``sampling`` begins (the end of the reasoning); empty: it holds from the first output."""
 
     def prompt(self) -> Ids:
         return unpack_ids(self.prompt_ids)

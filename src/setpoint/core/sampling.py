@@ -22,6 +22,7 @@ from setpoint.core.bounds import (
     TokenId,
     converted,
 )
+from setpoint.core.constraint import KINDS, Constraint, constraint_text
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
 from setpoint.core.wording import kind_of
@@ -35,16 +36,7 @@ GREEDY_TEMPERATURE = 1e-6
 MAX_STOPS = 32
 """Most stop strings, and most stop token ids, that a request may carry (SGLang 0.5.23)."""
 
-NOT_YET = (
-    "json_schema",
-    "regex",
-    "ebnf",
-    "structural_tag",
-    "stop_regex",
-    "custom_params",
-    "beam_width",
-    "watermark",
-)
+NOT_YET = ("stop_regex", "custom_params", "beam_width", "watermark")
 """Keys that SGLang knows and this engine does not support yet. They are refused by name, never
 ignored."""
 
@@ -108,6 +100,14 @@ class SamplingParams(
     """Seed of the counter-based generator; None: the frontend draws one (see Request.seed)."""
     stream_interval: Annotated[int, Meta(ge=1, le=INT32_MAX)] | None = None
     """Tokens between two chunks of a stream; None: the server's ``--stream-interval``."""
+    json_schema: str | None = None
+    """JSON schema that the output must satisfy; "$$ANY$$": any JSON. May be given as an object."""
+    regex: str | None = None
+    """Regular expression that the whole output must match."""
+    ebnf: str | None = None
+    """Context-free grammar of the output."""
+    structural_tag: str | None = None
+    """Text with constrained parts, as JSON. May be given as an object."""
 
     def __post_init__(self) -> None:
         for field in _FIELDS:
@@ -119,6 +119,15 @@ class SamplingParams(
     @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE or self.top_k == 1
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The one constraint on the output, if there is one."""
+        for kind in KINDS:
+            text: str | None = getattr(self, kind)
+            if text is not None:
+                return Constraint(kind, text)
+        return None
 
     @property
     def has_penalties(self) -> bool:
@@ -168,6 +177,10 @@ class SamplingParams(
                 f"At most {MAX_STOPS} stop token ids are allowed, got {len(self.stop_token_ids)}.",
             ),
             ("" not in self.stop, "A stop string must not be empty."),
+            (
+                sum(getattr(self, kind) is not None for kind in KINDS) <= 1,
+                "Only one of json_schema, regex, ebnf, or structural_tag can be set.",
+            ),
         ):
             if not holds:
                 raise RequestError(message)
@@ -205,6 +218,8 @@ def _in_own_type(field: msgspec.structs.FieldInfo, value: Any) -> Any:
     For most fields None means that the value was not given."""
     if value is None and field.name != "max_new_tokens":
         return field.default
+    if field.name in KINDS:
+        return constraint_text(field.name, value)
     if (
         field.name in ("stop", "stop_token_ids")
         and isinstance(value, str | int)

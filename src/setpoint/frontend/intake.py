@@ -51,6 +51,7 @@ class Options:
     namespace: str = ""
     priority: int | None = None
     routing_key: str = ""
+    constrain_after: tuple[int, ...] = ()
 
 
 def new_rid() -> str:
@@ -179,6 +180,7 @@ class Intake:
                 namespace=options.namespace,
                 priority=options.priority,
                 routing_key=options.routing_key,
+                constrain_after=options.constrain_after,
             )
             for index in range(sampling.n)
         ]

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from setpoint.checkpoint.source import DEFAULT_MODEL, ModelSource, tokenizer_folder
@@ -84,10 +85,12 @@ def launched(
                 phases.mark("model and configuration")
                 check_room(config, asked.model)
                 sampling = sampling_defaults(options.sampling_defaults, source)
-                text = _text(options, source)
+                tokenizer = _tokenizer_folder(options, source)
+                text = _text(options, tokenizer)
             phases.mark("tokenizer")
             announce(config, source, os.environ)
-            hand_over(process, EngineJob(config, asked.model, str(source.folder), descriptor))
+            job = EngineJob(config, asked.model, str(source.folder), str(tokenizer), descriptor)
+            hand_over(process, job)
             yield Launched(process, asked, config, source, text, link, sampling, waiting)
         finally:
             if os.getpid() == owner:  # a forked child that ends also gets here
@@ -97,14 +100,15 @@ def launched(
                 end(process)
 
 
-def _text(options: Options, source: ModelSource) -> TextProcessor:
+def _tokenizer_folder(options: Options, source: ModelSource) -> Path:
+    if options.tokenizer_path is None:
+        return source.folder
+    return tokenizer_folder(options.tokenizer_path, log=logger.info)
+
+
+def _text(options: Options, folder: Path) -> TextProcessor:
     """The text processor. It is read now, while the engine process imports torch, so that errors in
     it are reported before weights are loaded."""
     from setpoint.frontend.text.processor import TextProcessor
 
-    folder = (
-        source.folder
-        if options.tokenizer_path is None
-        else tokenizer_folder(options.tokenizer_path, log=logger.info)
-    )
     return TextProcessor.from_folder(folder, chat_template=options.chat_template)

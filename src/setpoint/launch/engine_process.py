@@ -29,6 +29,7 @@ from setpoint.engine.executor.inproc import InprocExecutor
 from setpoint.engine.kernels.device import name_of
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc import EngineSocket
+from setpoint.launch.grammars import grammar_threads
 from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.loading import load_engine
 from setpoint.launch.mapping import cache_config, recording_config, scheduler_config
@@ -98,7 +99,13 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         )
         at_end.callback(recording.close)
     observer = readers if recording is None else Tee(readers, recording)
-    scheduler = Scheduler(rules, settings, cache.empty_cache(), observer=observer)
+    scheduler = Scheduler(
+        rules,
+        settings,
+        cache.empty_cache(),
+        observer=observer,
+        preparer=None if config.options.is_embedding else grammar_threads(job, socket.post),
+    )
     loop = Loop(
         scheduler,
         InprocExecutor(runner),

@@ -8,6 +8,7 @@ few are given up.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -98,12 +99,13 @@ class GrammarThreads:
                     return
 
     def _prepare(self, job: _Job) -> Prepared:
+        began, finish = time.perf_counter(), None
+        is_cached = self._factory.is_cached(job.request)
         try:
-            grammar = prepared_grammar(self._factory, job.request, job.outputs)
+            job.grammar = prepared_grammar(self._factory, job.request, job.outputs)
         except Exception as error:
-            return Prepared(job.seq_id, finish_of(error))
-        job.grammar = grammar
-        return Prepared(job.seq_id)
+            finish = finish_of(error)
+        return Prepared(job.seq_id, finish, time.perf_counter() - began, is_cached)
 
 
 def prepared_grammar(make: Callable[[Request], Grammar], request: Request, outputs: Ids) -> Grammar:

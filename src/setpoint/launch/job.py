@@ -13,6 +13,7 @@ class EngineJob(msgspec.Struct, frozen=True):
     config: ResolvedConfig
     spec: ModelSpec
     folder: str
+    tokenizer_folder: str
     link: int
     """Descriptor of the engine's end of the link, which the process inherited."""
 

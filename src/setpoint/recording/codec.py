@@ -157,6 +157,7 @@ _WHOLE: tuple[type, ...] = (
     records.Retraction,
     records.Preemption,
     records.PreparationStarted,
+    records.PreparationEnded,
     records.GrammarEnded,
     records.RequestAdmitted,
     records.RequestClipped,
@@ -176,7 +177,7 @@ _ENTRIES: dict[type, Entry] = {
     SettingsChanged: _changed,
 } | dict.fromkeys(_WHOLE, _whole)
 
-MEASURED = frozenset({"TurnDone"})
-"""Kinds of records whose values are measured and do not follow from the inputs."""
+MEASURED = frozenset({"TurnDone", "PreparationEnded"})
+"""Kinds of records with values that are measured, or that the recording's inputs do not have."""
 INPUTS = frozenset({"SendFailed"})
 """Kinds of KeptRecord that are inputs."""

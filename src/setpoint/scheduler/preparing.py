@@ -9,16 +9,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from setpoint.core.messages import Prepared
 from setpoint.core.preparation import Preparer
+from setpoint.core.records import Observer, Outcome, PreparationEnded, PreparationStarted
 from setpoint.scheduler.sequence import Sequence, Status
 
 
 class Preparing:
     """Sequences in status PREPARING, in order of arrival."""
 
-    def __init__(self, preparer: Preparer | None) -> None:
+    def __init__(self, preparer: Preparer | None, observer: Observer) -> None:
         """Without a ``preparer`` no request needs to be prepared."""
         self._preparer = preparer
+        self._observer = observer
         self._by_id: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
@@ -39,16 +42,24 @@ class Preparing:
         outputs = np.array(seq.outputs, np.int32)
         self._preparer.start(seq.seq_id, seq.request, outputs)
         self._by_id[seq.seq_id] = seq
+        self._observer.on(PreparationStarted(seq.rid, seq.seq_id))
 
-    def take(self, seq_id: int) -> Sequence:
+    def take(self, message: Prepared) -> Sequence:
         """Remove and return the sequence, with what was prepared for it."""
         assert self._preparer is not None
-        seq = self._by_id.pop(seq_id)
-        seq.grammar = self._preparer.take(seq_id)
+        seq = self._by_id.pop(message.seq_id)
+        seq.grammar = self._preparer.take(message.seq_id)
+        self._ended(seq, "cached" if message.is_cached else "compiled", message.seconds)
         return seq
 
-    def remove(self, seq: Sequence) -> None:
+    def remove(self, seq: Sequence, outcome: Outcome, seconds: float) -> None:
         """Remove a sequence that ends before it is prepared, or because its preparation failed."""
         assert self._preparer is not None
         del self._by_id[seq.seq_id]
         self._preparer.cancel(seq.seq_id)
+        self._ended(seq, outcome, seconds)
+
+    def _ended(self, seq: Sequence, outcome: Outcome, seconds: float) -> None:
+        constraint = seq.request.sampling.constraint
+        kind = None if constraint is None else constraint.kind
+        self._observer.on(PreparationEnded(seq.rid, seq.seq_id, kind, outcome, seconds))

@@ -27,7 +27,7 @@ from setpoint.core.records import (
     Fallback,
     GrammarEnded,
     Observer,
-    PreparationStarted,
+    Outcome,
     Refusal,
     RequestClipped,
     RequestDone,
@@ -110,7 +110,6 @@ class Scheduler:
         seq.accepted_at = state.now
         if needs:
             state.prepare(seq)
-            self._observer.on(PreparationStarted(seq.rid, seq.seq_id))
         else:
             state.enqueue(seq)
         state.by_id[seq.seq_id] = seq
@@ -122,8 +121,10 @@ class Scheduler:
         if seq_id not in state.preparing:
             return None
         if finish is not None:
-            return state.end(state.by_id[seq_id], finish)
-        seq = state.prepared(seq_id)
+            return state.end(
+                state.by_id[seq_id], finish, outcome="refused", preparation_s=message.seconds
+            )
+        seq = state.prepared(message)
         if seq.grammar is not None and seq.outputs and seq.grammar.terminated:
             self._observer.on(GrammarEnded(seq_id))  # by the outputs that came with the request
             return state.end(seq, GRAMMAR_ENDED)
@@ -177,11 +178,10 @@ class Scheduler:
             raise RequestError("The request queue is full.", status_code=503, err_type=UNAVAILABLE)
         self._drop(worst, "The request is aborted by a higher priority request.")
 
-    def _drop(self, seq: Sequence, why: str) -> None:
+    def _drop(self, seq: Sequence, why: str, outcome: Outcome = "aborted") -> None:
         """End a request that was accepted; its event is among the next ``take_events``."""
-        self._events.append(
-            self.state.end(seq, Finish("abort", message=why, status_code=503, err_type=UNAVAILABLE))
-        )
+        finish = Finish("abort", message=why, status_code=503, err_type=UNAVAILABLE)
+        self._events.append(self.state.end(seq, finish, outcome=outcome))
 
     def _drop_late(self) -> None:
         """Drop requests whose time is up. All sets are in the order of ``since``, so the first that
@@ -196,7 +196,7 @@ class Scheduler:
             if limit_s is not None:
                 earliest = state.now - limit_s
                 for seq in list(takewhile(lambda seq: seq.since < earliest, seqs)):  # noqa: B023
-                    self._drop(seq, why)
+                    self._drop(seq, why, "timed_out")
 
     def abort(self, seq_ids: Iterable[int]) -> list[TokenEvent]:
         """End those of these sequences that have not ended yet; returns their events."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from setpoint.core.messages import Finish, PauseMode, TokenEvent
+from setpoint.core.messages import Finish, PauseMode, Prepared, TokenEvent
 from setpoint.core.pagerows import CacheCosts
 from setpoint.core.plan import StepPlan
 from setpoint.core.preparation import Preparer
-from setpoint.core.records import Observer, Refusal
+from setpoint.core.records import Observer, Outcome, Refusal
 from setpoint.core.settings import Settings
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig
@@ -81,7 +81,7 @@ class State:
         """Tokens of the longest sequence that finishes alone in the pool."""
         self.holdings = Holdings(cache)
         self.ratio = NewTokenRatio(config.ratio, settings.conservativeness)
-        self.preparing = Preparing(preparer)
+        self.preparing = Preparing(preparer, observer)
         self.queue = WaitingQueue()
         self.running: dict[int, Sequence] = {}
         """Admitted and not finished, in admission order; the sequence in mid-prefill included."""
@@ -167,9 +167,9 @@ class State:
         seq.since, seq.arrived_at = self.now, self.num_processed
         self.queue.reserve(seq)
 
-    def prepared(self, seq_id: int) -> Sequence:
+    def prepared(self, message: Prepared) -> Sequence:
         """Put a prepared sequence at its place in the queue."""
-        seq = self.preparing.take(seq_id)
+        seq = self.preparing.take(message)
         self.queue.insert(seq)
         self.standing_refusal = None  # it may fit, ahead of the one that did not
         return seq
@@ -184,13 +184,23 @@ class State:
         seq.since = self.now
         self.running[seq.seq_id] = seq
 
-    def end(self, seq: Sequence, finish: Finish) -> TokenEvent:
+    def end(
+        self,
+        seq: Sequence,
+        finish: Finish,
+        *,
+        outcome: Outcome = "aborted",
+        preparation_s: float = 0.0,
+    ) -> TokenEvent:
         """Finish a sequence that has not ended. Its memory and slot are released once no step in
-        flight names it."""
+        flight names it.
+
+        outcome, preparation_s: what the record of its preparation says, if it is in preparation.
+        """
         seq.finish = finish
         del self.by_id[seq.seq_id]
         if seq.status is Status.PREPARING:
-            self.preparing.remove(seq)
+            self.preparing.remove(seq, outcome, preparation_s)
         elif seq.status is Status.WAITING:
             self.queue.remove(seq)
             self.standing_refusal = None  # this may be the one that did not fit

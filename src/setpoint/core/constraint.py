@@ -1,0 +1,50 @@
+"""The text of a constraint on an output: a schema, a regular expression, a grammar or a structural
+tag. Checks its form only; whether it can be compiled is known where grammars are made.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from setpoint.core.errors import RequestError
+from setpoint.core.wording import kind_of
+
+ConstraintKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
+
+KINDS: tuple[ConstraintKind, ...] = ("json_schema", "regex", "ebnf", "structural_tag")
+"""The sampling parameters that constrain the output. A request has at most one of them."""
+
+_JSON_KINDS = ("json_schema", "structural_tag")
+
+MAX_CONSTRAINT_CHARS = 1 << 18
+"""Longest text of a constraint. The largest schemas of public collections have half as many."""
+
+
+class Constraint(NamedTuple):
+    kind: ConstraintKind
+    text: str
+
+
+def constraint_text(kind: str, value: Any) -> str | None:
+    """A constraint as text; None if the value asks for none. A schema or a structural tag may be
+    given as an object, and becomes JSON. Raises RequestError (400)."""
+    if kind in _JSON_KINDS and not isinstance(value, str):
+        if not isinstance(value, dict):
+            raise RequestError(
+                f"{kind} must be an object, or an object as JSON text, got {kind_of(value)}."
+            )
+        try:
+            value = msgspec.json.encode(value).decode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"{kind} cannot be written as JSON: {error}") from None
+    if not isinstance(value, str):
+        raise RequestError(f"{kind} must be a string, got {kind_of(value)}.")
+    if len(value) > MAX_CONSTRAINT_CHARS:
+        raise RequestError(
+            f"{kind} must have at most {MAX_CONSTRAINT_CHARS} characters, got {len(value)}."
+        )
+    if "\0" in value:
+        raise RequestError(f"{kind} must not contain a NUL character.")
+    return value or None
