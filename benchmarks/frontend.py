@@ -141,10 +141,11 @@ class Engine:
                 if isinstance(message, Submit):
                     self._submitted(message)
                     next_step = min(next_step, time.perf_counter() + self._load.step_s)
-            if time.perf_counter() >= next_step:
+            if self._load.gap_s == 0 and len(self._times["received"]) < self._load.num_requests:
+                next_step = time.perf_counter() + self._load.step_s
+            elif time.perf_counter() >= next_step:
                 next_step += self._load.step_s
-                if self._load.gap_s or len(self._times["received"]) == self._load.num_requests:
-                    self._send(list(self._num_sent))
+                self._send(list(self._num_sent))
 
     def _submitted(self, message: Submit) -> None:
         self._times["received"][_number(message.request)] = time.perf_counter()
@@ -273,7 +274,9 @@ async def measure(load: Load, text: TextProcessor, profiler: cProfile.Profile | 
     if profiler is not None:
         profiler.disable()
     service.engine.shutdown()
-    times = {event: when for helper in helpers for event, when in helper.result().items()}
+    # In a thread: the last bytes may still have to be sent.
+    results = [await asyncio.to_thread(helper.result) for helper in helpers]
+    times = {event: when for result in results for event, when in result.items()}
     server.should_exit = True
     await serving
     service.engine.close()

@@ -6,7 +6,7 @@ strings, trimming, counts, timings. They know nothing of JSON or routes.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -180,6 +180,9 @@ class Job:
         self._open: dict[int, int] = {}
         """Index -> number of the submission, for sequences that have not ended."""
         self._is_cancelled = False
+        self.before_wait: Callable[[], Awaitable[None]] = _nothing
+        """Awaited by the reader of ``pieces`` before each wait for the engine: whoever gathers
+        what the pieces are made into passes it on then."""
         self.outputs = [
             SequenceOutput(request, index, tokenizer) for index, request in enumerate(requests)
         ]
@@ -223,6 +226,7 @@ class Job:
         """
         while self._open:
             pieces: dict[int, Piece] = {}
+            await self.before_wait()
             for index, event in await self._mailbox.take():
                 output = self.outputs[index]
                 if index in pieces:
@@ -252,6 +256,9 @@ class Job:
     def _end(self, output: SequenceOutput) -> None:
         self._client.stop(self._open.pop(output.index))
         self._on_finish(output)
+
+
+async def _nothing() -> None: ...
 
 
 def _fed(output: SequenceOutput, event: TokenEvent) -> Piece:

@@ -9,4 +9,5 @@ from setpoint.frontend.apis.openai.dialect import OpenAIDialect
 from setpoint.frontend.apis.sglang.dialect import SGLangDialect
 from setpoint.frontend.http.app import MakeDialect
 
-DIALECTS: Sequence[MakeDialect] = (SGLangDialect, OpenAIDialect, AnthropicDialect)
+DIALECTS: Sequence[MakeDialect] = (OpenAIDialect, AnthropicDialect, SGLangDialect)
+"""Routes are tried in this order, so those with the most requests come first."""

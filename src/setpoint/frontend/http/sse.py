@@ -51,10 +51,11 @@ def cancelled_with_client(job: Job, receive: Callable[[], Awaitable[Message]]) -
 
 
 class EventStream(Response):
-    """Sends ``chunks`` as they come, then the result of ``end``, whose argument is the refusal that
-    cut the stream short, if any. It owns the job, which always ends with the response. An error
-    before the first chunk is raised, so that it gets its own HTTP status; a later one becomes the
-    last chunk.
+    """Sends ``chunks``, then the result of ``end``, whose argument is the refusal that cut the
+    stream short, if any. Chunks that come without a wait between them leave in one write: a write
+    costs as much as all other work on a token. It owns the job, which always ends with the
+    response. An error before the first chunk is raised, so that it gets its own HTTP status; a
+    later one becomes the last chunk.
     """
 
     def __init__(
@@ -68,11 +69,12 @@ class EventStream(Response):
         self._job = job
         self._chunks = chunks
         self._end = end
+        self._gathered: list[bytes] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._job, cancelled_with_client(self._job, receive):
             try:
-                first = await anext(self._chunks)
+                self._gathered.append(await anext(self._chunks))
                 await send(
                     {
                         "type": "http.response.start",
@@ -80,22 +82,25 @@ class EventStream(Response):
                         "headers": self.raw_headers,
                     }
                 )
-                await _send_chunk(send, first)
-                await self._send_rest(send)
+                self._job.before_wait = lambda: self._write(send)
+                self._gathered.append(self._end(await self._gather_rest()))
+                await self._write(send, more=False)
             finally:
                 await self._chunks.aclose()
 
-    async def _send_rest(self, send: Send) -> None:
-        refusal = None
+    async def _gather_rest(self) -> Refusal | None:
+        """Runs to the end of the chunks; ``before_wait`` sends them."""
         try:
             async for chunk in self._chunks:
-                await _send_chunk(send, chunk)
+                self._gathered.append(chunk)
         except ClientGoneError:
             logger.debug("A client left in mid-stream.")
         except SetpointError as error:
-            refusal = refusal_of(error)
-        await send({"type": "http.response.body", "body": self._end(refusal), "more_body": False})
+            return refusal_of(error)
+        return None
 
-
-async def _send_chunk(send: Send, chunk: bytes) -> None:
-    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    async def _write(self, send: Send, *, more: bool = True) -> None:
+        if self._gathered or not more:
+            body = b"".join(self._gathered)
+            self._gathered.clear()
+            await send({"type": "http.response.body", "body": body, "more_body": more})
