@@ -35,7 +35,8 @@ def turn(*messages: Any, **fields: Any) -> ChatRequest:
 
 def prompt_of(template: str, request: ChatRequest, **defaults: Any) -> str:
     text = TextProcessor(Tokenizer(make_byte_tokenizer()), ChatTemplate(template))
-    return asyncio.run(chat_prompt(request, text, defaults))
+    prompt = asyncio.run(chat_prompt(request, text, defaults))
+    return prompt.rendered + prompt.started
 
 
 def test_a_template_is_given_tools_calls_and_results() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from setpoint.frontend.chat.deltas import Delta, TextDelta
+from setpoint.frontend.chat.deltas import Delta, ReasoningDelta, TextDelta
 
 
 class DeltaParser(Protocol):
@@ -35,6 +35,39 @@ class PlainParser:
 
     def end(self) -> Sequence[Delta]:
         return ()
+
+
+class _JoiningReasoning:
+    """Implements DeltaParser: the deltas of another, with the reasoning in one piece."""
+
+    def __init__(self, parser: DeltaParser) -> None:
+        self._parser = parser
+        self._reasoning = ""
+
+    def feed(self, text: str) -> Sequence[Delta]:
+        return self._joined(self._parser.feed(text))
+
+    def end(self) -> Sequence[Delta]:
+        deltas = self._joined(self._parser.end())
+        return [*deltas, *self._held()]
+
+    def _joined(self, deltas: Sequence[Delta]) -> list[Delta]:
+        joined: list[Delta] = []
+        for delta in deltas:
+            if isinstance(delta, ReasoningDelta):
+                self._reasoning += delta.text
+            else:
+                joined += [*self._held(), delta]
+        return joined
+
+    def _held(self) -> list[Delta]:
+        held, self._reasoning = self._reasoning, ""
+        return [ReasoningDelta(held)] if held else []
+
+
+def joining_reasoning(make: MakeParser) -> MakeParser:
+    """Makes parsers like ``make``'s that give the reasoning in one piece, when it has ended."""
+    return lambda: _JoiningReasoning(make())
 
 
 def parsed(parser: DeltaParser, text: str) -> list[Delta]:

@@ -3,14 +3,21 @@ parsed. Every chat API works through this."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from setpoint.core import request as core
-from setpoint.core.errors import RequestError
-from setpoint.frontend.chat.parser import MakeParser, PlainParser
+from setpoint.frontend.chat.calling import Calling, calling_of, constrained
+from setpoint.frontend.chat.formats.format import ReasoningFormat, ToolFormat
+from setpoint.frontend.chat.formats.hermes import HERMES
+from setpoint.frontend.chat.formats.registry import reasoning_format, tool_format
+from setpoint.frontend.chat.parser import DeltaParser, MakeParser, PlainParser
 from setpoint.frontend.chat.prompt import chat_prompt
 from setpoint.frontend.chat.request import ChatRequest
-from setpoint.frontend.chat.tools import offered
+from setpoint.frontend.chat.thinking import Thinking, thinking_of
+from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
 
 
@@ -20,28 +27,78 @@ class PreparedChat:
     """The ``n`` requests of the turn."""
     make_parser: MakeParser
     """Makes the parser of one sequence's text."""
+    thinking: Thinking | None = None
+    """None without a reasoning format."""
+    warnings: Sequence[str] = ()
+    """For the client."""
+
+    def reasoning_tokens(self, output: SequenceOutput) -> int:
+        """How many tokens of a sequence of this turn are reasoning."""
+        return 0 if self.thinking is None else self.thinking.num_tokens(output)
 
 
 class Chat:
     """Prepares the chats of a service; it keeps nothing of them."""
 
     def __init__(self, service: Service) -> None:
+        """Raises ConfigError for a format that does not exist."""
+        config = service.config
         self._text = service.text
         self._intake = service.intake
-        self._variables = service.config.chat_template_kwargs
+        self._variables = config.chat_template_kwargs
+        self._tools: ToolFormat | None = None
+        self._reasoning: ReasoningFormat | None = None
+        if config.tool_call_parser != "none":
+            self._tools = tool_format(config.tool_call_parser)
+        if config.reasoning_parser != "none":
+            self._reasoning = reasoning_format(config.reasoning_parser)
+        if not self._text.template_uses("tools"):
+            self._tools = HERMES  # the format in which ``tools.told_in_messages`` asks for calls
 
     async def prompt_ids(self, request: ChatRequest) -> core.Ids:
         """The token ids of the conversation, for whoever counts them or generates in another way.
         Raises RequestError (400)."""
         prompt = await chat_prompt(request, self._text, self._variables)
-        # The template writes the special tokens itself.
-        return await self._intake.encode(prompt, add_special_tokens=False)
+        return await self._encode(prompt.rendered + prompt.started)
 
     async def prepare(self, request: ChatRequest, *, rid: str) -> PreparedChat:
         """Check, render and tokenize a turn; nothing runs yet. Raises RequestError (400) for one
         that cannot be honoured."""
-        if offered(request):
-            raise RequestError("tools are not supported by this server yet.")
-        ids = await self.prompt_ids(request)
-        requests = self._intake.requests(ids, request.sampling, request.options, rid=rid)
-        return PreparedChat(requests, PlainParser)
+        prompt = await chat_prompt(request, self._text, self._variables)
+        calling = calling_of(request, self._tools)
+        sampling = constrained(request.sampling, request, calling)
+        options, written = request.options, prompt.rendered + prompt.started
+        thinking = None
+        if self._reasoning is not None:
+            thinking = thinking_of(self._reasoning, prompt, self._text)
+            if thinking.is_expected and sampling.constraint is not None:
+                options = replace(options, constrain_after=thinking.end_ids())
+                if not thinking.starts_inside:
+                    # Without it the model could answer at once, and no constraint would ever begin.
+                    written += thinking.opening
+                    thinking = thinking.opened()
+        formats = (calling.form, self._reasoning)
+        if any(form is not None and form.needs_special_tokens for form in formats):
+            sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
+        ids = await self._encode(written)
+        requests = self._intake.requests(ids, sampling, options, rid=rid)
+        make_parser = _parser_maker(request, calling, thinking)
+        return PreparedChat(requests, make_parser, thinking, calling.warnings)
+
+    async def _encode(self, prompt: str) -> core.Ids:
+        # The template writes the special tokens itself.
+        return await self._intake.encode(prompt, add_special_tokens=False)
+
+
+def _parser_maker(request: ChatRequest, calling: Calling, thinking: Thinking | None) -> MakeParser:
+    def make() -> DeltaParser:
+        parser = PlainParser() if calling.form is None else calling.form.parser(request.tools)
+        if thinking is None:
+            return parser
+        return thinking.form.parser(
+            parser,
+            starts_inside=thinking.starts_inside,
+            separate=request.separate_reasoning,
+        )
+
+    return make

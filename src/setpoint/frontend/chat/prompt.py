@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from setpoint.core.errors import RequestError
@@ -12,9 +13,21 @@ from setpoint.frontend.chat.tools import check_tools, for_template, offered, tol
 from setpoint.frontend.text.processor import TextProcessor
 
 
+@dataclass(slots=True, frozen=True)
+class Prompt:
+    """A prompt as text."""
+
+    rendered: str
+    """What the chat template wrote."""
+    started: str
+    """The beginning of the answer that the client supplied; it stands behind ``rendered``."""
+    variables: Mapping[str, Any]
+    """What the template was given besides the messages."""
+
+
 async def chat_prompt(
     request: ChatRequest, text: TextProcessor, defaults: Mapping[str, Any]
-) -> str:
+) -> Prompt:
     """The conversation as the model's chat template writes it. defaults: variables of the template
     that the request does not set. Raises RequestError (400) for messages or tools that are wrong,
     and for those that the template refuses."""
@@ -35,7 +48,7 @@ async def chat_prompt(
     elif tools or not text.template_uses("tool_calls"):
         messages = told_in_messages(messages, tools)
     variables.update(request.variables)
-    return await text.render_chat(messages, variables=variables) + started
+    return Prompt(await text.render_chat(messages, variables=variables), started, variables)
 
 
 def _started(messages: list[dict[str, Any]]) -> str:

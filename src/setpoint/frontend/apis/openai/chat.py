@@ -3,7 +3,7 @@ without HTTP."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,8 +12,9 @@ from setpoint.frontend.apis.openai.logprobs import chat_logprobs
 from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CommonBody
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.apis.openai.tools import FunctionTool, choice_of, tools_of
+from setpoint.frontend.bodies import asks_for_something
 from setpoint.frontend.chat.deltas import Answer, ToolCallDelta, gathered
-from setpoint.frontend.chat.parser import DeltaParser, MakeParser, parsed
+from setpoint.frontend.chat.parser import DeltaParser, MakeParser, joining_reasoning, parsed
 from setpoint.frontend.chat.prepare import Chat
 from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.intake import new_rid
@@ -24,6 +25,12 @@ from setpoint.frontend.text.tokenizer import Tokenizer
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit for ``top_logprobs`` of chat completions."""
 
+_NO_SUCH_MODEL = ("audio", "prediction", "web_search_options")
+"""Keys that ask for what only some of OpenAI's models can do."""
+
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
 
 class ChatBody(CommonBody, kw_only=True):
     messages: list[dict[str, Any]]
@@ -32,16 +39,26 @@ class ChatBody(CommonBody, kw_only=True):
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = False
-    reasoning_effort: str | None = None
-    """Passed to the chat template."""
+    reasoning_effort: ReasoningEffort | None = None
+    """"none" turns the reasoning off; the others are a variable of the chat template."""
     separate_reasoning: bool | None = True
     stream_reasoning: bool | None = True
-    """This and ``separate_reasoning`` apply to the output of a reasoning parser; without one they
-    have no effect."""
+    """False: the reasoning of a stream comes in one piece. This and ``separate_reasoning`` apply to
+    the output of a reasoning parser; without one they have no effect."""
     tools: list[FunctionTool] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
+    functions: Any = None
+    function_call: Any = None
+    # These ask a provider for something that does not change the answer, and have no effect here.
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    verbosity: str | None = None
 
     def check(self) -> None:
         super().check()
@@ -55,6 +72,15 @@ class ChatBody(CommonBody, kw_only=True):
             )
         if self.modalities not in (None, ["text"]):
             raise RequestError("modalities other than text are not supported by this server.")
+        for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
+            if asks_for_something(getattr(self, name)):
+                raise RequestError(f"{name} is OpenAI's older form; send {instead} instead.")
+
+    def without_effect(self) -> list[str]:
+        """Warnings about keys that are accepted and ask for something that does not happen."""
+        if self.store:
+            return ["store has no effect: this server keeps no chat completions."]
+        return []
 
     @property
     def sent_as(self) -> dict[str, str]:
@@ -82,23 +108,33 @@ class ChatApi:
     async def open(self, raw: dict[str, Any]) -> TextExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
         body, warnings = self._service.read(
-            raw, ChatBody, route=self.route, unsupported=UNSUPPORTED
+            raw, ChatBody, route=self.route, unsupported=(*UNSUPPORTED, *_NO_SUCH_MODEL)
         )
         body.check()
         rid = body.rid or new_rid()
         prepared = await self._chat.prepare(self._chat_request(body), rid=rid)
         job = self._service.job(prepared.requests, received=raw, api="OpenAI")
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        reply = Reply(rid, body, kind=kind, config=self._service.config, warnings=warnings)
-        maker = ChatChoices(self._service.text.tokenizer, prepared.make_parser)
+        reply = Reply(
+            rid,
+            body,
+            kind=kind,
+            config=self._service.config,
+            warnings=[*warnings, *body.without_effect(), *prepared.warnings],
+            reasoning_tokens=prepared.reasoning_tokens,
+        )
+        make = prepared.make_parser
+        if body.stream and body.stream_reasoning is False:
+            make = joining_reasoning(make)
+        maker = ChatChoices(self._service.text.tokenizer, make)
         return TextExchange(job, reply, maker, is_stream=bool(body.stream))
 
     def _chat_request(self, body: ChatBody) -> ChatRequest:
         top = (body.top_logprobs or 0) if body.logprobs else None
         choice = choice_of(body.tool_choice)
-        variables = dict(body.chat_template_kwargs or {})
-        if body.reasoning_effort is not None:
-            variables["reasoning_effort"] = body.reasoning_effort
+        variables, effort = dict(body.chat_template_kwargs or {}), body.reasoning_effort
+        if effort is not None and effort != "none":
+            variables["reasoning_effort"] = effort
         return ChatRequest(
             messages=body.messages,
             sampling=body.sampling(
@@ -110,6 +146,7 @@ class ChatApi:
             named_tool=choice.named,
             allowed_tools=choice.allowed,
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            thinking=False if effort == "none" else None,
             separate_reasoning=body.separate_reasoning is not False,
             variables=variables,
             continue_final_message=bool(body.continue_final_message),
@@ -160,7 +197,9 @@ class ChatChoices:
         answer = gathered(deltas)
         if answer.calls:
             self._callers.add(output.index)
-        return _chunk_choice(output, _fields(answer, content=answer.text), logprobs=logprobs)
+        return _chunk_choice(
+            output, _fields(answer, content=answer.text or None), logprobs=logprobs
+        )
 
     def closing(self, output: SequenceOutput) -> dict[str, Any]:
         has_calls = output.index in self._callers
@@ -173,7 +212,7 @@ class ChatChoices:
 _NOTHING = gathered(())
 
 
-def _fields(answer: Answer, **first: str) -> dict[str, Any]:
+def _fields(answer: Answer, **first: str | None) -> dict[str, Any]:
     """A ``message``, or the ``delta`` of a chunk, which begins with ``first``."""
     fields: dict[str, Any] = {**first, "reasoning_content": answer.reasoning or None}
     if answer.calls:

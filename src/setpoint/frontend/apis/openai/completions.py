@@ -26,11 +26,16 @@ class CompletionBody(CommonBody, kw_only=True):
     echo: bool | None = False
     logprobs: int | None = None
     best_of: int | None = None
+    suffix: str | None = None
 
     def check(self) -> None:
         super().check()
         if self.best_of not in (None, 1, self.n):
             raise RequestError("best_of is not supported by this server; use n.")
+        if self.suffix:
+            raise RequestError(
+                "suffix is not supported: the served model continues a text and fills no gaps."
+            )
         if self.logprobs is not None:
             converted(self.logprobs, LogprobCount, "logprobs")
 
@@ -49,7 +54,7 @@ class CompletionApi:
     async def open(self, raw: dict[str, Any]) -> TextExchange:
         """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
         body, warnings = self._service.read(
-            raw, CompletionBody, route=self.route, unsupported=(*UNSUPPORTED, "tools", "suffix")
+            raw, CompletionBody, route=self.route, unsupported=(*UNSUPPORTED, "tools")
         )
         body.check()
         rid = body.rid or new_rid()

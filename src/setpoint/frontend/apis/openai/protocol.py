@@ -12,38 +12,25 @@ from typing import Any
 
 import msgspec
 
+from setpoint.core.constraint import KINDS
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.shown import shown
+from setpoint.frontend.apis.openai.response_format import constraint_of
 from setpoint.frontend.intake import Options, check_key, check_rid, namespace
 
 UNSUPPORTED = (
-    *(
-        "regex",
-        "ebnf",
-        "json_schema",
-        "stop_regex",
-        "structural_tag",
-        "logits_processors",
-        "custom_logit_processor",
-        "lora_path",
-    ),
-    *(
-        "session_params",
-        "return_hidden_states",
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "routed_dp_rank",
-    ),
-    *(
-        "data_parallel_rank",
-        "functions",
-        "function_call",
-        "audio",
-        "prediction",
-        "web_search_options",
-    ),
+    "stop_regex",
+    "logits_processors",
+    "custom_logit_processor",
+    "lora_path",
+    "session_params",
+    "return_hidden_states",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "routed_dp_rank",
+    "data_parallel_rank",
 )
 
 DEFAULT_MODEL = "default"
@@ -109,6 +96,10 @@ class CommonBody(AnyBody, kw_only=True):
     seed: int | None = None
     logit_bias: dict[str, float] | None = None
     response_format: dict[str, Any] | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
 
     @property
     def sent_as(self) -> dict[str, str]:
@@ -126,10 +117,6 @@ class CommonBody(AnyBody, kw_only=True):
     def check(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream to be true.")
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            raise RequestError(
-                "response_format other than text is not supported by this server yet."
-            )
         super().check()
 
     def sampling(
@@ -158,9 +145,19 @@ class CommonBody(AnyBody, kw_only=True):
             sampling_seed=self.seed,
             logit_bias=self.logit_bias,
             max_new_tokens=max_new_tokens,
+            **self._constraint(),
         )
         with _naming_as_sent(self.sent_as):
             return SamplingParams.parse(raw)
+
+    def _constraint(self) -> dict[str, Any]:
+        """The sampling parameters that constrain the output, in which ``response_format`` and the
+        keys of their own names meet. Raises RequestError (400)."""
+        given = {name: getattr(self, name) for name in KINDS if getattr(self, name)}
+        asked = constraint_of(self.response_format)
+        if given and asked:
+            raise RequestError(f"response_format and {next(iter(given))} exclude each other.")
+        return given | asked
 
     def options(self, *, top_logprobs_num: int | None, logprob_start_len: int = -1) -> Options:
         """The options of a request. top_logprobs_num: None for no logprobs at all."""

@@ -5,7 +5,7 @@ Works on SequenceOutputs and plain dicts; each API makes the choices themselves.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from setpoint.frontend.apis.openai.protocol import CommonBody
@@ -40,7 +40,9 @@ class Reply:
         kind: str,
         config: FrontendConfig,
         warnings: Sequence[str],
+        reasoning_tokens: Callable[[SequenceOutput], int] = lambda output: 0,
     ) -> None:
+        """reasoning_tokens: how many tokens of a sequence are reasoning."""
         self._head: dict[str, Any] = {
             "id": rid,
             "object": kind,
@@ -49,6 +51,7 @@ class Reply:
         }
         self._body = body
         self._config = config
+        self._reasoning_tokens = reasoning_tokens
         self._metadata: dict[str, Any] = {"weight_version": config.weight_version}
         if warnings := [*warnings, *body.other_model(config.served_model_name)]:
             self._metadata["warnings"] = warnings
@@ -92,11 +95,13 @@ class Reply:
         firsts = outputs if len(outputs) == 1 else outputs[:: self._body.n or 1]
         num_prompt = sum(output.num_prompt for output in firsts)
         num_outputs = sum(output.num_outputs for output in outputs)
+        num_reasoning = sum(map(self._reasoning_tokens, outputs))
         usage: dict[str, Any] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_outputs,
             "total_tokens": num_prompt + num_outputs,
-            "reasoning_tokens": 0,
+            "reasoning_tokens": num_reasoning,
+            "completion_tokens_details": {"reasoning_tokens": num_reasoning},
         }
         if self._config.enable_cache_report:
             usage["prompt_tokens_details"] = {

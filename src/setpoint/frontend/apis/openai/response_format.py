@@ -1,0 +1,38 @@
+"""The constraint that OpenAI's ``response_format`` asks for, as sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from setpoint.core.errors import RequestError
+from setpoint.core.shown import shown
+from setpoint.core.wording import kind_of
+
+_TYPES = ("text", "json_object", "json_schema", "structural_tag")
+
+
+def constraint_of(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Sampling parameters: one constraint, or none for text. Raises RequestError (400) for a format
+    that is not OpenAI's or SGLang's."""
+    if response_format is None:
+        return {}
+    match response_format:
+        case {"type": "text"}:
+            return {}
+        case {"type": "json_object"}:
+            return {"json_schema": {"type": "object"}}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return {"json_schema": schema}
+        case {"type": "json_schema"}:
+            raise RequestError(
+                'response_format.json_schema must be like {"name": "answer", "schema": {"type":'
+                ' "object"}}, with the schema as an object.'
+            )
+        case {"type": "structural_tag"}:
+            return {"structural_tag": dict(response_format)}
+        case {"type": str(kind)}:
+            got = repr(shown(kind, 64))
+        case _:
+            got = kind_of(response_format.get("type"))
+    raise RequestError(f"response_format.type must be one of {', '.join(_TYPES)}; got {got}.")

@@ -1,0 +1,99 @@
+"""How the answer to a chat may call tools: the format that its calls are written in, and the
+constraint that holds the model to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from setpoint.core.constraint import Constraint
+from setpoint.core.errors import RequestError
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.chat.formats.format import ToolFormat
+from setpoint.frontend.chat.formats.json_array import required_calls
+from setpoint.frontend.chat.formats.structure import Format, structural_tag
+from setpoint.frontend.chat.request import ChatRequest, Tool
+from setpoint.frontend.chat.tools import offered
+
+_NOT_PARSED = (
+    "It is not known how this model writes calls of tools (--tool-call-parser is none), so they"
+    " stay in the text."
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Calling:
+    tools: Sequence[Tool]
+    """Those that may be called."""
+    form: ToolFormat | None
+    """The format of the calls; None if there are none to make, or none is known."""
+    structure: dict[str, Any] | None
+    """The structural tag that constrains them; None if they are free."""
+    is_required: bool = False
+    warnings: Sequence[str] = ()
+    """For the client."""
+
+
+def calling_of(request: ChatRequest, form: ToolFormat | None) -> Calling:
+    """form: the model's format, None if it is not known. Raises RequestError (400) for a choice
+    that cannot be honoured with this format."""
+    tools = [
+        tool
+        for tool in offered(request)
+        if not request.allowed_tools or tool.name in request.allowed_tools
+    ]
+    if not tools:
+        return Calling((), None, None)
+    if request.tool_choice == "required":
+        form, structure = required_calls(form, tools, parallel=request.parallel_tool_calls)
+        return Calling(tools, form, structure, is_required=True)
+    is_bound = any(tool.strict for tool in tools) or bool(request.allowed_tools)
+    if not is_bound and request.parallel_tool_calls:
+        return Calling(tools, form, None, warnings=() if form is not None else [_NOT_PARSED])
+    bound = None
+    if form is not None:
+        bound = form.structure(tools, required=False, parallel=request.parallel_tool_calls)
+    if bound is None:
+        raise RequestError(
+            "strict tools, allowed_tools and parallel_tool_calls=false need tool_choice required"
+            " with this model, because the format of its calls is not known or cannot be"
+            " constrained."
+        )
+    return Calling(tools, form, bound)
+
+
+def constrained(sampling: SamplingParams, request: ChatRequest, calling: Calling) -> SamplingParams:
+    """The sampling parameters with one constraint: the client's own on the text, that on the calls,
+    or a choice between the two."""
+    own = sampling.constraint
+    if calling.is_required or own is None:
+        tag = calling.structure
+    elif calling.form is None or own.kind == "structural_tag":
+        return sampling
+    else:
+        parallel = request.parallel_tool_calls
+        _, calls = required_calls(calling.form, calling.tools, parallel=parallel)
+        tag = structural_tag({"type": "or", "elements": [_format(own), calls["format"]]})
+    if tag is None:
+        return sampling
+    text = msgspec.json.encode(tag).decode()
+    return msgspec.structs.replace(
+        sampling, json_schema=None, regex=None, ebnf=None, structural_tag=text
+    )
+
+
+def _format(own: Constraint) -> Format:
+    """A client's constraint as a part of a structural tag."""
+    match own.kind:
+        case "regex":
+            return {"type": "regex", "pattern": own.text}
+        case "ebnf":
+            return {"type": "grammar", "grammar": own.text}
+    try:
+        schema = msgspec.json.decode(own.text)
+    except msgspec.DecodeError as error:
+        raise RequestError(f"json_schema is not valid JSON: {error}") from None
+    return {"type": "json_schema", "json_schema": schema}

@@ -1,0 +1,266 @@
+"""What one turn of a conversation asks of the engine: its prompt, its constraint, where that
+begins, and how the answer is parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+
+from setpoint.core.errors import RequestError
+from setpoint.core.messages import Finish, TokenEvent
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.chat.deltas import gathered
+from setpoint.frontend.chat.parser import joining_reasoning, parsed
+from setpoint.frontend.chat.prepare import Chat, PreparedChat
+from setpoint.frontend.chat.request import ChatRequest, Tool
+from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.intake import Options
+from setpoint.frontend.ipc.client import EngineClient
+from setpoint.frontend.jobs import SequenceOutput
+from setpoint.frontend.service import Service
+from setpoint.frontend.text.processor import TextProcessor
+from setpoint.frontend.text.template import ChatTemplate
+from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.testing.byte_tokenizer import make_byte_tokenizer
+from setpoint.testing.chat_templates import CHATML, QWEN2, QWEN3
+from setpoint.testing.fake_engine import FixedOptions
+
+HI = ({"role": "user", "content": "hi"},)
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = Tool("weather", parameters=SCHEMA)
+TIME = Tool("time")
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+def tokenizer_of(*markers: str) -> Tokenizer:
+    """The byte tokenizer, with markers that are one token each."""
+    tokenizer = make_byte_tokenizer()
+    tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in markers])
+    return Tokenizer(tokenizer)
+
+
+PLAIN, WITH_MARKERS = tokenizer_of(), tokenizer_of("<think>", "</think>")
+
+
+def service_of(template: str, tokenizer: Tokenizer, **options: Any) -> Service:
+    config = FrontendConfig(
+        model_path="m", served_model_name="m", tokenizer_path="m", context_len=8192,
+        max_req_input_len=8000, vocab_size=300, **options,
+    )  # fmt: skip
+    text = TextProcessor(tokenizer, ChatTemplate(template))
+    return Service(config, EngineClient(), text, FixedOptions())
+
+
+def prepared(
+    template: str = QWEN2,
+    *,
+    tokenizer: Tokenizer = PLAIN,
+    sampling: dict[str, Any] | None = None,
+    tool_call_parser: str = "hermes",
+    reasoning_parser: str = "none",
+    **fields: Any,
+) -> PreparedChat:
+    service = service_of(
+        template, tokenizer, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
+    )
+    turn = ChatRequest(
+        messages=HI, sampling=SamplingParams.parse(sampling or {}), options=Options(), **fields
+    )
+    return asyncio.run(Chat(service).prepare(turn, rid="r"))
+
+
+def constraint_of(chat: PreparedChat) -> Any:
+    constraint = chat.requests[0].sampling.constraint
+    if constraint is None:
+        return None
+    return (
+        json.loads(constraint.text)["format"] if constraint.kind == "structural_tag" else constraint
+    )
+
+
+def prompt_of(chat: PreparedChat, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(chat.requests[0].prompt().tolist(), skip_special_tokens=False)
+
+
+def said(chat: PreparedChat, text: str) -> Any:
+    answer = gathered(parsed(chat.make_parser(), text))
+    return answer.text, answer.reasoning, [(call.name, call.arguments) for call in answer.calls]
+
+
+def test_without_tools_everything_is_text() -> None:
+    chat = prepared()
+    assert constraint_of(chat) is None
+    assert said(chat, CALL) == (CALL, "", [])
+
+
+def test_tools_are_free_to_be_called() -> None:
+    chat = prepared(tools=(WEATHER,))
+    assert constraint_of(chat) is None
+    assert said(chat, CALL) == ("", "", [("weather", '{"city": "Rome"}')])
+    assert not chat.requests[0].sampling.skip_special_tokens, "the markers may be special tokens"
+    assert not chat.warnings
+
+
+def test_tools_that_must_not_be_called_are_not_looked_for() -> None:
+    chat = prepared(tools=(WEATHER,), tool_choice="none")
+    assert said(chat, CALL) == (CALL, "", [])
+    assert chat.requests[0].sampling.skip_special_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "names", "stop"),
+    [
+        ({"tool_choice": "required"}, ["weather", "time"], False),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, ["weather", "time"], True),
+        ({"tool_choice": "required", "named_tool": "time"}, ["time"], False),
+        ({"tool_choice": "required", "allowed_tools": ("time",)}, ["time"], False),
+    ],
+)
+def test_calls_that_must_be_made_are_the_whole_answer(
+    fields: dict[str, Any], names: list[str], stop: bool
+) -> None:
+    chat = prepared(tools=(WEATHER, TIME), **fields)
+    form = constraint_of(chat)
+    assert form["type"] == "tags_with_separator"
+    assert (form["at_least_one"], form["stop_after_first"]) == (True, stop)
+    assert [name for tag in form["tags"] for name in ("weather", "time") if name in tag["begin"]] == names  # fmt: skip
+    if "weather" in names:
+        assert form["tags"][0]["content"]["json_schema"] == SCHEMA
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": (Tool("weather", parameters=SCHEMA, strict=True),)},
+        {"tools": (WEATHER,), "parallel_tool_calls": False},
+        {"tools": (WEATHER, TIME), "allowed_tools": ("weather",)},
+    ],
+)
+def test_what_binds_free_calls_is_a_constraint_on_calls_alone(fields: dict[str, Any]) -> None:
+    form = constraint_of(prepared(**fields))
+    assert form["type"] == "triggered_tags"
+    assert [tag["begin"].count("weather") for tag in form["tags"]] == [1]
+    with pytest.raises(RequestError, match="need tool_choice required"):
+        prepared(tool_call_parser="none", **fields)
+
+
+def test_without_a_known_format_required_calls_are_an_array() -> None:
+    chat = prepared(tool_call_parser="none", tools=(WEATHER,), tool_choice="required")
+    assert constraint_of(chat)["json_schema"]["type"] == "array"
+    answer = '[{"name": "weather", "parameters": {"city": "Rome"}}]'
+    assert said(chat, answer) == ("", "", [("weather", '{"city": "Rome"}')])
+
+
+def test_without_a_known_format_calls_stay_in_the_text_and_the_client_is_told() -> None:
+    chat = prepared(tool_call_parser="none", tools=(WEATHER,))
+    assert said(chat, CALL) == (CALL, "", [])
+    assert "stay in the text" in chat.warnings[0]
+
+
+def test_a_template_without_tools_is_answered_in_the_format_that_the_prompt_asks_for() -> None:
+    chat = prepared(CHATML, tool_call_parser="none", tools=(WEATHER,))
+    assert "write its name and its arguments as JSON between two tags" in prompt_of(chat, PLAIN)
+    assert said(chat, CALL) == ("", "", [("weather", '{"city": "Rome"}')])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "part"),
+    [
+        ({"json_schema": SCHEMA}, {"type": "json_schema", "json_schema": SCHEMA}),
+        ({"regex": "a+"}, {"type": "regex", "pattern": "a+"}),
+        ({"ebnf": 'root ::= "a"'}, {"type": "grammar", "grammar": 'root ::= "a"'}),
+    ],
+)
+def test_a_constrained_text_and_calls_are_alternatives(
+    sampling: dict[str, Any], part: dict[str, Any]
+) -> None:
+    form = constraint_of(prepared(sampling=sampling, tools=(WEATHER,)))
+    assert form["type"] == "or"
+    assert form["elements"][0] == part
+    assert form["elements"][1]["type"] == "tags_with_separator"
+    forced = prepared(sampling=sampling, tools=(WEATHER,), tool_choice="required")
+    assert constraint_of(forced)["type"] == "tags_with_separator"
+    unasked = prepared(sampling=sampling, tools=(WEATHER,), tool_choice="none")
+    assert constraint_of(unasked).kind == next(iter(sampling))
+
+
+def test_a_clients_own_tag_says_everything_itself() -> None:
+    own = {"type": "structural_tag", "format": {"type": "any_text"}}
+    chat = prepared(sampling={"structural_tag": own}, tools=(WEATHER,))
+    assert constraint_of(chat) == {"type": "any_text"}
+
+
+def test_reasoning_is_taken_out_of_the_text() -> None:
+    chat = prepared(QWEN3, reasoning_parser="qwen3", tools=(WEATHER,))
+    assert said(chat, f"<think>hm</think>\n\n{CALL}") == (
+        "",
+        "hm",
+        [("weather", '{"city": "Rome"}')],
+    )
+    together = prepared(QWEN3, reasoning_parser="qwen3", separate_reasoning=False)
+    assert said(together, "<think>hm</think>yes") == ("<think>hm</think>yes", "", [])
+
+
+def test_a_constraint_begins_behind_the_reasoning() -> None:
+    end = WITH_MARKERS.encode("</think>").tolist()
+    how: dict[str, Any] = {"tokenizer": WITH_MARKERS, "reasoning_parser": "qwen3"}
+    free = prepared(QWEN3, **how)
+    assert free.requests[0].constrain_after == ()
+    assert prompt_of(free, WITH_MARKERS).endswith("assistant\n")
+    chat = prepared(QWEN3, sampling={"json_schema": SCHEMA}, **how)
+    assert chat.requests[0].constrain_after == tuple(end)
+    assert prompt_of(chat, WITH_MARKERS).endswith("assistant\n<think>\n"), "or it might not reason"
+    assert said(chat, 'hm</think>{"city": "Rome"}') == ('{"city": "Rome"}', "hm", [])
+
+
+def test_without_reasoning_a_constraint_holds_from_the_start() -> None:
+    how: dict[str, Any] = {"tokenizer": WITH_MARKERS, "sampling": {"json_schema": SCHEMA}}
+    for chat in (
+        prepared(QWEN3, reasoning_parser="qwen3", thinking=False, **how),
+        prepared(QWEN2, reasoning_parser="qwen3", **how),
+        prepared(QWEN3, reasoning_parser="none", **how),
+    ):
+        assert chat.requests[0].constrain_after == ()
+        assert not prompt_of(chat, WITH_MARKERS).endswith("<think>\n")
+
+
+def test_a_constraint_needs_a_certain_end_of_the_reasoning() -> None:
+    with pytest.raises(RequestError, match="'</think>' is not one token of this model"):
+        prepared(QWEN3, reasoning_parser="qwen3", sampling={"regex": "a"})
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, WITH_MARKERS])
+@pytest.mark.parametrize(
+    ("parser", "text", "reasoning"),
+    [
+        ("qwen3", "<think>hm</think>yes", "<think>hm</think>"),
+        ("qwen3", "<think>hm", "<think>hm"),
+        ("qwen3", "yes", ""),
+        ("deepseek-r1", "hm</think>yes</think>", "hm</think>"),
+        ("none", "<think>hm</think>yes", ""),
+    ],
+)
+def test_reasoning_tokens_are_counted(
+    tokenizer: Tokenizer, parser: str, text: str, reasoning: str
+) -> None:
+    chat = prepared(QWEN3, tokenizer=tokenizer, reasoning_parser=parser)
+    output = SequenceOutput(chat.requests[0], 0, tokenizer)
+    ids = tokenizer.encode(text).tolist()
+    finish = Finish("length", length=len(ids))
+    output.feed(TokenEvent(0, ids, num_prompt=1, num_outputs=len(ids), finish=finish))
+    assert chat.reasoning_tokens(output) == len(tokenizer.encode(reasoning))
+
+
+def test_reasoning_can_be_sent_in_one_piece() -> None:
+    chat = prepared(QWEN3, reasoning_parser="qwen3")
+    parser = joining_reasoning(chat.make_parser)()
+    pieces = [gathered(parser.feed(piece)) for piece in ("<think>a", "b", "c</think>", "yes", "!")]
+    assert [(each.reasoning, each.text) for each in pieces] == [
+        ("", ""), ("", ""), ("", ""), ("abc", "yes"), ("", "!"),
+    ]  # fmt: skip
+    unended = joining_reasoning(chat.make_parser)()
+    assert gathered([*unended.feed("<think>ab"), *unended.end()]).reasoning == "ab"
