@@ -28,12 +28,16 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "frontend.text": ({"core"}, {"jinja2", "msgspec", "numpy", "tokenizers"}),
     "frontend.ipc": ({"core", "ipc"}, {"msgspec"}),
     "frontend.storage": ({"core"}, {"msgspec"}),
+    "frontend.metrics": ({"core", "frontend.ipc", "observe"}, {"prometheus_client"}),
     "frontend": (
-        {"core", "frontend.ipc", "frontend.storage", "frontend.text"},
+        {"core", "frontend.ipc", "frontend.metrics", "frontend.storage", "frontend.text"},
         {"msgspec", "numpy"},
     ),
     "frontend.chat": ({"core", "frontend", "frontend.text"}, {"msgspec"}),
-    "frontend.http": ({"core", "frontend"}, {"fastapi", "msgspec", "starlette", "uvicorn"}),
+    "frontend.http": (
+        {"core", "frontend", "frontend.metrics"},
+        {"fastapi", "msgspec", "starlette", "uvicorn"},
+    ),
     "frontend.apis.openai": (
         {
             "core",

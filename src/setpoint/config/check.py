@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from setpoint.config.declare import Field, Option
+from setpoint.config.metric_options import check_metrics
 from setpoint.config.options import OPTION_FIELDS, Options
 from setpoint.config.sglang_names import instead
 from setpoint.config.sglang_values import is_known_value
@@ -58,6 +59,7 @@ def check_options(options: Options) -> None:
             " separates adapter names."
         )
     _check_priorities(options)
+    check_metrics(options)
     if options.schedule_policy == "shortest-prefill-first" and options.disable_radix_cache:
         raise ConfigError(
             "--schedule-policy shortest-prefill-first needs the prefix cache; drop"

@@ -97,7 +97,7 @@ class _Reader:
                 f"unexpected argument {rest[0]!r}; see 'setpoint {self._command.name} --help'."
             )
         values = vars(parsed)
-        for field in self._command.own_fields:
+        for field in self._command.fields():
             if field.is_list and field.name in values:
                 values[field.name] = tuple(values[field.name])
         argument = values.pop(_POSITIONAL, None)
@@ -202,6 +202,8 @@ class _Reader:
             value = "on" if value else "off"  # YAML reads the unquoted words as booleans
         if isinstance(value, dict) and field.about.metavar == "JSON":
             value = json.dumps(value)
+        if field.is_list and isinstance(value, (list, tuple)) and value:
+            return [flag, *map(str, value)]
         if isinstance(value, (bool, list, dict)):
             raise ConfigError(f"{key} must be a single value, got {shown(field, value)!r}.")
         return [f"{flag}={value}"]

@@ -6,8 +6,8 @@ and the checks are generated from here. This module does not know what "auto" be
 ``resolve``.
 
 Each group of options has a file of its own, whose struct extends the one before:
-``service_options``, ``queue_options``, ``scheduling_options``, ``execution_options``, and the rest
-here.
+``service_options``, ``queue_options``, ``scheduling_options``, ``execution_options``,
+``observability_options``, and the rest here.
 """
 
 from __future__ import annotations
@@ -15,49 +15,15 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from setpoint.config.declare import Option, declared, shown
-from setpoint.config.execution_options import ExecutionOptions
+from setpoint.config.observability_options import ObservabilityOptions
 
-LOGS = "Logs"
 PARALLEL = "Parallelism"
 COMPATIBILITY = "Accepted without effect"
 
-LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
-
-class Options(ExecutionOptions, frozen=True, kw_only=True):
+class Options(ObservabilityOptions, frozen=True, kw_only=True):
     """The user's wishes about how the engine works, added to what it serves. None and "auto" mean
     "choose for me" until ``resolve`` has chosen."""
-
-    # -- Logs
-    log_level: Annotated[
-        str, Option(LOGS, "Minimum severity of what is logged.", choices=LOG_LEVELS, live=True)
-    ] = "info"
-    log_level_http: Annotated[
-        str | None,
-        Option(
-            LOGS,
-            "Minimum severity of what the HTTP server logs; --log-level if not given.",
-            choices=LOG_LEVELS,
-            live=True,
-            server_only=True,
-        ),
-    ] = None
-    log_requests: Annotated[
-        bool, Option(LOGS, "Log every request when it arrives and when it is done.", live=True)
-    ] = False
-    log_requests_level: Annotated[
-        int,
-        Option(
-            LOGS,
-            "What --log-requests shows: 0 metadata; 1 also sampling parameters; 2 also"
-            " shortened input and output; 3 everything.",
-            choices=(0, 1, 2, 3),
-            live=True,
-        ),
-    ] = 2
-    decode_log_interval: Annotated[
-        int, Option(LOGS, "Decode steps between two 'Decode batch' lines.", low=1, live=True)
-    ] = 40
 
     # -- Parallelism
     tp_size: Annotated[
@@ -117,14 +83,20 @@ class Options(ExecutionOptions, frozen=True, kw_only=True):
             no_effect="there is no second cache",
         ),
     ] = None
-    enable_metrics: Annotated[
+    enable_metrics_for_all_schedulers: Annotated[
         bool,
         Option(
             COMPATIBILITY,
-            "Serve /metrics.",
-            no_effect=(
-                "this version has no /metrics yet; the log and /server_info have the main figures"
-            ),
+            "Count metrics in every scheduler instead of the first one's alone.",
+            no_effect="there is one scheduler",
+        ),
+    ] = False
+    collect_tokens_histogram: Annotated[
+        bool,
+        Option(
+            COMPATIBILITY,
+            "Collect histograms of prompt and output tokens (of older guides).",
+            no_effect="--enable-metrics always collects them",
         ),
     ] = False
     trust_remote_code: Annotated[

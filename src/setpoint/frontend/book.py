@@ -29,6 +29,9 @@ class RequestBook:
     """Requests whose max_new_tokens --allow-auto-truncate lowered to fit the context; written by
     ``Intake``."""
 
+    warned_bodies: int = 0
+    """Bodies with unknown keys, which were ignored; written by ``Service``."""
+
     def count_refusal(self, refusal: Refusal) -> None:
         status = str(refusal.status_code)
         self.refused[status] = self.refused.get(status, 0) + 1

@@ -3,11 +3,28 @@ resolved options."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from setpoint.core.model import Pooling
+
+
+@dataclass(slots=True, frozen=True)
+class MetricsConfig:
+    """What ``/metrics`` shows."""
+
+    extra_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels for every series of the scheduler and of requests."""
+    custom_labels: Sequence[str] = ()
+    """Names of the labels that a client may give the series of its request."""
+    labels_header: str = "x-custom-labels"
+    """The header in which it does."""
+    buckets: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Name of a histogram -> its upper bounds, where they are not the usual ones."""
+    page_size: int = 1
+    startup_s: Mapping[str, float] = field(default_factory=dict)
+    """Phase of the start -> its seconds."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,6 +69,8 @@ class FrontendConfig:
     """The name of the format of tool calls (``chat/formats``); "none" leaves calls in the text."""
     reasoning_parser: str = "none"
     """The name of the format of reasoning; "none" leaves it in the text."""
+    metrics: MetricsConfig | None = None
+    """If set, the server counts, and serves ``/metrics``."""
     weight_version: str = "default"
     health_generates: bool = True
     """Whether ``/health`` asks the engine for a token; otherwise it reports on the frontend alone.

@@ -14,8 +14,10 @@ from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.failures import failure
 from setpoint.core.messages import Finish, LogprobBlock, TokenEvent
 from setpoint.core.request import Request
+from setpoint.frontend.arrival import arrival
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.mailbox import Mailbox
+from setpoint.frontend.metrics.requests import RequestMetrics, SequenceFacts, SequenceMeter
 from setpoint.frontend.text.detokenizer import make_detokenizer
 from setpoint.frontend.text.stops import StopFinder
 from setpoint.frontend.text.tokenizer import Tokenizer
@@ -28,7 +30,15 @@ class ClientGoneError(SetpointError):
 class SequenceOutput:
     """The output of one sequence so far, as its client may see it; fed by the Job."""
 
-    def __init__(self, request: Request, index: int, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        tokenizer: Tokenizer,
+        *,
+        arrived_at: float | None = None,
+    ) -> None:
+        """arrived_at: time.perf_counter() when the client's request arrived; None: now."""
         sampling = request.sampling
         self.request = request
         self.index = index
@@ -46,8 +56,14 @@ class SequenceOutput:
         self.prompt_logprobs: LogprobBlock | None = None
         self.embedding = b""
         """The vector of a pooled request, in the form of TokenEvent."""
-        self.created_at = time.perf_counter()
+        self.arrived_at = time.perf_counter() if arrived_at is None else arrived_at
+        """Seconds of time.perf_counter(), like the times below; None for what has not happened."""
+        self.submitted_at: float | None = None
+        """Written by the Job."""
+        self.first_token_at: float | None = None
         self.finished_at: float | None = None
+        self.meter: SequenceMeter | None = None
+        """Counts the sequence, if anything does; written by the Job."""
         self._tokenizer = tokenizer
         self._detokenizer = make_detokenizer(
             tokenizer, skip_special_tokens=sampling.skip_special_tokens
@@ -69,13 +85,20 @@ class SequenceOutput:
         )
 
     @property
+    def is_complete(self) -> bool:
+        """Whether it has ended by itself: it was not aborted, and its client stayed."""
+        return self.finish is not None and self.finish.type != "abort"
+
+    @property
     def e2e_s(self) -> float:
-        return (self.finished_at or time.perf_counter()) - self.created_at
+        return (self.finished_at or time.perf_counter()) - self.arrived_at
 
     def feed(self, event: TokenEvent) -> Piece:
         """Add an event. A stop string in its text ends the sequence at the token that completed
         it."""
         num_kept, text = self._decode(event)
+        if num_kept and (self.meter is not None or self.first_token_at is None):
+            self._time(num_kept, time.perf_counter())
         if event.finish is not None and not self._stopped:
             text += self._flush()
         dropped = len(event.ids) - num_kept
@@ -100,6 +123,12 @@ class SequenceOutput:
         if self.finish is not None:
             self.finished_at = time.perf_counter()
         return Piece(self, text, num_kept, block)
+
+    def _time(self, num_tokens: int, now: float) -> None:
+        if self.first_token_at is None:
+            self.first_token_at = now
+        if self.meter is not None:
+            self.meter.tokens(num_tokens, now)
 
     @property
     def _stopped(self) -> bool:
@@ -173,10 +202,14 @@ class Job:
         requests: Sequence[Request],
         *,
         on_finish: Callable[[SequenceOutput], None],
+        metrics: RequestMetrics | None = None,
     ) -> None:
+        """metrics: counts the sequences, if given."""
         self._client = client
         self._mailbox = Mailbox()
         self._on_finish = on_finish
+        self._metrics = metrics
+        self.came = arrival()
         self._open: dict[int, int] = {}
         """Index -> number of the submission, for sequences that have not ended."""
         self._is_cancelled = False
@@ -184,16 +217,22 @@ class Job:
         """Awaited by the reader of ``pieces`` before each wait for the engine: whoever gathers
         what the pieces are made into passes it on then."""
         self.outputs = [
-            SequenceOutput(request, index, tokenizer) for index, request in enumerate(requests)
+            SequenceOutput(request, index, tokenizer, arrived_at=self.came.at)
+            for index, request in enumerate(requests)
         ]
 
     def __enter__(self) -> Job:
         """Submit the sequences. Raises RequestError or EngineDeadError; none of them runs then."""
+        metrics = self._metrics
+        labels = {} if metrics is None else metrics.labels_in(self.came.headers)
         try:
             for output in self.outputs:
                 self._open[output.index] = self._client.submit(
                     output.request, self._mailbox, output.index
                 )
+                output.submitted_at = time.perf_counter()
+                if metrics is not None:
+                    output.meter = metrics.meter(output.request, self.came.at, labels)
         except SetpointError:
             self._stop()
             raise
@@ -255,6 +294,16 @@ class Job:
 
     def _end(self, output: SequenceOutput) -> None:
         self._client.stop(self._open.pop(output.index))
+        if output.meter is not None:
+            output.meter.ended(
+                SequenceFacts(
+                    output.num_prompt,
+                    output.num_cached,
+                    output.num_outputs,
+                    output.finished_at or time.perf_counter(),
+                    output.is_complete,
+                )
+            )
         self._on_finish(output)
 
 

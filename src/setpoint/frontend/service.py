@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.ipc.mailbox import Mailbox
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.live import LiveOptions, Proposal
+from setpoint.frontend.metering import make_metrics
 from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.unknown_keys import unknown_keys
@@ -58,6 +60,11 @@ class Service:
         self.text = text
         self.book = RequestBook()
         self.intake = Intake(config, text, self.book)
+        self.metrics = (
+            None
+            if config.metrics is None
+            else make_metrics(config, config.metrics, engine, self.book)
+        )
 
     def job(
         self,
@@ -72,11 +79,13 @@ class Service:
         together they ask for too much.
         """
         self.intake.check_logprobs(requests)
+        metrics = None if self.metrics is None else self.metrics.requests
+        make = partial(Job, self.engine, self.text.tokenizer, requests, metrics=metrics)
         if no_logs or not self.live.frontend.log_requests:
-            return Job(self.engine, self.text.tokenizer, requests, on_finish=self._record)
+            return make(on_finish=self._record)
         shown = self._loggable({**received, "rid": [request.rid for request in requests]})
         logger.info("Receive%s: obj=%s", f" {api}" if api else "", shown)
-        return Job(self.engine, self.text.tokenizer, requests, on_finish=self._record_and_log)
+        return make(on_finish=self._record_and_log)
 
     def read(
         self, body: dict[str, Any], kind: type[T], *, route: str, unsupported: Iterable[str] = ()
@@ -85,9 +94,9 @@ class Service:
         for a body that cannot be honoured."""
         parsed = parse(body, kind, unsupported=unsupported)
         refuse = self.config.refuse_unknown_keys
-        return parsed, unknown_keys(
-            body, parsed, route=route, unsupported=unsupported, refuse=refuse
-        )
+        warnings = unknown_keys(body, parsed, route=route, unsupported=unsupported, refuse=refuse)
+        self.book.warned_bodies += bool(warnings)
+        return parsed, warnings
 
     async def is_healthy(self) -> bool:
         """Whether the engine works. Recent tokens prove it, and so does an answer from a busy or

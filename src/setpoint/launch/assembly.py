@@ -9,9 +9,10 @@ from typing import Any
 from setpoint import __version__
 from setpoint.config.check import chat_template_kwargs, preferred_sampling
 from setpoint.config.live import Running
+from setpoint.config.metric_options import buckets_of, extra_labels
 from setpoint.config.options import server_args
 from setpoint.config.resolved import ResolvedConfig
-from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.config import FrontendConfig, MetricsConfig
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.service import Service
 from setpoint.frontend.storage.storage import Storage
@@ -63,11 +64,29 @@ def make_service(
             "load_format": options.load_format,
         },
         server_info=server_info(config, startup_s=startup_s),
+        metrics=metrics_config(config, info, startup_s=startup_s),
         health_generates=config.env.health_endpoint_generation,
         health_timeout_s=config.env.health_check_timeout_s,
     )
     running = Running.started(engine.asked, config, info["max_total_num_tokens"])
     return Service(frontend, client, engine.text, LiveConfig(running), storage)
+
+
+def metrics_config(
+    config: ResolvedConfig, info: Mapping[str, Any], *, startup_s: float
+) -> MetricsConfig | None:
+    """What ``/metrics`` shows; None without --enable-metrics."""
+    options = config.options
+    if not options.enable_metrics:
+        return None
+    return MetricsConfig(
+        extra_labels=extra_labels(options),
+        custom_labels=options.tokenizer_metrics_allowed_custom_labels,
+        labels_header=options.tokenizer_metrics_custom_labels_header,
+        buckets=buckets_of(options),
+        page_size=options.page_size,
+        startup_s={"tokenizer_e2e": startup_s, "scheduler_e2e": sum(info["phases"].values())},
+    )
 
 
 def server_info(config: ResolvedConfig, *, startup_s: float) -> dict[str, Any]:

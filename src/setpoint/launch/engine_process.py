@@ -34,6 +34,7 @@ from setpoint.launch.job import EngineJob, decode_job
 from setpoint.launch.loading import load_engine
 from setpoint.launch.mapping import cache_config, recording_config, scheduler_config
 from setpoint.launch.settings import live_settings
+from setpoint.observe.engine_metrics import EngineMetrics
 from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines, setup_logging
 from setpoint.observe.tee import Tee
@@ -83,7 +84,9 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     waited = time.perf_counter()
     clock, times = WallClock(), TurnTimes()
     figures = Figures(decode_log_interval=config.options.decode_log_interval)
-    readers = Tee(figures, LogLines(figures, device=config.options.device), times)
+    metrics = EngineMetrics(figures) if config.options.enable_metrics else None
+    reading = (figures, LogLines(figures, device=config.options.device), times)
+    readers = Tee(*reading) if metrics is None else Tee(*reading, metrics)
     runner, pool = load_engine(config, spec, job.folder, readers)
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
     cache = cache_config(config.options, runner.pool)
@@ -119,6 +122,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
             | figures.info()
             | {"turn_times": times.info()}
             | ({} if recording is None else {"recording": recording.info()})
+            | ({} if metrics is None else {"metrics": metrics.info()})
         ),
     )
     gc.collect()

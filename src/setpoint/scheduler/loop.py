@@ -307,10 +307,14 @@ class Loop:
     def _answer(self, call: Call) -> Reply:
         state, counts = self._scheduler.state, self._counts()
         if call.name == "state":
+            running = state.running.values()
             now = {
                 "paused": state.pause,
                 "num_paused_reqs": state.num_paused,
+                "num_preparing": len(state.preparing),
                 "num_pending_tokens": state.num_pending_tokens,
+                "num_running_tokens": sum(seq.num_known for seq in running),
+                "num_routing_keys": len({seq.request.routing_key for seq in running} - {""}),
                 "pool": state.cache.pool_stats(),
                 "settings": state.settings,
             }

@@ -69,6 +69,10 @@ class FakeEngine:
     """Sequences beyond this wait, as in an engine without room, until others end."""
     refuse: Callable[[Request], Finish | None] = lambda request: None
     """An abort to answer a request with, e.g. "queue full"."""
+    metrics: dict[str, Any] = field(default_factory=lambda: {"gauges": {}})
+    """What the engine answers as ``EngineMetrics.info``."""
+    mute: bool = False
+    """While set, answers no call."""
     silent: bool = False
     """While set, accepts everything and says nothing."""
     paused: PauseMode | None = None
@@ -106,6 +110,8 @@ class FakeEngine:
             case Stop(seq_id):
                 self.stopped.append(self.submitted[seq_id].rid)
                 self.running.pop(seq_id, None)
+            case Call() if self.mute:
+                return
             case Call(call_id, name):
                 held = self.running and self.paused is not PauseMode.RETRACT
                 ok = name != "flush_cache" or not held
@@ -119,6 +125,11 @@ class FakeEngine:
                         "num_queued": len(self.running) - num_running,
                         "num_paused_reqs": 0 if self.paused is None else len(self.running),
                         "paused": self.paused,
+                        "num_preparing": 0,
+                        "num_running_tokens": 10 * num_running,
+                        "num_routing_keys": 0,
+                        "new_token_ratio": 0.5,
+                        "metrics": self.metrics,
                         "num_pending_tokens": sum(
                             len(running.request.prompt())
                             for running in list(self.running.values())[num_running:]

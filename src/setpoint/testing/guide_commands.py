@@ -158,7 +158,6 @@ GUIDE_COMMANDS = (
         WORKLOADS,
         "python3 -m sglang.launch_server \\\n  --model-path your-model \\\n  --enable-metrics \\\n "
         " --enable-cache-report",
-        without_effect=("enable_metrics",),
     ),
     GuideCommand(
         WORKLOADS,

@@ -13,6 +13,7 @@ from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.browsers import LocalOnlyMiddleware
 from setpoint.frontend.http.dialect import Dialect, Dialects
 from setpoint.frontend.http.errors import ErrorHandlers
+from setpoint.frontend.http.metered import MeteredMiddleware
 from setpoint.frontend.http.openapi import describe_bodies
 from setpoint.frontend.http.routes import each_route
 from setpoint.frontend.service import Service
@@ -46,4 +47,6 @@ def create_app(
     )
     if local_only and service.config.api_key is None:
         app.add_middleware(LocalOnlyMiddleware, dialects=dialects)
+    if service.metrics is not None:
+        app.add_middleware(MeteredMiddleware, metrics=service.metrics.http)
     return app

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from fastapi import Request
 
 from setpoint.core.shown import shown
+from setpoint.frontend.arrival import ARRIVAL, Arrival
 from setpoint.frontend.bodies import InvalidBodyError, decode_object
 from setpoint.frontend.jobs import SequenceOutput
 
@@ -45,15 +47,21 @@ class BodyReader:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
             raise InvalidBodyError(_content_type_advice(content_type))
-        body = await self._receive(request)
+        came = ARRIVAL.set(Arrival(headers=request.headers))
+        try:
+            return await self._work(await self._receive(request), work)
+        finally:
+            ARRIVAL.reset(came)  # tasks that the answer starts later are not this request
 
+    async def _work(self, body: bytes, work: Callable[[dict[str, Any]], Awaitable[T]]) -> T:
         async def decode_and_work() -> T:
             return await work(decode_object(body))
 
         if len(body) <= _INLINE_BYTES:
             return await decode_and_work()
+        context = copy_context()  # the thread has the arrival of the request, too
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: asyncio.run(decode_and_work())
+            self._thread, lambda: context.run(lambda: asyncio.run(decode_and_work()))
         )
 
     async def answer(self, outputs: Sequence[SequenceOutput], make: Callable[[], T]) -> T:

@@ -34,6 +34,8 @@ class EngineClient:
 
     def __init__(self) -> None:
         self._line: EngineLine | None = None
+        self.num_lines = 0
+        """How many lines have been attached so far."""
         self._open: dict[int, _Submission] = {}
         self._seq_ids: dict[str, int] = {}
         """rid -> number, for the open submissions."""
@@ -46,6 +48,7 @@ class EngineClient:
             assert self._line.has_ended, "the line before is still in use"
             self._line.close()
         self._line = line
+        self.num_lines += 1
         line.start(self._route, lambda: self._fail(line))
 
     def close(self) -> None:

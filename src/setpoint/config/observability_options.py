@@ -1,0 +1,137 @@
+"""Options of what a server tells its operator: logs and metrics. ``options`` says what is common to
+all declarations."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from setpoint.config.declare import Option
+from setpoint.config.execution_options import ExecutionOptions
+
+LOGS = "Logs"
+METRICS = "Metrics"
+
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
+    """The user's wishes about logs and metrics."""
+
+    # -- Logs
+    log_level: Annotated[
+        str, Option(LOGS, "Minimum severity of what is logged.", choices=LOG_LEVELS, live=True)
+    ] = "info"
+    log_level_http: Annotated[
+        str | None,
+        Option(
+            LOGS,
+            "Minimum severity of what the HTTP server logs; --log-level if not given.",
+            choices=LOG_LEVELS,
+            live=True,
+            server_only=True,
+        ),
+    ] = None
+    log_requests: Annotated[
+        bool, Option(LOGS, "Log every request when it arrives and when it is done.", live=True)
+    ] = False
+    log_requests_level: Annotated[
+        int,
+        Option(
+            LOGS,
+            "What --log-requests shows: 0 metadata; 1 also sampling parameters; 2 also"
+            " shortened input and output; 3 everything.",
+            choices=(0, 1, 2, 3),
+            live=True,
+        ),
+    ] = 2
+    decode_log_interval: Annotated[
+        int, Option(LOGS, "Decode steps between two 'Decode batch' lines.", low=1, live=True)
+    ] = 40
+
+    # -- Metrics
+    enable_metrics: Annotated[
+        bool,
+        Option(
+            METRICS,
+            "Count requests and steps, serve /metrics for Prometheus (docs/metrics.md), and put"
+            " timings into meta_info.",
+            server_only=True,
+        ),
+    ] = False
+    extra_metric_labels: Annotated[
+        str,
+        Option(
+            METRICS,
+            "JSON object with labels for every series of the scheduler and of requests.",
+            metavar="JSON",
+            server_only=True,
+        ),
+    ] = "{}"
+    tokenizer_metrics_allowed_custom_labels: Annotated[
+        tuple[str, ...],
+        Option(
+            METRICS,
+            "Labels that a client may give the series of its request; at most 200 combinations of"
+            " their values are told apart.",
+            metavar="NAME",
+            server_only=True,
+        ),
+    ] = ()
+    tokenizer_metrics_custom_labels_header: Annotated[
+        str,
+        Option(
+            METRICS,
+            "Header in which it does, as a JSON object.",
+            server_only=True,
+        ),
+    ] = "x-custom-labels"
+    bucket_time_to_first_token: Annotated[
+        tuple[float, ...],
+        Option(
+            METRICS,
+            "Upper bounds of the buckets of time_to_first_token_seconds; SGLang's if not given.",
+            metavar="SECONDS",
+            low=0,
+            server_only=True,
+        ),
+    ] = ()
+    bucket_inter_token_latency: Annotated[
+        tuple[float, ...],
+        Option(
+            METRICS,
+            "The same, of inter_token_latency_seconds.",
+            metavar="SECONDS",
+            low=0,
+            server_only=True,
+        ),
+    ] = ()
+    bucket_e2e_request_latency: Annotated[
+        tuple[float, ...],
+        Option(
+            METRICS,
+            "The same, of e2e_request_latency_seconds.",
+            metavar="SECONDS",
+            low=0,
+            server_only=True,
+        ),
+    ] = ()
+    prompt_tokens_buckets: Annotated[
+        tuple[str, ...],
+        Option(
+            METRICS,
+            "The same, of the two histograms of prompt tokens: 'default', 'tse MIDDLE BASE COUNT'"
+            " (distances from the middle grow as powers of the base, to both sides), or 'custom'"
+            " and the bounds.",
+            metavar="RULE",
+            server_only=True,
+        ),
+    ] = ("default",)
+    generation_tokens_buckets: Annotated[
+        tuple[str, ...],
+        Option(
+            METRICS,
+            "The same, of generation_tokens_histogram.",
+            metavar="RULE",
+            server_only=True,
+        ),
+    ] = ("default",)

@@ -1,0 +1,26 @@
+"""When and with which headers the client's request arrived that the present task answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, frozen=True)
+class Arrival:
+    at: float = field(default_factory=time.perf_counter)
+    """``time.perf_counter`` before the body was read."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By lower-case names."""
+
+
+ARRIVAL: ContextVar[Arrival | None] = ContextVar("arrival", default=None)
+"""Set while a body is read and made into a Job. A context variable, so that the dialects between
+HTTP and the Job need not pass it on."""
+
+
+def arrival() -> Arrival:
+    """The arrival of the present request; of one that came without HTTP, now."""
+    return ARRIVAL.get() or Arrival()

@@ -1,0 +1,1 @@
+"""``/metrics``: what the frontend counts itself, and what it asks of engines."""

@@ -1,0 +1,198 @@
+"""Every series of ``/metrics``, declared once: the registry and ``docs/metrics.md`` are made from
+it. The names ``sglang:*`` mean what they mean in SGLang; ``setpoint:*`` are for what has no name
+there."""
+
+from __future__ import annotations
+
+from setpoint.observe.series import Kind, Scope, Series
+
+QUEUE_TIME = (
+    *(0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 4, 5, 10, 15, 20, 30),
+    *range(40, 101, 10),
+    *range(200, 1001, 100),
+    *range(1200, 2001, 200),
+    *(2500, 3000),
+)
+STAGE_LATENCY = tuple(0.001 * 1.62**power for power in range(30))
+GRAMMAR_TIME = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 90, 120, 240)
+FIRST_TOKEN = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
+WHOLE_REQUEST = (*FIRST_TOKEN, 600, 1200, 1800, 2400)
+BETWEEN_TOKENS = (
+    *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
+    *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
+)
+TOKEN_COUNTS = (
+    *(100, 300, 500, 700, 1000, 1500, 2000),
+    *range(3000, 10001, 1000),
+    *range(12500, 30001, 2500),
+    *(35000, 40000, 60000, 80000, 100000, 200000, 300000, 400000, 600000, 800000),
+    *(1000000, 1100000),
+)
+
+
+def _plain(scope: Scope, kind: Kind, *rows: tuple[str, ...]) -> tuple[Series, ...]:
+    """rows: name, help, labels. A name without a namespace is one of SGLang's."""
+    return tuple(
+        Series(_full(name), kind, scope, text, tuple(labels)) for name, text, *labels in rows
+    )
+
+
+def _histograms(scope: Scope, *rows: tuple[str, str, str, tuple[float, ...]]) -> tuple[Series, ...]:
+    """rows: name, help, label or "", buckets."""
+    return tuple(
+        Series(_full(name), Kind.HISTOGRAM, scope, text, (label,) if label else (), buckets)
+        for name, text, label, buckets in rows
+    )
+
+
+def _full(name: str) -> str:
+    return name if ":" in name else f"sglang:{name}"
+
+
+ENGINE_GAUGES = _plain(
+    Scope.SCHEDULER,
+    Kind.GAUGE,
+    ("num_running_reqs", "Requests that run."),
+    ("num_queue_reqs", "Requests that wait for admission, retracted ones included."),
+    ("num_grammar_queue_reqs", "Requests whose grammar is being compiled."),
+    ("num_paused_reqs", "Requests that wait because generation is paused."),
+    ("num_retracted_reqs", "Requests retracted since the last 'Decode batch' line of the log."),
+    ("num_unique_running_routing_keys", "Different routing keys of the running requests."),
+    ("gen_throughput", "Tokens per second in the last decode log interval; 0 after 30 s idle."),
+    ("cache_hit_rate", "Share of the last prefill step's prompt tokens that were cached."),
+    ("decode_sum_seq_lens", "Tokens of the running requests, prompts and outputs together."),
+    ("token_usage", "Share of the KV pool that is neither free nor evictable."),
+    ("full_token_usage", "The same as token_usage: one pool serves every kind of layer."),
+    ("num_used_tokens", "Tokens of the KV pool that are neither free nor evictable."),
+    ("kv_used_tokens", "The same as num_used_tokens."),
+    ("kv_available_tokens", "Tokens of the KV pool that are free."),
+    ("kv_evictable_tokens", "Tokens of the KV pool that are cached and used by no request."),
+    ("utilization", "The larger share in use: of the KV pool, or of the request slots."),
+    ("new_token_ratio", "Share of their possible outputs for which memory is reserved."),
+    ("is_cuda_graph", "Whether the last step replayed a captured one, on any device."),
+    ("max_total_num_tokens", "Tokens that the KV pool holds."),
+    ("page_size", "Tokens of a page of the KV pool."),
+    ("num_pages", "Pages of the KV pool."),
+    ("context_len", "Longest sequence, prompt and output together."),
+    ("weight_memory_usage_gb", "Memory of the weights in GiB."),
+    ("kv_cache_memory_usage_gb", "Memory of the KV pool in GiB."),
+    ("graph_memory_usage_gb", "Memory of captured steps in GiB; one amount for all.", "phase"),
+    ("setpoint:fallbacks", "What was asked for and is done in another, slower way."),
+)
+
+ENGINE_COUNTERS = _plain(
+    Scope.SCHEDULER,
+    Kind.COUNTER,
+    ("num_retracted_requests", "Requests sent back to the queue because memory ran out."),
+    ("cuda_graph_passes", "Steps, by their kind and whether a captured one was replayed.", "mode"),
+    ("realtime_tokens", "Tokens: prefill_compute, prefill_cache, decode.", "mode"),
+    ("prefill_effective_tokens", "Prompt tokens of first admissions: input, device_hit.", "mode"),
+    ("forward_execution_seconds", "Time of forward passes: extend, mixed, decode.", "category"),
+    ("scheduler_idle_seconds", "Time in which no step was planned or run."),
+    ("scheduler_process_cpu_seconds", "CPU time of the engine's process."),
+    (
+        "setpoint:queue_refusals",
+        "Requests that a step did not admit, by why; counted anew at every step.",
+        "reason",
+    ),
+    ("setpoint:ended_requests", "Requests of the engine: stop, length, abort, or a status.", "how"),
+    ("setpoint:preempted_requests", "Running requests that made room for more urgent ones."),
+    ("setpoint:clipped_requests", "Requests whose max_new_tokens was lowered to fit the pool."),
+    ("setpoint:failed_sends", "Events that could not be sent to the frontend."),
+    ("setpoint:rebuilt_pools", "Times that an idle engine found its page accounting wrong."),
+    ("setpoint:turn_seconds", "Time of the loop's turns: plan, model, link, rest.", "part"),
+)
+
+ENGINE_HISTOGRAMS = _histograms(
+    Scope.SCHEDULER,
+    ("queue_time_seconds", "Time from joining the queue to first admission.", "", QUEUE_TIME),
+    (
+        "per_stage_req_latency_seconds",
+        "Time in each stage: prefill_waiting, prefill_forward, decode_forward.",
+        "stage",
+        STAGE_LATENCY,
+    ),
+)
+
+REQUEST_COUNTERS = _plain(
+    Scope.REQUEST,
+    Kind.COUNTER,
+    ("num_requests", "Sequences that ended; a request with n = 2 has two.", "is_streaming"),
+    ("prompt_tokens", "Prompt tokens of ended sequences.", "is_streaming"),
+    ("generation_tokens", "Output tokens of ended sequences.", "is_streaming"),
+    ("cached_tokens", "Prompt tokens that were cached: device.", "cache_source"),
+    ("num_aborted_requests", "Sequences that were aborted, or whose client left."),
+)
+
+REQUEST_HISTOGRAMS = _histograms(
+    Scope.REQUEST,
+    (
+        "time_to_first_token_seconds",
+        "Time from a request's arrival to its first token.",
+        "is_streaming",
+        FIRST_TOKEN,
+    ),
+    (
+        "inter_token_latency_seconds",
+        "Time between tokens; of tokens that arrive together, each has its share.",
+        "",
+        BETWEEN_TOKENS,
+    ),
+    (
+        "request_time_per_output_token_seconds",
+        "Mean time per token after the first, of completed sequences.",
+        "",
+        BETWEEN_TOKENS,
+    ),
+    (
+        "e2e_request_latency_seconds",
+        "Time from a request's arrival to its end, if it was completed.",
+        "is_streaming",
+        WHOLE_REQUEST,
+    ),
+    ("prompt_tokens_histogram", "Prompt tokens of completed sequences.", "", TOKEN_COUNTS),
+    ("uncached_prompt_tokens_histogram", "Those not found in the cache.", "", TOKEN_COUNTS),
+    ("generation_tokens_histogram", "Output tokens of completed sequences.", "", TOKEN_COUNTS),
+)
+
+SERVER_SERIES = (
+    *_plain(
+        Scope.SERVER,
+        Kind.COUNTER,
+        ("http_requests", "HTTP requests.", "endpoint", "method"),
+        ("http_responses", "HTTP responses.", "endpoint", "status_code", "method"),
+        (
+            "process_cpu_seconds",
+            "CPU time of the frontend; scheduler_process_cpu_seconds has the engine's.",
+            "component",
+        ),
+        ("setpoint:truncated_prompts", "Prompts cut by --allow-auto-truncate."),
+        ("setpoint:lowered_limits", "max_new_tokens lowered by --allow-auto-truncate."),
+        ("setpoint:warned_requests", "Bodies with unknown keys, which were ignored."),
+        ("setpoint:engine_starts", "Engine processes that the frontend has had."),
+    ),
+    *_plain(
+        Scope.SERVER,
+        Kind.GAUGE,
+        ("http_requests_active", "HTTP requests that are being answered."),
+        ("routing_keys_active", "Different routing keys of open requests."),
+        (
+            "startup_time_seconds",
+            "Time of the start: the whole (tokenizer_e2e), the engine (scheduler_e2e).",
+            "phase",
+        ),
+        ("setpoint:engine_up", "Whether an engine takes requests now."),
+        ("setpoint:engine_figures_age_seconds", "Age of the scheduler's series."),
+    ),
+)
+
+SERIES: tuple[Series, ...] = (
+    *ENGINE_GAUGES,
+    *ENGINE_COUNTERS,
+    *ENGINE_HISTOGRAMS,
+    *REQUEST_COUNTERS,
+    *REQUEST_HISTOGRAMS,
+    *SERVER_SERIES,
+)
+
+BY_NAME = {series.name: series for series in SERIES}

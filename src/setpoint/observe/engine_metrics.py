@@ -1,0 +1,148 @@
+"""The scheduler's part of ``/metrics``: cumulative counts and distributions since the engine
+started. A reader of the stream of records; the frontend asks for its ``info`` at each scrape."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from setpoint.core.records import (
+    Record,
+    RequestAdmitted,
+    RequestDone,
+    Retraction,
+    StepDone,
+    Turn,
+    TurnDone,
+)
+from setpoint.core.result import EAGER
+from setpoint.observe.catalogue import BY_NAME
+from setpoint.observe.figures import Figures
+from setpoint.observe.series import Histogram
+
+IDLE_S = 30.0
+"""After this time without a step the throughput counts as 0."""
+
+Values = dict[str, dict[str, float]]
+"""Name of a series -> value of its own label ("" without one) -> value."""
+
+
+class EngineMetrics:
+    def __init__(self, figures: Figures) -> None:
+        """``figures`` reads each record before it."""
+        self._figures = figures
+        self._now = 0.0
+        """Clock seconds of the latest turn, like ``_began``; 0 before the first one."""
+        self._began = 0.0
+        self._last: StepDone | None = None
+        self._hit_rate = 0.0
+        self._num_retracted = 0
+        """Since the last 'Decode batch' line."""
+        self._passes: dict[str, float] = {}
+        self._forward_s = {"extend": 0.0, "mixed": 0.0, "decode": 0.0}
+        self._first_prompts = {"input": 0.0, "device_hit": 0.0}
+        self._turns = {"plan": 0.0, "model": 0.0, "link": 0.0, "rest": 0.0}
+        self._queue_time = _histogram("sglang:queue_time_seconds")
+        self._stages = {
+            stage: _histogram("sglang:per_stage_req_latency_seconds")
+            for stage in ("prefill_waiting", "prefill_forward", "decode_forward")
+        }
+
+    def on(self, record: Record) -> None:
+        match record:
+            case StepDone():
+                self._step(record)
+            case TurnDone():
+                turns, known = self._turns, record.plan_s + record.model_s + record.link_s
+                turns["plan"] += record.plan_s
+                turns["model"] += record.model_s
+                turns["link"] += record.link_s
+                turns["rest"] += record.turn_s - known
+            case Turn(at):
+                self._now = at
+                self._began = self._began or at
+            case RequestAdmitted():
+                if record.num_retractions == 0:
+                    self._queue_time.observe(record.waited_s)
+                self._stages["prefill_waiting"].observe(record.waited_s)
+            case RequestDone():
+                self._done(record)
+            case Retraction(num_seqs):
+                self._num_retracted += num_seqs
+
+    def info(self) -> dict[str, Any]:
+        """Counters and gauges as ``Values``; histograms in the same shape, as
+        ``Histogram.plain``."""
+        return {
+            "counters": self._counters(),
+            "gauges": self._gauges(),
+            "histograms": {
+                "sglang:queue_time_seconds": {"": self._queue_time.plain()},
+                "sglang:per_stage_req_latency_seconds": {
+                    stage: histogram.plain() for stage, histogram in self._stages.items()
+                },
+            },
+        }
+
+    def _step(self, step: StepDone) -> None:
+        self._last = step
+        prefill = step.num_prefill_rows > 0
+        graph = "none" if step.way == EAGER else "cuda_graph"
+        mode = f"{'prefill' if prefill else 'decode'}_{graph}"
+        self._passes[mode] = self._passes.get(mode, 0) + 1
+        category = "decode" if not prefill else "mixed" if step.num_decode_rows else "extend"
+        self._forward_s[category] += step.forward_s
+        if prefill:
+            total = step.num_cached_tokens + step.num_new_tokens
+            self._hit_rate = step.num_cached_tokens / total if total else 0.0
+        elif self._figures.decode_is_due:
+            self._num_retracted = 0
+
+    def _done(self, done: RequestDone) -> None:
+        if done.admitted_at is None:
+            return
+        self._first_prompts["input"] += done.num_prompt - done.num_cached
+        self._first_prompts["device_hit"] += done.num_cached
+        if done.first_token_at is not None:
+            self._stages["prefill_forward"].observe(done.first_token_at - done.admitted_at)
+            self._stages["decode_forward"].observe(done.ended_at - done.first_token_at)
+
+    def _counters(self) -> Values:
+        totals = self._figures.totals
+        busy = sum(self._turns.values())
+        return {
+            "sglang:num_retracted_requests": {"": totals.retracted},
+            "sglang:cuda_graph_passes": self._passes,
+            "sglang:realtime_tokens": {
+                "prefill_compute": totals.prompt_tokens,
+                "prefill_cache": totals.cached_tokens,
+                "decode": totals.output_tokens,
+            },
+            "sglang:prefill_effective_tokens": self._first_prompts,
+            "sglang:forward_execution_seconds": self._forward_s,
+            "sglang:scheduler_idle_seconds": {"": max(self._now - self._began - busy, 0.0)},
+            "sglang:scheduler_process_cpu_seconds": {"": time.process_time()},
+            "setpoint:queue_refusals": {str(why): n for why, n in totals.refusals.items()},
+            "setpoint:ended_requests": dict(totals.ended),
+            "setpoint:preempted_requests": {"": totals.preempted},
+            "setpoint:clipped_requests": {"": totals.clipped},
+            "setpoint:failed_sends": {"": totals.sends_failed},
+            "setpoint:rebuilt_pools": {"": totals.pools_rebuilt},
+            "setpoint:turn_seconds": self._turns,
+        }
+
+    def _gauges(self) -> Values:
+        """Those that follow from records; the others are of the scheduler's present state."""
+        last, figures = self._last, self._figures
+        is_recent = last is not None and self._now - last.finished_at < IDLE_S
+        return {
+            "sglang:gen_throughput": {"": figures.gen_throughput if is_recent else 0.0},
+            "sglang:cache_hit_rate": {"": self._hit_rate},
+            "sglang:num_retracted_reqs": {"": self._num_retracted},
+            "sglang:is_cuda_graph": {"": float(last is not None and last.way != EAGER)},
+            "setpoint:fallbacks": {"": len(figures.fallbacks)},
+        }
+
+
+def _histogram(name: str) -> Histogram:
+    return Histogram(BY_NAME[name].buckets)

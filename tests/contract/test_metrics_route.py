@@ -1,0 +1,251 @@
+"""``/metrics`` over HTTP: what a client's requests leave there, and engines that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as open_metrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from setpoint.core.messages import Finish
+from setpoint.frontend.config import MetricsConfig
+from setpoint.frontend.ipc.line import EngineLine
+from setpoint.observe.catalogue import SERIES
+from setpoint.observe.engine_metrics import EngineMetrics
+from setpoint.observe.figures import Figures
+from setpoint.observe.series import COMMON_LABELS, Kind, Scope
+from setpoint.testing.fake_engine import FakeEngine
+
+Serve = Callable[..., None]
+Found = dict[tuple[str, frozenset[tuple[str, str]]], float]
+OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def engine(**options: Any) -> FakeEngine:
+    metrics = EngineMetrics(Figures(decode_log_interval=40)).info()
+    return FakeEngine(**{"metrics": metrics, **options})
+
+
+async def scrape(server: Any, **headers: str) -> Found:
+    response = await server.http.get("/metrics", headers=headers)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+
+
+def value(found: Found, name: str, **labels: str) -> float:
+    """The one sample of this name with at least these labels."""
+    matching = [
+        value for (each, own), value in found.items() if each == name and labels.items() <= own
+    ]
+    assert len(matching) == 1, (name, labels, matching)
+    return matching[0]
+
+
+def test_requests_are_counted_as_their_clients_saw_them(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        await server.generate(text="abcd", sampling_params={"max_new_tokens": 5})
+        body = {"text": "ab", "sampling_params": {"max_new_tokens": 3}, "stream": True}
+        response = await server.http.post("/generate", json=body)
+        assert response.status_code == 200
+        found = await scrape(server)
+        for name, whole, streamed in (
+            ("num_requests", 1, 1),
+            ("prompt_tokens", 4, 2),
+            ("generation_tokens", 5, 3),
+        ):
+            assert value(found, f"sglang:{name}_total", is_streaming="false") == whole
+            assert value(found, f"sglang:{name}_total", is_streaming="true") == streamed
+        for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
+            assert value(found, f"sglang:{name}_count", is_streaming="true") == 1
+            assert value(found, f"sglang:{name}_count", is_streaming="false") == 1
+        # The first token of each has no interval before it.
+        assert value(found, "sglang:inter_token_latency_seconds_count") == 4 + 2
+        assert value(found, "sglang:request_time_per_output_token_seconds_count") == 2
+        assert value(found, "sglang:prompt_tokens_histogram_sum") == 6
+        assert value(found, "sglang:prompt_tokens_histogram_bucket", le="100.0") == 2
+        assert value(found, "sglang:num_aborted_requests_total") == 0
+        assert value(found, "sglang:http_requests_total", endpoint="/generate", method="POST") == 2
+
+    serve(scenario, engine(), metrics=MetricsConfig())
+
+
+def test_requests_that_fail_are_aborted_ones_and_have_no_latencies(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        response = await server.http.post("/generate", json={"text": "ab"})
+        assert response.status_code == 503
+        found = await scrape(server)
+        assert value(found, "sglang:num_aborted_requests_total") == 1
+        assert value(found, "sglang:num_requests_total", is_streaming="false") == 1
+        assert value(found, "sglang:e2e_request_latency_seconds_count", is_streaming="false") == 0
+        assert value(found, "sglang:http_responses_total", status_code="503") == 1
+
+    full = Finish("abort", message="full", status_code=503, err_type="ServiceUnavailableError")
+    serve(scenario, engine(refuse=lambda request: full), metrics=MetricsConfig())
+
+
+def test_health_checks_and_refused_bodies_are_no_requests(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        assert (await server.http.get("/health_generate")).status_code == 200
+        assert (await server.http.post("/generate", json={})).status_code == 400
+        await server.service.warm_up()
+        found = await scrape(server)
+        assert value(found, "sglang:num_requests_total", is_streaming="false") == 0
+        assert value(found, "sglang:http_responses_total", status_code="400") == 1
+
+    serve(scenario, engine(), metrics=MetricsConfig())
+
+
+def test_every_series_is_shown_with_its_labels(serve: Serve) -> None:
+    config = MetricsConfig(
+        extra_labels={"site": "a"}, custom_labels=("team",), startup_s={"tokenizer_e2e": 1.5}
+    )
+
+    async def scenario(server: Any) -> None:
+        await server.generate(text="abcd")
+        for accept in ("", OPEN_METRICS):
+            response = await server.http.get("/metrics", headers={"accept": accept})
+            parse = open_metrics_families if accept else text_string_to_metric_families
+            families = {family.name: family for family in parse(response.text)}
+            missing = set()
+            for series in SERIES:
+                family = families.get(series.name)
+                if family is None:
+                    missing.add(series.name)
+                    continue
+                assert family.type == series.kind
+                own = () if series.scope is Scope.SERVER else ("site",)
+                custom = ("team",) if series.scope is Scope.REQUEST else ()
+                wanted = {*COMMON_LABELS[series.scope], *series.labels, *own, *custom}
+                for sample in family.samples:
+                    assert sample.labels.keys() - {"le"} == wanted
+                    assert "model_name" not in wanted or sample.labels["model_name"] == "org/tiny"
+            # What has a label has no sample before anything is counted.
+            assert missing == {
+                "sglang:cuda_graph_passes",
+                "setpoint:queue_refusals",
+                "setpoint:ended_requests",
+            }
+        assert response.headers["content-type"].startswith("application/openmetrics-text")
+        assert response.text.endswith("# EOF\n")
+
+    serve(scenario, engine(), metrics=config)
+
+
+def test_custom_labels_come_from_the_header_and_are_bounded(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("setpoint.frontend.metrics.requests.MAX_LABEL_SETS", 3)
+
+    async def scenario(server: Any) -> None:
+        async def generate(labels: str) -> None:
+            body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
+            headers = {"X-Custom-Labels": labels}
+            response = await server.http.post("/generate", json=body, headers=headers)
+            assert response.status_code == 200
+
+        for labels in ('{"team": "red", "other": "x"}', '{"team": "red"}', "{nonsense", "[1]"):
+            await generate(labels)
+        for number in range(4):
+            await generate(f'{{"team": "{number}"}}')
+        found = await scrape(server)
+        counts = {
+            dict(labels)["team"]: count
+            for (name, labels), count in found.items()
+            if name == "sglang:num_requests_total" and ("is_streaming", "false") in labels
+        }
+        assert counts == {"": 2, "red": 2, "0": 1, "other": 3}
+
+    serve(scenario, engine(), metrics=MetricsConfig(custom_labels=("team",)))
+
+
+def test_without_the_flag_there_is_no_page(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        response = await server.http.get("/metrics")
+        assert response.status_code == 404
+        assert "--enable-metrics" in response.json()["message"]
+
+    serve(scenario, engine())
+
+
+def test_the_page_needs_no_key(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        assert (await server.http.get("/server_info")).status_code == 401
+        found = await scrape(server)
+        assert value(found, "sglang:http_responses_total", status_code="401") == 1
+
+    serve(scenario, engine(), metrics=MetricsConfig(), api_key="secret")
+
+
+def test_paths_that_no_route_has_are_one_endpoint(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for number in range(3):
+            await server.http.get(f"/nothing/{number}")
+        await server.http.request("BREW", "/generate")
+        found = await scrape(server)
+        assert value(found, "sglang:http_requests_total", endpoint="unmatched", method="GET") == 3
+        assert value(found, "sglang:http_requests_total", method="other") == 1
+
+    serve(scenario, engine(), metrics=MetricsConfig())
+
+
+def counters(found: Found) -> Found:
+    names = {series.shown_name for series in SERIES if series.kind is Kind.COUNTER}
+    return {key: value for key, value in found.items() if key[0] in names}
+
+
+def test_counters_never_go_back_and_a_dead_engine_leaves_its_last_figures(serve: Serve) -> None:
+    figures = Figures(decode_log_interval=40)
+    first = engine()
+
+    async def scenario(server: Any) -> None:
+        figures.totals.retracted, figures.totals.ended = 3, {"stop": 2}
+        first.metrics = EngineMetrics(figures).info()
+        before = await scrape(server)
+        assert value(before, "setpoint:engine_up") == 1
+        server.line.died("The test ended it.")
+        gone = await scrape(server)
+        assert value(gone, "setpoint:engine_up") == 0
+        assert value(gone, "sglang:num_retracted_requests_total") == 3
+        assert value(gone, "sglang:max_total_num_tokens") == 1000
+        figures.totals.retracted, figures.totals.ended = 1, {"stop": 1, "length": 4}
+        server.service.engine.attach(EngineLine(engine(metrics=EngineMetrics(figures).info())))
+        for _ in range(2):
+            after = await scrape(server)
+            assert value(after, "setpoint:engine_up") == 1
+            assert value(after, "setpoint:engine_starts_total") == 2
+            assert value(after, "sglang:num_retracted_requests_total") == 4
+            assert value(after, "setpoint:ended_requests_total", how="stop") == 3
+            assert value(after, "setpoint:ended_requests_total", how="length") == 4
+        old, new = counters(before), counters(after)
+        assert all(new[key] >= old[key] for key in old)
+
+    serve(scenario, first, metrics=MetricsConfig())
+
+
+def test_an_engine_that_does_not_answer_does_not_hold_up_the_page(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("setpoint.frontend.metrics.exposition.ANSWER_S", 0.02)
+
+    async def scenario(server: Any) -> None:
+        await scrape(server)
+        server.engine.mute = True
+        found = await asyncio.wait_for(scrape(server), 10)
+        assert value(found, "sglang:max_total_num_tokens") == 1000
+        assert value(found, "setpoint:engine_figures_age_seconds") > 0
+        server.line.suspended(True)
+        found = await scrape(server)
+        assert value(found, "setpoint:engine_up") == 0
+        server.line.suspended(False)
+
+    serve(scenario, engine(), metrics=MetricsConfig())

@@ -1,0 +1,73 @@
+"""Options of ``/metrics``: what they become, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from setpoint.config.commandline import parse, parse_keywords
+from setpoint.config.commands import COMMANDS
+from setpoint.config.metric_options import buckets_of, extra_labels
+from setpoint.core.errors import ConfigError
+
+SERVE = COMMANDS["serve"]
+
+
+def test_buckets_and_labels_of_a_command_line() -> None:
+    line = (
+        "--enable-metrics --bucket-time-to-first-token 0.5 1 2 --prompt-tokens-buckets custom 8 64"
+        " --generation-tokens-buckets tse 100 2 4 --tokenizer-metrics-allowed-custom-labels a b"
+    )
+    options = parse(SERVE, [*line.split(), "--extra-metric-labels", '{"site": "x"}']).options
+    assert buckets_of(options) == {
+        "sglang:time_to_first_token_seconds": (0.5, 1, 2),
+        "sglang:prompt_tokens_histogram": (8, 64),
+        "sglang:uncached_prompt_tokens_histogram": (8, 64),
+        "sglang:generation_tokens_histogram": (96, 98, 100, 102, 104),
+    }
+    assert extra_labels(options) == {"site": "x"}
+    assert options.tokenizer_metrics_allowed_custom_labels == ("a", "b")
+
+
+def test_a_config_file_and_keywords_may_have_lists(tmp_path: Any) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_text("bucket-time-to-first-token: [1, 2.5]\nextra-metric-labels: {site: x}\n")
+    options = parse(SERVE, ["--config", str(path)]).options
+    assert options.bucket_time_to_first_token == (1.0, 2.5)
+    assert extra_labels(options) == {"site": "x"}
+    options = parse_keywords(SERVE, {"prompt_tokens_buckets": ["custom", 1, 2]}).options
+    assert options.prompt_tokens_buckets == ("custom", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["--bucket-time-to-first-token", "2", "1"], "larger than the one before"),
+        (["--bucket-time-to-first-token", "-1", "1"], "at least 0"),
+        (["--bucket-inter-token-latency", "1", "nan"], "a finite number"),
+        (["--bucket-e2e-request-latency", "x"], "'x' is not a number"),
+        (["--bucket-e2e-request-latency", *map(str, range(201))], "at most 200"),
+        (["--prompt-tokens-buckets", "custom"], "must be 'default'"),
+        (["--prompt-tokens-buckets", "custom", "1", "inf"], "a finite number"),
+        (["--prompt-tokens-buckets", "default", "1"], "must be 'default'"),
+        (["--generation-tokens-buckets", "tse", "10", "1", "4"], "a base above 1"),
+        (["--generation-tokens-buckets", "tse", "10", "1e300", "4"], "a base above 1"),
+        (["--generation-tokens-buckets", "log", "10"], "must be 'default'"),
+        (["--extra-metric-labels", "[1]"], "must be a JSON object"),
+        (["--extra-metric-labels", '{"a": 1}'], "whose values are text"),
+        (["--extra-metric-labels", '{"9a": "b"}'], "'9a' cannot be a label"),
+        (["--extra-metric-labels", '{"model_name": "b"}'], "'model_name' is taken"),
+        (
+            [
+                *("--extra-metric-labels", '{"team": "b"}'),
+                *("--tokenizer-metrics-allowed-custom-labels", "team"),
+            ],
+            "the same label twice",
+        ),
+        (["--tokenizer-metrics-allowed-custom-labels", "a-b"], "'a-b' cannot be a label"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(line: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse(SERVE, line)
