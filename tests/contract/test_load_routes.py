@@ -108,6 +108,7 @@ def test_what_became_of_requests_is_counted(serve: Serve) -> None:
             "refused": {"503": 1, "400": 1, "413": 1, "404": 1},
             "truncated_prompts": 1,
             "lowered_limits": 1,
+            "warned_bodies": 0,
         }
 
     def refuse(request: Request) -> Finish | None:

@@ -171,11 +171,12 @@ def test_numbers_are_compared_as_numbers() -> None:
 
 @pytest.mark.parametrize(
     "field",
-    [field for field in OPTION_FIELDS if field.default not in (None, False)],
+    [field for field in OPTION_FIELDS if field.default not in (None, False, ())],
     ids=lambda field: field.name,
 )
 def test_our_own_defaults_are_accepted(field: Field[Option]) -> None:
-    line = parse(SERVE, [field.flag, str(field.default)])
+    values = field.default if field.is_list else (field.default,)
+    line = parse(SERVE, [field.flag, *map(str, values)])
     resolve(line.options, CPU, tiny_spec(), given=line.given)
 
 

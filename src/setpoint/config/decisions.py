@@ -19,7 +19,7 @@ class Decision:
     """One resolved value and its reason; printed at start, quoted by advice."""
 
     field: str
-    value: Scalar
+    value: Scalar | tuple[Scalar, ...]
     why: str
     warn: bool = False
     """The value is not what the user asked for, or is likely to hurt; logged as a warning."""
