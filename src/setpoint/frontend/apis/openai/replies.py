@@ -54,7 +54,8 @@ class Reply:
         self._reasoning_tokens = reasoning_tokens
         self._metadata: dict[str, Any] = {"weight_version": config.weight_version}
         if warnings := [*warnings, *body.other_model(config.served_model_name)]:
-            self._metadata["warnings"] = warnings
+            # One string: OpenAI's clients declare metadata as a map from strings to strings.
+            self._metadata["warnings"] = " ".join(warnings)
 
     def complete(self, outputs: Sequence[SequenceOutput], maker: ChoiceMaker) -> dict[str, Any]:
         choices = [maker.whole(output) for output in outputs]
