@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as open_metrics_families,
@@ -13,6 +15,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from setpoint.core.messages import Finish
+from setpoint.frontend.arrival import arrival
 from setpoint.frontend.config import MetricsConfig
 from setpoint.frontend.ipc.line import EngineLine
 from setpoint.observe.catalogue import SERIES
@@ -248,4 +251,48 @@ def test_an_engine_that_does_not_answer_does_not_hold_up_the_page(
         assert value(found, "setpoint:engine_up") == 0
         server.line.suspended(False)
 
+    serve(scenario, engine(), metrics=MetricsConfig())
+
+
+def test_answers_say_where_the_time_went(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        before = time.time()
+        meta = (await server.generate(text="ab", sampling_params={"max_new_tokens": 3}))[
+            "meta_info"
+        ]
+        assert before <= meta["request_received_ts"] <= meta["api_server_dispatch_finish_ts"]
+        assert meta["response_sent_to_client_ts"] <= meta["request_finished_ts"] <= time.time()
+        # What the fake engine says.
+        assert meta["queue_time"] == 0.25
+        entry = meta["forward_entry_time"]
+        assert entry - meta["api_server_dispatch_finish_ts"] == pytest.approx(0.25, abs=1e-3)
+        assert meta["prefill_finished_time"] - entry == pytest.approx(0.5, abs=1e-3)
+        assert 0 < meta["first_token_latency"] <= meta["e2e_latency"]
+        assert meta["decode_throughput"] > 0
+
+    serve(scenario, engine(step_s=0.001), metrics=MetricsConfig())
+
+
+def test_a_request_arrives_when_its_head_does(serve: Serve) -> None:
+    """Its latencies hold the time to read, decode and tokenize it, also where a thread does."""
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(0.05)
+        return await encode(*args, **kwargs)
+
+    async def scenario(server: Any) -> None:
+        nonlocal encode
+        encode, server.service.intake.encode = server.service.intake.encode, slow
+        sampling = {"max_new_tokens": 1}
+        for padding in ("", " " * (1 << 17)):
+            body = {"text": "ab", "sampling_params": sampling, "cache_salt": padding.strip()}
+            content = msgspec.json.encode(body) + padding.encode()
+            headers = {"content-type": "application/json"}
+            response = await server.http.post("/generate", content=content, headers=headers)
+            meta = response.json()["meta_info"]
+            assert meta["first_token_latency"] >= 0.05
+            assert meta["api_server_dispatch_finish_ts"] - meta["request_received_ts"] >= 0.05
+        assert arrival().at > time.perf_counter() - 1, "the arrival outlived its request"
+
+    encode: Any = None
     serve(scenario, engine(), metrics=MetricsConfig())

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setpoint.core.records import Turn
+from setpoint.core.messages import ToFrontend, TokenEvent, Tokens
+from setpoint.core.records import PreparationEnded, RequestDone, Turn
 from setpoint.observe.catalogue import BY_NAME, SERIES
 from setpoint.observe.docs import PATH, page
 from setpoint.observe.engine_metrics import IDLE_S, EngineMetrics
 from setpoint.observe.figures import Figures
 from setpoint.observe.series import COMMON_LABELS, Histogram, Kind, Scope
 from setpoint.observe.tee import Tee
-from setpoint.testing.harness import Harness
+from setpoint.testing.harness import Harness, Wire
 
 BOUNDS = st.lists(st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=30, unique=True).map(
     sorted
@@ -132,3 +133,39 @@ def test_the_page_has_the_declared_series() -> None:
     """If this fails: python -m setpoint.observe.docs."""
     present = PATH.read_text(encoding="utf-8")
     assert page(present) == present
+
+
+def test_grammars_are_counted_by_their_outcome() -> None:
+    figures = Figures(decode_log_interval=40)
+    metrics = EngineMetrics(figures)
+    for number, outcome in enumerate(("compiled", "compiled", "cached", "refused", "timed_out")):
+        metrics.on(PreparationEnded("r", number, "regex", outcome, 0.3))
+    info = metrics.info()
+    counted = {
+        name.removeprefix("sglang:num_grammar"): values[""]
+        for name, values in info["counters"].items()
+        if name.startswith("sglang:num_grammar")
+    }
+    assert counted == {"": 5, "_cache_hit": 1, "_aborted": 1, "_timeout": 1}
+    compiling = info["histograms"]["sglang:grammar_compilation_time_seconds"][""]
+    assert sum(compiling["counts"]) == 2
+
+
+def test_the_first_event_says_how_long_the_engine_took() -> None:
+    class Kept(Wire):
+        def send(self, message: ToFrontend) -> None:
+            super().send(message)
+            if isinstance(message, Tokens):
+                events.extend(message.events)
+
+    events: list[TokenEvent] = []
+    harness = Harness(max_running_requests=1, wire=Kept())
+    harness.submit("a", range(4), max_new_tokens=3, ignore_eos=True)
+    harness.submit("b", range(5, 9), max_new_tokens=2, ignore_eos=True)
+    harness.drain()
+    timings = [(event.seq_id, event.timing) for event in events if event.timing is not None]
+    assert [seq_id for seq_id, _ in timings] == [0, 1], "once for each"
+    done = {record.rid: record for record in harness.recorder.of(RequestDone)}
+    for (_, timing), record in zip(timings, (done["a"], done["b"]), strict=True):
+        assert timing.waiting_s == record.admitted_at - record.accepted_at
+        assert timing.prefill_s == record.first_token_at - record.admitted_at

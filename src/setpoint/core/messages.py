@@ -42,6 +42,15 @@ class LogprobBlock(msgspec.Struct, frozen=True, array_like=True):
     picked: list[list[float]]
 
 
+class Timing(msgspec.Struct, frozen=True, array_like=True):
+    """Where the engine's part of the time to the first token went, in seconds."""
+
+    waiting_s: float
+    """From being accepted to the first admission: in preparation and in the queue."""
+    prefill_s: float
+    """From there to the first token or, for a request without outputs, to its end."""
+
+
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     """New outputs of one sequence, or its end. The counts are cumulative; they are final when
     ``finish`` is set."""
@@ -60,6 +69,9 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     embedding: bytes = b""
     """The embedding of a pooled request, sent with its end: [hidden size] little-endian float32,
     not normalised."""
+    timing: Timing | None = None
+    """Sent once, with the first output or, if there is none, with the end; None for a request that
+    was never admitted."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

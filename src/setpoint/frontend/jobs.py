@@ -12,7 +12,7 @@ from types import TracebackType
 
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.failures import failure
-from setpoint.core.messages import Finish, LogprobBlock, TokenEvent
+from setpoint.core.messages import Finish, LogprobBlock, Timing, TokenEvent
 from setpoint.core.request import Request
 from setpoint.frontend.arrival import arrival
 from setpoint.frontend.ipc.client import EngineClient
@@ -62,6 +62,8 @@ class SequenceOutput:
         """Written by the Job."""
         self.first_token_at: float | None = None
         self.finished_at: float | None = None
+        self.timing: Timing | None = None
+        """The engine's part of the time to the first token."""
         self.meter: SequenceMeter | None = None
         """Counts the sequence, if anything does; written by the Job."""
         self._tokenizer = tokenizer
@@ -106,6 +108,7 @@ class SequenceOutput:
         self.num_outputs = event.num_outputs - dropped
         self.num_cached = event.num_cached
         self.num_retractions = event.num_retractions
+        self.timing = event.timing or self.timing
         self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
         self.embedding = event.embedding
         self.output_ids += event.ids[:num_kept]

@@ -90,6 +90,10 @@ ENGINE_COUNTERS = _plain(
     ("forward_execution_seconds", "Time of forward passes: extend, mixed, decode.", "category"),
     ("scheduler_idle_seconds", "Time in which no step was planned or run."),
     ("scheduler_process_cpu_seconds", "CPU time of the engine's process."),
+    ("num_grammar", "Requests whose grammar was made, found, or could not be made."),
+    ("num_grammar_cache_hit", "Those whose grammar was compiled before."),
+    ("num_grammar_aborted", "Those whose grammar was refused, or that ended before it was ready."),
+    ("num_grammar_timeout", "Those whose grammar was not ready in time."),
     (
         "setpoint:queue_refusals",
         "Requests that a step did not admit, by why; counted anew at every step.",
@@ -112,6 +116,7 @@ ENGINE_HISTOGRAMS = _histograms(
         "stage",
         STAGE_LATENCY,
     ),
+    ("grammar_compilation_time_seconds", "Time to compile a grammar.", "", GRAMMAR_TIME),
 )
 
 REQUEST_COUNTERS = _plain(
@@ -121,6 +126,7 @@ REQUEST_COUNTERS = _plain(
     ("prompt_tokens", "Prompt tokens of ended sequences.", "is_streaming"),
     ("generation_tokens", "Output tokens of ended sequences.", "is_streaming"),
     ("cached_tokens", "Prompt tokens that were cached: device.", "cache_source"),
+    ("num_so_requests", "Ended sequences with structured output."),
     ("num_aborted_requests", "Sequences that were aborted, or whose client left."),
 )
 

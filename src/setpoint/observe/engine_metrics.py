@@ -4,9 +4,11 @@ started. A reader of the stream of records; the frontend asks for its ``info`` a
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, get_args
 
 from setpoint.core.records import (
+    Outcome,
+    PreparationEnded,
     Record,
     RequestAdmitted,
     RequestDone,
@@ -42,6 +44,8 @@ class EngineMetrics:
         self._forward_s = {"extend": 0.0, "mixed": 0.0, "decode": 0.0}
         self._first_prompts = {"input": 0.0, "device_hit": 0.0}
         self._turns = {"plan": 0.0, "model": 0.0, "link": 0.0, "rest": 0.0}
+        self._grammars = dict.fromkeys(get_args(Outcome), 0)
+        self._compiling = _histogram("sglang:grammar_compilation_time_seconds")
         self._queue_time = _histogram("sglang:queue_time_seconds")
         self._stages = {
             stage: _histogram("sglang:per_stage_req_latency_seconds")
@@ -67,6 +71,10 @@ class EngineMetrics:
                 self._stages["prefill_waiting"].observe(record.waited_s)
             case RequestDone():
                 self._done(record)
+            case PreparationEnded():
+                self._grammars[record.outcome] += 1
+                if record.outcome == "compiled":
+                    self._compiling.observe(record.seconds)
             case Retraction(num_seqs):
                 self._num_retracted += num_seqs
 
@@ -78,6 +86,7 @@ class EngineMetrics:
             "gauges": self._gauges(),
             "histograms": {
                 "sglang:queue_time_seconds": {"": self._queue_time.plain()},
+                "sglang:grammar_compilation_time_seconds": {"": self._compiling.plain()},
                 "sglang:per_stage_req_latency_seconds": {
                     stage: histogram.plain() for stage, histogram in self._stages.items()
                 },
@@ -109,7 +118,7 @@ class EngineMetrics:
 
     def _counters(self) -> Values:
         totals = self._figures.totals
-        busy = sum(self._turns.values())
+        busy, grammars = sum(self._turns.values()), self._grammars
         return {
             "sglang:num_retracted_requests": {"": totals.retracted},
             "sglang:cuda_graph_passes": self._passes,
@@ -122,6 +131,10 @@ class EngineMetrics:
             "sglang:forward_execution_seconds": self._forward_s,
             "sglang:scheduler_idle_seconds": {"": max(self._now - self._began - busy, 0.0)},
             "sglang:scheduler_process_cpu_seconds": {"": time.process_time()},
+            "sglang:num_grammar": {"": sum(grammars.values())},
+            "sglang:num_grammar_cache_hit": {"": grammars["cached"]},
+            "sglang:num_grammar_aborted": {"": grammars["refused"] + grammars["aborted"]},
+            "sglang:num_grammar_timeout": {"": grammars["timed_out"]},
             "setpoint:queue_refusals": {str(why): n for why, n in totals.refusals.items()},
             "setpoint:ended_requests": dict(totals.ended),
             "setpoint:preempted_requests": {"": totals.preempted},

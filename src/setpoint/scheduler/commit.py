@@ -99,7 +99,9 @@ class Committer:
             if finish is GRAMMAR_ENDED:
                 self._observer.on(GrammarEnded(seq.seq_id))
             return self._state.end(seq, finish)
-        return token_event(seq) if is_due(seq, self._state.settings.stream_interval) else None
+        if not is_due(seq, self._state.settings.stream_interval):
+            return None
+        return token_event(seq, self._state.now)
 
     def _done(self, step: StepDraft, result: StepResult, num_sampled: int) -> StepDone:
         return StepDone(

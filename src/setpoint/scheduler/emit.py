@@ -3,7 +3,7 @@ and when its tokens are sent."""
 
 from __future__ import annotations
 
-from setpoint.core.messages import Finish, LogprobBlock, TokenEvent
+from setpoint.core.messages import Finish, LogprobBlock, Timing, TokenEvent
 from setpoint.core.records import RequestDone
 from setpoint.core.result import PositionLogprobs
 from setpoint.scheduler.sequence import Sequence
@@ -50,9 +50,10 @@ def is_due(seq: Sequence, stream_interval: int) -> bool:
     return unsent >= (seq.request.sampling.stream_interval or stream_interval)
 
 
-def token_event(seq: Sequence) -> TokenEvent:
+def token_event(seq: Sequence, now: float) -> TokenEvent:
     """An event with all outputs not sent yet, which are marked as sent."""
     ids = seq.outputs[seq.num_sent :].tolist()
+    is_first = seq.num_sent == seq.num_prior
     seq.num_sent = len(seq.outputs)
     event = TokenEvent(
         seq_id=seq.seq_id,
@@ -65,10 +66,18 @@ def token_event(seq: Sequence) -> TokenEvent:
         output_logprobs=_joined(seq.output_logprobs) if seq.output_logprobs else None,
         prompt_logprobs=_joined(seq.prompt_logprobs) if seq.prompt_logprobs else None,
         embedding=seq.embedding,
+        timing=_timing(seq, now) if is_first else None,
     )
     if seq.request.return_logprob:
         seq.output_logprobs, seq.prompt_logprobs = [], []
     return event
+
+
+def _timing(seq: Sequence, now: float) -> Timing | None:
+    if seq.accepted_at is None or seq.admitted_at is None:
+        return None
+    began = now if seq.first_token_at is None else seq.first_token_at
+    return Timing(seq.admitted_at - seq.accepted_at, began - seq.admitted_at)
 
 
 def request_done(seq: Sequence, ended_at: float) -> RequestDone:

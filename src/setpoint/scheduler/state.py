@@ -214,7 +214,7 @@ class State:
     def last_event(self, seq: Sequence) -> TokenEvent:
         """The client's last event of a sequence whose ``finish`` is set. Also emits the record of
         the sequence's life."""
-        event = token_event(seq)
+        event = token_event(seq, self.now)
         self._observer.on(request_done(seq, self.now))
         return event
 

@@ -29,6 +29,7 @@ from setpoint.core.messages import (
     Shutdown,
     Stop,
     Submit,
+    Timing,
     ToFrontend,
     TokenEvent,
     Tokens,
@@ -201,6 +202,7 @@ class FakeEngine:
             num_prompt=len(request.prompt()),
             num_outputs=running.num_sent,
             num_cached=self.num_cached,
+            timing=Timing(0.25, 0.5) if first == 0 else None,
             output_logprobs=_block(request, ids) if request.return_logprob else None,
             prompt_logprobs=_prompt_block(request) if first == 0 else None,
             embedding=(

@@ -87,6 +87,8 @@ class SequenceMeter:
         samples["sglang:prompt_tokens"][streaming] += facts.num_prompt
         samples["sglang:generation_tokens"][streaming] += facts.num_outputs
         samples["sglang:cached_tokens"]["device",] += facts.num_cached
+        if self._request.sampling.constraint is not None:
+            samples["sglang:num_so_requests"][()] += 1
         if not facts.is_complete:
             samples["sglang:num_aborted_requests"][()] += 1
             return

@@ -23,6 +23,7 @@ from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.intake import MAX_SEQUENCES, Options, check_key, namespace
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.service import Service
+from setpoint.frontend.timings import timings_of
 
 
 @dataclass(slots=True, frozen=True)
@@ -155,6 +156,8 @@ class NativeApi:
         }
         if output.finish is not None:
             meta["e2e_latency"] = output.e2e_s
+            if self._service.metrics is not None:
+                meta |= timings_of(output)
         if prepared.warnings:
             meta["warnings"] = prepared.warnings
         return meta
