@@ -50,7 +50,14 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"fastapi", "msgspec", "python_multipart", "starlette"},
     ),
     "frontend.apis.sglang": (
-        {"core", "frontend", "frontend.apis.openai", "frontend.http", "frontend.text"},
+        {
+            "core",
+            "frontend",
+            "frontend.apis.openai",
+            "frontend.chat",
+            "frontend.http",
+            "frontend.text",
+        },
         {"fastapi", "msgspec"},
     ),
     "frontend.apis.anthropic": (

@@ -367,3 +367,29 @@ def test_preferred_sampling_is_what_a_native_request_leaves_out(serve: Serve) ->
         assert info["preferred_sampling_params"] == {"max_new_tokens": 3, "top_p": 0.9}
 
     serve(scenario, preferred_sampling={"max_new_tokens": 3, "top_p": 0.9})
+
+
+def test_an_output_that_begins_in_the_reasoning(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        answer = await server.generate(text="a", require_reasoning=True)
+        assert answer["meta_info"]["reasoning_tokens"] == len("hm</think>")
+        assert (await server.generate(text="a"))["meta_info"]["reasoning_tokens"] == 0
+        body = {"text": "a", "require_reasoning": True, "sampling_params": {"regex": "a"}}
+        response = await server.http.post("/generate", json=body)
+        assert response.status_code == 400
+        assert "'</think>' is not one token" in response.json()["message"]
+
+    script = [*b"hm</think>ok", EOS_ID]
+    engine = FakeEngine(script=lambda request: script, eos_ids=frozenset({EOS_ID}))
+    serve(scenario, engine, reasoning_parser="deepseek-r1")
+
+
+def test_reasoning_without_a_format_of_it_is_refused(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        response = await server.http.post(
+            "/generate", json={"text": "a", "require_reasoning": True}
+        )
+        assert response.status_code == 400
+        assert "--reasoning-parser" in response.json()["message"]
+
+    serve(scenario)

@@ -10,13 +10,13 @@ import msgspec
 
 from setpoint.core import request as core
 from setpoint.frontend.chat.calling import Calling, calling_of, constrained
-from setpoint.frontend.chat.formats.format import ReasoningFormat, ToolFormat
+from setpoint.frontend.chat.formats.format import ToolFormat
 from setpoint.frontend.chat.formats.hermes import HERMES
-from setpoint.frontend.chat.formats.registry import reasoning_format, tool_format
+from setpoint.frontend.chat.formats.registry import tool_format
 from setpoint.frontend.chat.parser import DeltaParser, MakeParser, PlainParser
 from setpoint.frontend.chat.prompt import chat_prompt
 from setpoint.frontend.chat.request import ChatRequest
-from setpoint.frontend.chat.thinking import Thinking, thinking_of
+from setpoint.frontend.chat.thinking import Reasoning, Thinking
 from setpoint.frontend.jobs import SequenceOutput
 from setpoint.frontend.service import Service
 
@@ -47,11 +47,9 @@ class Chat:
         self._intake = service.intake
         self._variables = config.chat_template_kwargs
         self._tools: ToolFormat | None = None
-        self._reasoning: ReasoningFormat | None = None
+        self._reasoning = Reasoning.of(service)
         if config.tool_call_parser != "none":
             self._tools = tool_format(config.tool_call_parser)
-        if config.reasoning_parser != "none":
-            self._reasoning = reasoning_format(config.reasoning_parser)
         if not self._text.template_uses("tools"):
             self._tools = HERMES  # the format in which ``tools.told_in_messages`` asks for calls
 
@@ -70,15 +68,15 @@ class Chat:
         options, written = request.options, prompt.rendered + prompt.started
         thinking = None
         if self._reasoning is not None:
-            thinking = thinking_of(self._reasoning, prompt, self._text)
+            thinking = self._reasoning.behind(prompt)
             if thinking.is_expected and sampling.constraint is not None:
-                options = replace(options, constrain_after=thinking.end_ids())
+                options = replace(options, constrain_after=self._reasoning.end_ids())
                 if not thinking.starts_inside:
                     # Without it the model could answer at once, and no constraint would ever begin.
                     written += thinking.opening
                     thinking = thinking.opened()
-        formats = (calling.form, self._reasoning)
-        if any(form is not None and form.needs_special_tokens for form in formats):
+        forms = (calling.form, None if thinking is None else thinking.reasoning.form)
+        if any(form is not None and form.needs_special_tokens for form in forms):
             sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
         ids = await self._encode(written)
         requests = self._intake.requests(ids, sampling, options, rid=rid)
@@ -95,7 +93,7 @@ def _parser_maker(request: ChatRequest, calling: Calling, thinking: Thinking | N
         parser = PlainParser() if calling.form is None else calling.form.parser(request.tools)
         if thinking is None:
             return parser
-        return thinking.form.parser(
+        return thinking.reasoning.form.parser(
             parser,
             starts_inside=thinking.starts_inside,
             separate=request.separate_reasoning,

@@ -1,25 +1,81 @@
-"""The reasoning in the answer to one chat: where it begins and ends, and how many tokens it has."""
+"""The reasoning in an answer: where it begins and ends, and how many tokens it has."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from setpoint.core.errors import RequestError
-from setpoint.frontend.chat.formats.format import ReasoningFormat
+from setpoint.frontend.chat.formats.registry import reasoning_format
 from setpoint.frontend.chat.prompt import Prompt
 from setpoint.frontend.jobs import SequenceOutput
-from setpoint.frontend.text.processor import TextProcessor
-from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.frontend.service import Service
+
+
+class Reasoning:
+    """How a service's model writes its reasoning."""
+
+    def __init__(self, service: Service) -> None:
+        """Raises ConfigError for a format that does not exist."""
+        self._text = service.text
+        self._tokenizer = service.text.tokenizer
+        self.form = reasoning_format(service.config.reasoning_parser)
+        self._end = tuple(self._ids(self.form.end))
+
+    @classmethod
+    def of(cls, service: Service) -> Reasoning | None:
+        """None for a model that marks none."""
+        return None if service.config.reasoning_parser == "none" else cls(service)
+
+    def behind(self, prompt: Prompt) -> Thinking:
+        """The reasoning in the answer to a prompt."""
+        form = self.form
+        starts_inside = form.starts_inside(prompt.rendered, started=prompt.started)
+        can_switch = bool(form.variable) and self._text.template_uses(form.variable)
+        is_expected = starts_inside or (
+            can_switch
+            and not prompt.started
+            and prompt.variables.get(form.variable) is not False
+            and not prompt.rendered.rstrip().endswith(form.end)
+        )
+        return Thinking(self, starts_inside, is_expected)
+
+    def end_ids(self) -> tuple[int, ...]:
+        """The token ids after which the answer itself begins. Raises RequestError (400) if they are
+        not certain, because the tokenizer writes the end of the reasoning as ordinary text."""
+        if len(self._end) != 1:
+            raise RequestError(
+                f"A constraint cannot begin behind the reasoning, because {self.form.end!r} is not"
+                " one token of this model. Turn the reasoning off, or drop the constraint."
+            )
+        return self._end
+
+    def num_tokens(self, output: SequenceOutput, *, starts_inside: bool) -> int:
+        """How many of an output's tokens are reasoning, its markers included."""
+        if not starts_inside and not output.text.lstrip().startswith(self.form.begin):
+            return 0
+        if len(self._end) == 1:
+            ids = output.output_ids
+            return ids.index(self._end[0]) + 1 if self._end[0] in ids else output.num_outputs
+        before, marker, _ = output.text.partition(self.form.end)
+        if not marker:
+            return output.num_outputs
+        # Where the marker is ordinary text its tokens may be joined with others: count anew.
+        return min(len(self._ids(before + marker)), output.num_outputs)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).tolist()
+        return ids
 
 
 @dataclass(slots=True, frozen=True)
 class Thinking:
-    form: ReasoningFormat
+    """The reasoning in the answer to one prompt."""
+
+    reasoning: Reasoning
     starts_inside: bool
     """Whether the output begins in the reasoning."""
     is_expected: bool
     """Whether the model reasons before this answer."""
-    tokenizer: Tokenizer
 
     def opened(self) -> Thinking:
         """The same behind a prompt that ends with ``opening``."""
@@ -28,42 +84,7 @@ class Thinking:
     @property
     def opening(self) -> str:
         """What makes a model reason that might skip it: the beginning of its answer."""
-        return f"{self.form.begin}\n"
-
-    def end_ids(self) -> tuple[int, ...]:
-        """The token ids after which the answer itself begins. Raises RequestError (400) if they are
-        not certain, because the tokenizer writes the end of the reasoning as ordinary text."""
-        ids = self.tokenizer.encode(self.form.end, add_special_tokens=False).tolist()
-        if len(ids) != 1:
-            raise RequestError(
-                f"A constraint cannot begin behind the reasoning, because {self.form.end!r} is not"
-                " one token of this model. Turn the reasoning off, or drop the constraint."
-            )
-        return tuple(ids)
+        return f"{self.reasoning.form.begin}\n"
 
     def num_tokens(self, output: SequenceOutput) -> int:
-        """How many of the output's tokens are reasoning, its markers included."""
-        if not self.starts_inside and not output.text.lstrip().startswith(self.form.begin):
-            return 0
-        end = self.tokenizer.encode(self.form.end, add_special_tokens=False).tolist()
-        if len(end) == 1:
-            ids = output.output_ids
-            return ids.index(end[0]) + 1 if end[0] in ids else output.num_outputs
-        before, marker, _ = output.text.partition(self.form.end)
-        if not marker:
-            return output.num_outputs
-        # Where the marker is ordinary text its tokens may be joined with others: count anew.
-        written = self.tokenizer.encode(before + marker, add_special_tokens=False)
-        return min(len(written), output.num_outputs)
-
-
-def thinking_of(form: ReasoningFormat, prompt: Prompt, text: TextProcessor) -> Thinking:
-    starts_inside = form.starts_inside(prompt.rendered, started=prompt.started)
-    can_switch = bool(form.variable) and text.template_uses(form.variable)
-    is_expected = starts_inside or (
-        can_switch
-        and not prompt.started
-        and prompt.variables.get(form.variable) is not False
-        and not prompt.rendered.rstrip().endswith(form.end)
-    )
-    return Thinking(form, starts_inside, is_expected, text.tokenizer)
+        return self.reasoning.num_tokens(output, starts_inside=self.starts_inside)

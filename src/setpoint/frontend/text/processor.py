@@ -48,6 +48,8 @@ class TextProcessor:
     def __init__(self, tokenizer: Tokenizer, template: Template | None = None) -> None:
         self.tokenizer = tokenizer
         self._template = template
+        self._mentioned: dict[str, bool] = {}
+        """What ``template_uses`` has found; asked for a few fixed names at every request."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._templates = ThreadPoolExecutor(1, thread_name_prefix="templates")
 
@@ -78,8 +80,12 @@ class TextProcessor:
 
     def template_uses(self, name: str) -> bool:
         """Whether the chat template mentions a name, e.g. the variable "tools"."""
-        source = "" if self._template is None else self._template.source
-        return re.search(rf"\b{re.escape(name)}\b", source) is not None
+        known = self._mentioned.get(name)
+        if known is None:
+            source = "" if self._template is None else self._template.source
+            known = re.search(rf"\b{re.escape(name)}\b", source) is not None
+            self._mentioned[name] = known
+        return known
 
     def min_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens of ``text``, which takes no tokenization."""

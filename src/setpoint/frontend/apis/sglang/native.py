@@ -4,11 +4,12 @@ for the routes and the offline Engine."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from setpoint.core import request as core
 from setpoint.core.errors import RequestError
+from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.apis.sglang.logprobs import NativeLogprobs
 from setpoint.frontend.apis.sglang.protocol import (
     EncodeBody,
@@ -19,6 +20,7 @@ from setpoint.frontend.apis.sglang.protocol import (
     rids_of,
     samplings_of,
 )
+from setpoint.frontend.chat.thinking import Reasoning
 from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.intake import MAX_SEQUENCES, Options, check_key, namespace
 from setpoint.frontend.jobs import Piece, SequenceOutput
@@ -37,6 +39,8 @@ class Prepared:
     text_in_logprobs: bool = False
     warnings: Sequence[str] = ()
     """Warnings for the client about its body, sent in the ``meta_info`` of every answer."""
+    reasoning: Reasoning | None = None
+    """Set if the outputs begin in the reasoning."""
 
     def flat(self) -> list[core.Request]:
         return [request for each in self.requests for request in each]
@@ -45,6 +49,7 @@ class Prepared:
 class NativeApi:
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._reasoning = Reasoning.of(service)
 
     async def prepare(
         self,
@@ -63,6 +68,9 @@ class NativeApi:
         if max_sequences is not None and num_sequences > max_sequences:
             raise RequestError(f"One request may ask for at most {max_sequences} sequences.")
         options = options_of(body, count, is_batch)
+        reasoning = self._reasoning if body.require_reasoning else None
+        if body.require_reasoning:
+            options = self._behind_reasoning(options, samplings)
         rids = rids_of(body.rid, count, is_batch)
         check_key(body.routing_key, "routing_key")
         requests = []
@@ -75,7 +83,11 @@ class NativeApi:
                     )
                 )
         return Prepared(
-            requests, is_batch or num_sequences > 1, body.return_text_in_logprobs, warnings
+            requests,
+            is_batch or num_sequences > 1,
+            body.return_text_in_logprobs,
+            warnings,
+            reasoning,
         )
 
     async def prepare_encode(
@@ -133,6 +145,18 @@ class NativeApi:
         vector = vector_of(output, self._service.config.pooling, dimensions)
         return {"embedding": vector.tolist(), "meta_info": self._meta(output, prepared)}
 
+    def _behind_reasoning(
+        self, options: Sequence[Options], samplings: Sequence[SamplingParams]
+    ) -> list[Options]:
+        """The options with constraints that begin behind the reasoning. Raises RequestError."""
+        if self._reasoning is None:
+            raise RequestError("require_reasoning needs a server with --reasoning-parser.")
+        end = self._reasoning.end_ids
+        return [
+            replace(each, constrain_after=end()) if sampling.constraint is not None else each
+            for each, sampling in zip(options, samplings, strict=True)
+        ]
+
     async def _ids(self, prompt: str | list[int]) -> core.Ids:
         intake = self._service.intake
         return (
@@ -149,7 +173,11 @@ class NativeApi:
             "completion_tokens": output.num_outputs,
             "cached_tokens": output.num_cached,
             "cached_tokens_details": {"device": output.num_cached, "host": 0},
-            "reasoning_tokens": 0,
+            "reasoning_tokens": (
+                prepared.reasoning.num_tokens(output, starts_inside=True)
+                if prepared.reasoning is not None
+                else 0
+            ),
             "num_retractions": output.num_retractions,
             "weight_version": self._service.config.weight_version,
             "dp_rank": None,

@@ -39,7 +39,6 @@ UNSUPPORTED = (
         "routed_dp_rank",
         "data_parallel_rank",
         "max_thinking_tokens",
-        "require_reasoning",
         "background",
     ),
 )
@@ -61,6 +60,9 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     no_logs: bool = False
+    require_reasoning: bool = False
+    """Whether the output begins in the reasoning: a constraint holds behind it, and its tokens are
+    counted."""
 
 
 class EncodeBody(msgspec.Struct, kw_only=True):
