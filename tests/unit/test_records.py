@@ -9,11 +9,13 @@ from typing import get_args
 import pytest
 
 from setpoint.core.messages import Call, Change, PauseMode, Tokens
+from setpoint.core.operations import MemoryPart, RestoreMemory
 from setpoint.core.records import (
     CacheFlushed,
     Continued,
     Fallback,
     GrammarEnded,
+    Operated,
     Paused,
     PoolRebuilt,
     Preemption,
@@ -105,6 +107,13 @@ def paused() -> Harness:
     return harness
 
 
+def operated() -> Harness:
+    harness = Harness()
+    harness.operate(RestoreMemory([MemoryPart.WEIGHTS]))
+    harness.turn()
+    return harness
+
+
 def leaking() -> Harness:
     """A page that nobody will give back."""
     harness = Harness(strict_accounting=False)
@@ -165,6 +174,7 @@ PROVOKED_BY: dict[type[Record], Callable[[], Harness]] = {
     CacheFlushed: flushed,
     SettingsChanged: changed,
     Paused: paused,
+    Operated: operated,
     Continued: paused,
     PoolRebuilt: leaking,
     PreparationStarted: constrained,

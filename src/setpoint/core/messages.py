@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from setpoint.core.operations import Operation
 from setpoint.core.request import Request
 from setpoint.core.settings import Settings
 
@@ -163,6 +164,14 @@ class Continue(msgspec.Struct, frozen=True, tag=True):
     id: int
 
 
+class Operate(msgspec.Struct, frozen=True, tag=True):
+    """Carry an operation out, between two steps. Answered by one Reply with the same id, whose
+    value has "error" if it is not ok: nothing has changed then."""
+
+    id: int
+    operation: Operation
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Do not finish the running sequences; release everything and exit with code 0."""
 
@@ -210,7 +219,7 @@ class Announce(msgspec.Struct, frozen=True, tag=True):
     left: list[int]
 
 
-ToEngine = Submit | Abort | Stop | Call | Change | Pause | Continue | Shutdown
+ToEngine = Submit | Abort | Stop | Call | Change | Pause | Continue | Operate | Shutdown
 ToLoop = ToEngine | Prepared
 """The messages that the engine's loop can find in its inbox."""
 ToFrontend = Tokens | Reply | Starting | Ready | Failed | Announce

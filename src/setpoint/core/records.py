@@ -17,6 +17,7 @@ import msgspec
 
 from setpoint.core.constraint import ConstraintKind
 from setpoint.core.messages import Finish, OptionChange, PauseMode, ToLoop
+from setpoint.core.operations import MemoryPart
 from setpoint.core.plan import StepPlan
 from setpoint.core.result import EAGER, StepResult
 from setpoint.core.settings import Settings
@@ -297,6 +298,20 @@ class Continued(msgspec.Struct, frozen=True, tag=True):
     num_running: int
 
 
+class Operated(msgspec.Struct, frozen=True, tag=True):
+    """An operation was carried out or refused. A replay has no engine and learns the outcome from
+    this record."""
+
+    id: int
+    """The message's."""
+    what: str
+    """Name of the operation's type."""
+    parts: tuple[MemoryPart, ...]
+    """The parts of memory that are released after it."""
+    error: str
+    """Why nothing was done; empty if it was."""
+
+
 class PoolRebuilt(msgspec.Struct, frozen=True, tag=True):
     """An idle engine found its page accounting inconsistent and started again with an empty
     pool."""
@@ -325,6 +340,7 @@ Record = (
     | SettingsChanged
     | Paused
     | Continued
+    | Operated
     | PoolRebuilt
 )
 

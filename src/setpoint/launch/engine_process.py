@@ -26,13 +26,19 @@ from setpoint.core.errors import SetpointError
 from setpoint.core.messages import Failed, Ready, Starting
 from setpoint.core.progress import reported_to
 from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.executor.operations import EngineOperator
 from setpoint.engine.kernels.device import name_of
 from setpoint.engine.runner.model_runner import ModelRunner
 from setpoint.ipc import EngineSocket
 from setpoint.launch.grammars import grammar_threads
 from setpoint.launch.job import EngineJob, decode_job
-from setpoint.launch.loading import load_engine
-from setpoint.launch.mapping import cache_config, recording_config, scheduler_config
+from setpoint.launch.loading import device_bytes, load_engine
+from setpoint.launch.mapping import (
+    cache_config,
+    engine_config,
+    recording_config,
+    scheduler_config,
+)
 from setpoint.launch.settings import live_settings
 from setpoint.observe.engine_metrics import EngineMetrics
 from setpoint.observe.figures import Figures
@@ -109,6 +115,13 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         observer=observer,
         preparer=None if config.options.is_embedding else grammar_threads(job, socket.post),
     )
+    heartbeat = _watchdog(config.options.watchdog_timeout)
+    operator = EngineOperator(
+        runner,
+        engine_config(config, spec, job.folder),
+        available_bytes=lambda: device_bytes(config.options.device),
+        heartbeat=heartbeat,
+    )
     loop = Loop(
         scheduler,
         InprocExecutor(runner),
@@ -116,7 +129,8 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         depth=config.overlap_depth,
         clock=clock,
         observer=observer,
-        heartbeat=_watchdog(config.options.watchdog_timeout),
+        operator=operator,
+        heartbeat=heartbeat,
         state_info=lambda: (
             _memory_info(runner)
             | figures.info()
@@ -156,7 +170,7 @@ def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
 def _memory_info(runner: ModelRunner) -> dict[str, Any]:
     """The memory figures of ``/server_info``'s internal_states."""
     usage = {
-        "weight": runner.report.weight_bytes,
+        "weight": 0 if runner.model is None else runner.report.weight_bytes,
         "kvcache": runner.pool.num_bytes,
         "graph": sum(way.num_bytes for way in runner.ways),
     }

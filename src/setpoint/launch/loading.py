@@ -34,11 +34,11 @@ def load_engine(
     record of everything that runs in a slower way than it could."""
     options = config.options
     check_device(torch.device(options.device))
-    before = _available_bytes(options.device)
+    before = device_bytes(options.device)
     logger.debug("Load weight begin. avail mem=%s GB", gib(before))
     report("loading the weights")
     runner = build_runner(engine_config(config, spec, folder))
-    loaded, after = runner.report, _available_bytes(options.device)
+    loaded, after = runner.report, device_bytes(options.device)
     _log_weights(runner, spec, after)
     for fallback in loaded.fallbacks:
         observer.on(fallback)
@@ -58,7 +58,7 @@ def load_engine(
         max_slots=pool.max_running_requests,
         context_len=config.context_len,
     )
-    left = _available_bytes(options.device)
+    left = device_bytes(options.device)
     _log_memory(runner, plan, options, left)
     if runner.why_eager:
         how = "partly eagerly" if any(way.num_bytes for way in runner.ways) else "eagerly"
@@ -156,7 +156,8 @@ def compile_small_steps(runner: ModelRunner, options: Options) -> Fallback | Non
     return Fallback(f"{which} without torch.compile", compiled.why_not_more)
 
 
-def _available_bytes(device: str) -> int:
+def device_bytes(device: str) -> int:
+    """Memory of the device that this process could take now."""
     if device == "cpu":
         return available_bytes()
     free, _ = torch.cuda.mem_get_info()

@@ -14,6 +14,7 @@ from setpoint.core.records import (
     CacheFlushed,
     Continued,
     Fallback,
+    Operated,
     Paused,
     PoolRebuilt,
     Preemption,
@@ -145,6 +146,8 @@ class LogLines:
                 _changed(record)
             case Paused():
                 _paused(record)
+            case Operated():
+                _operated(record)
             case Continued(paused_s, num_queued, num_running):
                 logger.info(CONTINUED, paused_s, num_running, num_queued)
             case PoolRebuilt(violations):
@@ -200,6 +203,14 @@ def _paused(pause: Paused) -> None:
         pause.num_running,
         pause.num_queued,
     )
+
+
+def _operated(done: Operated) -> None:
+    if done.error:
+        logger.warning("%s was refused: %s", done.what, shown(done.error))
+    else:
+        released = ", ".join(done.parts) or "none"
+        logger.info("%s is done. Memory released now: %s", done.what, released)
 
 
 def log_fallback(fallback: Fallback) -> None:

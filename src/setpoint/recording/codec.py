@@ -14,6 +14,7 @@ import numpy as np
 from setpoint.core import records
 from setpoint.core.plan import PageDeltas, Rows
 from setpoint.core.records import (
+    Operated,
     Received,
     Record,
     RequestDone,
@@ -143,6 +144,11 @@ def _changed(record: SettingsChanged, content: Content) -> Kept:
     return _whole(msgspec.structs.replace(record, why=content.name(record.why)), content)
 
 
+def _operated(record: Operated, content: Content) -> Kept:
+    """All values; of an error only that there was one, because it may quote a path."""
+    return _whole(msgspec.structs.replace(record, error="refused" if record.error else ""), content)
+
+
 def _done(record: RequestDone, content: Content) -> KeptRecord:
     """The values without the stop id that ended the sequence: it is the client's, and part of the
     result."""
@@ -167,7 +173,7 @@ _WHOLE: tuple[type, ...] = (
     records.Continued,
     records.PoolRebuilt,
 )
-_KINDS = {kind.__name__: kind for kind in (*_WHOLE, RequestDone, SettingsChanged)}
+_KINDS = {kind.__name__: kind for kind in (*_WHOLE, RequestDone, SettingsChanged, Operated)}
 _ENTRIES: dict[type, Entry] = {
     Turn: _turn,
     Received: _received,
@@ -175,6 +181,7 @@ _ENTRIES: dict[type, Entry] = {
     StepPlanned: _planned,
     RequestDone: _done,
     SettingsChanged: _changed,
+    Operated: _operated,
 } | dict.fromkeys(_WHOLE, _whole)
 
 MEASURED = frozenset({"TurnDone", "PreparationEnded"})

@@ -18,6 +18,7 @@ from setpoint.core.messages import (
     Change,
     Continue,
     Finish,
+    Operate,
     Pause,
     Prepared,
     Shutdown,
@@ -26,6 +27,7 @@ from setpoint.core.messages import (
     ToLoop,
     encode,
 )
+from setpoint.core.operations import LoadWeights
 from setpoint.core.plan import Admit, StepPlan
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.result import StepResult
@@ -149,10 +151,12 @@ def _without_quotes(finish: Finish) -> Finish:
 class Withheld:
     """Keeps no text, id or name that a client sent or was sent."""
 
-    DECIDED = frozenset({Submit, Abort, Stop, Call, Change, Pause, Continue, Shutdown, Prepared})
+    DECIDED = frozenset(
+        {Submit, Abort, Stop, Call, Change, Pause, Continue, Operate, Shutdown, Prepared}
+    )
     """The messages that may be kept, with limits: of a Submit only the fields of KeptArrival, of a
-    Prepared no words about what the client sent, of a Change neither who asked nor why; the others
-    are kept whole."""
+    Prepared no words about what the client sent, of a Change neither who asked nor why, of an
+    Operate no path; the others are kept whole."""
 
     def __init__(
         self, places: Places, *, vocab_size: int, eos_ids: frozenset[int], key: bytes
@@ -182,6 +186,10 @@ class Withheld:
         if isinstance(message, Change):
             by, why = self.name(message.by), self.name(message.why)
             message = msgspec.structs.replace(message, by=by, why=why)
+        if isinstance(message, Operate) and isinstance(message.operation, LoadWeights):
+            folder = self.name(message.operation.folder)
+            operation = msgspec.structs.replace(message.operation, folder=folder)
+            message = Operate(message.id, operation)
         return KeptMessage(msgspec.Raw(encode(message)))
 
     def _arrival(self, seq_id: int, request: Request) -> KeptArrival:

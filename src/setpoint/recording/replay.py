@@ -33,6 +33,7 @@ from setpoint.recording.surroundings import (
     RecordedClock,
     RecordedExecutor,
     RecordedLink,
+    RecordedOperator,
     RecordedPreparer,
 )
 from setpoint.scheduler.loop import Loop
@@ -110,6 +111,7 @@ class Replay:
         self._clock, self._link = RecordedClock(), RecordedLink()
         self._executor = RecordedExecutor(script, self._clock)
         self._preparer = RecordedPreparer()
+        self._operator = RecordedOperator()
         self._comparison = _Comparison(header, script.content)
         self._loop = Loop(
             Scheduler(
@@ -124,6 +126,7 @@ class Replay:
             depth=script.config.depth,
             clock=self._clock,
             observer=self._comparison,
+            operator=self._operator,
         )
         self._outcome = Outcome()
 
@@ -197,6 +200,9 @@ class Replay:
                     self._comparison.expected.append(row)
                 case KeptRecord("GrammarEnded", [seq_id]):
                     self._preparer.ended.add(seq_id)
+                    self._comparison.expected.append(row)
+                case KeptRecord("Operated", [call_id, _, _, error]):
+                    self._operator.errors[call_id] = error
                     self._comparison.expected.append(row)
                 case KeptRecord("SendFailed", values):
                     self._link.lost[values[0]] = values[1]

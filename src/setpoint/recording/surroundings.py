@@ -4,10 +4,13 @@ preparer of requests."""
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 
+from setpoint.core.errors import RequestError
 from setpoint.core.messages import ToFrontend, Tokens, ToLoop
+from setpoint.core.operations import Operation
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.request import Ids, Request
 from setpoint.core.result import StepResult
@@ -88,6 +91,19 @@ class RecordedGrammar:
     @property
     def terminated(self) -> bool:
         return self._seq_id in self._ended
+
+
+class RecordedOperator:
+    """Succeeds and fails as the recorded engine did."""
+
+    def __init__(self) -> None:
+        self.errors: dict[int, str] = {}
+        """Id of the message -> why nothing was done; empty if it was."""
+
+    def operate(self, call_id: int, operation: Operation) -> dict[str, Any]:
+        if error := self.errors[call_id]:
+            raise RequestError(error)
+        return {}
 
 
 class RecordedExecutor:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.executor import Clock, Executor, PendingStep
 from setpoint.core.failures import failure
 from setpoint.core.messages import (
@@ -21,6 +22,7 @@ from setpoint.core.messages import (
     Call,
     Change,
     Continue,
+    Operate,
     Pause,
     Prepared,
     Reply,
@@ -32,6 +34,7 @@ from setpoint.core.messages import (
     Tokens,
     ToLoop,
 )
+from setpoint.core.operations import Operation, Operator
 from setpoint.core.plan import OWN_LENGTH, StepPlan
 from setpoint.core.records import (
     CacheFlushed,
@@ -83,6 +86,13 @@ class _TurnTimes:
     link_s: float = 0.0
 
 
+class NoOperator:
+    """Of a loop whose executor can do nothing besides steps."""
+
+    def operate(self, call_id: int, operation: Operation) -> dict[str, Any]:
+        raise RequestError("This engine carries out no operations.")
+
+
 class Loop:
     """``depth`` steps may be in flight while the next one is planned (0 = synchronous)."""
 
@@ -95,6 +105,7 @@ class Loop:
         depth: int,
         clock: Clock,
         observer: Observer,
+        operator: Operator | None = None,
         heartbeat: Callable[[], None] = lambda: None,
         state_info: Callable[[], dict[str, Any]] = dict,
     ) -> None:
@@ -106,6 +117,7 @@ class Loop:
         self._depth = depth
         self._clock = clock
         self._observer = observer
+        self._operator = operator or NoOperator()
         self._heartbeat = heartbeat
         self._state_info = state_info
         self._inflight: deque[PendingStep] = deque()
@@ -145,8 +157,8 @@ class Loop:
         state = scheduler.state
         resting = state.is_at_rest
         messages = self._receive(self._rest_s() if resting else 0.0, resting=resting)
-        # Requests that are prepared have time limits, which a pause suspends.
-        quiet = resting and not messages and (state.pause is not None or not state.preparing)
+        # Requests that are prepared have time limits, which a standstill suspends.
+        quiet = resting and not messages and (state.stands_still or not state.preparing)
         if quiet and self._unchanged:
             return
         self._observer.on(Turn(state.now))
@@ -213,6 +225,10 @@ class Loop:
         self._observer.on(ResultTaken(result, now))
         self._emit(self._scheduler.update(result, now))
 
+    def _commit_all(self) -> None:
+        while self._inflight:
+            self._commit_oldest()
+
     def _turn_done(self, plan: StepPlan) -> TurnDone:
         times, starts = self._times, plan.rows.starts
         return TurnDone(
@@ -227,7 +243,7 @@ class Loop:
     def _rest_s(self) -> float:
         """How long a turn at rest waits for a message: not at all while the executor of an idle
         engine still has something to prepare."""
-        if self._scheduler.state.pause is not None:
+        if self._scheduler.state.stands_still:
             return IDLE_WAIT_S
         if not self._was_idle:
             return SETTLING_S
@@ -287,8 +303,7 @@ class Loop:
                 self._observer.on(SettingsChanged(settings, tuple(options), by, why))
                 self._send(Reply(call_id, True))
             case Pause(call_id, mode):
-                while self._inflight:
-                    self._commit_oldest()
+                self._commit_all()
                 self._emit(self._scheduler.pause(mode))
                 self._send(
                     Reply(call_id, True, {"num_paused_reqs": self._scheduler.state.num_paused})
@@ -296,8 +311,20 @@ class Loop:
             case Continue(call_id):
                 self._scheduler.resume()
                 self._send(Reply(call_id, True))
+            case Operate():
+                self._commit_all()
+                self._send(self._operate(message))
             case Shutdown():
                 self._stopping = True
+
+    def _operate(self, message: Operate) -> Reply:
+        try:
+            values = self._scheduler.operate(message, self._operator)
+        except SetpointError as error:
+            return Reply(message.id, False, {"error": str(error)})
+        return Reply(
+            message.id, True, values | {"num_paused_reqs": self._scheduler.state.num_paused}
+        )
 
     def _counts(self) -> dict[str, int]:
         state = self._scheduler.state
@@ -312,6 +339,7 @@ class Loop:
                 "paused": state.pause,
                 "num_paused_reqs": state.num_paused,
                 "num_preparing": len(state.preparing),
+                "released": sorted(state.released),
                 "num_pending_tokens": state.num_pending_tokens,
                 "num_running_tokens": sum(seq.num_known for seq in running),
                 "num_routing_keys": len({seq.request.routing_key for seq in running} - {""}),

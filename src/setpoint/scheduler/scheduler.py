@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain, takewhile
+from typing import Any
 
 import numpy as np
 
 from setpoint.core.errors import RequestError
 from setpoint.core.failures import failed, failure, refused
-from setpoint.core.messages import Finish, PauseMode, Prepared, TokenEvent
+from setpoint.core.messages import Finish, Operate, PauseMode, Prepared, TokenEvent
+from setpoint.core.operations import Operator
 from setpoint.core.plan import PlanBuilder, StepPlan, TokenMasks
 from setpoint.core.preparation import Preparer
 from setpoint.core.records import (
@@ -230,11 +232,16 @@ class Scheduler:
         """Plan again, after a pause."""
         self._standstill.resume()
 
+    def operate(self, message: Operate, operator: Operator) -> dict[str, Any]:
+        """Have ``operator`` carry an operation out; no step may be in flight. Raises
+        SetpointError."""
+        return self._standstill.operate(message, operator)
+
     def schedule(self) -> StepPlan | None:
         """The next step, or None if nothing can run before a result comes back or a message
         arrives."""
         state, settings = self.state, self.state.settings
-        if state.pause is not None:
+        if state.stands_still:
             return None
         self._drop_late()
         builder = PlanBuilder(self._next_step_id, state.cache.row.width)

@@ -1,13 +1,24 @@
-"""Pausing: what happens to the open requests when the engine is told to stand still, and to their
-time limits when it goes on (docs/controls.md).
+"""Standing still: what happens to the open requests when the engine is paused or gives memory back,
+and to their time limits when it goes on (docs/controls.md).
 
 Works on the scheduler's state between two steps, with no step in flight.
 """
 
 from __future__ import annotations
 
-from setpoint.core.messages import Finish, PauseMode, TokenEvent
-from setpoint.core.records import Continued, Observer, Paused
+from typing import Any
+
+from setpoint.core.errors import RequestError, SetpointError
+from setpoint.core.messages import Finish, Operate, PauseMode, TokenEvent
+from setpoint.core.operations import (
+    LoadWeights,
+    MemoryPart,
+    Operation,
+    Operator,
+    ReleaseMemory,
+    RestoreMemory,
+)
+from setpoint.core.records import Continued, Observer, Operated, Paused
 from setpoint.scheduler.state import State
 
 PAUSED = Finish("abort", message="Aborted, because generation was paused.")
@@ -23,8 +34,7 @@ class Standstill:
         requests that end."""
         state = self._state
         assert not state.inflight, "the loop takes all results first"
-        if state.pause is None:
-            state.paused_at = state.now
+        self._begin()
         state.pause = mode
         events, num_retracted = [], 0
         if mode is PauseMode.ABORT:
@@ -45,17 +55,91 @@ class Standstill:
         return events
 
     def resume(self) -> None:
-        """Go on. The pause does not count towards the time limits of requests: it was not theirs to
-        avoid."""
+        """End the pause. The engine goes on unless memory is still given back."""
         state = self._state
         if state.pause is None:
             return
-        for seq in state.by_id.values():
-            seq.since += state.now - max(seq.since, state.paused_at)
         state.pause = None
+        self._end()
+
+    def operate(self, message: Operate, operator: Operator) -> dict[str, Any]:
+        """Carry an operation out. Returns the values for the client; raises SetpointError, with
+        everything as it was, if it is impossible now."""
+        try:
+            self._check(message.operation)
+            values = operator.operate(message.id, message.operation)
+        except SetpointError as error:
+            self._tell(message, str(error))
+            raise
+        self._done(message.operation)
+        self._tell(message, "")
+        return values
+
+    def _tell(self, message: Operate, error: str) -> None:
+        name, parts = type(message.operation).__name__, tuple(sorted(self._state.released))
+        self._observer.on(Operated(message.id, name, parts, error))
+
+    def _check(self, operation: Operation) -> None:
+        """Raise RequestError if the operation does not fit the state of the requests or of the
+        memory."""
+        state, num_running = self._state, len(self._state.running)
+        if not state.is_at_rest:
+            raise RequestError(
+                f"The engine is not idle: {len(state.by_id)} requests are open. Pause it first"
+                " (/pause_generation), or wait."
+            )
+        match operation:
+            case ReleaseMemory(parts):
+                again = sorted(state.released.intersection(parts))
+                if again:
+                    raise RequestError(f"{', '.join(again)}: this memory is released already.")
+                drops_cache = MemoryPart.KV_CACHE in parts
+            case RestoreMemory(parts):
+                if there := sorted(set(parts) - state.released):
+                    raise RequestError(f"{', '.join(there)}: this memory is not released.")
+                drops_cache = False
+            case LoadWeights():
+                drops_cache = operation.flush_cache
+        if drops_cache and not state.can_flush:
+            raise RequestError(
+                f"{num_running} paused requests keep K and V in the cache. Pause with mode retract"
+                " or abort to give it up."
+            )
+
+    def _done(self, operation: Operation) -> None:
+        state = self._state
+        match operation:
+            case ReleaseMemory(parts):
+                self._begin()
+                state.released |= set(parts)
+                if MemoryPart.KV_CACHE in parts:
+                    state.cache.flush()
+            case RestoreMemory(parts):
+                state.released -= set(parts)
+                self._end()
+            case LoadWeights():
+                if operation.flush_cache:
+                    state.cache.flush()
+                if MemoryPart.WEIGHTS in state.released:
+                    state.released.remove(MemoryPart.WEIGHTS)
+                    self._end()
+
+    def _begin(self) -> None:
+        """To be called before the engine is made to stand still."""
+        if not self._state.stands_still:
+            self._state.still_since = self._state.now
+
+    def _end(self) -> None:
+        """To be called when one reason to stand still is gone. If it was the last, the time limits
+        of requests are moved by what they could not use."""
+        state = self._state
+        if state.stands_still:
+            return
+        for seq in state.by_id.values():
+            seq.since += state.now - max(seq.since, state.still_since)
         self._observer.on(
             Continued(
-                paused_s=state.now - state.paused_at,
+                paused_s=state.now - state.still_since,
                 num_queued=len(state.queue) + len(state.preparing),
                 num_running=len(state.running),
             )

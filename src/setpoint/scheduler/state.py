@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from setpoint.core.messages import Finish, PauseMode, Prepared, TokenEvent
+from setpoint.core.operations import MemoryPart
 from setpoint.core.pagerows import CacheCosts
 from setpoint.core.plan import StepPlan
 from setpoint.core.preparation import Preparer
@@ -102,8 +103,11 @@ class State:
         """Clock seconds, written by the loop at the beginning of a turn and at the commit of a
         result. Planning knows no other time."""
         self.pause: PauseMode | None = None
-        """The mode of the pause in force; written by ``Standstill``, as is ``paused_at``."""
-        self.paused_at = 0.0
+        """The mode of the pause in force; written by ``Standstill``, as are the next two."""
+        self.released: set[MemoryPart] = set()
+        """Parts of the engine's memory that are given back at present."""
+        self.still_since = 0.0
+        """Clock seconds when the present standstill began."""
         self.standing_refusal: Refusal | None = None
         """Why admission is pointless until a running or waiting sequence ends, or one is retracted
         (SGLang: batch_is_full)."""
@@ -135,15 +139,19 @@ class State:
         return not (self.queue or self.running or self.draining or self.inflight)
 
     @property
+    def stands_still(self) -> bool:
+        """Whether nothing may be planned: the engine is paused, or has given memory back."""
+        return self.pause is not None or bool(self.released)
+
+    @property
     def is_at_rest(self) -> bool:
-        """Whether nothing can be planned and no result is due until a message arrives: an idle
-        engine, or a paused one."""
-        return self.is_idle or (self.pause is not None and not self.inflight)
+        """Whether nothing can be planned and no result is due until a message arrives."""
+        return self.is_idle or (self.stands_still and not self.inflight)
 
     @property
     def num_paused(self) -> int:
-        """How many requests wait for the end of a pause."""
-        return 0 if self.pause is None else len(self.by_id)
+        """How many requests wait for the end of a standstill."""
+        return len(self.by_id) if self.stands_still else 0
 
     @property
     def can_flush(self) -> bool:

@@ -16,6 +16,7 @@ from setpoint.core.messages import (
     Change,
     Continue,
     Finish,
+    Operate,
     OptionChange,
     Pause,
     PauseMode,
@@ -26,6 +27,7 @@ from setpoint.core.messages import (
     Tokens,
     ToLoop,
 )
+from setpoint.core.operations import Operation, Operator
 from setpoint.core.pagerows import CacheCosts, PageRow
 from setpoint.core.plan import StepPlan
 from setpoint.core.records import Preemption, Record, Retraction, StepDone
@@ -148,6 +150,7 @@ class Harness:
         preparer: ScriptedPreparer | None = None,
         executor: Executor | None = None,
         wire: Wire | None = None,
+        operator: Operator | None = None,
         **config: Any,
     ) -> None:
         """``row``: the model's cache groups; ``executor`` takes the place of the scripted one,
@@ -181,7 +184,9 @@ class Harness:
             depth=self.config.depth,
             clock=self.clock,
             observer=self.recorder,
+            operator=operator,
         )
+        self._num_operations = 0
         self._rids: list[str] = []
         """Of everything submitted: a sequence's number is its place here."""
         self.outcomes: dict[str, Outcome] = {}
@@ -235,6 +240,11 @@ class Harness:
     def resume(self) -> None:
         """Post a Continue."""
         self.wire.inbox.append(Continue(0))
+
+    def operate(self, operation: Operation) -> None:
+        """Post an operation, under a number of its own."""
+        self._num_operations += 1
+        self.wire.inbox.append(Operate(self._num_operations, operation))
 
     def seq_id(self, rid: str) -> int:
         """Of the latest request with this rid."""

@@ -116,6 +116,15 @@ def build_runner(config: EngineConfig) -> ModelRunner:
     return runner
 
 
+def load_model(config: EngineConfig, runner: ModelRunner) -> nn.Module:
+    """The model of ``config`` with weights loaded, for a runner that was built from a configuration
+    that differs at most in where the weights are. Raises CheckpointError, ConfigError or
+    OutOfMemoryError."""
+    linear = _choose(config, runner.device).linear.impl
+    model, _ = _load(config, runner.report.model_impl == "setpoint", runner.device, linear)
+    return model
+
+
 def _choose(config: EngineConfig, device: torch.device) -> _Chosen:
     spec, dtype = config.spec, _dtype(config.dtype)
     shape = AttentionShape(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from setpoint.core.errors import ConfigError
+from setpoint.engine.kernels.memory import give_back_heap
 
 Mark = float | torch.cuda.Event
 
@@ -134,6 +135,14 @@ def wait(point: Mark) -> None:
 def seconds_between(begin: Mark, end: Mark) -> float:
     """Seconds of device time between two marks, both of which must have been reached."""
     return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3
+
+
+def give_back(device: torch.device) -> None:
+    """Give memory that torch or the C library keeps for later use back to the system."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        give_back_heap()
 
 
 def claims_later(device: torch.device) -> bool:

@@ -82,6 +82,14 @@ def _mapped(num_bytes: int) -> tuple[mmap.mmap, int, int]:
     return memory, begin, begin + size
 
 
+def give_back_heap() -> None:
+    """Give the free pages of the C library's heap back to the system; a library other than glibc
+    keeps them."""
+    trim = getattr(_libc, "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def populate(memory: torch.Tensor) -> None:
     """Have the system find the pages of this memory now, so that nobody waits for them at the first
     write; the content stays. For host memory. Raises OSError where that is impossible: no memory is

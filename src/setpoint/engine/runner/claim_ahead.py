@@ -45,7 +45,7 @@ class ClaimAhead:
         self._stripe = 0
         """The first stripe (the K or the V of a slab) in which those pages still have to be found;
         the stripes before it are done."""
-        self._works = claims_later(pool.memory.device)
+        self._works = claims_later(pool.device)
 
     def hand_out(self, pages: npt.NDArray[np.int32]) -> None:
         """Note that these pages are in use from now on."""

@@ -27,24 +27,36 @@ class KVPool:
         device: torch.device,
     ) -> None:
         parts, heads, head_dim = layout.groups[0].shape
-        shape = (layout.num_slabs, parts, num_pages + 1, page_size, heads, head_dim)
+        self._shape = (layout.num_slabs, parts, num_pages + 1, page_size, heads, head_dim)
+        self._dtype = dtype
+        self.device = device
         self.layout = layout
         self.num_tokens = num_pages * page_size
         """Tokens that the pool's pages hold."""
-        try:
-            self.memory = claim(shape, dtype, device)
-        except RuntimeError as error:
-            raise OutOfMemoryError(
-                f"No memory on {device} for a KV pool of {num_pages} pages of {page_size} tokens:"
-                f" {error}"
-            ) from None
-        self.slabs = tuple((slab[0], slab[1]) for slab in self.memory)
-        """K and V of each slab, each [num_pages + 1, page_size, Hkv, D], contiguous."""
         places = layout.places()
-        self.layers = tuple(self.slabs[places[layer][1]] for layer in range(len(places)))
+        self._slab_of = tuple(places[layer][1] for layer in range(len(places)))
         """The slab of each layer."""
         self.group_of = tuple(places[layer][0] for layer in range(len(places)))
         """The cache group of each layer."""
+        self.take()
+
+    def take(self) -> None:
+        """Take the pool's memory, whose content means nothing. Raises OutOfMemoryError."""
+        try:
+            self.memory = claim(self._shape, self._dtype, self.device)
+        except RuntimeError as error:
+            raise OutOfMemoryError(
+                f"No memory on {self.device} for a KV pool of {self._shape[2] - 1} pages of"
+                f" {self._shape[3]} tokens: {error}"
+            ) from None
+        self.slabs = tuple((slab[0], slab[1]) for slab in self.memory)
+        """K and V of each slab, each [num_pages + 1, page_size, Hkv, D], contiguous."""
+        self.layers = tuple(self.slabs[slab] for slab in self._slab_of)
+        """The slab of each layer."""
+
+    def release(self) -> None:
+        """Drop the memory, until ``take``."""
+        self.memory, self.slabs, self.layers = self.memory.new_empty(0), (), ()
 
     @property
     def num_bytes(self) -> int:

@@ -6,7 +6,8 @@ Knows nothing of executors, results on the host or timings; ``engine.executor`` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,11 +19,12 @@ from setpoint.core.failures import failure
 from setpoint.core.footprint import Footprint
 from setpoint.core.limits import LOGITS_ROWS
 from setpoint.core.model import ModelSpec
+from setpoint.core.operations import MemoryPart
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.records import Fallback
 from setpoint.core.request import Ids
 from setpoint.core.result import one_each
-from setpoint.engine.kernels.device import reading_is_free, to_device
+from setpoint.engine.kernels.device import give_back, reading_is_free, to_device
 from setpoint.engine.kernels.ops import KernelsUnavailable
 from setpoint.engine.kernels.program import NotCapturable
 from setpoint.engine.layers.context import Backends
@@ -138,14 +140,61 @@ class ModelRunner:
             num_groups=len(layout.groups),
         )
         self.pooler = Pooler()
+        self._assemble()
+
+    def _assemble(self) -> None:
+        """Put model, slots and pool together into the forward pass and the ways to run it."""
         wide = torch.promote_types(self.dtype, torch.float32)
         cos_sin = tuple(
-            rotary.table(context_len, wide, self.device) for rotary in self.model.rotaries
+            rotary.table(self.slots.context_len, wide, self.device)
+            for rotary in self.model.rotaries
         )
         self.forward_pass = ForwardPass(
             self.model, self.slots, self.pool, cos_sin, self.page_size, self.device
         )
         self._make_ways()
+
+    @property
+    def can_be_taken_apart(self) -> bool:
+        """Whether ``release`` and ``replace`` work: a way that was added later (compiled code)
+        would be lost."""
+        return not self._has_preferred
+
+    def release(self, parts: Collection[MemoryPart]) -> None:
+        """Give these parts of the memory back. No step may run until ``restore``."""
+        # Captured steps and the forward pass hold the memory of all parts.
+        self.ways, self.forward_pass = [], None
+        if MemoryPart.KV_CACHE in parts:
+            self.pool.release()
+        if MemoryPart.WEIGHTS in parts:
+            self.model = None
+        self._give_back()
+
+    def restore(self, *, pool: bool, model: nn.Module | None, complete: bool) -> None:
+        """Take the pool's memory again, or use this model; with ``complete`` everything is there
+        again and steps can run. Raises OutOfMemoryError with nothing restored."""
+        if pool:
+            self.pool.take()
+            self.claim_ahead = ClaimAhead(self.pool)
+        if model is not None:
+            self.model = model
+        if complete:
+            self._assemble()
+
+    def replace(self, model: nn.Module) -> None:
+        """Use this model, of the same shapes, from the next step on; the old one's memory is given
+        back. What the slots and the pool hold stays."""
+        self.ways, self.forward_pass, self.model = [], None, model
+        self._give_back()
+        self._assemble()
+
+    def _give_back(self) -> None:
+        # A start freezes what it has made, so that collections are short; some of that is in
+        # cycles and has to be found now.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        give_back(self.device)
 
     def footprint(self, *, step_tokens: int, context_len: int) -> Footprint:
         """Measure the engine's memory on a pool of one page, so that the pool can be sized by it;
@@ -202,8 +251,10 @@ class ModelRunner:
     def prefer(self, way: Way) -> None:
         """Ask this way first from now on, until ``allocate`` is called again."""
         self.ways.insert(0, way)
+        self._has_preferred = True
 
     def _make_ways(self) -> None:
+        self._has_preferred = False
         self.ways: list[Way] = [EagerWay(self.forward_pass, self.backends)]
         """The ways that exist here, best first; the last one takes every batch."""
         if not self.capture:
@@ -216,7 +267,7 @@ class ModelRunner:
             self.why_eager = str(reason)
         else:
             self.why_eager = replay.why_eager_head
-            self.prefer(replay)
+            self.ways.insert(0, replay)
 
     def sample(self, forward: Forward, masks: TokenMasks | None) -> Sampled | None:
         """Sample the plan's sampling rows and append the tokens to their slots. Returns None if no

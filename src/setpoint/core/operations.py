@@ -1,0 +1,54 @@
+"""What an operator may have the engine's process do besides requests: give memory back, load other
+weights. An operation works between two steps, with no step in flight.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Protocol
+
+import msgspec
+
+
+class MemoryPart(enum.StrEnum):
+    """The engine's large pieces of memory (SGLang's tags)."""
+
+    KV_CACHE = "kv_cache"
+    WEIGHTS = "weights"
+    CUDA_GRAPH = "cuda_graph"  # captured steps
+
+
+class ReleaseMemory(msgspec.Struct, frozen=True, tag=True):
+    """Give these parts back to the system. No step runs until all are restored."""
+
+    parts: list[MemoryPart]
+
+
+class RestoreMemory(msgspec.Struct, frozen=True, tag=True):
+    """Take these parts again: weights are read from disk, the KV pool is empty, steps are captured
+    anew."""
+
+    parts: list[MemoryPart]
+
+
+class LoadWeights(msgspec.Struct, frozen=True, tag=True):
+    """Replace the weights, or restore released ones, from a checkpoint of the same shapes."""
+
+    folder: str
+    load_format: str
+    """"auto", "safetensors" or "dummy"."""
+    flush_cache: bool
+    """Empty the prefix cache, whose K and V the old weights have computed."""
+
+
+Operation = ReleaseMemory | RestoreMemory | LoadWeights
+
+
+class Operator(Protocol):
+    """The part of the engine that carries operations out."""
+
+    def operate(self, call_id: int, operation: Operation) -> dict[str, Any]:
+        """Returns values for the client. Raises SetpointError, with everything as it was, if the
+        operation is impossible; what else it raises ends the engine. call_id: the message's, for a
+        replay."""
+        ...

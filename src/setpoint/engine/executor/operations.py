@@ -1,0 +1,106 @@
+"""Operations on a running engine (``core.operations``): gives its memory back and takes it again,
+and loads other weights.
+
+Called between two steps by the loop, which has checked that the operation fits the requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from setpoint.core.errors import CheckpointError, OutOfMemoryError, RequestError, SetpointError
+from setpoint.core.operations import (
+    LoadWeights,
+    MemoryPart,
+    Operation,
+    ReleaseMemory,
+    RestoreMemory,
+)
+from setpoint.core.progress import reported_to
+from setpoint.engine.executor.build import EngineConfig, load_model
+from setpoint.engine.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+class EngineOperator:
+    """Implements ``core.operations.Operator`` for one runner."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        config: EngineConfig,
+        *,
+        available_bytes: Callable[[], int],
+        heartbeat: Callable[[], None],
+    ) -> None:
+        """config: what the runner was built from. available_bytes: memory of the device that could
+        be taken now. heartbeat: called now and then while weights are loaded."""
+        self._runner = runner
+        self._config = config
+        self._available_bytes = available_bytes
+        self._heartbeat = heartbeat
+        self._released: set[MemoryPart] = set()
+
+    def operate(self, call_id: int, operation: Operation) -> dict[str, Any]:
+        if not self._runner.can_be_taken_apart:
+            raise RequestError(
+                "Memory and weights cannot be changed with --enable-torch-compile: the compiled"
+                " code would be lost."
+            )
+        match operation:
+            case ReleaseMemory(parts):
+                self._runner.release(parts)
+                self._released |= set(parts)
+            case RestoreMemory(parts):
+                self._restore(parts)
+            case LoadWeights(folder, load_format):
+                self._load(replace(self._config, model_folder=folder, load_format=load_format))
+        return {}
+
+    def _restore(self, parts: Collection[MemoryPart]) -> None:
+        weights = MemoryPart.WEIGHTS in parts
+        model = self._model(self._config) if weights else None
+        self._put_back(parts, model)
+
+    def _load(self, config: EngineConfig) -> None:
+        """Load the new weights beside the old ones, which serve on if that fails."""
+        if MemoryPart.WEIGHTS in self._released:
+            self._put_back([MemoryPart.WEIGHTS], self._model(config))
+        else:
+            needed, free = self._runner.report.weight_bytes, self._available_bytes()
+            if needed > free:
+                raise OutOfMemoryError(
+                    f"The new weights do not fit beside the old ones: they need {needed >> 20} MiB,"
+                    f" and {free >> 20} MiB are free. Release the weights first"
+                    " (/release_memory_occupation)."
+                )
+            model = self._model(config)
+            if self._released:
+                self._runner.model = model
+            else:
+                self._runner.replace(model)
+        self._config = config
+
+    def _put_back(self, parts: Collection[MemoryPart], model: nn.Module | None) -> None:
+        left = self._released - set(parts)
+        self._runner.restore(pool=MemoryPart.KV_CACHE in parts, model=model, complete=not left)
+        self._released = left
+
+    def _model(self, config: EngineConfig) -> nn.Module:
+        try:
+            with reported_to(lambda doing: self._heartbeat()):
+                return load_model(config, self._runner)
+        except SetpointError:
+            raise
+        except Exception as error:  # a file that is cut short, a disk that fails
+            logger.exception("Loading weights from %s failed.", config.model_folder)
+            raise CheckpointError(
+                f"The weights in {config.model_folder} cannot be read: {type(error).__name__};"
+                " the server's log has the details."
+            ) from None

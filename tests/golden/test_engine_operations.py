@@ -1,0 +1,203 @@
+"""Memory that is given back and taken again, and other weights, on a real runner: the same tokens
+before and after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from setpoint.checkpoint.spec import read_spec
+from setpoint.core.errors import CheckpointError, OutOfMemoryError, RequestError
+from setpoint.core.messages import PauseMode
+from setpoint.core.operations import (
+    LoadWeights,
+    MemoryPart,
+    ReleaseMemory,
+    RestoreMemory,
+)
+from setpoint.engine.executor.build import EngineConfig, build_runner
+from setpoint.engine.executor.inproc import InprocExecutor
+from setpoint.engine.executor.operations import EngineOperator
+from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.testing.harness import Harness
+from setpoint.testing.tiny_models import write_tiny_llama
+
+KV, WEIGHTS, GRAPH = MemoryPart.KV_CACHE, MemoryPart.WEIGHTS, MemoryPart.CUDA_GRAPH
+PROMPTS = {"a": [5, 6, 7, 8], "b": [9, 10, 11, 12, 13, 14]}
+SHAPE: dict[str, Any] = {"max_position_embeddings": 128}
+PAGES = 200
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two checkpoints of the same shapes."""
+    parent = tmp_path_factory.mktemp("weights")
+    return tuple(write_tiny_llama(parent / str(seed), seed=seed, **SHAPE) for seed in (0, 1))  # type: ignore[return-value]
+
+
+class Engine:
+    def __init__(self, folder: Path, **config: Any) -> None:
+        self.config = EngineConfig(
+            str(folder),
+            read_spec(folder),
+            **{"dtype": "float32", "kv_dtype": "float32", "num_threads": 1, **config},
+        )
+        self.runner: ModelRunner = build_runner(self.config)
+        self.runner.allocate(num_pages=PAGES, max_slots=4, context_len=128)
+        self.free = 1 << 40
+        self.operator = EngineOperator(
+            self.runner,
+            self.config,
+            available_bytes=lambda: self.free,
+            heartbeat=lambda: None,
+        )
+
+    def harness(self) -> Harness:
+        return Harness(
+            num_pages=PAGES,
+            executor=InprocExecutor(self.runner),
+            operator=self.operator,
+            vocab_size=131,
+            max_req_len=127,
+            max_req_input_len=120,
+            max_running_requests=4,
+        )
+
+
+@pytest.fixture(params=[True, False], ids=["captured", "eager"])
+def engine(folders: tuple[Path, Path], request: pytest.FixtureRequest) -> Engine:
+    return Engine(folders[0], capture=request.param)
+
+
+def outputs(h: Harness) -> dict[str, list[int]]:
+    for rid, prompt in PROMPTS.items():
+        h.submit(rid, prompt, max_new_tokens=12, temperature=0.0)
+    h.drain()
+    return {rid: h.outcomes[rid].ids for rid in PROMPTS}
+
+
+def done(h: Harness) -> None:
+    h.turn()
+    assert h.replies[-1].ok, h.replies[-1].value
+
+
+@pytest.mark.parametrize("parts", [[KV], [WEIGHTS], [GRAPH], [KV, WEIGHTS, GRAPH]])
+def test_outputs_are_the_same_before_and_after(engine: Engine, parts: list[MemoryPart]) -> None:
+    h = engine.harness()
+    before = outputs(h)
+    h.operate(ReleaseMemory(parts))
+    done(h)
+    assert not engine.runner.ways
+    assert (engine.runner.model is None) == (WEIGHTS in parts)
+    assert (engine.runner.pool.num_bytes == 0) == (KV in parts)
+    for part in parts:
+        h.operate(RestoreMemory([part]))
+        done(h)
+    assert outputs(h) == before
+
+
+def test_paused_in_place_requests_go_on_with_their_memory(engine: Engine) -> None:
+    before = outputs(engine.harness())
+    h = engine.harness()
+    for rid, prompt in PROMPTS.items():
+        h.submit(rid, prompt, max_new_tokens=12, temperature=0.0)
+    h.turn(5)
+    h.pause(PauseMode.IN_PLACE)
+    h.operate(ReleaseMemory([WEIGHTS, GRAPH]))
+    h.operate(RestoreMemory([WEIGHTS, GRAPH]))
+    h.resume()
+    h.drain()
+    assert {rid: h.outcomes[rid].ids for rid in PROMPTS} == before
+    assert {outcome.num_retractions for outcome in h.outcomes.values()} == {0}
+
+
+def test_other_weights_answer_like_an_engine_started_on_them(
+    engine: Engine, folders: tuple[Path, Path]
+) -> None:
+    h = engine.harness()
+    old = outputs(h)
+    new = outputs(Engine(folders[1]).harness())
+    assert old != new
+    h.operate(LoadWeights(str(folders[1]), "auto", flush_cache=True))
+    done(h)
+    assert outputs(h) == new
+    h.operate(ReleaseMemory([WEIGHTS]))
+    h.operate(RestoreMemory([WEIGHTS]))
+    done(h)
+    assert outputs(h) == new, "what was loaded last comes back"
+    h.operate(ReleaseMemory([WEIGHTS]))
+    h.operate(LoadWeights(str(folders[0]), "auto", flush_cache=True))
+    done(h)
+    assert outputs(h) == old
+
+
+def test_weights_that_cannot_be_loaded_leave_the_old_ones(
+    engine: Engine, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    h = engine.harness()
+    old = outputs(h)
+    other = write_tiny_llama(tmp_path / "other", **SHAPE | {"intermediate_size": 96})
+    cut = write_tiny_llama(tmp_path / "cut", **SHAPE)
+    weights = cut / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    for folder, words in (
+        (other, "shape"),
+        (cut, "model.safetensors"),
+        (tmp_path / "nowhere", "nowhere"),
+    ):
+        h.operate(LoadWeights(str(folder), "auto", flush_cache=True))
+        h.turn()
+        assert not h.replies[-1].ok
+        assert words in h.replies[-1].value["error"]
+        assert outputs(h) == old
+    engine.free = 1000
+    with pytest.raises(OutOfMemoryError, match="do not fit beside the old ones"):
+        engine.operator.operate(1, LoadWeights(str(folders[1]), "auto", flush_cache=True))
+    assert outputs(h) == old
+
+
+def test_a_failed_restore_can_be_tried_again(
+    engine: Engine, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    h = engine.harness()
+    old = outputs(h)
+    h.operate(ReleaseMemory([KV, WEIGHTS]))
+    done(h)
+    h.operate(LoadWeights(str(tmp_path), "auto", flush_cache=True))
+    h.turn()
+    assert not h.replies[-1].ok
+    h.operate(RestoreMemory([KV, WEIGHTS]))
+    done(h)
+    assert outputs(h) == old
+
+
+def test_compiled_code_is_not_lost(engine: Engine) -> None:
+    engine.runner.prefer(engine.runner.ways[-1])
+    with pytest.raises(RequestError, match="--enable-torch-compile"):
+        engine.operator.operate(1, ReleaseMemory([KV]))
+
+
+def test_memory_goes_back_to_the_system(tmp_path: Path) -> None:
+    """Measured from outside: most of what the weights and the pool take."""
+    folder = write_tiny_llama(
+        tmp_path / "big", hidden_size=512, intermediate_size=2048, num_hidden_layers=4, **SHAPE
+    )
+    big = Engine(folder)
+    big.runner.pool.memory.zero_()
+    h = big.harness()
+    before = outputs(h)
+    rss = psutil.Process().memory_info().rss
+    sizes = {WEIGHTS: big.runner.report.weight_bytes, KV: big.runner.pool.num_bytes}
+    assert sizes[WEIGHTS] > 50 << 20
+    h.operate(ReleaseMemory([WEIGHTS, KV, GRAPH]))
+    done(h)
+    given_back = rss - psutil.Process().memory_info().rss
+    assert given_back > 0.9 * sum(sizes.values())
+    h.operate(RestoreMemory([WEIGHTS, KV, GRAPH]))
+    done(h)
+    assert outputs(h) == before
+    with pytest.raises(CheckpointError):
+        big.operator.operate(1, LoadWeights(str(tmp_path), "auto", flush_cache=True))
