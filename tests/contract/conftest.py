@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from setpoint.batch.worker import BatchWorker
 from setpoint.frontend.apis.dialects import DIALECTS
+from setpoint.frontend.checkpoints import Checkpoints
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.http.app import MakeDialect, create_app
 from setpoint.frontend.http.port import bind_socket
@@ -51,6 +52,7 @@ def make_service(
     engine: FakeEngine,
     live: LiveOptions | None = None,
     storage: Storage | None = None,
+    checkpoints: Checkpoints | None = None,
     **options: Any,
 ) -> Service:
     """``options``: fields of FrontendConfig, and of FrontendSettings without ``live``."""
@@ -70,7 +72,7 @@ def make_service(
     )
     template = ChatTemplate(CHAT_TEMPLATE, special_tokens={"eos_token": "<|eos|>"})
     text = TextProcessor(Tokenizer(make_byte_tokenizer()), template)
-    return Service(config, EngineClient(), text, live or FixedOptions(own), storage)
+    return Service(config, EngineClient(), text, live or FixedOptions(own), storage, checkpoints)
 
 
 @asynccontextmanager

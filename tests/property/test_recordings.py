@@ -15,8 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from setpoint.core.errors import RequestError
+from setpoint.core.errors import CheckpointError, RequestError
 from setpoint.core.messages import Call, PauseMode, ToFrontend, Tokens
+from setpoint.core.operations import (
+    LoadWeights,
+    MemoryPart,
+    Operation,
+    ReleaseMemory,
+    RestoreMemory,
+)
 from setpoint.core.pagerows import PageRow, WindowColumns
 from setpoint.core.records import (
     GrammarEnded,
@@ -66,6 +73,15 @@ def next_token(history: Ids) -> int:
     if token == 0:
         raise ArithmeticError("no token")
     return -3 if token == 1 else token % VOCAB
+
+
+class Operator:
+    """Every fourth operation fails; what is released is restored in the end."""
+
+    def operate(self, call_id: int, operation: Operation) -> dict[str, Any]:
+        if call_id % 4 == 0 and not isinstance(operation, RestoreMemory):
+            raise CheckpointError("SECRETFOLDER has no weights")
+        return {}
 
 
 class Grammar:
@@ -161,6 +177,17 @@ actions = st.one_of(
     st.tuples(st.just("call"), st.sampled_from(["flush_cache", "state", "unknown"])),
     st.tuples(st.just("pause"), st.sampled_from(PauseMode)),
     st.tuples(st.just("resume"), st.none()),
+    st.tuples(
+        st.just("operate"),
+        st.sampled_from(
+            [
+                ReleaseMemory([MemoryPart.KV_CACHE]),
+                ReleaseMemory([MemoryPart.WEIGHTS, MemoryPart.CUDA_GRAPH]),
+                RestoreMemory([MemoryPart.KV_CACHE]),
+                LoadWeights("SECRETFOLDER", "auto", flush_cache=True),
+            ]
+        ),
+    ),
 )
 
 
@@ -181,6 +208,7 @@ def harness_of(config: dict[str, Any], *, wire: Wire | None = None) -> Harness:
         num_tokens=lambda most: how_many.randint(0, most) if most > 1 else most,
         preparer=ScriptedPreparer(Grammar, needs=lambda request: request.seed % 6 == 0),
         wire=wire,
+        operator=Operator(),
     )
 
 
@@ -206,6 +234,8 @@ def run(config: dict[str, Any], todo: list[tuple[str, Any]]) -> Harness:
             harness.pause(what)
         elif action == "resume":
             harness.resume()
+        elif action == "operate":
+            harness.operate(what)
         elif action == "call":
             harness.wire.inbox.append(Call(0, what))
         elif what < len(prompts) and action == "continue":
@@ -217,6 +247,8 @@ def run(config: dict[str, Any], todo: list[tuple[str, Any]]) -> Harness:
         elif what < len(prompts):
             getattr(harness, action)(f"client-{what:03}")
     harness.resume()
+    for part in MemoryPart:
+        harness.operate(RestoreMemory([part]))
     harness.drain()
     return harness
 

@@ -22,6 +22,7 @@ OWN = {
     "--record-max-bytes",
     "--refuse-unknown-keys",
     "--strict-accounting",
+    "--update-weights-folder",
     "--workload",
 }
 OLDER = {"--collect-tokens-histogram", "--enable-overlap-scheduler"}

@@ -171,6 +171,27 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
             server_only=True,
         ),
     ] = None
+    admin_api_key: Annotated[
+        str | None,
+        Option(
+            SERVER,
+            "Key of the routes that change the server (flush, abort, pause, memory, weights, …);"
+            " --api-key is theirs too if not given.",
+            metavar="KEY",
+            secret=True,
+            server_only=True,
+        ),
+    ] = None
+    update_weights_folder: Annotated[
+        str | None,
+        Option(
+            SERVER,
+            "Folder below which /update_weights_from_disk may read checkpoints. Not given: it may"
+            " only read the served model again.",
+            metavar="FOLDER",
+            server_only=True,
+        ),
+    ] = None
     max_body_bytes: Annotated[
         int | None,
         Option(

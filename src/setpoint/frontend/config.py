@@ -44,6 +44,8 @@ class FrontendConfig:
     pooling: Pooling | None = None
     """If set, the server embeds and does not generate."""
     api_key: str | None = None
+    admin_api_key: str | None = None
+    """Key of the routes that change the server; None: ``api_key`` is theirs too."""
     max_body_bytes: int = 4 << 20
     """Larger request bodies are refused with status 413."""
     allow_auto_truncate: bool = False

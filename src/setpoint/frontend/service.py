@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.book import RequestBook
+from setpoint.frontend.checkpoints import Checkpoints, NoCheckpoints
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import Intake, Options, new_rid
 from setpoint.frontend.ipc.client import EngineClient
@@ -50,9 +52,12 @@ class Service:
         text: TextProcessor,
         live: LiveOptions,
         storage: Storage | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         """storage: where files and batches are kept; None: they are refused."""
         self.config = config
+        """Replaced by ``loaded``: keep no part of it that this changes."""
+        self.checkpoints = checkpoints or NoCheckpoints()
         self.live = live
         self.storage = storage
         self._changing = asyncio.Lock()
@@ -167,6 +172,15 @@ class Service:
                 await line.change(proposal.settings, proposal.options, by=by, why=why)
             proposal.accept()
         return proposal
+
+    def loaded(self, *, model_path: str | None = None, weight_version: str | None = None) -> None:
+        """Tell from now on that the engine's weights are these; None: what was told before."""
+        config = self.config
+        self.config = replace(
+            config,
+            model_path=config.model_path if model_path is None else model_path,
+            weight_version=config.weight_version if weight_version is None else weight_version,
+        )
 
     async def warm_up(self, *, timeout_s: float = 600.0) -> None:
         """Serve one real request before the server is announced as ready. Raises EngineDeadError or

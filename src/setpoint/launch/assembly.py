@@ -16,6 +16,7 @@ from setpoint.frontend.config import FrontendConfig, MetricsConfig
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.service import Service
 from setpoint.frontend.storage.storage import Storage
+from setpoint.launch.checkpoints import LaunchedCheckpoints
 from setpoint.launch.engine import Launched
 from setpoint.launch.live import LiveConfig
 
@@ -46,6 +47,7 @@ def make_service(
         vocab_size=spec.vocab_size,
         random_seed=config.random_seed,
         api_key=options.api_key,
+        admin_api_key=options.admin_api_key,
         max_body_bytes=config.max_body_bytes,
         allow_auto_truncate=options.allow_auto_truncate,
         refuse_unknown_keys=options.refuse_unknown_keys,
@@ -69,7 +71,8 @@ def make_service(
         health_timeout_s=config.env.health_check_timeout_s,
     )
     running = Running.started(engine.asked, config, info["max_total_num_tokens"])
-    return Service(frontend, client, engine.text, LiveConfig(running), storage)
+    checkpoints = LaunchedCheckpoints(options, source, spec)
+    return Service(frontend, client, engine.text, LiveConfig(running), storage, checkpoints)
 
 
 def metrics_config(

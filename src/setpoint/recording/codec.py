@@ -173,8 +173,10 @@ _WHOLE: tuple[type, ...] = (
     records.Continued,
     records.PoolRebuilt,
 )
-_KINDS = {kind.__name__: kind for kind in (*_WHOLE, RequestDone, SettingsChanged, Operated)}
-_ENTRIES: dict[type, Entry] = {
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (*_WHOLE, RequestDone, SettingsChanged, Operated)
+}
+_OWN: dict[type, Entry] = {
     Turn: _turn,
     Received: _received,
     ResultTaken: _result,
@@ -182,7 +184,8 @@ _ENTRIES: dict[type, Entry] = {
     RequestDone: _done,
     SettingsChanged: _changed,
     Operated: _operated,
-} | dict.fromkeys(_WHOLE, _whole)
+}
+_ENTRIES = _OWN | dict.fromkeys(_WHOLE, _whole)
 
 MEASURED = frozenset({"TurnDone", "PreparationEnded"})
 """Kinds of records with values that are measured, or that the recording's inputs do not have."""

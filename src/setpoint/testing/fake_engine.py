@@ -22,6 +22,7 @@ from setpoint.core.messages import (
     Continue,
     Finish,
     LogprobBlock,
+    Operate,
     Pause,
     PauseMode,
     Ready,
@@ -36,6 +37,7 @@ from setpoint.core.messages import (
     decode_to_engine,
     encode,
 )
+from setpoint.core.operations import Operation
 from setpoint.core.request import Request
 from setpoint.frontend.live import FrontendSettings, Proposal
 
@@ -78,6 +80,11 @@ class FakeEngine:
     """While set, accepts everything and says nothing."""
     paused: PauseMode | None = None
     """The mode of the pause in force."""
+    operations: list[Operation] = field(default_factory=list)
+    refuse_operation: str = ""
+    """Why operations are refused; "" if they are not."""
+    released: tuple[str, ...] = ()
+    """The parts of memory that a "state" call reports as released."""
     submitted: list[Request] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
@@ -131,6 +138,7 @@ class FakeEngine:
                         "num_routing_keys": 0,
                         "new_token_ratio": 0.5,
                         "metrics": self.metrics,
+                        "released": self.released,
                         "num_pending_tokens": sum(
                             len(running.request.prompt())
                             for running in list(self.running.values())[num_running:]
@@ -155,6 +163,12 @@ class FakeEngine:
                 self.paused = None
                 self._tick_later()
                 asyncio.get_running_loop().call_soon(self.emit, Reply(call_id, True))
+            case Operate(call_id, operation):
+                self.operations.append(operation)
+                reply = Reply(call_id, True, {"num_paused_reqs": 0})
+                if self.refuse_operation:
+                    reply = Reply(call_id, False, {"error": self.refuse_operation})
+                asyncio.get_running_loop().call_soon(self.emit, reply)
             case Shutdown():
                 self.is_shut_down = True
 

@@ -1,5 +1,5 @@
-"""The API key, as ASGI middleware: ``Authorization: Bearer KEY``, the header of a dialect, or 401
-(docs/sglang/api.md#keys)."""
+"""The API keys, as ASGI middleware: ``Authorization: Bearer KEY``, or 401; 403 for a client's key
+where the admin's is needed (docs/sglang/api.md#keys)."""
 
 from __future__ import annotations
 
@@ -16,30 +16,49 @@ _UNAUTHORIZED = Refusal(
     message="The API key is missing or wrong. Send it in the header 'Authorization: Bearer KEY'.",
     status_code=401,
 )
+_FORBIDDEN = Refusal(
+    message="This route changes the server and needs its admin key (--admin-api-key).",
+    status_code=403,
+)
 
 
 class ApiKeyMiddleware:
-    def __init__(self, app: ASGIApp, *, api_key: str, dialects: Dialects) -> None:
+    """At least one key is given. The admin's key opens every route; routes that change the server
+    open to it alone if there is one, the others are open to everybody if there is no ``api_key``.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, api_key: str | None, admin_api_key: str | None, dialects: Dialects
+    ) -> None:
         self._app = app
         self._dialects = dialects
         self._public = tuple(path for dialect in dialects.all for path in dialect.public)
-        named = {dialect.key_header for dialect in dialects.all if dialect.key_header}
-        self._expected = {"authorization": f"Bearer {api_key}".encode()}
-        self._expected |= {header: api_key.encode() for header in named}
+        self._admin = frozenset(path for dialect in dialects.all for path in dialect.admin)
+        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+        self._admin_key = None if admin_api_key is None else f"Bearer {admin_api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._allows(scope):
-            response = error_response(self._dialects, scope["path"], _UNAUTHORIZED)
-            response.headers["www-authenticate"] = "Bearer"
-            await response(scope, receive, send)
-        else:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
             await self._app(scope, receive, send)
+            return
+        response = error_response(self._dialects, scope["path"], refusal)
+        if refusal is _UNAUTHORIZED:
+            response.headers["www-authenticate"] = "Bearer"
+        await response(scope, receive, send)
 
-    def _allows(self, scope: Scope) -> bool:
-        if scope["method"] == "OPTIONS" or scope["path"].startswith(self._public):
-            return True
-        headers = Headers(scope=scope)
-        return any(
-            hmac.compare_digest(headers.get(header, "").encode("latin-1"), expected)
-            for header, expected in self._expected.items()
-        )
+    def _refusal(self, scope: Scope) -> Refusal | None:
+        path = scope["path"]
+        if scope["method"] == "OPTIONS" or path.startswith(self._public):
+            return None
+        given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+        is_client = _same(given, self._key)
+        if _same(given, self._admin_key):
+            return None
+        if self._admin_key is not None and path in self._admin:
+            return _FORBIDDEN if is_client else _UNAUTHORIZED
+        return None if is_client or self._key is None else _UNAUTHORIZED
+
+
+def _same(given: bytes, expected: bytes | None) -> bool:
+    return expected is not None and hmac.compare_digest(given, expected)

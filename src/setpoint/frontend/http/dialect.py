@@ -28,6 +28,9 @@ class Dialect(ABC):
     """Beginnings of paths that need no API key."""
     key_header: ClassVar[str] = ""
     """A header in which the dialect's clients send the API key, besides ``Authorization``."""
+    admin: ClassVar[Sequence[str]] = ()
+    """Routes that change the server for all its clients. They need the admin's key, if there is
+    one."""
     changed_by_get: ClassVar[Sequence[str]] = ()
     """Routes where a GET changes something."""
     router: APIRouter

@@ -18,13 +18,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from setpoint.core.errors import EngineDeadError
+from setpoint.core.errors import EngineDeadError, RequestError
 from setpoint.core.messages import (
     Announce,
     Call,
     Change,
     Continue,
     Failed,
+    Operate,
     OptionChange,
     Pause,
     PauseMode,
@@ -39,12 +40,15 @@ from setpoint.core.messages import (
     decode_to_frontend,
     encode,
 )
+from setpoint.core.operations import Operation
 from setpoint.core.settings import Settings
 from setpoint.core.shown import shown
 
 logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 20.0
+OPERATION_TIMEOUT_S = 3600.0
+"""Weights may come from a slow disk."""
 CUT_S = 2.0
 """How long the watcher of the process has to report why the engine's end of the link is closed."""
 
@@ -155,6 +159,16 @@ class EngineLine:
     async def resume(self) -> Reply:
         """End a pause. Raises like ``call``."""
         return await self._ask(Continue, "continue", CALL_TIMEOUT_S)
+
+    async def operate(self, operation: Operation) -> dict[str, Any]:
+        """Have the engine carry an operation out; returns its values. Raises RequestError (400) if
+        it refuses, and EngineDeadError like ``call``."""
+        reply = await self._ask(
+            lambda call_id: Operate(call_id, operation), "operate", OPERATION_TIMEOUT_S
+        )
+        if not reply.ok:
+            raise RequestError(reply.value["error"])
+        return reply.value
 
     async def _ask(self, message: Callable[[int], ToEngine], name: str, timeout_s: float) -> Reply:
         self.check_ready()

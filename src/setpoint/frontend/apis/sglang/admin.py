@@ -81,7 +81,7 @@ class AdminRoutes:
         return Response(status_code=200 if self._engine.is_ready else 503)
 
     async def model_info(self) -> Response:
-        config = self._config
+        config = self._service.config
         info: dict[str, Any] = {
             "model_path": config.model_path,
             "served_model_name": config.served_model_name,

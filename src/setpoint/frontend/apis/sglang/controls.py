@@ -25,9 +25,25 @@ class ContinueBody(msgspec.Struct):
     """Accepted without effect: no memory of the engine's is in torch's cache."""
 
 
-class ControlRoutes:
+class ControlBodies:
+    """Reads the bodies of control routes."""
+
     def __init__(self, service: Service, bodies: BodyReader) -> None:
         self._service = service
+        self._bodies = bodies
+
+    async def read(self, request: Request, kind: type[T]) -> tuple[T, dict[str, Any]]:
+        """The body as ``kind``, and the warnings about it as a part of the answer."""
+
+        async def work(raw: dict[str, Any]) -> tuple[T, list[str]]:
+            return self._service.read(raw, kind, route=request.url.path)
+
+        body, warnings = await self._bodies.read(request, work)
+        return body, {"warnings": warnings} if warnings else {}
+
+
+class ControlRoutes:
+    def __init__(self, service: Service, bodies: ControlBodies) -> None:
         self._bodies = bodies
         self._engine = service.engine
 
@@ -38,22 +54,13 @@ class ControlRoutes:
         parent.include_router(router)
 
     async def pause(self, request: Request) -> Response:
-        body, told = await self._read(request, PauseBody)
+        body, told = await self._bodies.read(request, PauseBody)
         reply = await self._engine.choose().pause(body.mode)
         message = "Generation paused successfully."
         return json_response({"message": message, "status": "ok", **reply.value, **told})
 
     async def resume(self, request: Request) -> Response:
-        _, told = await self._read(request, ContinueBody)
+        _, told = await self._bodies.read(request, ContinueBody)
         await self._engine.choose().resume()
         message = "Generation continued successfully."
         return json_response({"message": message, "status": "ok", **told})
-
-    async def _read(self, request: Request, kind: type[T]) -> tuple[T, dict[str, Any]]:
-        """The body as ``kind``, and the warnings about it as a part of the answer."""
-
-        async def work(raw: dict[str, Any]) -> tuple[T, list[str]]:
-            return self._service.read(raw, kind, route=request.url.path)
-
-        body, warnings = await self._bodies.read(request, work)
-        return body, {"warnings": warnings} if warnings else {}

@@ -10,10 +10,11 @@ from fastapi import APIRouter
 from setpoint.frontend.apis.openai.dialect import OpenAIDialect
 from setpoint.frontend.apis.openai.errors import error_body, stream_end
 from setpoint.frontend.apis.sglang.admin import FLUSH_ROUTE, AdminRoutes
-from setpoint.frontend.apis.sglang.controls import ControlRoutes
+from setpoint.frontend.apis.sglang.controls import ControlBodies, ControlRoutes
 from setpoint.frontend.apis.sglang.loads import LoadRoutes
 from setpoint.frontend.apis.sglang.metrics import METRICS_ROUTE, MetricsRoutes
 from setpoint.frontend.apis.sglang.routes import NativeRoutes
+from setpoint.frontend.apis.sglang.weights import WeightRoutes
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.dialect import Dialect
 from setpoint.frontend.refusal import Refusal
@@ -25,12 +26,25 @@ class SGLangDialect(Dialect):
     hint = OpenAIDialect.hint
     public = ("/health", "/ready", METRICS_ROUTE)
     changed_by_get = (FLUSH_ROUTE,)
+    admin = (
+        FLUSH_ROUTE,
+        "/abort_request",
+        "/set_internal_state",
+        "/pause_generation",
+        "/continue_generation",
+        "/release_memory_occupation",
+        "/resume_memory_occupation",
+        "/update_weights_from_disk",
+        "/update_weight_version",
+    )
 
     def __init__(self, service: Service, bodies: BodyReader) -> None:
         self.router = APIRouter()
         NativeRoutes(service, bodies).install(self.router)
         AdminRoutes(service, bodies).install(self.router)
-        ControlRoutes(service, bodies).install(self.router)
+        controls = ControlBodies(service, bodies)
+        ControlRoutes(service, controls).install(self.router)
+        WeightRoutes(service, controls).install(self.router)
         LoadRoutes(service).install(self.router)
         MetricsRoutes(service).install(self.router)
 

@@ -1,0 +1,140 @@
+"""Routes that give the engine's memory back and change its weights (docs/controls.md)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from setpoint.core.errors import RequestError
+from setpoint.core.messages import PauseMode
+from setpoint.core.operations import LoadWeights, MemoryPart, ReleaseMemory, RestoreMemory
+from setpoint.frontend.apis.sglang.controls import ControlBodies
+from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.intake import check_key
+from setpoint.frontend.service import Service
+
+UPDATED = "Succeeded to update model weights."
+
+
+class MemoryBody(msgspec.Struct):
+    tags: list[MemoryPart] | None = None
+    """None: all that can be released, or is."""
+
+
+class UpdateWeightsBody(msgspec.Struct):
+    model_path: str
+    load_format: str | None = None
+    abort_all_requests: bool = False
+    weight_version: str | None = None
+    flush_cache: bool = True
+    keep_pause: bool = False
+    """Leave the engine paused if this request has paused it."""
+    torch_empty_cache: bool = False
+    """Memory that became free is always given back; this and the next key change nothing."""
+    recapture_cuda_graph: bool = False
+    """Captured steps are always made anew."""
+
+
+class WeightVersionBody(msgspec.Struct):
+    new_version: str
+    abort_all_requests: bool = True
+
+
+class WeightRoutes:
+    def __init__(self, service: Service, bodies: ControlBodies) -> None:
+        self._service = service
+        self._bodies = bodies
+        self._engine = service.engine
+        self._changing = asyncio.Lock()
+
+    def install(self, parent: APIRouter) -> None:
+        router = APIRouter(tags=["control"])
+        for path, handler, body in (
+            ("/release_memory_occupation", self.release, MemoryBody),
+            ("/resume_memory_occupation", self.restore, MemoryBody),
+            ("/update_weights_from_disk", self.update, UpdateWeightsBody),
+            ("/update_weight_version", self.update_version, WeightVersionBody),
+        ):
+            add_route(router, path, handler, "POST", body=body)
+        parent.include_router(router)
+
+    async def release(self, request: Request) -> Response:
+        body, told = await self._bodies.read(request, MemoryBody)
+        async with self._changing:
+            parts = await self._parts(body, released=False)
+            await self._engine.choose().operate(ReleaseMemory(parts))
+        return json_response({"released": parts, **told})
+
+    async def restore(self, request: Request) -> Response:
+        body, told = await self._bodies.read(request, MemoryBody)
+        async with self._changing:
+            parts = await self._parts(body, released=True)
+            await self._engine.choose().operate(RestoreMemory(parts))
+        return json_response({"resumed": parts, **told})
+
+    async def update(self, request: Request) -> Response:
+        """Load other weights. A refusal has the shape of the answer, as its clients expect."""
+        body, told = await self._bodies.read(request, UpdateWeightsBody)
+        check_key(body.weight_version, "weight_version")
+        async with self._changing:
+            num_paused = (await self._engine.call("state")).value["num_paused_reqs"]
+            try:
+                # In a thread: it reads files.
+                found = await asyncio.to_thread(
+                    self._service.checkpoints.find, body.model_path, body.load_format
+                )
+                async with self._aborted(body):
+                    operation = LoadWeights(
+                        found.folder, found.load_format, flush_cache=body.flush_cache
+                    )
+                    values = await self._engine.choose().operate(operation)
+            except RequestError as error:
+                answer = {"success": False, "message": error.message}
+                status_code = error.status_code
+            else:
+                self._service.loaded(model_path=body.model_path, weight_version=body.weight_version)
+                num_paused, status_code = values["num_paused_reqs"], 200
+                answer = {"success": True, "message": UPDATED}
+        counted = {**answer, "num_paused_requests": num_paused, **told}
+        return json_response(counted, status_code=status_code)
+
+    async def update_version(self, request: Request) -> Response:
+        body, told = await self._bodies.read(request, WeightVersionBody)
+        check_key(body.new_version, "new_version")
+        if body.abort_all_requests:
+            self._engine.abort(abort_all=True)
+        self._service.loaded(weight_version=body.new_version)
+        message = f"The weight version is {body.new_version} now."
+        answer = {"success": True, "message": message, "new_version": body.new_version}
+        return json_response({**answer, **told})
+
+    @asynccontextmanager
+    async def _aborted(self, body: UpdateWeightsBody) -> AsyncIterator[None]:
+        """With ``abort_all_requests``, pause the engine meanwhile, so that no request comes in
+        between."""
+        line = self._engine.choose()
+        paused = (await line.call("state")).value["paused"] is not None
+        if body.abort_all_requests:
+            await line.pause(PauseMode.ABORT)
+        try:
+            yield
+        finally:
+            if body.abort_all_requests and not paused and not body.keep_pause:
+                await line.resume()
+
+    async def _parts(self, body: MemoryBody, *, released: bool) -> list[MemoryPart]:
+        """The parts that the body means, each once."""
+        if body.tags is not None:
+            if not body.tags:
+                raise RequestError(f"tags is empty; it may name {', '.join(MemoryPart)}.")
+            return list(dict.fromkeys(body.tags))
+        now = set((await self._engine.call("state")).value["released"])
+        parts = [part for part in MemoryPart if (part in now) == released]
+        if not parts:
+            raise RequestError(f"All memory is {'there' if released else 'released'} already.")
+        return parts

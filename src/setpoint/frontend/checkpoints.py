@@ -1,0 +1,29 @@
+"""Where a client's name of a checkpoint leads to. What may be read is decided by ``launch``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from setpoint.core.errors import RequestError
+
+
+@dataclass(slots=True, frozen=True)
+class Checkpoint:
+    folder: str
+    load_format: str
+
+
+class Checkpoints(Protocol):
+    def find(self, model_path: str, load_format: str | None) -> Checkpoint:
+        """The checkpoint for the running model that a client names; may read its config.json.
+        Raises RequestError (400, 403) if it may not be read, is none, or has other shapes than the
+        model."""
+        ...
+
+
+class NoCheckpoints:
+    """Of a service whose engine loads no other weights."""
+
+    def find(self, model_path: str, load_format: str | None) -> Checkpoint:
+        raise RequestError("This server loads no other weights.")

@@ -1,0 +1,116 @@
+"""Which checkpoints the clients of a running server may have loaded: the served model's own folder,
+and those below the folder that the operator has named. Only config.json is read here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from setpoint.checkpoint.source import ModelSource
+from setpoint.checkpoint.spec import read_spec
+from setpoint.config.check import model_overrides
+from setpoint.config.options import Options
+from setpoint.core.errors import CheckpointError, RequestError
+from setpoint.core.model import ModelSpec
+from setpoint.core.shown import shown
+from setpoint.core.weightfiles import weight_files
+from setpoint.frontend.checkpoints import Checkpoint
+
+LOADABLE = ("auto", "safetensors", "dummy")
+NO_MATTER = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "pad_token_id",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
+"""Keys of config.json in which two checkpoints of one model may differ: they change no
+computation, or the start has settled them."""
+SETTLED = frozenset({"config", "eos_token_ids", "blocks", "pooling", "dtype", "num_parameters"})
+"""Fields of a ModelSpec that are not compared as they are."""
+
+
+class LaunchedCheckpoints:
+    """Implements ``frontend.checkpoints.Checkpoints``."""
+
+    def __init__(self, options: Options, source: ModelSource, spec: ModelSpec) -> None:
+        self._options = options
+        self._source = source
+        self._spec = spec
+        folder = options.update_weights_folder
+        self._allowed = None if folder is None else Path(folder).resolve()
+
+    def find(self, model_path: str, load_format: str | None) -> Checkpoint:
+        load_format = self._options.load_format if load_format is None else load_format
+        if load_format not in LOADABLE:
+            raise RequestError(
+                f"load_format is {shown(load_format)!r}; it may be {', '.join(LOADABLE)}."
+            )
+        if model_path in (self._source.name, self._options.model_path, str(self._source.folder)):
+            return Checkpoint(str(self._source.folder), load_format)
+        folder = self._allowed_folder(model_path)
+        try:
+            spec = read_spec(folder, overrides=model_overrides(self._options))
+        except CheckpointError as error:
+            raise RequestError(str(error)) from None
+        if other := _difference(self._spec, spec):
+            raise RequestError(
+                f"{model_path} is not a checkpoint of the running model: {other}. Start a server"
+                " for it."
+            )
+        if load_format != "dummy" and not weight_files(folder):
+            raise RequestError(f"{model_path} has no safetensors weights.")
+        return Checkpoint(str(folder), load_format)
+
+    def _allowed_folder(self, model_path: str) -> Path:
+        """The folder that a client names, symbolic links followed. Raises RequestError (403), which
+        does not tell whether there is such a folder, unless it lies where the operator allows."""
+        if self._allowed is None:
+            raise RequestError(
+                "model_path may only name the model that the server was started with; the option"
+                " --update-weights-folder allows others.",
+                status_code=403,
+                err_type="Forbidden",
+            )
+        try:
+            folder = Path(model_path).resolve()
+            inside = folder.is_relative_to(self._allowed)
+        except (OSError, ValueError, RuntimeError):  # too long, a null byte, a loop of links
+            inside = False
+        if not inside:
+            raise RequestError(
+                "model_path must name a folder below the one of --update-weights-folder.",
+                status_code=403,
+                err_type="Forbidden",
+            )
+        if not folder.is_dir():
+            raise RequestError(f"model_path: there is no folder {shown(model_path)!r}.")
+        return folder
+
+
+def _difference(running: ModelSpec, other: ModelSpec) -> str:
+    """What differs between two models' computations; "" if nothing does."""
+    for field in fields(ModelSpec):
+        ours, theirs = getattr(running, field.name), getattr(other, field.name)
+        if field.name not in SETTLED and ours != theirs:
+            return f"{field.name} is {shown(str(theirs))} instead of {shown(str(ours))}"
+    mine, its = _computing(running.config), _computing(other.config)
+    for key in sorted(mine.keys() | its.keys()):
+        if mine.get(key) != its.get(key):
+            return (
+                f"{shown(key)} in config.json is {shown(str(its.get(key)))} instead of"
+                f" {shown(str(mine.get(key)))}"
+            )
+    return ""
+
+
+def _computing(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in NO_MATTER}
