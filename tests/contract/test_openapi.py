@@ -61,8 +61,6 @@ def test_every_body_is_declared(serve: Serve) -> None:
             "/abort_request": "AbortBody",
             "/v1/messages": "MessagesBody",
             "/v1/messages/count_tokens": "ConversationBody",
-            "/pause_generation": "PauseBody",
-            "/continue_generation": "ContinueBody",
             "/set_internal_state": "SettingsBody",
             "/v1/batches": "BatchBody",
             "/pause_generation": "PauseBody",
