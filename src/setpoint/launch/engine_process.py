@@ -116,12 +116,6 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         preparer=None if config.options.is_embedding else grammar_threads(job, socket.post),
     )
     heartbeat = _watchdog(config.options.watchdog_timeout)
-    operator = EngineOperator(
-        runner,
-        engine_config(config, spec, job.folder),
-        available_bytes=lambda: device_bytes(config.options.device),
-        heartbeat=heartbeat,
-    )
     loop = Loop(
         scheduler,
         InprocExecutor(runner),
@@ -129,7 +123,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         depth=config.overlap_depth,
         clock=clock,
         observer=observer,
-        operator=operator,
+        operator=_operator(job, runner, heartbeat),
         heartbeat=heartbeat,
         state_info=lambda: (
             _memory_info(runner)
@@ -147,6 +141,16 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     }
     socket.send(Ready(info))
     return loop
+
+
+def _operator(job: EngineJob, runner: ModelRunner, heartbeat: Callable[[], None]) -> EngineOperator:
+    device = job.config.options.device
+    return EngineOperator(
+        runner,
+        engine_config(job.config, job.spec, job.folder),
+        available_bytes=lambda: device_bytes(device),
+        heartbeat=heartbeat,
+    )
 
 
 def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
