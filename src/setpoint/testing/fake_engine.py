@@ -122,55 +122,52 @@ class FakeEngine:
                 return
             case Call(call_id, name):
                 held = self.running and self.paused is not PauseMode.RETRACT
-                ok = name != "flush_cache" or not held
-                num_running = min(len(self.running), self.max_running)
-                pool = {"total": 1000, "free": 1000 - num_running, "evictable": 0}
-                reply = Reply(
-                    call_id,
-                    ok,
-                    {
-                        "num_running": num_running,
-                        "num_queued": len(self.running) - num_running,
-                        "num_paused_reqs": 0 if self.paused is None else len(self.running),
-                        "paused": self.paused,
-                        "num_preparing": 0,
-                        "num_running_tokens": 10 * num_running,
-                        "num_routing_keys": 0,
-                        "new_token_ratio": 0.5,
-                        "metrics": self.metrics,
-                        "released": self.released,
-                        "num_pending_tokens": sum(
-                            len(running.request.prompt())
-                            for running in list(self.running.values())[num_running:]
-                        ),
-                        "pool": pool,
-                        "settings": {"max_running_requests": self.max_running},
-                        "last_gen_throughput": 0.0,
-                        "cache_hit_rate": 0.0,
-                        "memory_usage": {"weight": 0.25, "kvcache": 0.5, "graph": 0.125},
-                    },
-                )
-                asyncio.get_running_loop().call_soon(self.emit, reply)
+                self._reply(call_id, ok=name != "flush_cache" or not held, value=self._state())
             case Change(call_id):
                 self.changes.append(message)
-                asyncio.get_running_loop().call_soon(self.emit, Reply(call_id, True))
+                self._reply(call_id)
             case Pause(call_id, mode):
                 self.paused = mode
                 if mode is PauseMode.ABORT:
                     self._abort_all()
-                asyncio.get_running_loop().call_soon(self.emit, Reply(call_id, True))
+                self._reply(call_id)
             case Continue(call_id):
                 self.paused = None
                 self._tick_later()
-                asyncio.get_running_loop().call_soon(self.emit, Reply(call_id, True))
+                self._reply(call_id)
             case Operate(call_id, operation):
                 self.operations.append(operation)
-                reply = Reply(call_id, True, {"num_paused_reqs": 0})
-                if self.refuse_operation:
-                    reply = Reply(call_id, False, {"error": self.refuse_operation})
-                asyncio.get_running_loop().call_soon(self.emit, reply)
+                refused = self.refuse_operation
+                value = {"error": refused} if refused else {"num_paused_reqs": 0}
+                self._reply(call_id, ok=not refused, value=value)
             case Shutdown():
                 self.is_shut_down = True
+
+    def _reply(self, call_id: int, *, ok: bool = True, value: Mapping[str, Any] = {}) -> None:
+        reply = Reply(call_id, ok, dict(value))
+        asyncio.get_running_loop().call_soon(self.emit, reply)
+
+    def _state(self) -> dict[str, Any]:
+        num_running = min(len(self.running), self.max_running)
+        waiting = list(self.running.values())[num_running:]
+        return {
+            "num_running": num_running,
+            "num_queued": len(waiting),
+            "num_paused_reqs": 0 if self.paused is None else len(self.running),
+            "paused": self.paused,
+            "num_preparing": 0,
+            "num_running_tokens": 10 * num_running,
+            "num_routing_keys": 0,
+            "new_token_ratio": 0.5,
+            "metrics": self.metrics,
+            "released": self.released,
+            "num_pending_tokens": sum(len(running.request.prompt()) for running in waiting),
+            "pool": {"total": 1000, "free": 1000 - num_running, "evictable": 0},
+            "settings": {"max_running_requests": self.max_running},
+            "last_gen_throughput": 0.0,
+            "cache_hit_rate": 0.0,
+            "memory_usage": {"weight": 0.25, "kvcache": 0.5, "graph": 0.125},
+        }
 
     def _abort_all(self) -> None:
         for running in self.running.values():
