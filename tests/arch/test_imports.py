@@ -64,9 +64,14 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"core", "frontend", "frontend.chat", "frontend.http"},
         {"fastapi", "msgspec"},
     ),
+    "frontend.apis.ollama": (
+        {"core", "frontend", "frontend.apis.openai", "frontend.chat", "frontend.http"},
+        {"fastapi", "msgspec"},
+    ),
     "frontend.apis": (
         {
             "frontend.apis.anthropic",
+            "frontend.apis.ollama",
             "frontend.apis.openai",
             "frontend.apis.sglang",
             "frontend.http",

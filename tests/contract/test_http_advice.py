@@ -29,8 +29,6 @@ CHAT = "/v1/chat/completions"
         ("/v1/generate", "/generate"),
         ("/generat", "/generate"),
         ("/healthz", "/health"),
-        ("/api/chat", CHAT),
-        ("/api/generate", "/v1/completions"),
         ("/v1/health", "/health"),
     ],
 )

@@ -8,8 +8,12 @@ from typing import Any
 from fastapi.openapi.models import OpenAPI
 
 Serve = Callable[..., None]
-NO_BODY = {"/flush_cache", "/v1/batches/{batch_id}/cancel"}
 FORMS = {"/v1/files"}
+NO_BODY = {
+    "/flush_cache",
+    "/v1/batches/{batch_id}/cancel",
+    *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/blobs/{digest}"),
+}
 
 
 def references(value: Any) -> Iterator[str]:
@@ -59,6 +63,11 @@ def test_every_body_is_declared(serve: Serve) -> None:
             "/detokenize": "DetokenizeBody",
             "/v1/detokenize": "DetokenizeBody",
             "/abort_request": "AbortBody",
+            "/api/chat": "OllamaChatBody",
+            "/api/generate": "OllamaGenerateBody",
+            "/api/embed": "EmbedBody",
+            "/api/embeddings": "EmbeddingsBody",
+            "/api/show": "ShowBody",
             "/v1/messages": "MessagesBody",
             "/v1/messages/count_tokens": "ConversationBody",
             "/set_internal_state": "SettingsBody",

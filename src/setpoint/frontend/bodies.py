@@ -6,7 +6,9 @@ Keys that a route knows but cannot honour are refused by name, unless they ask f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -85,3 +87,16 @@ def as_id_lists(
         )
     except msgspec.ValidationError as error:
         raise InvalidBodyError(plain(error, name=name)) from None
+
+
+@contextmanager
+def naming_as_sent(names: Mapping[str, str]) -> Iterator[None]:
+    """Make a RequestError from the block name fields as the client names them."""
+    try:
+        yield
+    except RequestError as error:
+        error.message = re.sub(
+            r"\b(" + "|".join(names) + r")\b", lambda found: names[found[0]], error.message
+        )
+        error.args = (error.message,)
+        raise

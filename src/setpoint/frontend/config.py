@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from setpoint.core.model import Pooling
+from setpoint.core.model import ModelSpec, Pooling
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,6 +62,8 @@ class FrontendConfig:
     """Sampling parameters of ``/generate`` for requests that do not set them."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template for requests that do not set them."""
+    spec: ModelSpec | None = None
+    """The dimensions of the model, for clients that show them."""
     model_info: Mapping[str, Any] = field(default_factory=dict)
     """More fields of ``/model_info``: model_type, architectures, load_format, …"""
     server_info: Mapping[str, Any] = field(default_factory=dict)

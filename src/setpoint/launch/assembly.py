@@ -60,6 +60,7 @@ def make_service(
         tool_call_parser=options.tool_call_parser,
         reasoning_parser=options.reasoning_parser,
         weight_version=options.weight_version,
+        spec=spec,
         model_info={
             "model_type": spec.model_type,
             "architectures": [spec.architecture],

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from setpoint.frontend.apis.anthropic.dialect import AnthropicDialect
+from setpoint.frontend.apis.ollama.dialect import OllamaDialect
 from setpoint.frontend.apis.openai.dialect import OpenAIDialect
 from setpoint.frontend.apis.sglang.dialect import SGLangDialect
 from setpoint.frontend.http.app import MakeDialect
 
-DIALECTS: Sequence[MakeDialect] = (OpenAIDialect, AnthropicDialect, SGLangDialect)
+DIALECTS: Sequence[MakeDialect] = (
+    OpenAIDialect,
+    AnthropicDialect,
+    OllamaDialect,
+    SGLangDialect,
+)
 """Routes are tried in this order, so those with the most requests come first."""

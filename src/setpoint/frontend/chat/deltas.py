@@ -6,6 +6,7 @@ shape.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -62,3 +63,12 @@ def gathered(deltas: Iterable[Delta]) -> Answer:
                 else msgspec.structs.replace(begun, arguments=begun.arguments + delta.arguments)
             )
     return Answer(text, reasoning, list(calls.values()))
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments of a whole tool call as an object; {} for a JSON text that is incomplete,
+    because the answer has reached a limit, or that is no object."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {}

@@ -63,8 +63,10 @@ class EventStream(Response):
         job: Job,
         chunks: AsyncGenerator[bytes, None],
         end: Callable[[Refusal | None], bytes],
+        *,
+        media_type: str = "text/event-stream",
     ) -> None:
-        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        super().__init__(media_type=media_type, headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
         self._job = job
         self._chunks = chunks

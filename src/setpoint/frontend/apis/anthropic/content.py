@@ -7,9 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
-from setpoint.frontend.chat.deltas import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from setpoint.frontend.chat.deltas import (
+    Delta,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    arguments_of,
+)
 
 Event = dict[str, Any]
 
@@ -57,6 +61,7 @@ class BlockEvents:
                 return
             yield from self._close()
             yield self._start(kind, {"type": kind, kind: ""} | _unsigned(kind))
+        self._held = ""
         if kind == "text" or self._show_thinking:
             yield self._delta({"type": f"{kind}_delta", kind: text})
 
@@ -118,7 +123,4 @@ def _complete(block: dict[str, Any], text: str) -> None:
     if block["type"] != "tool_use":
         block[block["type"]] = text
         return
-    try:
-        block["input"] = msgspec.json.decode(text) if text else {}
-    except (msgspec.DecodeError, RecursionError):
-        block["input"] = {}
+    block["input"] = arguments_of(text)

@@ -7,12 +7,10 @@ from typing import Any, ClassVar
 from fastapi import APIRouter
 
 from setpoint.frontend.apis.openai.chat import ChatApi
-from setpoint.frontend.apis.openai.completions import CompletionApi
-from setpoint.frontend.apis.openai.embeddings import EmbeddingApi
 from setpoint.frontend.apis.openai.errors import error_body, stream_end
 from setpoint.frontend.apis.openai.kept.batches import BatchRoutes
 from setpoint.frontend.apis.openai.kept.files import FileRoutes
-from setpoint.frontend.apis.openai.models import MODELS_ROUTE, ModelRoutes
+from setpoint.frontend.apis.openai.models import ModelRoutes
 from setpoint.frontend.apis.openai.routes import OpenAIRoutes
 from setpoint.frontend.apis.openai.table import openai_apis
 from setpoint.frontend.http.bodies import BodyReader
@@ -24,14 +22,9 @@ from setpoint.frontend.service import Service
 class OpenAIDialect(Dialect):
     prefix = "/v1"
     hint = f"Chats go to {ChatApi.route}; /docs lists every route."
-    # Paths of OpenAI's newer API, and Ollama's.
+    # OpenAI's newer API.
     aliases: ClassVar = {
         "/v1/responses": ChatApi.route,
-        "/api/chat": ChatApi.route,
-        "/api/generate": CompletionApi.route,
-        "/api/embed": EmbeddingApi.route,
-        "/api/embeddings": EmbeddingApi.route,
-        "/api/tags": MODELS_ROUTE,
     }
 
     def __init__(self, service: Service, bodies: BodyReader) -> None:

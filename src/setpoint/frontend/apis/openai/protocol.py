@@ -5,9 +5,7 @@ engine.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -17,6 +15,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.shown import shown
 from setpoint.frontend.apis.openai.response_format import constraint_of
+from setpoint.frontend.bodies import naming_as_sent
 from setpoint.frontend.intake import Options, check_key, check_rid, namespace
 
 UNSUPPORTED = (
@@ -147,7 +146,7 @@ class CommonBody(AnyBody, kw_only=True):
             max_new_tokens=max_new_tokens,
             **self._constraint(),
         )
-        with _naming_as_sent(self.sent_as):
+        with naming_as_sent(self.sent_as):
             return SamplingParams.parse(raw)
 
     def _constraint(self) -> dict[str, Any]:
@@ -170,16 +169,3 @@ class CommonBody(AnyBody, kw_only=True):
             priority=self.priority,
             routing_key=self.routing_key or "",
         )
-
-
-@contextmanager
-def _naming_as_sent(names: Mapping[str, str]) -> Iterator[None]:
-    """Make a RequestError from the block name fields as the client names them."""
-    try:
-        yield
-    except RequestError as error:
-        error.message = re.sub(
-            r"\b(" + "|".join(names) + r")\b", lambda found: names[found[0]], error.message
-        )
-        error.args = (error.message,)
-        raise

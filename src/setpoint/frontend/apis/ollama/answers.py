@@ -1,0 +1,78 @@
+"""Parts of the answers of Ollama's routes: whole tool calls, measured durations, time stamps."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from setpoint.frontend.chat.deltas import Answer, ReasoningDelta, TextDelta, ToolCallDelta
+from setpoint.frontend.chat.parser import DeltaParser
+from setpoint.frontend.jobs import SequenceOutput
+
+NOTHING = Answer("", "", [])
+
+DURATIONS = (
+    "total_duration",
+    "load_duration",
+    "prompt_eval_count",
+    "prompt_eval_duration",
+    "eval_count",
+    "eval_duration",
+)
+
+
+class PieceParser:
+    """Parses the text of one sequence piece by piece. Ollama's clients take a tool call whole, so
+    its pieces are held back until something else follows them."""
+
+    def __init__(self, parser: DeltaParser) -> None:
+        self._parser = parser
+        self._call: ToolCallDelta | None = None
+        """The call that may still grow."""
+
+    def feed(self, text: str, *, is_last: bool) -> Answer:
+        deltas = [*self._parser.feed(text), *(self._parser.end() if is_last else ())]
+        shown = reasoning = ""
+        calls = []
+        for delta in deltas:
+            last = self._call
+            if isinstance(delta, ToolCallDelta) and last and last.index == delta.index:
+                joined = last.arguments + delta.arguments
+                self._call = msgspec.structs.replace(last, arguments=joined)
+                continue
+            if last is not None:
+                calls.append(last)
+            self._call = delta if isinstance(delta, ToolCallDelta) else None
+            shown += delta.text if isinstance(delta, TextDelta) else ""
+            reasoning += delta.text if isinstance(delta, ReasoningDelta) else ""
+        if is_last and self._call is not None:
+            calls.append(self._call)
+        return Answer(shown, reasoning, calls)
+
+
+def durations(output: SequenceOutput) -> dict[str, Any]:
+    """Token counts, and times in nanoseconds, of a finished sequence. The time of the prompt
+    includes its wait in the queue; the model is always loaded."""
+    ended_at = output.finished_at or time.perf_counter()
+    first_at = output.first_token_at or ended_at
+    return {
+        "total_duration": _ns(ended_at - output.arrived_at),
+        "load_duration": 0,
+        "prompt_eval_count": output.num_prompt,
+        "prompt_eval_duration": _ns(first_at - output.arrived_at),
+        "eval_count": output.num_outputs,
+        # Clients divide by it, also if there is one token only.
+        "eval_duration": max(1, _ns(ended_at - first_at)),
+    }
+
+
+def _ns(seconds: float) -> int:
+    return max(0, round(seconds * 1e9))
+
+
+def stamp() -> str:
+    """The time of day as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,96 @@
+"""``/api/embed`` and the older ``/api/embeddings`` (docs/ollama.md) from body to reply, without
+HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from setpoint.core.errors import RequestError
+from setpoint.core.request import Ids
+from setpoint.frontend.apis.ollama.protocol import EmbedBody, EmbeddingsBody
+from setpoint.frontend.embedding import check_dimensions, vector_of
+from setpoint.frontend.intake import MAX_SEQUENCES
+from setpoint.frontend.jobs import Job, SequenceOutput
+from setpoint.frontend.service import Service
+
+EMBED_ROUTE = "/api/embed"
+EMBEDDINGS_ROUTE = "/api/embeddings"
+
+
+class EmbedApi:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def open(self, raw: dict[str, Any]) -> EmbedExchange:
+        """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
+        body, warnings = self._service.read(raw, EmbedBody, route=EMBED_ROUTE)
+        warnings += body.warnings(self._service.config)
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        return await self._exchange(raw, texts, body.dimensions, bool(body.truncate), warnings)
+
+    async def open_one(self, raw: dict[str, Any]) -> EmbedExchange:
+        """As ``open``, for the older route."""
+        body, warnings = self._service.read(raw, EmbeddingsBody, route=EMBEDDINGS_ROUTE)
+        warnings += body.warnings(self._service.config)
+        return await self._exchange(raw, [body.prompt], None, True, warnings)
+
+    async def _exchange(
+        self,
+        raw: dict[str, Any],
+        texts: Sequence[str],
+        dimensions: int | None,
+        truncate: bool,
+        warnings: list[str],
+    ) -> EmbedExchange:
+        config, intake = self._service.config, self._service.intake
+        if len(texts) > MAX_SEQUENCES:
+            raise RequestError(f"One request may have at most {MAX_SEQUENCES} texts.")
+        check_dimensions(dimensions, config.pooling)
+        requests = []
+        for index, text in enumerate(texts):
+            ids = await (self._cut(text, index, warnings) if truncate else intake.encode(text))
+            requests.append(intake.embedding_request(ids))
+        job = self._service.job(requests, received=raw, api="Ollama")
+        return EmbedExchange(self._service, job, dimensions, warnings)
+
+    async def _cut(self, text: str, index: int, warnings: list[str]) -> Ids:
+        """The token ids of ``text``, as many as fit."""
+        config = self._service.config
+        most = min(config.context_len, config.max_req_input_len) - 1
+        head = text[: (most + 1) * self._service.text.tokenizer.max_token_chars]
+        ids = await self._service.text.encode(head)
+        if len(ids) > most:
+            warnings.append(f"input[{index}] was cut to its first {most} tokens.")
+        return ids[:most]
+
+
+class EmbedExchange:
+    """One request between its checked body and its reply."""
+
+    def __init__(
+        self, service: Service, job: Job, dimensions: int | None, warnings: list[str]
+    ) -> None:
+        self.job = job
+        self._config = service.config
+        self._dimensions = dimensions
+        self._warnings = {"warnings": warnings} if warnings else {}
+
+    def reply(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
+        last = max((output.e2e_s for output in outputs), default=0.0)
+        return {
+            "model": self._config.served_model_name,
+            "embeddings": [self._vector(output) for output in outputs],
+            "total_duration": round(last * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": sum(output.num_prompt for output in outputs),
+            **self._warnings,
+        }
+
+    def reply_one(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
+        """The answer of the older route."""
+        return {"embedding": self._vector(outputs[0]), **self._warnings}
+
+    def _vector(self, output: SequenceOutput) -> list[float]:
+        numbers: list[float] = vector_of(output, self._config.pooling, self._dimensions).tolist()
+        return numbers

@@ -1,0 +1,152 @@
+"""What Ollama's clients ask about models: ``/api/tags``, ``/api/show``, ``/api/ps`` and
+``/api/version``. There is one model, which is always loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+from setpoint import __version__
+from setpoint.core.errors import RequestError
+from setpoint.core.shown import shown
+from setpoint.frontend.apis.ollama.answers import stamp
+from setpoint.frontend.apis.ollama.protocol import ShowBody, is_served
+from setpoint.frontend.service import Service
+
+OLLAMA_VERSION = "0.12.6"
+"""The version of Ollama whose API these routes follow. Clients compare it with the one they
+need."""
+
+_NEVER = datetime(9999, 12, 31, tzinfo=UTC).isoformat().replace("+00:00", "Z")
+_GIB = 1 << 30
+_LEVELS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+
+class ModelApi:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._config = service.config
+        self._started_at = stamp()
+
+    def tags(self) -> dict[str, Any]:
+        entry = self._entry() | {"modified_at": self._started_at, "size": self._size()}
+        return {"models": [entry]}
+
+    async def running(self) -> dict[str, Any]:
+        """The answer of ``/api/ps``. Raises EngineDeadError."""
+        line = self._service.engine.choose()
+        usage = (await line.call("state")).value["memory_usage"]
+        size = round(sum(usage.values()) * _GIB)
+        entry = self._entry() | {
+            "size": size,
+            "size_vram": size if line.info.get("accelerator") else 0,
+            "expires_at": _NEVER,
+            "context_length": self._config.context_len,
+        }
+        return {"models": [entry]}
+
+    def version(self) -> dict[str, Any]:
+        return {"version": OLLAMA_VERSION, "setpoint_version": __version__}
+
+    async def show(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """The answer of ``/api/show``. Raises RequestError: 404 for a model that is not here."""
+        body, warnings = self._service.read(raw, ShowBody, route="/api/show")
+        name = body.model or body.name
+        if name is None:
+            raise RequestError("model is missing.")
+        if not is_served(name, self._config.served_model_name):
+            raise RequestError(
+                f"model '{shown(name, 64)}' not found; this server has"
+                f" {self._config.served_model_name}.",
+                status_code=404,
+            )
+        return {
+            "modified_at": self._started_at,
+            "details": self._details(),
+            "model_info": self._model_info(),
+            "capabilities": self._capabilities(),
+            "parameters": f"num_ctx {self._config.context_len}",
+            "template": "",
+            "modelfile": "",
+            "license": "",
+            **({"warnings": warnings} if warnings else {}),
+        }
+
+    def _entry(self) -> dict[str, Any]:
+        config = self._config
+        identity = f"{config.model_path}\n{config.weight_version}"
+        return {
+            "name": config.served_model_name,
+            "model": config.served_model_name,
+            # Of the names, not of the file: clients tell models apart by it.
+            "digest": hashlib.sha256(identity.encode()).hexdigest(),
+            "details": self._details(),
+        }
+
+    def _details(self) -> dict[str, Any]:
+        spec = self._config.spec
+        details = {"parent_model": "", "format": "", "family": "", "families": []}
+        if spec is None:
+            return {**details, "parameter_size": "", "quantization_level": ""}
+        blocks = spec.blocks
+        return {
+            "parent_model": "",
+            "format": "safetensors" if blocks is None else "gguf",
+            "family": spec.model_type,
+            "families": [spec.model_type],
+            "parameter_size": _in_short(spec.num_parameters),
+            "quantization_level": (
+                _LEVELS.get(spec.dtype, spec.dtype) if blocks is None else "+".join(blocks.kinds)
+            ),
+        }
+
+    def _size(self) -> int:
+        """Bytes of the weights in the checkpoint."""
+        spec = self._config.spec
+        if spec is None:
+            return 0
+        blocks = spec.blocks
+        if blocks is None:
+            return spec.num_parameters * _BYTES[spec.dtype]
+        rest = max(0, spec.num_parameters - blocks.num_parameters)
+        return blocks.num_bytes + rest * _BYTES[spec.dtype]
+
+    def _model_info(self) -> dict[str, Any]:
+        """Facts under the names that a GGUF file gives them."""
+        spec = self._config.spec
+        if spec is None:
+            return {}
+        family = spec.model_type
+        return {
+            "general.architecture": family,
+            "general.basename": self._config.served_model_name,
+            "general.parameter_count": spec.num_parameters,
+            f"{family}.context_length": self._config.context_len,
+            f"{family}.block_count": spec.num_layers,
+            f"{family}.embedding_length": spec.hidden_size,
+            f"{family}.feed_forward_length": spec.intermediate_size,
+            f"{family}.attention.head_count": spec.num_heads,
+            f"{family}.attention.head_count_kv": spec.num_kv_heads,
+            f"{family}.vocab_size": spec.vocab_size,
+        }
+
+    def _capabilities(self) -> list[str]:
+        config = self._config
+        if config.pooling is not None:
+            return ["embedding"]
+        able = {
+            "completion": True,
+            "tools": config.tool_call_parser != "none",
+            "thinking": config.reasoning_parser != "none",
+        }
+        return [name for name, is_able in able.items() if is_able]
+
+
+def _in_short(count: int) -> str:
+    """A number of parameters as people say it: 134.5M, 7.2B."""
+    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= size:
+            return f"{count / size:.1f}{letter}"
+    return str(count)

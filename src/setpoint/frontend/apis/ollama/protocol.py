@@ -1,0 +1,209 @@
+"""The bodies of Ollama's routes (docs/ollama.md), and their conversion to the neutral chat's
+request. Pure data and conversions; knows nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from setpoint.core.errors import RequestError
+from setpoint.frontend.apis.ollama.options import OptionsBody
+from setpoint.frontend.apis.openai.tools import FunctionTool, tools_of
+from setpoint.frontend.chat.request import ChatRequest
+from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.intake import Options, check_key
+
+UNSUPPORTED = ("suffix", "template", "context", "images", "width", "height", "steps")
+"""Keys of ``/api/generate`` that are refused by name."""
+
+ANY_OBJECT = '{"type":"object"}'
+"""The schema of ``"format": "json"``."""
+
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+Think = bool | Literal["low", "medium", "high"]
+
+
+class FunctionBody(msgspec.Struct):
+    name: str
+    arguments: dict[str, Any] | None = None
+
+
+class CallBody(msgspec.Struct):
+    function: FunctionBody
+    id: str = ""
+
+
+class MessageBody(msgspec.Struct):
+    role: str
+    content: str | None = ""
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[CallBody] | None = None
+    tool_name: str | None = None
+    """Of a result: the tool that was called."""
+    tool_call_id: str | None = None
+
+
+class AnyBody(msgspec.Struct, kw_only=True):
+    model: str
+    keep_alive: Any = None
+    """Without effect: the model stays loaded."""
+    options: OptionsBody | None = None
+
+    @property
+    def own_options(self) -> OptionsBody:
+        return self.options or OptionsBody()
+
+    def warnings(self, config: FrontendConfig) -> list[str]:
+        """What the client should know about its body. Raises RequestError (400)."""
+        check_key(self.model, "model")
+        told = self.own_options.warnings(config.context_len)
+        if not is_served(self.model, config.served_model_name):
+            told.append(f"The model {config.served_model_name} has answered.")
+        return told
+
+
+class TextBody(AnyBody, kw_only=True):
+    """The fields of the two bodies that ask for text."""
+
+    stream: bool | None = True
+    format: str | dict[str, Any] | None = None
+    think: Think | None = None
+    logprobs: bool | None = False
+    top_logprobs: TopLogprobs | None = 0
+
+    @property
+    def is_stream(self) -> bool:
+        return self.stream is not False
+
+    def warnings(self, config: FrontendConfig) -> list[str]:
+        if self.think and config.reasoning_parser == "none":
+            raise RequestError(
+                "think: this model does not think, or the server was started without its"
+                " --reasoning-parser."
+            )
+        return super().warnings(config)
+
+    def schema(self) -> str | None:
+        """The JSON schema that the answer must satisfy. Raises RequestError (400)."""
+        if self.format in (None, ""):
+            return None
+        if isinstance(self.format, dict):
+            return msgspec.json.encode(self.format).decode()
+        if self.format != "json":
+            raise RequestError('format must be "json" or a JSON schema.')
+        return ANY_OBJECT
+
+    def request_options(self) -> Options:
+        return Options(
+            stream=self.is_stream,
+            return_logprob=bool(self.logprobs),
+            top_logprobs_num=(self.top_logprobs or 0) if self.logprobs else 0,
+        )
+
+    def chat_request(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        defaults: Mapping[str, float],
+        *,
+        tools: list[FunctionTool] | None = None,
+    ) -> ChatRequest:
+        """The turn in neutral form. Raises RequestError (400)."""
+        return ChatRequest(
+            messages=messages,
+            sampling=self.own_options.sampling(defaults, self.schema()),
+            options=self.request_options(),
+            tools=tools_of(tools),
+            thinking=None if self.think is None else bool(self.think),
+            variables={"reasoning_effort": self.think} if isinstance(self.think, str) else {},
+        )
+
+
+class OllamaChatBody(TextBody, kw_only=True):
+    messages: list[MessageBody] = msgspec.field(default_factory=list)
+    tools: list[FunctionTool] | None = None
+
+    def history(self) -> list[dict[str, Any]]:
+        """The messages for a chat template. Raises RequestError (400) for images, and for a result
+        without a call before it."""
+        history = []
+        unanswered: list[tuple[str, str]] = []  # id and name of each call
+        for index, message in enumerate(self.messages):
+            if message.images:
+                raise RequestError(f"messages[{index}].images: this model reads text only.")
+            neutral: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+            if message.thinking:
+                neutral["reasoning_content"] = message.thinking
+            if message.tool_calls:
+                unanswered = [
+                    (call.id or f"call_{index}_{number}", call.function.name)
+                    for number, call in enumerate(message.tool_calls)
+                ]
+                neutral["tool_calls"] = [
+                    _call(call_id, call)
+                    for (call_id, _), call in zip(unanswered, message.tool_calls, strict=True)
+                ]
+            if message.role == "tool":
+                neutral |= _answered(message, unanswered, f"messages[{index}]")
+            history.append(neutral)
+        return history
+
+
+class OllamaGenerateBody(TextBody, kw_only=True):
+    prompt: str | None = ""
+    system: str | None = None
+    raw: bool | None = False
+
+    def history(self) -> list[dict[str, Any]]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.prompt or ""}]
+
+
+class EmbedBody(AnyBody, kw_only=True):
+    input: str | list[str]
+    truncate: bool | None = True
+    """False: a text beyond the context is refused instead of cut."""
+    dimensions: int | None = None
+
+
+class EmbeddingsBody(AnyBody, kw_only=True):
+    prompt: str
+
+
+class ShowBody(msgspec.Struct):
+    model: str | None = None
+    name: str | None = None
+    """The older name of ``model``."""
+    verbose: bool | None = False
+
+
+def is_served(name: str, served: str) -> bool:
+    """Whether a client's name for a model, with or without its tag, means the served one."""
+    return name.removesuffix(":latest") in (served, "default")
+
+
+def _call(call_id: str, call: CallBody) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.arguments or {}}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _answered(
+    message: MessageBody, unanswered: list[tuple[str, str]], where: str
+) -> dict[str, Any]:
+    """The fields that say which call a result belongs to: the one with its id, else the first of
+    its tool without a result, else the first without one. The call is taken out of
+    ``unanswered``."""
+    meant = next(
+        (call for call in unanswered if call[0] == message.tool_call_id),
+        next((call for call in unanswered if call[1] == message.tool_name), None),
+    )
+    if meant is None and unanswered and message.tool_call_id is None:
+        meant = unanswered[0]
+    if meant is None:
+        raise RequestError(f"{where} is the result of a tool, but no call before it waits for one.")
+    unanswered.remove(meant)
+    return {"tool_call_id": meant[0], "name": meant[1]}

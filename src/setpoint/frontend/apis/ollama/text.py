@@ -1,0 +1,194 @@
+"""``/api/chat`` and ``/api/generate`` (docs/ollama.md) from body to reply, without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from setpoint.core.errors import RequestError
+from setpoint.frontend.apis.ollama.answers import DURATIONS, NOTHING, PieceParser, durations, stamp
+from setpoint.frontend.apis.ollama.protocol import (
+    UNSUPPORTED,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    TextBody,
+)
+from setpoint.frontend.apis.openai.logprobs import chat_logprobs
+from setpoint.frontend.chat.deltas import Answer, arguments_of
+from setpoint.frontend.chat.limits import limited
+from setpoint.frontend.chat.parser import MakeParser, PlainParser
+from setpoint.frontend.chat.prepare import Chat, PreparedChat
+from setpoint.frontend.intake import new_rid
+from setpoint.frontend.jobs import Job, SequenceOutput
+from setpoint.frontend.service import Service
+
+CHAT_ROUTE = "/api/chat"
+GENERATE_ROUTE = "/api/generate"
+
+Render = Callable[[Answer], dict[str, Any]]
+"""Makes the fields of a route's answer that hold its content."""
+
+
+class TextApi:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._chat = Chat(service)
+
+    async def chat(self, raw: dict[str, Any]) -> TextExchange | LoadReply:
+        """Check and tokenize a body. Raises RequestError for one that cannot be honoured."""
+        body, warnings = self._service.read(raw, OllamaChatBody, route=CHAT_ROUTE)
+        warnings += body.warnings(self._service.config)
+        if not body.messages:
+            return self._load(body, warnings, _message)
+        turn = body.chat_request(body.history(), self._defaults, tools=body.tools)
+        prepared = await self._chat.prepare(turn, rid=new_rid())
+        return self._exchange(raw, body, prepared, warnings, _message)
+
+    async def generate(self, raw: dict[str, Any]) -> TextExchange | LoadReply:
+        """As ``chat``."""
+        body, warnings = self._service.read(
+            raw, OllamaGenerateBody, route=GENERATE_ROUTE, unsupported=UNSUPPORTED
+        )
+        warnings += body.warnings(self._service.config)
+        if not body.prompt:
+            return self._load(body, warnings, _response)
+        turn = body.chat_request(body.history(), self._defaults)
+        if body.raw or not self._service.text.has_chat_template:
+            ids = await self._service.intake.encode(body.prompt)
+            requests = self._service.intake.requests(ids, turn.sampling, turn.options)
+            prepared = PreparedChat(requests, PlainParser)
+        else:
+            prepared = await self._chat.prepare(turn, rid=new_rid())
+        return self._exchange(raw, body, prepared, warnings, _response)
+
+    @property
+    def _defaults(self) -> Any:
+        return self._service.config.sampling_defaults
+
+    def _load(self, body: TextBody, warnings: list[str], render: Render) -> LoadReply:
+        """The answer to a body that only asks for the model to be loaded."""
+        if body.keep_alive in (0, "0", "0s"):
+            raise RequestError(
+                "keep_alive 0 asks to unload the model, but this server always keeps its model."
+            )
+        return LoadReply(self._service, body, warnings, render)
+
+    def _exchange(
+        self,
+        raw: dict[str, Any],
+        body: TextBody,
+        prepared: PreparedChat,
+        warnings: list[str],
+        render: Render,
+    ) -> TextExchange:
+        requests = limited(
+            prepared.requests, body.own_options.max_new_tokens, self._service.config.context_len
+        )
+        job = self._service.job(requests, received=raw, api="Ollama")
+        return TextExchange(self._service, job, prepared.make_parser, warnings, render, body)
+
+
+class LoadReply:
+    """The one object that says that the model is loaded."""
+
+    def __init__(
+        self, service: Service, body: TextBody, warnings: list[str], render: Render
+    ) -> None:
+        self.is_stream = body.is_stream
+        self.content = {
+            "model": service.config.served_model_name,
+            "created_at": stamp(),
+            **render(NOTHING),
+            "done": True,
+            "done_reason": "load",
+            **dict.fromkeys(DURATIONS, 0),
+            **({"warnings": warnings} if warnings else {}),
+        }
+
+
+class TextExchange:
+    """One request between its checked body and its reply."""
+
+    def __init__(
+        self,
+        service: Service,
+        job: Job,
+        make_parser: MakeParser,
+        warnings: Sequence[str],
+        render: Render,
+        body: TextBody,
+    ) -> None:
+        self.job = job
+        self.is_stream = body.is_stream
+        self._tokenizer = service.text.tokenizer
+        self._model = service.config.served_model_name
+        self._parser = PieceParser(make_parser())
+        self._warnings = {"warnings": list(warnings)} if warnings else {}
+        self._render = render
+        self._logprobs = bool(body.logprobs)
+
+    def reply(self, output: SequenceOutput) -> dict[str, Any]:
+        """The whole answer. Raises RequestError (400) if it was aborted."""
+        answer = self._parser.feed(output.text, is_last=True)
+        logprobs = self._shown_logprobs(output.logprobs)
+        return self._object(answer) | self._end(output) | logprobs
+
+    async def objects(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The objects of the stream, the last of which has no content. Raises like ``Job.pieces``,
+        and RequestError (400) if the request is aborted."""
+        async for pieces in self.job.pieces():
+            for piece in pieces:
+                is_last = piece.output.finish is not None
+                answer = self._parser.feed(piece.text, is_last=is_last)
+                logprobs = self._shown_logprobs([] if piece.logprobs is None else [piece.logprobs])
+                if answer != NOTHING or logprobs:
+                    yield self._object(answer) | {"done": False} | logprobs
+                if is_last:
+                    yield self._object(NOTHING) | self._end(piece.output)
+
+    def _object(self, answer: Answer) -> dict[str, Any]:
+        return {"model": self._model, "created_at": stamp(), **self._render(answer)}
+
+    def _end(self, output: SequenceOutput) -> dict[str, Any]:
+        finish = output.finish
+        assert finish is not None
+        if finish.type == "abort":
+            raise RequestError(finish.message or "The request was aborted.")
+        return {
+            "done": True,
+            "done_reason": finish.type,
+            **durations(output),
+            **self._warnings,
+        }
+
+    def _shown_logprobs(self, blocks: Sequence[Any]) -> dict[str, Any]:
+        if not self._logprobs or not blocks:
+            return {}
+        return {"logprobs": chat_logprobs(self._tokenizer, blocks)["content"]}
+
+
+def _response(answer: Answer) -> dict[str, Any]:
+    """The content of ``/api/generate``, which has no tools."""
+    return {"response": answer.text} | _thinking(answer)
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    """The content of ``/api/chat``."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text} | _thinking(answer)
+    if answer.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "function": {
+                    "index": call.index,
+                    "name": call.name,
+                    "arguments": arguments_of(call.arguments),
+                },
+            }
+            for call in answer.calls
+        ]
+    return {"message": message}
+
+
+def _thinking(answer: Answer) -> dict[str, Any]:
+    return {"thinking": answer.reasoning} if answer.reasoning else {}
