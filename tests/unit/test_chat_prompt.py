@@ -16,8 +16,9 @@ from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
 from setpoint.testing.byte_tokenizer import make_byte_tokenizer
-from setpoint.testing.chat_templates import CHATML, QWEN2, QWEN3
+from setpoint.testing.chat_templates import CHATML, QWEN2, QWEN3, TEMPLATES
 
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 USER = {"role": "user", "content": "Weather in Rome?"}
 CALL = {
     "id": "call_1",
@@ -34,7 +35,9 @@ def turn(*messages: Any, **fields: Any) -> ChatRequest:
 
 
 def prompt_of(template: str, request: ChatRequest, **defaults: Any) -> str:
-    text = TextProcessor(Tokenizer(make_byte_tokenizer()), ChatTemplate(template))
+    text = TextProcessor(
+        Tokenizer(make_byte_tokenizer()), ChatTemplate(template, special_tokens=TOKENS)
+    )
     prompt = asyncio.run(chat_prompt(request, text, defaults))
     return prompt.rendered + prompt.started
 
@@ -59,9 +62,23 @@ def test_a_template_without_tools_is_told_in_messages() -> None:
     assert "<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>" in prompt
 
 
-def test_without_a_system_message_the_tools_make_one() -> None:
-    prompt = prompt_of(CHATML, turn(USER, tools=(WEATHER,)))
-    assert prompt.startswith("<|im_start|>system\nYou can call functions.")
+def test_without_a_system_message_the_first_question_tells_of_the_tools() -> None:
+    prompt = prompt_of(CHATML, turn(USER, CALLED, RESULT, tools=(WEATHER,)))
+    assert prompt.count("You can call functions.") == 1
+    assert "<|im_start|>user\nYou can call functions." in prompt
+    assert "response>.\n\nWeather in Rome?<|im_end|>" in prompt
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_every_family_is_told_of_tools_calls_and_results(family: str) -> None:
+    two = {**CALLED, "tool_calls": [CALL, {**CALL, "id": "call_2"}]}
+    other = {"role": "tool", "tool_call_id": "call_2", "content": "windy"}
+    conversation = (USER, two, RESULT, other, {"role": "assistant", "content": "Fine."}, USER)
+    prompt = prompt_of(TEMPLATES[family], turn(*conversation, tools=(WEATHER,)))
+    parts = ["The weather of a city.", '"Rome"', '"Rome"', "sunny", "windy", "Fine.", "in Rome?"]
+    at = 0
+    for part in parts:
+        at = prompt.index(part, at) + 1
 
 
 @pytest.mark.parametrize("template", [CHATML, QWEN2])

@@ -76,25 +76,40 @@ The results come back between <tool_response> and </tool_response>."""
 def told_in_messages(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
 ) -> list[dict[str, Any]]:
-    """The messages for a template that knows nothing of tools: the system message describes them,
-    calls are part of the assistant's text, and results are messages of the user."""
+    """The messages for a template that knows nothing of tools. Their description stands behind the
+    system message, or before the first message of the user, as not every template takes a system
+    message. Calls are part of the assistant's text, and results that follow each other are one
+    message of the user, as some templates insist on turns."""
     told: list[dict[str, Any]] = []
-    if tools:
-        lines = "\n".join(_json(each["function"]) for each in for_template(tools))
-        told.append({"role": "system", "content": _HOW_TO_CALL.format(tools=lines)})
+    has_results = False
     for message in messages:
-        if message["role"] == "system" and len(told) == 1 and tools:
-            told[0]["content"] = f"{message['content']}\n\n{told[0]['content']}"
-        elif message["role"] == "tool":
+        if message["role"] == "tool":
             result = f"<tool_response>\n{message['content']}\n</tool_response>"
-            told.append({"role": "user", "content": result})
+            if has_results:
+                told[-1]["content"] += f"\n{result}"
+            else:
+                told.append({"role": "user", "content": result})
         elif message.get("tool_calls"):
             calls = "\n".join(_written(call["function"]) for call in message["tool_calls"])
             content = f"{message['content']}\n{calls}".strip()
             told.append({"role": "assistant", "content": content})
         else:
             told.append(dict(message))
+        has_results = message["role"] == "tool"
+    if tools:
+        _describe(told, tools)
     return told
+
+
+def _describe(told: list[dict[str, Any]], tools: Sequence[Tool]) -> None:
+    """Write the description of the tools into the messages."""
+    lines = "\n".join(_json(each["function"]) for each in for_template(tools))
+    description = _HOW_TO_CALL.format(tools=lines)
+    if told[0]["role"] == "system":
+        told[0]["content"] = f"{told[0]['content']}\n\n{description}".strip()
+        return
+    first = next(message for message in told if message["role"] == "user")
+    first["content"] = f"{description}\n\n{first['content']}"
 
 
 def _written(function: Mapping[str, Any]) -> str:
