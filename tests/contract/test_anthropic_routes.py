@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from answers import HI, says
+from anthropic_messages import BODY, MESSAGES, create, events_of
 
 from setpoint.core.messages import Finish
 from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
-MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
-BODY = {"model": "default", "max_tokens": 100, "messages": HI}
 PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-
-
-def events_of(stream: str) -> list[dict[str, Any]]:
-    """The events of a stream, each of which has its type as its name."""
-    events = []
-    for block in stream.removesuffix("\n\n").split("\n\n"):
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        events.append(event)
-    return events
-
-
-async def create(server: Any, **body: Any) -> dict[str, Any]:
-    answer = await server.http.post(MESSAGES, json=BODY | body)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["request-id"]
-    whole: dict[str, Any] = answer.json()
-    return whole
 
 
 def test_a_message_comes_whole(serve: Serve) -> None:
@@ -56,6 +35,7 @@ def test_a_message_comes_whole(serve: Serve) -> None:
                 "cache_creation_input_tokens": 0,
                 "cache_read_input_tokens": 2,
                 "output_tokens": len("Hello, Ümit 🙂".encode()) + 1,
+                "output_tokens_details": {"thinking_tokens": 0},
                 "service_tier": "standard",
             },
         }

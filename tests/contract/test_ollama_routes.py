@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import pytest
 from answers import HI, says
+from ollama_answers import ASK, BODY, CHAT, GENERATE, lines, post
 
 from setpoint.core.messages import Finish
-from setpoint.core.model import Pooling
-from setpoint.frontend.apis.ollama.models import OLLAMA_VERSION
 from setpoint.testing.fake_engine import FakeEngine
-from setpoint.testing.specs import tiny_spec
 
 Serve = Callable[..., None]
-CHAT = "/api/chat"
-GENERATE = "/api/generate"
-BODY = {"model": "org/tiny", "messages": HI, "stream": False}
-ASK = {"model": "org/tiny", "prompt": "hi", "stream": False}
-POOLING = Pooling("last", normalize=True, size=4, lengths=(), why="")
 DURATIONS = {"total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
-
-
-async def post(server: Any, route: str, body: dict[str, Any]) -> dict[str, Any]:
-    answer = await server.http.post(route, json=body)
-    assert answer.status_code == 200, answer.text
-    whole: dict[str, Any] = answer.json()
-    return whole
-
-
-async def lines(server: Any, route: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    answer = await server.http.post(route, json=body)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"] == "application/x-ndjson"
-    assert answer.text.endswith("}\n")
-    return [json.loads(line) for line in answer.text.splitlines()]
 
 
 def prompt_of(server: Any) -> str:
@@ -306,95 +283,34 @@ def test_an_error_in_mid_stream_is_a_line(serve: Serve) -> None:
     serve(scenario, engine)
 
 
-def test_embeddings(serve: Serve) -> None:
-    async def scenario(server: Any) -> None:
-        answer = await post(server, "/api/embed", {"model": "default", "input": ["ab", "c"]})
-        assert [len(each) for each in answer["embeddings"]] == [4, 4]
-        assert (answer["model"], answer["prompt_eval_count"]) == ("org/tiny", 3)
-        assert answer["total_duration"] > 0
-        one = await post(server, "/api/embed", {"model": "default", "input": "ab", "dimensions": 2})
-        assert [len(each) for each in one["embeddings"]] == [2]
-        assert (await post(server, "/api/embed", {"model": "m", "input": []}))["embeddings"] == []
-        old = await post(server, "/api/embeddings", {"model": "default", "prompt": "ab"})
-        assert old == {"embedding": answer["embeddings"][0]}
-
-    serve(scenario, pooling=POOLING)
-
-
-def test_a_long_text_is_cut_or_refused(serve: Serve) -> None:
-    async def scenario(server: Any) -> None:
-        body = {"model": "default", "input": ["ab", "a" * 1000]}
-        answer = await post(server, "/api/embed", body)
-        assert answer["warnings"] == ["input[1] was cut to its first 250 tokens."]
-        assert len(server.engine.submitted[1].prompt()) == 250
-        refused = await server.http.post("/api/embed", json=body | {"truncate": False})
-        assert refused.status_code == 400
-        assert "longer than the model's context" in refused.json()["error"]
-
-    serve(scenario, pooling=POOLING)
-
-
-def test_what_clients_ask_about_the_model(serve: Serve) -> None:
-    async def scenario(server: Any) -> None:
-        (entry,) = (await server.http.get("/api/tags")).json()["models"]
-        assert (entry["name"], entry["model"]) == ("org/tiny", "org/tiny")
-        assert len(entry["digest"]) == 64
-        assert entry["size"] == 2 * spec.num_parameters
-        assert entry["details"] == {
-            "parent_model": "",
-            "format": "safetensors",
-            "family": "llama",
-            "families": ["llama"],
-            "parameter_size": "1.0M",
-            "quantization_level": "BF16",
-        }
-        shown = await post(server, "/api/show", {"model": "org/tiny:latest"})
-        assert shown["details"] == entry["details"]
-        assert shown["capabilities"] == ["completion", "tools", "thinking"]
-        info = shown["model_info"]
-        assert info["general.architecture"] == "llama"
-        assert info["llama.context_length"] == 256
-        assert info["general.parameter_count"] == spec.num_parameters
-        missing = await server.http.post("/api/show", json={"name": "llama3"})
-        assert missing.status_code == 404
-        assert missing.json()["error"].startswith("model 'llama3' not found")
-        (running,) = (await server.http.get("/api/ps")).json()["models"]
-        assert (running["size_vram"], running["context_length"]) == (0, 256)
-        assert running["size"] == round(0.875 * (1 << 30))
-        assert datetime.fromisoformat(running["expires_at"]).year == 9999
-        assert (await server.http.get("/api/version")).json()["version"] == OLLAMA_VERSION
-        assert (await server.http.head("/")).status_code == 200
-
-    spec = tiny_spec()
-    serve(scenario, spec=spec, tool_call_parser="hermes", reasoning_parser="qwen3")
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/api/pull"),
-        ("POST", "/api/push"),
-        ("POST", "/api/create"),
-        ("POST", "/api/copy"),
-        ("DELETE", "/api/delete"),
-        ("POST", "/api/blobs/sha256:0"),
-    ],
+LOOK = {
+    "type": "function",
+    "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}},
+}
+CALLS = (
+    "I shall look.</think>\n\nLet me see.\n"
+    '<tool_call>\n{"name": "look", "arguments": {"at": "the süd 🙂"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 )
-def test_models_are_not_changed(serve: Serve, method: str, path: str) -> None:
+
+
+def test_thinking_and_whole_calls_whole_and_streamed(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        answer = await server.http.request(method, path, json={"model": "llama3"})
-        assert answer.status_code == 400
-        assert "the one model that it was started with" in answer.json()["error"]
+        body = BODY | {"tools": [LOOK], "think": True, "options": {"num_predict": 1000}}
+        whole = (await post(server, CHAT, body))["message"]
+        assert whole["thinking"].strip() == "I shall look."
+        assert whole["content"].strip() == "Let me see."
+        calls = [call["function"] for call in whole["tool_calls"]]
+        assert calls == [
+            {"index": 0, "name": "look", "arguments": {"at": "the süd 🙂"}},
+            {"index": 1, "name": "look", "arguments": {}},
+        ]
+        messages = [each["message"] for each in await lines(server, CHAT, body | {"stream": True})]
+        for key in ("thinking", "content"):
+            assert "".join(message.get(key, "") for message in messages) == whole[key]
+        streamed = [
+            call["function"] for message in messages for call in message.get("tool_calls", ())
+        ]
+        assert streamed == calls
 
-    serve(scenario)
-
-
-def test_unknown_paths_are_told_in_ollamas_shape(serve: Serve) -> None:
-    async def scenario(server: Any) -> None:
-        answer = await server.http.post("/api/chats", json={})
-        assert (answer.status_code, answer.json()) == (
-            404,
-            {"error": "There is no route /api/chats; did you mean /api/chat?"},
-        )
-
-    serve(scenario)
+    serve(scenario, says(CALLS, context_len=4096), reasoning_parser="deepseek-r1")

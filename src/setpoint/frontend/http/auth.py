@@ -1,9 +1,10 @@
-"""The API keys, as ASGI middleware: ``Authorization: Bearer KEY``, or 401; 403 for a client's key
-where the admin's is needed (docs/sglang/api.md#keys)."""
+"""The API keys, as ASGI middleware: ``Authorization: Bearer KEY`` or a dialect's own header, or
+401; 403 for a client's key where the admin's is needed (docs/sglang/api.md#keys)."""
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -34,6 +35,7 @@ class ApiKeyMiddleware:
         self._dialects = dialects
         self._public = tuple(path for dialect in dialects.all for path in dialect.public)
         self._admin = frozenset(path for dialect in dialects.all for path in dialect.admin)
+        self._headers = [each.key_header for each in dialects.all if each.key_header]
         self._key = None if api_key is None else f"Bearer {api_key}".encode()
         self._admin_key = None if admin_api_key is None else f"Bearer {admin_api_key}".encode()
 
@@ -51,14 +53,18 @@ class ApiKeyMiddleware:
         path = scope["path"]
         if scope["method"] == "OPTIONS" or path.startswith(self._public):
             return None
-        given = Headers(scope=scope).get("authorization", "").encode("latin-1")
-        is_client = _same(given, self._key)
-        if _same(given, self._admin_key):
+        headers = Headers(scope=scope)
+        given = [headers.get("authorization", "")]
+        given += [f"Bearer {headers[name]}" for name in self._headers if name in headers]
+        is_client = _has(given, self._key)
+        if _has(given, self._admin_key):
             return None
         if self._admin_key is not None and path in self._admin:
             return _FORBIDDEN if is_client else _UNAUTHORIZED
         return None if is_client or self._key is None else _UNAUTHORIZED
 
 
-def _same(given: bytes, expected: bytes | None) -> bool:
-    return expected is not None and hmac.compare_digest(given, expected)
+def _has(given: Sequence[str], expected: bytes | None) -> bool:
+    return expected is not None and any(
+        hmac.compare_digest(each.encode("latin-1"), expected) for each in given
+    )

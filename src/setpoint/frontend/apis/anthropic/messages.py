@@ -15,8 +15,8 @@ from setpoint.frontend.apis.anthropic.protocol import (
     MessagesBody,
 )
 from setpoint.frontend.chat.limits import limited
-from setpoint.frontend.chat.parser import MakeParser, parsed
-from setpoint.frontend.chat.prepare import Chat
+from setpoint.frontend.chat.parser import parsed
+from setpoint.frontend.chat.prepare import Chat, PreparedChat
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import Options, new_rid
 from setpoint.frontend.jobs import Job, SequenceOutput
@@ -45,7 +45,7 @@ class MessagesApi:
         )
         requests = limited(prepared.requests, body.max_tokens, config.context_len)
         job = self._service.job(requests, received=raw, api="Anthropic")
-        return MessageExchange(job, body, prepared.make_parser, config, warnings)
+        return MessageExchange(job, body, prepared, config, [*warnings, *prepared.warnings])
 
     async def count(self, raw: dict[str, Any]) -> dict[str, Any]:
         """The answer of ``count_tokens``. Raises RequestError (400)."""
@@ -64,7 +64,7 @@ class MessageExchange:
         self,
         job: Job,
         body: MessagesBody,
-        make_parser: MakeParser,
+        prepared: PreparedChat,
         config: FrontendConfig,
         warnings: Sequence[str],
     ) -> None:
@@ -72,7 +72,8 @@ class MessageExchange:
         self.is_stream = bool(body.stream)
         self.rid = job.outputs[0].rid
         self._body = body
-        self._parser = make_parser()
+        self._prepared = prepared
+        self._parser = prepared.make_parser()
         self._warnings = list(warnings)
         if body.model not in (config.served_model_name, "default"):
             self._warnings.append(f"The model {config.served_model_name} has answered.")
@@ -105,14 +106,17 @@ class MessageExchange:
 
     def _opening(self, output: SequenceOutput) -> Event:
         message = self._message(output, []) | {"stop_reason": None, "stop_sequence": None}
-        message["usage"]["output_tokens"] = 0
+        message["usage"] |= {
+            "output_tokens": 0,
+            "output_tokens_details": {"thinking_tokens": 0},
+        }
         return {"type": "message_start", "message": message}
 
     def _closing(self, output: SequenceOutput) -> Event:
         return {
             "type": "message_delta",
             "delta": self._stop_fields(output),
-            "usage": _usage(output),
+            "usage": self._usage(output),
         }
 
     def _message(self, output: SequenceOutput, content: list[dict[str, Any]]) -> dict[str, Any]:
@@ -122,7 +126,7 @@ class MessageExchange:
             "role": "assistant",
             "model": self._model,
             "content": content,
-            "usage": _usage(output) | {"service_tier": "standard"},
+            "usage": self._usage(output) | {"service_tier": "standard"},
         } | _told(self._warnings)
 
     def _stop_fields(self, output: SequenceOutput) -> dict[str, Any]:
@@ -139,15 +143,15 @@ class MessageExchange:
             reason = "tool_use" if self._events.has_calls else "end_turn"
         return {"stop_reason": reason, "stop_sequence": sequence}
 
-
-def _usage(output: SequenceOutput) -> dict[str, Any]:
-    """Token counts. As Anthropic counts, ``input_tokens`` are those that were not cached."""
-    return {
-        "input_tokens": output.num_prompt - output.num_cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": output.num_cached,
-        "output_tokens": output.num_outputs,
-    }
+    def _usage(self, output: SequenceOutput) -> dict[str, Any]:
+        """Token counts. As Anthropic counts, ``input_tokens`` are those that were not cached."""
+        return {
+            "input_tokens": output.num_prompt - output.num_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": output.num_cached,
+            "output_tokens": output.num_outputs,
+            "output_tokens_details": {"thinking_tokens": self._prepared.reasoning_tokens(output)},
+        }
 
 
 def _told(warnings: Sequence[str]) -> dict[str, Any]:

@@ -138,7 +138,9 @@ class ModelApi:
             return ["embedding"]
         able = {
             "completion": True,
-            "tools": config.tool_call_parser != "none",
+            # Of models whose template knows nothing of tools, the prompt itself asks for calls.
+            "tools": config.tool_call_parser != "none"
+            or not self._service.text.template_uses("tools"),
             "thinking": config.reasoning_parser != "none",
         }
         return [name for name, is_able in able.items() if is_able]

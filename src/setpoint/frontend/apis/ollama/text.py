@@ -85,7 +85,8 @@ class TextApi:
             prepared.requests, body.own_options.max_new_tokens, self._service.config.context_len
         )
         job = self._service.job(requests, received=raw, api="Ollama")
-        return TextExchange(self._service, job, prepared.make_parser, warnings, render, body)
+        told = [*warnings, *prepared.warnings]
+        return TextExchange(self._service, job, prepared.make_parser, told, render, body)
 
 
 class LoadReply:

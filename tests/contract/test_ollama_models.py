@@ -1,0 +1,111 @@
+"""Ollama's routes for embeddings and for what clients ask about the model (docs/ollama.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+from ollama_answers import post
+
+from setpoint.core.model import Pooling
+from setpoint.frontend.apis.ollama.models import OLLAMA_VERSION
+from setpoint.testing.specs import tiny_spec
+
+Serve = Callable[..., None]
+POOLING = Pooling("last", normalize=True, size=4, lengths=(), why="")
+
+
+def test_embeddings(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        answer = await post(server, "/api/embed", {"model": "default", "input": ["ab", "c"]})
+        assert [len(each) for each in answer["embeddings"]] == [4, 4]
+        assert (answer["model"], answer["prompt_eval_count"]) == ("org/tiny", 3)
+        assert answer["total_duration"] > 0
+        one = await post(server, "/api/embed", {"model": "default", "input": "ab", "dimensions": 2})
+        assert [len(each) for each in one["embeddings"]] == [2]
+        assert (await post(server, "/api/embed", {"model": "m", "input": []}))["embeddings"] == []
+        old = await post(server, "/api/embeddings", {"model": "default", "prompt": "ab"})
+        assert old == {"embedding": answer["embeddings"][0]}
+
+    serve(scenario, pooling=POOLING)
+
+
+def test_a_long_text_is_cut_or_refused(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        body = {"model": "default", "input": ["ab", "a" * 1000]}
+        answer = await post(server, "/api/embed", body)
+        assert answer["warnings"] == ["input[1] was cut to its first 250 tokens."]
+        assert len(server.engine.submitted[1].prompt()) == 250
+        refused = await server.http.post("/api/embed", json=body | {"truncate": False})
+        assert refused.status_code == 400
+        assert "longer than the model's context" in refused.json()["error"]
+
+    serve(scenario, pooling=POOLING)
+
+
+def test_what_clients_ask_about_the_model(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        (entry,) = (await server.http.get("/api/tags")).json()["models"]
+        assert (entry["name"], entry["model"]) == ("org/tiny", "org/tiny")
+        assert len(entry["digest"]) == 64
+        assert entry["size"] == 2 * spec.num_parameters
+        assert entry["details"] == {
+            "parent_model": "",
+            "format": "safetensors",
+            "family": "llama",
+            "families": ["llama"],
+            "parameter_size": "1.0M",
+            "quantization_level": "BF16",
+        }
+        shown = await post(server, "/api/show", {"model": "org/tiny:latest"})
+        assert shown["details"] == entry["details"]
+        assert shown["capabilities"] == ["completion", "tools", "thinking"]
+        info = shown["model_info"]
+        assert info["general.architecture"] == "llama"
+        assert info["llama.context_length"] == 256
+        assert info["general.parameter_count"] == spec.num_parameters
+        missing = await server.http.post("/api/show", json={"name": "llama3"})
+        assert missing.status_code == 404
+        assert missing.json()["error"].startswith("model 'llama3' not found")
+        (running,) = (await server.http.get("/api/ps")).json()["models"]
+        assert (running["size_vram"], running["context_length"]) == (0, 256)
+        assert running["size"] == round(0.875 * (1 << 30))
+        assert datetime.fromisoformat(running["expires_at"]).year == 9999
+        assert (await server.http.get("/api/version")).json()["version"] == OLLAMA_VERSION
+        assert (await server.http.head("/")).status_code == 200
+
+    spec = tiny_spec()
+    serve(scenario, spec=spec, tool_call_parser="hermes", reasoning_parser="qwen3")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/api/pull"),
+        ("POST", "/api/push"),
+        ("POST", "/api/create"),
+        ("POST", "/api/copy"),
+        ("DELETE", "/api/delete"),
+        ("POST", "/api/blobs/sha256:0"),
+    ],
+)
+def test_models_are_not_changed(serve: Serve, method: str, path: str) -> None:
+    async def scenario(server: Any) -> None:
+        answer = await server.http.request(method, path, json={"model": "llama3"})
+        assert answer.status_code == 400
+        assert "the one model that it was started with" in answer.json()["error"]
+
+    serve(scenario)
+
+
+def test_unknown_paths_are_told_in_ollamas_shape(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        answer = await server.http.post("/api/chats", json={})
+        assert (answer.status_code, answer.json()) == (
+            404,
+            {"error": "There is no route /api/chats; did you mean /api/chat?"},
+        )
+
+    serve(scenario)
