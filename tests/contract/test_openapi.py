@@ -11,6 +11,8 @@ Serve = Callable[..., None]
 FORMS = {"/v1/files"}
 NO_BODY = {
     "/flush_cache",
+    "/freeze_gc",
+    "/stop_profile",
     "/v1/batches/{batch_id}/cancel",
     *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/blobs/{digest}"),
 }
@@ -78,6 +80,7 @@ def test_every_body_is_declared(serve: Serve) -> None:
             "/resume_memory_occupation": "MemoryBody",
             "/update_weights_from_disk": "UpdateWeightsBody",
             "/update_weight_version": "WeightVersionBody",
+            "/start_profile": "ProfileBody",
             "/v1/chat/completions": "ChatBody",
             "/v1/completions": "CompletionBody",
             "/v1/embeddings": "EmbeddingBody",

@@ -3,6 +3,9 @@ before and after."""
 
 from __future__ import annotations
 
+import gc
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,13 @@ from setpoint.checkpoint.spec import read_spec
 from setpoint.core.errors import CheckpointError, OutOfMemoryError, RequestError
 from setpoint.core.messages import PauseMode
 from setpoint.core.operations import (
+    FreezeGarbage,
     LoadWeights,
     MemoryPart,
     ReleaseMemory,
     RestoreMemory,
+    StartProfile,
+    StopProfile,
 )
 from setpoint.engine.executor.build import EngineConfig, build_runner
 from setpoint.engine.executor.inproc import InprocExecutor
@@ -48,8 +54,9 @@ class Engine:
         self.runner: ModelRunner = build_runner(self.config)
         self.runner.allocate(num_pages=PAGES, max_slots=4, context_len=128)
         self.free = 1 << 40
+        self.executor = InprocExecutor(self.runner)
         self.operator = EngineOperator(
-            self.runner,
+            self.executor,
             self.config,
             available_bytes=lambda: self.free,
             heartbeat=lambda: None,
@@ -58,7 +65,7 @@ class Engine:
     def harness(self) -> Harness:
         return Harness(
             num_pages=PAGES,
-            executor=InprocExecutor(self.runner),
+            executor=self.executor,
             operator=self.operator,
             vocab_size=131,
             max_req_len=127,
@@ -201,3 +208,88 @@ def test_memory_goes_back_to_the_system(tmp_path: Path) -> None:
     assert outputs(h) == before
     with pytest.raises(CheckpointError):
         big.operator.operate(1, LoadWeights(str(tmp_path), "auto", flush_cache=True))
+
+
+def refused(h: Harness, words: str) -> None:
+    h.turn()
+    assert not h.replies[-1].ok
+    assert words in h.replies[-1].value["error"]
+
+
+def trace(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path) as file:
+        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    return events
+
+
+def test_a_profile_of_some_steps(engine: Engine, tmp_path: Path) -> None:
+    """It may begin while requests run, skips steps, ends by itself, and changes no token."""
+    before = outputs(engine.harness())
+    h = engine.harness()
+    path = tmp_path / "new" / "run.trace.json.gz"
+    h.submit("a", PROMPTS["a"], max_new_tokens=12, temperature=0.0)
+    h.turn(2)
+    h.operate(StartProfile(str(path), start_step=2, num_steps=3, record_shapes=True))
+    h.turn(2)
+    assert h.replies[-1].ok
+    h.operate(StartProfile(str(tmp_path / "other.json.gz")))
+    refused(h, "A profile is being made already")
+    assert not path.exists()
+    h.turn(2)
+    assert path.exists()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert any(event.get("ph") == "X" for event in trace(path))
+    h.drain()
+    assert h.outcomes["a"].ids == before["a"]
+    h.operate(StopProfile())
+    refused(h, "No profile is being made")
+
+
+def test_a_profile_that_is_stopped(engine: Engine, tmp_path: Path) -> None:
+    h = engine.harness()
+    path = tmp_path / "run.trace.json.gz"
+    h.operate(StartProfile(str(path), with_stack=True, memory=True))
+    h.submit("a", PROMPTS["a"], max_new_tokens=3, temperature=0.0)
+    h.drain()
+    h.operate(StopProfile())
+    done(h)
+    assert h.replies[-1].value["path"] == str(path)
+    assert trace(path)
+    h.operate(StartProfile(str(path)))
+    refused(h, "exists already")
+    h.operate(StartProfile(str(tmp_path / "never.json.gz"), start_step=5))
+    h.operate(StopProfile())
+    refused(h, "before its first step")
+
+
+def test_a_folder_that_cannot_be_written(engine: Engine, tmp_path: Path) -> None:
+    h = engine.harness()
+    (tmp_path / "file").write_text("")
+    h.operate(StartProfile(str(tmp_path / "file" / "run.json.gz")))
+    refused(h, "cannot be made")
+    folder = tmp_path / "gone"
+    h.operate(StartProfile(str(folder / "run.json.gz")))
+    done(h)
+    folder.rmdir()
+    h.operate(StopProfile())
+    refused(h, "cannot be written")
+    h.submit("a", PROMPTS["a"], max_new_tokens=3, temperature=0.0)
+    h.drain()
+
+
+def test_a_profile_without_limit_ends(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("setpoint.engine.executor.profiling.MAX_STEPS", 4)
+    h = engine.harness()
+    h.operate(StartProfile(str(tmp_path / "run.json.gz")))
+    outputs(h)
+    assert (tmp_path / "run.json.gz").exists()
+
+
+def test_garbage_is_frozen(engine: Engine) -> None:
+    h = engine.harness()
+    h.operate(FreezeGarbage())
+    done(h)
+    assert gc.get_freeze_count() > 1000
+    gc.unfreeze()

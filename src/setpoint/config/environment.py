@@ -110,6 +110,12 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
             "Let --context-length exceed what the model was made for.",
         ),
     ] = False
+    torch_profiler_dir: Annotated[
+        str,
+        EnvVar(
+            "SGLANG_TORCH_PROFILER_DIR", "Folder in which, or below which, profiles are written."
+        ),
+    ] = "/tmp"
 
 
 ENV_FIELDS = declared(EnvSettings, EnvVar)
@@ -148,6 +154,8 @@ def unread_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _parse(name: str, kind: type, text: str) -> Scalar:
+    if kind is str:
+        return text
     if kind is bool:
         if text.lower() not in _WORDS:
             raise ConfigError(f"environment variable {name} must be true or false, got {text!r}.")

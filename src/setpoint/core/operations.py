@@ -1,5 +1,5 @@
 """What an operator may have the engine's process do besides requests: give memory back, load other
-weights. An operation works between two steps, with no step in flight.
+weights, trace its steps. An operation works between two steps, with no step in flight.
 """
 
 from __future__ import annotations
@@ -41,7 +41,35 @@ class LoadWeights(msgspec.Struct, frozen=True, tag=True):
     """Empty the prefix cache, whose K and V the old weights have computed."""
 
 
-Operation = ReleaseMemory | RestoreMemory | LoadWeights
+class StartProfile(msgspec.Struct, frozen=True, tag=True):
+    """Trace the coming steps with torch's profiler. It needs no idle engine."""
+
+    path: str
+    """The file to write, which must not exist yet; its folder is made if missing."""
+    start_step: int = 0
+    """How many steps to run before the first one that is traced."""
+    num_steps: int | None = None
+    """How many steps to trace, after which the trace is written. None: until StopProfile, or a
+    limit of the engine's."""
+    cpu: bool = True
+    gpu: bool = True
+    """Also trace kernels of a GPU, if there is one."""
+    memory: bool = False
+    with_stack: bool = False
+    record_shapes: bool = False
+
+
+class StopProfile(msgspec.Struct, frozen=True, tag=True):
+    """End the trace and write it. The answer's value has the ``path``."""
+
+
+class FreezeGarbage(msgspec.Struct, frozen=True, tag=True):
+    """Leave all present objects of Python out of future garbage collections."""
+
+
+NEEDS_REST = (ReleaseMemory, RestoreMemory, LoadWeights)
+"""The operations for which the engine must be idle or paused."""
+Operation = ReleaseMemory | RestoreMemory | LoadWeights | StartProfile | StopProfile | FreezeGarbage
 
 
 class Operator(Protocol):

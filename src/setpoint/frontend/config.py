@@ -76,6 +76,8 @@ class FrontendConfig:
     metrics: MetricsConfig | None = None
     """If set, the server counts, and serves ``/metrics``."""
     weight_version: str = "default"
+    profiles_folder: str = "/tmp"
+    """Clients' profiles are written in this folder or below it."""
     health_generates: bool = True
     """Whether ``/health`` asks the engine for a token; otherwise it reports on the frontend alone.
     ``/health_generate`` always asks."""

@@ -68,6 +68,7 @@ def make_service(
         },
         server_info=server_info(config, startup_s=startup_s),
         metrics=metrics_config(config, info, startup_s=startup_s),
+        profiles_folder=config.env.torch_profiler_dir,
         health_generates=config.env.health_endpoint_generation,
         health_timeout_s=config.env.health_check_timeout_s,
     )

@@ -116,14 +116,15 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         preparer=None if config.options.is_embedding else grammar_threads(job, socket.post),
     )
     heartbeat = _watchdog(config.options.watchdog_timeout)
+    executor = InprocExecutor(runner)
     loop = Loop(
         scheduler,
-        InprocExecutor(runner),
+        executor,
         socket,
         depth=config.overlap_depth,
         clock=clock,
         observer=observer,
-        operator=_operator(job, runner, heartbeat),
+        operator=_operator(job, executor, heartbeat),
         heartbeat=heartbeat,
         state_info=lambda: (
             _memory_info(runner)
@@ -143,10 +144,12 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     return loop
 
 
-def _operator(job: EngineJob, runner: ModelRunner, heartbeat: Callable[[], None]) -> EngineOperator:
+def _operator(
+    job: EngineJob, executor: InprocExecutor, heartbeat: Callable[[], None]
+) -> EngineOperator:
     device = job.config.options.device
     return EngineOperator(
-        runner,
+        executor,
         engine_config(job.config, job.spec, job.folder),
         available_bytes=lambda: device_bytes(device),
         heartbeat=heartbeat,

@@ -27,7 +27,7 @@ from setpoint.core.messages import (
     ToLoop,
     encode,
 )
-from setpoint.core.operations import LoadWeights
+from setpoint.core.operations import LoadWeights, Operation, StartProfile
 from setpoint.core.plan import Admit, StepPlan
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.result import StepResult
@@ -186,11 +186,17 @@ class Withheld:
         if isinstance(message, Change):
             by, why = self.name(message.by), self.name(message.why)
             message = msgspec.structs.replace(message, by=by, why=why)
-        if isinstance(message, Operate) and isinstance(message.operation, LoadWeights):
-            folder = self.name(message.operation.folder)
-            operation = msgspec.structs.replace(message.operation, folder=folder)
-            message = Operate(message.id, operation)
+        if isinstance(message, Operate):
+            message = Operate(message.id, self._without_path(message.operation))
         return KeptMessage(msgspec.Raw(encode(message)))
+
+    def _without_path(self, operation: Operation) -> Operation:
+        match operation:
+            case LoadWeights(folder):
+                return msgspec.structs.replace(operation, folder=self.name(folder))
+            case StartProfile(path):
+                return msgspec.structs.replace(operation, path=self.name(path))
+        return operation
 
     def _arrival(self, seq_id: int, request: Request) -> KeptArrival:
         sampling, packed = request.sampling, request.prompt_ids + request.prior_output_ids

@@ -11,6 +11,7 @@ from typing import Any
 from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.messages import Finish, Operate, PauseMode, TokenEvent
 from setpoint.core.operations import (
+    NEEDS_REST,
     LoadWeights,
     MemoryPart,
     Operation,
@@ -82,8 +83,8 @@ class Standstill:
     def _check(self, operation: Operation) -> None:
         """Raise RequestError if the operation does not fit the state of the requests or of the
         memory."""
-        state, num_running = self._state, len(self._state.running)
-        if not state.is_at_rest:
+        state, num_running, drops_cache = self._state, len(self._state.running), False
+        if isinstance(operation, NEEDS_REST) and not state.is_at_rest:
             raise RequestError(
                 f"The engine is not idle: {len(state.by_id)} requests are open. Pause it first"
                 " (/pause_generation), or wait."
@@ -97,7 +98,6 @@ class Standstill:
             case RestoreMemory(parts):
                 if there := sorted(set(parts) - state.released):
                     raise RequestError(f"{', '.join(there)}: this memory is not released.")
-                drops_cache = False
             case LoadWeights():
                 drops_cache = operation.flush_cache
         if drops_cache and not state.can_flush:

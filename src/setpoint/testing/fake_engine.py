@@ -138,7 +138,7 @@ class FakeEngine:
             case Operate(call_id, operation):
                 self.operations.append(operation)
                 refused = self.refuse_operation
-                value = {"error": refused} if refused else {"num_paused_reqs": 0}
+                value = {"error": refused} if refused else {"num_paused_reqs": 0, "path": "x.gz"}
                 self._reply(call_id, ok=not refused, value=value)
             case Shutdown():
                 self.is_shut_down = True

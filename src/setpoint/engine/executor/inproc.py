@@ -13,6 +13,7 @@ import numpy as np
 
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.result import EAGER, PositionLogprobs, StepResult, one_each
+from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.kernels.device import Mark, marker, seconds_between, to_host, wait
 from setpoint.engine.runner.model_runner import Forward, ModelRunner
 from setpoint.engine.runner.ways.base import Way
@@ -25,9 +26,10 @@ class InprocExecutor:
         self.runner = runner
         self._ways = ways
         self._mark = marker(runner.device)
+        self.profiler = Profiler(runner.device)
 
     def submit(self, plan: StepPlan) -> InprocStep:
-        return InprocStep(self.runner, plan, self._ways, self._mark)
+        return InprocStep(self, plan, self._ways, self._mark)
 
     def idle(self) -> bool:
         return self.runner.claim_ahead.advance()
@@ -41,12 +43,13 @@ class InprocStep:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        executor: InprocExecutor,
         plan: StepPlan,
         ways: Sequence[Way] | None,
         mark: Callable[[], Mark],
     ) -> None:
-        self.runner = runner
+        self.runner = runner = executor.runner
+        self.profiler = executor.profiler
         self.mark = mark
         self.begin = mark()
         self.forward: Forward = runner.forward(plan, ways)
@@ -70,6 +73,7 @@ class InprocStep:
 
     def result(self) -> StepResult:
         wait(self.sample_done)
+        self.profiler.after_step()
         plan = self.forward.plan
         seq_ids = plan.rows.seq_ids[plan.rows.sampling]
         return StepResult(

@@ -1,11 +1,12 @@
 """Operations on a running engine (``core.operations``): gives its memory back and takes it again,
-and loads other weights.
+loads other weights, traces steps.
 
 Called between two steps by the loop, which has checked that the operation fits the requests.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -15,39 +16,59 @@ from torch import nn
 
 from setpoint.core.errors import CheckpointError, OutOfMemoryError, RequestError, SetpointError
 from setpoint.core.operations import (
+    FreezeGarbage,
     LoadWeights,
     MemoryPart,
     Operation,
     ReleaseMemory,
     RestoreMemory,
+    StartProfile,
+    StopProfile,
 )
 from setpoint.core.progress import reported_to
 from setpoint.engine.executor.build import EngineConfig, load_model
-from setpoint.engine.runner.model_runner import ModelRunner
+from setpoint.engine.executor.inproc import InprocExecutor
 
 logger = logging.getLogger(__name__)
 
 
 class EngineOperator:
-    """Implements ``core.operations.Operator`` for one runner."""
+    """Implements ``core.operations.Operator`` for one executor."""
 
     def __init__(
         self,
-        runner: ModelRunner,
+        executor: InprocExecutor,
         config: EngineConfig,
         *,
         available_bytes: Callable[[], int],
         heartbeat: Callable[[], None],
     ) -> None:
-        """config: what the runner was built from. available_bytes: memory of the device that could
-        be taken now. heartbeat: called now and then while weights are loaded."""
-        self._runner = runner
+        """config: what the executor's runner was built from. available_bytes: memory of the device
+        that could be taken now. heartbeat: called now and then while weights are loaded."""
+        self._executor = executor
+        self._runner = executor.runner
         self._config = config
         self._available_bytes = available_bytes
         self._heartbeat = heartbeat
         self._released: set[MemoryPart] = set()
 
     def operate(self, call_id: int, operation: Operation) -> dict[str, Any]:
+        match operation:
+            case StartProfile():
+                self._executor.profiler.start(operation)
+                return {"path": operation.path}
+            case StopProfile():
+                return {"path": self._executor.profiler.stop()}
+            case FreezeGarbage():
+                gc.collect()
+                gc.freeze()
+                return {}
+            case ReleaseMemory() | RestoreMemory() | LoadWeights():
+                self._change(operation)
+                return {}
+
+    def _change(self, operation: ReleaseMemory | RestoreMemory | LoadWeights) -> None:
+        """Change memory or weights."""
         if not self._runner.can_be_taken_apart:
             raise RequestError(
                 "Memory and weights cannot be changed with --enable-torch-compile: the compiled"
@@ -61,7 +82,6 @@ class EngineOperator:
                 self._restore(parts)
             case LoadWeights(folder, load_format):
                 self._load(replace(self._config, model_folder=folder, load_format=load_format))
-        return {}
 
     def _restore(self, parts: Collection[MemoryPart]) -> None:
         weights = MemoryPart.WEIGHTS in parts

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -135,6 +136,14 @@ def wait(point: Mark) -> None:
 def seconds_between(begin: Mark, end: Mark) -> float:
     """Seconds of device time between two marks, both of which must have been reached."""
     return end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3
+
+
+def traced_activities(device: torch.device, *, host: bool, device_too: bool) -> list[Any]:
+    """What torch's profiler can trace of the activities that are wanted."""
+    from torch.profiler import ProfilerActivity  # takes long to import, and is rarely needed
+
+    found = [ProfilerActivity.CPU] if host else []
+    return found + ([ProfilerActivity.CUDA] if device_too and device.type == "cuda" else [])
 
 
 def give_back(device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -40,6 +41,20 @@ class ControlBodies:
 
         body, warnings = await self._bodies.read(request, work)
         return body, {"warnings": warnings} if warnings else {}
+
+    async def read_if_any(
+        self, request: Request, kind: type[T], *, unsupported: Iterable[str]
+    ) -> T:
+        """The body as ``kind``; an empty one is that of an empty object. unsupported: keys that
+        cannot be honoured."""
+
+        async def work(raw: dict[str, Any]) -> T:
+            return self._service.read(raw, kind, route=request.url.path, unsupported=unsupported)[0]
+
+        headers = request.headers
+        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+            return await work({})
+        return await self._bodies.read(request, work)
 
 
 class ControlRoutes:

@@ -13,6 +13,8 @@ from setpoint.frontend.apis.sglang.admin import FLUSH_ROUTE, AdminRoutes
 from setpoint.frontend.apis.sglang.controls import ControlBodies, ControlRoutes
 from setpoint.frontend.apis.sglang.loads import LoadRoutes
 from setpoint.frontend.apis.sglang.metrics import METRICS_ROUTE, MetricsRoutes
+from setpoint.frontend.apis.sglang.missing import install_missing
+from setpoint.frontend.apis.sglang.profiles import FREEZE, START, STOP, ProfileRoutes
 from setpoint.frontend.apis.sglang.routes import NativeRoutes
 from setpoint.frontend.apis.sglang.weights import WeightRoutes
 from setpoint.frontend.http.bodies import BodyReader
@@ -25,11 +27,14 @@ class SGLangDialect(Dialect):
     prefix = ""
     hint = OpenAIDialect.hint
     public = ("/health", "/ready", METRICS_ROUTE)
-    changed_by_get = (FLUSH_ROUTE,)
+    changed_by_get = (FLUSH_ROUTE, START, STOP)
     admin = (
         FLUSH_ROUTE,
         "/abort_request",
         "/set_internal_state",
+        START,
+        STOP,
+        FREEZE,
         "/pause_generation",
         "/continue_generation",
         "/release_memory_occupation",
@@ -44,7 +49,9 @@ class SGLangDialect(Dialect):
         AdminRoutes(service, bodies).install(self.router)
         controls = ControlBodies(service, bodies)
         ControlRoutes(service, controls).install(self.router)
+        ProfileRoutes(service, controls).install(self.router)
         WeightRoutes(service, controls).install(self.router)
+        install_missing(self.router)
         LoadRoutes(service).install(self.router)
         MetricsRoutes(service).install(self.router)
 

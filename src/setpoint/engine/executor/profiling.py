@@ -1,0 +1,108 @@
+"""Traces of steps by torch's profiler, as Chrome trace files (chrome://tracing, ui.perfetto.dev).
+
+The executor tells it of every step. A replayed step is one call into captured code and appears as
+such; ``--disable-cuda-graph`` shows the operations.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from setpoint.core.errors import ConfigError, RequestError
+from setpoint.core.operations import StartProfile
+from setpoint.engine.kernels.device import traced_activities
+
+logger = logging.getLogger(__name__)
+
+MAX_STEPS = 1000
+"""A trace without a limit of its own ends after this many steps: each may take a megabyte of
+memory."""
+
+
+class Profiler:
+    """At most one trace at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._wanted: StartProfile | None = None
+        self._trace: Any = None
+        """torch.profiler.profile, while steps are traced."""
+        self._num_steps = 0
+        """Steps since ``start``."""
+
+    def start(self, wanted: StartProfile) -> None:
+        """Begin with the step after ``start_step`` others. Raises RequestError if a trace is under
+        way, if the file exists or its folder cannot be made."""
+        if self._wanted is not None:
+            raise RequestError("A profile is being made already; /stop_profile ends it.")
+        path = Path(wanted.path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            exists = path.exists()
+        except OSError as error:
+            raise ConfigError(f"The folder of the profile cannot be made: {error}") from None
+        if exists:
+            raise RequestError(f"{path.name} exists already; choose another profile_id.")
+        self._wanted, self._num_steps = wanted, 0
+        if not wanted.start_step:
+            self._begin(wanted)
+
+    def stop(self) -> str:
+        """End the trace and write it; returns its path. Raises RequestError if there is none, or if
+        it cannot be written."""
+        if self._wanted is None:
+            raise RequestError("No profile is being made; /start_profile begins one.")
+        if self._trace is None:
+            self._wanted = None
+            raise RequestError("The profile was stopped before its first step; nothing is written.")
+        path = Path(self._wanted.path)
+        trace, self._trace, self._wanted = self._trace, None, None
+        trace.stop()
+        try:
+            _write(trace, path)
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(f"The profile cannot be written to {path}: {error}") from None
+        logger.info("The profile of %d steps is in %s", self._num_steps, path)
+        return str(path)
+
+    def after_step(self) -> None:
+        """To be called when the result of a step is there."""
+        wanted = self._wanted
+        if wanted is None:
+            return
+        self._num_steps += 1
+        if self._trace is None:
+            if self._num_steps == wanted.start_step:
+                self._num_steps = 0
+                self._begin(wanted)
+        elif self._num_steps >= (wanted.num_steps or MAX_STEPS):
+            try:
+                self.stop()
+            except (ConfigError, RequestError) as error:
+                logger.error("%s", error)
+
+    def _begin(self, wanted: StartProfile) -> None:
+        from torch import profiler  # takes long to import, and is rarely needed
+
+        self._trace = profiler.profile(
+            activities=traced_activities(self._device, host=wanted.cpu, device_too=wanted.gpu),
+            profile_memory=wanted.memory,
+            with_stack=wanted.with_stack,
+            record_shapes=wanted.record_shapes,
+        )
+        self._trace.start()
+
+
+def _write(trace: Any, path: Path) -> None:
+    """Write the trace under a name that nobody else has made meanwhile: it may lie in a folder that
+    others may write to."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as private:
+        inside = Path(private) / path.name
+        trace.export_chrome_trace(str(inside))
+        os.link(inside, path)

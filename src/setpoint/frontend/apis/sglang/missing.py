@@ -1,0 +1,61 @@
+"""SGLang's routes that this server has nothing to do for yet: each answers 501 and says what is
+missing, which a client can tell from a path that it misspelt."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import APIRouter, Response
+
+from setpoint.core.errors import RequestError
+
+ADAPTERS = "LoRA adapters"
+HICACHE = "a cache tier outside the KV pool (HiCache)"
+FROM_DISK = "weights that do not come from a folder; /update_weights_from_disk reads one"
+REMOTE = "loading weights from another server"
+EXPERTS = "recording which experts tokens go to"
+MISSING = {
+    "/load_lora_adapter": ADAPTERS,
+    "/load_lora_adapter_from_tensors": ADAPTERS,
+    "/unload_lora_adapter": ADAPTERS,
+    "/hicache/storage-backend": HICACHE,
+    "/hicache/storage-backend/clear": HICACHE,
+    "/update_weights_from_tensor": FROM_DISK,
+    "/update_weights_from_distributed": FROM_DISK,
+    "/update_weights_from_ipc": FROM_DISK,
+    "/init_weights_update_group": FROM_DISK,
+    "/destroy_weights_update_group": FROM_DISK,
+    "/init_weights_send_group_for_remote_instance": REMOTE,
+    "/send_weights_to_remote_instance": REMOTE,
+    "/get_remote_instance_transfer_engine_info": REMOTE,
+    "/get_weights_by_name": "reading single weights, which are stored repacked",
+    "/weights_checker": "checking weights",
+    "/start_expert_distribution_record": EXPERTS,
+    "/stop_expert_distribution_record": EXPERTS,
+    "/dump_expert_distribution_record": EXPERTS,
+    "/pd_role_switch": "separate engines for prefill and decode",
+    "/slow_down": "slowing the engine down for tests",
+    "/v1/audio/transcriptions": "audio",
+}
+"""Path -> what the server cannot do."""
+
+
+def install_missing(parent: APIRouter) -> None:
+    for path, what in MISSING.items():
+        parent.add_api_route(
+            path,
+            _refusing(path, what),
+            methods=["GET", "POST", "PUT", "DELETE"],
+            include_in_schema=False,
+        )
+
+
+def _refusing(path: str, what: str) -> Callable[[], Awaitable[Response]]:
+    async def refuse() -> Response:
+        raise RequestError(
+            f"{path} is not supported by this server yet: it does not have {what}.",
+            status_code=501,
+            err_type="NotImplementedError",
+        )
+
+    return refuse

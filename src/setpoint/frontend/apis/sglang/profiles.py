@@ -1,0 +1,101 @@
+"""Routes that trace the engine's steps, and ``/freeze_gc`` (docs/controls.md)."""
+
+from __future__ import annotations
+
+import gc
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
+
+from setpoint.core.bounds import Count
+from setpoint.core.errors import RequestError
+from setpoint.core.operations import FreezeGarbage, StartProfile, StopProfile
+from setpoint.frontend.apis.sglang.controls import ControlBodies
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.service import Service
+
+START, STOP, FREEZE = "/start_profile", "/stop_profile", "/freeze_gc"
+UNSUPPORTED = ("profile_by_stage", "profile_stages", "merge_profiles", "detailed_annotations")
+NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,99}", re.ASCII)
+
+
+class ProfileBody(msgspec.Struct):
+    output_dir: str | None = None
+    """Relative to the server's folder for profiles, or a path in it."""
+    num_steps: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | None = None
+    start_step: Count | None = None
+    activities: list[Literal["CPU", "GPU", "MEM"]] | None = None
+    with_stack: bool | None = None
+    record_shapes: bool | None = None
+    profile_id: str | None = None
+    profile_prefix: str | None = None
+
+
+class ProfileRoutes:
+    def __init__(self, service: Service, bodies: ControlBodies) -> None:
+        self._bodies = bodies
+        self._engine = service.engine
+        self._folder = Path(service.config.profiles_folder)
+
+    def install(self, parent: APIRouter) -> None:
+        router = APIRouter(tags=["control"])
+        add_route(router, START, self.start, "GET", "POST", body=ProfileBody)
+        add_route(router, STOP, self.stop, "GET", "POST")
+        add_route(router, FREEZE, self.freeze, "POST")
+        parent.include_router(router)
+
+    async def start(self, request: Request) -> Response:
+        body = await self._bodies.read_if_any(request, ProfileBody, unsupported=UNSUPPORTED)
+        activities = body.activities or ["CPU", "GPU"]
+        operation = StartProfile(
+            path=str(self._path(body)),
+            start_step=body.start_step or 0,
+            num_steps=body.num_steps,
+            cpu="CPU" in activities or "MEM" in activities,
+            gpu="GPU" in activities,
+            memory="MEM" in activities,
+            with_stack=bool(body.with_stack),
+            record_shapes=bool(body.record_shapes),
+        )
+        values = await self._engine.choose().operate(operation)
+        return PlainTextResponse(f"Start profiling. The file will be {values['path']}\n")
+
+    async def stop(self) -> Response:
+        values = await self._engine.choose().operate(StopProfile())
+        return PlainTextResponse(f"Stop profiling. The file is {values['path']}\n")
+
+    async def freeze(self) -> Response:
+        await self._engine.choose().operate(FreezeGarbage())
+        gc.collect()
+        gc.freeze()
+        return PlainTextResponse("Garbage collection frozen.\n")
+
+    def _path(self, body: ProfileBody) -> Path:
+        """The file that the body asks for. Raises RequestError if its name is not plain or it would
+        not lie in the server's folder."""
+        base = self._folder.resolve()
+        try:
+            folder = (base / (body.output_dir or "")).resolve()
+            inside = folder.is_relative_to(base)
+        except (OSError, ValueError, RuntimeError):  # too long, a null byte, a loop of links
+            inside = False
+        if not inside:
+            raise RequestError(
+                f"output_dir must lie in {base}; SGLANG_TORCH_PROFILER_DIR changes that folder."
+            )
+        parts = []
+        for key in ("profile_prefix", "profile_id"):
+            value = getattr(body, key)
+            if value is not None and not NAME.fullmatch(value):
+                raise RequestError(
+                    f"{key} may have 100 letters, digits, dots, dashes and underscores."
+                )
+            parts += [value] if value else []
+        if body.profile_id is None:
+            parts.append(f"{time.time():.6f}")
+        return folder / f"{'-'.join(parts)}-TP-0.trace.json.gz"
