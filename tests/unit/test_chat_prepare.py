@@ -228,6 +228,16 @@ def test_without_reasoning_a_constraint_holds_from_the_start() -> None:
         assert not prompt_of(chat, WITH_MARKERS).endswith("<think>\n")
 
 
+def test_a_client_is_told_of_reasoning_that_cannot_be_turned_off() -> None:
+    for parser, warnings in (
+        ("deepseek-r1", ["This model's reasoning cannot be turned off."]),
+        ("none", []),
+    ):
+        chat = prepared(QWEN2, reasoning_parser=parser, thinking=False)
+        assert chat.warnings == warnings
+    assert prepared(QWEN3, reasoning_parser="qwen3", thinking=False).warnings == []
+
+
 def test_a_constraint_needs_a_certain_end_of_the_reasoning() -> None:
     with pytest.raises(RequestError, match="'</think>' is not one token of this model"):
         prepared(QWEN3, reasoning_parser="qwen3", sampling={"regex": "a"})

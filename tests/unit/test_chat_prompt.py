@@ -120,6 +120,13 @@ def test_arguments_that_are_no_object_stay_as_they_are() -> None:
     assert prompt_of(template, turn(USER, broken)) == '{"city": '
 
 
+@pytest.mark.parametrize("nothing", [None, []])
+def test_keys_of_an_answer_that_hold_nothing_do_not_reach_the_template(nothing: Any) -> None:
+    before = {"role": "assistant", "content": "4", "tool_calls": nothing, "refusal": None}
+    template = "{{ 'tool_calls' in messages[1] }} {{ 'refusal' in messages[1] }}"
+    assert prompt_of(template, turn(USER, before, USER)) == "False False"
+
+
 def test_reasoning_of_earlier_turns_reaches_the_template() -> None:
     before = {"role": "assistant", "content": "4", "reasoning_content": "2 and 2"}
     template = "{{ messages[1].reasoning_content }}"

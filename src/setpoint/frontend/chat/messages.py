@@ -34,8 +34,11 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
                 f"{where} must be an object with role and content, got {kind_of(message)}."
             )
         role = _role_of(message, where)
-        made = {**message, "content": _text_of(message.get("content"), where, role)}
+        # Clients send back what they got, nulls included; templates ask whether a key is there.
+        made = {key: value for key, value in message.items() if value is not None}
+        made["content"] = _text_of(message.get("content"), where, role)
         if role == "assistant":
+            made.pop("tool_calls", None)
             made |= _called(message, where)
             known_calls.update(call["id"] for call in made.get("tool_calls", ()))
         elif role == "tool":
@@ -91,6 +94,8 @@ class _Call(msgspec.Struct):
 
 def _called(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The ``tool_calls`` of an assistant's message, as templates read them; {} without any."""
+    if message.get("function_call"):
+        raise RequestError(f"{where}.function_call is OpenAI's older form; send tool_calls.")
     if not message.get("tool_calls"):
         return {}
     if not isinstance(message["tool_calls"], list):

@@ -81,7 +81,10 @@ class Chat:
         ids = await self._encode(written)
         requests = self._intake.requests(ids, sampling, options, rid=rid)
         make_parser = _parser_maker(request, calling, thinking)
-        return PreparedChat(requests, make_parser, thinking, calling.warnings)
+        warnings = list(calling.warnings)
+        if request.thinking is False and thinking is not None and thinking.is_expected:
+            warnings.append("This model's reasoning cannot be turned off.")
+        return PreparedChat(requests, make_parser, thinking, warnings)
 
     async def _encode(self, prompt: str) -> core.Ids:
         # The template writes the special tokens itself.
