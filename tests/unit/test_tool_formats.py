@@ -4,12 +4,16 @@ place."""
 from __future__ import annotations
 
 import json
+import re
 
 import jsonschema
 import pytest
+import tool_format_cases as more
+import xml_format_cases as xml
 from format_cases import TOOLS, Case, check_cuts, check_stream, found, streamed, summary
 from hypothesis import given
 from hypothesis import strategies as st
+from tool_format_cases import until
 
 from setpoint.config.chat_formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from setpoint.core.errors import ConfigError
@@ -22,13 +26,15 @@ from setpoint.frontend.chat.formats.registry import (
     tool_format,
 )
 from setpoint.frontend.chat.parser import parsed
+from setpoint.frontend.text.detokenizer import make_detokenizer
+from setpoint.frontend.text.tokenizer import Tokenizer as OurTokenizer
+from setpoint.testing.byte_tokenizer import make_byte_tokenizer
 
 BERN = '{"city": "Bern"}'
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>'
 NESTED = '{"city": "a \\"q\\" \\n \\u00e9 \\ud83d\\ude00 {[ </tool_call>", "tags": ["x", {"y": [1.5e3]}]}'
 
 HERMES = [
-    Case("plain text", "Hello, <b>world</b> 2 < 3\n\n", text="Hello, <b>world</b> 2 < 3\n\n"),
     Case("one call", CALL, calls=(("get_weather", BERN),)),
     Case("text before", f"I look.\n\n{CALL}", text="I look.", calls=(("get_weather", BERN),)),
     Case(
@@ -159,10 +165,35 @@ JSON = [
     Case("text", "[1] says so.", text="[1] says so."),
 ]
 
-CASES = {"hermes": HERMES, "json": JSON}
+CASES = {
+    "deepseekv3": more.DEEPSEEK_V3,
+    "deepseekv31": more.DEEPSEEK_V31,
+    "deepseekv32": xml.DEEPSEEK_V32,
+    "functiongemma": more.FUNCTION_GEMMA,
+    "gemma4": more.GEMMA4,
+    "glm45": xml.GLM,
+    "gpt-oss": xml.GPT_OSS,
+    "hermes": HERMES,
+    "hunyuan": more.HUNYUAN,
+    "json": JSON,
+    "kimi_k2": more.KIMI,
+    "lfm2": more.LFM2,
+    "llama3": more.LLAMA3,
+    "minimax-m2": xml.MINIMAX,
+    "mistral": more.MISTRAL,
+    "pythonic": more.PYTHONIC,
+    "qwen3_coder": xml.QWEN3_CODER,
+    "step3": xml.STEP3,
+}
+PLAIN = [
+    Case("plain text", "Hello, <b>world</b> 2 < 3\n\n", text="Hello, <b>world</b> 2 < 3\n\n"),
+    Case("nothing", ""),
+]
 FORMATS = {**TOOL_FORMATS, "json": JSON_ARRAY}
 TABLE = [
-    pytest.param(name, case, id=f"{name}: {case.what}") for name in CASES for case in CASES[name]
+    pytest.param(name, case, id=f"{name}: {case.what}")
+    for name in CASES
+    for case in (*PLAIN, *CASES[name])
 ]
 
 
@@ -175,7 +206,9 @@ def test_what_is_found_in_an_answer(name: str, case: Case) -> None:
 @given(st.data())
 def test_any_cuts_of_any_mixture(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(CASES)))
-    raws = data.draw(st.lists(st.sampled_from([case.raw for case in CASES[name]]), max_size=4))
+    raws = data.draw(
+        st.lists(st.sampled_from([case.raw for case in (*PLAIN, *CASES[name])]), max_size=4)
+    )
     raw = "".join(raws)
     at = sorted(data.draw(st.sets(st.integers(0, len(raw)))))
     pieces = [raw[start:stop] for start, stop in zip([0, *at], [*at, len(raw)], strict=True)]
@@ -193,6 +226,10 @@ def test_the_cuts_of_a_stream_do_not_matter(name: str, case: Case) -> None:
 def test_the_names_on_the_command_line() -> None:
     assert set(TOOL_CALL_PARSERS) == set(TOOL_FORMATS)
     assert set(REASONING_PARSERS) == set(REASONING_FORMATS)
+
+
+def test_every_format_has_a_table() -> None:
+    assert {id(FORMATS[name]) for name in CASES} == {id(form) for form in FORMATS.values()}
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
@@ -217,3 +254,73 @@ def test_calls_that_must_be_made_without_a_format_are_an_array() -> None:
     ):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(json.loads(wrong), schema)
+
+
+def test_ids() -> None:
+    def ids(name: str, raw: str) -> list[str]:
+        return [call.id for call in gathered(parsed(FORMATS[name].parser(TOOLS), raw)).calls]
+
+    first, second = ids("hermes", f"{CALL}{CALL}")
+    assert first != second
+    assert re.fullmatch("call_[0-9a-f]{24}", first)
+    assert ids("kimi_k2", more.KIMI[0].raw) == ["functions.get_weather:3", "functions.ping:4"]
+    old, new = (ids("mistral", more.MISTRAL[index].raw)[0] for index in (0, 1))
+    assert re.fullmatch("[0-9a-z]{9}", old)
+    assert re.fullmatch("[0-9a-z]{9}", new)
+    assert ids("mistral", more.MISTRAL[2].raw) == ["abc123XYZ"]
+
+
+def long_answer(raw: str) -> str:
+    """An answer of 250,000 characters that goes on as a string does."""
+    return raw + "x\\n é <y> [" * 20_000
+
+
+BEGUN = {
+    "deepseekv3": until(more.DEEPSEEK_V3[0].raw, '"Be'),
+    "deepseekv32": until(xml.DEEPSEEK_V32[0].raw, ">7"),
+    "gemma4": until(more.GEMMA4[0].raw, "Zü"),
+    "glm45": until(xml.GLM[0].raw, "Zü"),
+    "gpt-oss": until(xml.GPT_OSS[0].raw, '"Be'),
+    "hermes": until(CALL, '"Be'),
+    "llama3": until(more.LLAMA3[0].raw, '"Be'),
+    "mistral": until(more.MISTRAL[1].raw, '"Be'),
+    "pythonic": until(more.PYTHONIC[0].raw, '"Be'),
+    "qwen3_coder": until(xml.QWEN3_CODER[0].raw, "Zü"),
+}
+NOT_YET = {
+    "arguments before the name": ("hermes", '<tool_call>{"arguments": {"city": "'),
+    "space behind a marker": ("hermes", "<tool_call>" + " " * 1000),
+    "a number": ("qwen3_coder", "<function=get_weather><parameter=days>"),
+    "a list in Python": ("lfm2", "<|tool_call_start|>[ping(a=["),
+    "text": ("hermes", ""),
+    "text that is no call": ("pythonic", ""),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "begun"), [*BEGUN.items(), *NOT_YET.values()], ids=[*BEGUN, *NOT_YET]
+)
+def test_a_long_answer_takes_linear_time(name: str, begun: str) -> None:
+    """What a parser keeps as text it handles again with the next piece, so that must stay short."""
+    parser = FORMATS[name].parser(TOOLS)
+    raw = long_answer(begun)
+    most = 0
+    for at in range(0, len(raw), 4):
+        parser.feed(raw[at : at + 4])
+        most = max(most, len(getattr(parser, "_text", "")))
+    parser.end()
+    assert most < 2000
+
+
+def test_bytes_that_cut_characters() -> None:
+    """From tokens that end inside characters, through the detokenizer."""
+    tokenizer = OurTokenizer(make_byte_tokenizer())
+    case = next(case for case in HERMES if case.what == "unicode")
+    ids = tokenizer.encode(case.raw, add_special_tokens=False).tolist()
+    assert len(ids) > len(case.raw)
+    detokenizer = make_detokenizer(tokenizer, skip_special_tokens=False)
+    pieces = [detokenizer.feed([token_id]) for token_id in ids] + [detokenizer.flush()]
+    deltas = streamed(FORMATS["hermes"].parser(TOOLS), pieces)
+    check_stream(deltas)
+    assert summary(deltas) == summary(parsed(FORMATS["hermes"].parser(TOOLS), case.raw))
+    assert found(case.raw, gathered(deltas)).calls == case.calls

@@ -3,8 +3,51 @@ formats themselves are in ``frontend/chat/formats``."""
 
 from __future__ import annotations
 
-TOOL_CALL_PARSERS = ("hermes", "qwen", "qwen25")
-REASONING_PARSERS = ("deepseek-r1", "qwen3")
+TOOL_CALL_PARSERS = (
+    "deepseekv3",
+    "deepseekv31",
+    "deepseekv32",
+    "functiongemma",
+    "gemma4",
+    "glm",
+    "glm45",
+    "glm47",
+    "gpt-oss",
+    "hermes",
+    "hunyuan",
+    "kimi_k2",
+    "lfm2",
+    "llama3",
+    "llama4",
+    "mimo",
+    "minimax-m2",
+    "mistral",
+    "pythonic",
+    "qwen",
+    "qwen25",
+    "qwen3_coder",
+    "step3",
+    "step3p5",
+)
+REASONING_PARSERS = (
+    "deepseek-r1",
+    "deepseek-v3",
+    "gemma4",
+    "glm45",
+    "gpt-oss",
+    "granite_thinking_parser",
+    "interns1",
+    "kimi",
+    "kimi_k2",
+    "mimo",
+    "minimax",
+    "mistral",
+    "nemotron_3",
+    "qwen3",
+    "qwen3-thinking",
+    "step3",
+    "step3p5",
+)
 
 OPEN = "auto"
 """Goes by the chat template."""

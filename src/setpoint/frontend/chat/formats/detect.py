@@ -23,11 +23,58 @@ class _Rule(msgspec.Struct, frozen=True):
     """What the template does, for the reason."""
 
 
-_TOOL_RULES = (_Rule("hermes", ("<tool_call>", '"name"'), "writes JSON in <tool_call>"),)
-_REASONING_RULES = (
-    _Rule("qwen3", ("</think>", "enable_thinking"), "has <think> and the variable enable_thinking"),
-    _Rule("deepseek-r1", ("</think>",), "has <think>"),
+_TOOL_RULES = (
+    _Rule("gpt-oss", ("<|channel|>", "<|message|>"), "writes messages in channels"),
+    _Rule("deepseekv32", ("｜DSML｜", "invoke"), "writes <｜DSML｜invoke>"),
+    _Rule(
+        "deepseekv3",
+        ("<｜tool▁call▁begin｜>", "```json"),
+        "writes <｜tool▁call▁begin｜> and fences",
+    ),
+    _Rule(
+        "deepseekv31", ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"), "writes <｜tool▁call▁begin｜>"
+    ),
+    _Rule("kimi_k2", ("<|tool_call_argument_begin|>",), "writes <|tool_call_argument_begin|>"),
+    _Rule("step3", ("<steptml:invoke",), "writes <steptml:invoke>"),
+    _Rule("minimax-m2", ("<minimax:tool_call>",), "writes <minimax:tool_call>"),
+    _Rule("glm45", ("<tool_call>", "<arg_key>"), "writes <tool_call> and <arg_key>"),
+    _Rule("qwen3_coder", ("<tool_call>", "<function="), "writes <function=…> in <tool_call>"),
+    _Rule("gemma4", ("<|tool_call>call:",), "writes <|tool_call>call:"),
+    _Rule("functiongemma", ("<start_function_call>",), "writes <start_function_call>"),
+    _Rule("mistral", ("[TOOL_CALLS]",), "writes [TOOL_CALLS]"),
+    _Rule("lfm2", ("<|tool_call_start|>",), "writes <|tool_call_start|>"),
+    _Rule("llama4", ("<|python_start|>",), "writes <|python_start|>"),
+    _Rule("hunyuan", ("<tool_calls>", '"name"'), "writes JSON in <tool_calls>"),
+    _Rule("hermes", ("<tool_call>", "name"), "writes JSON in <tool_call>"),
+    _Rule("llama3", ("<|python_tag|>",), "writes <|python_tag|>"),
+    _Rule(
+        "llama3",
+        ('{"name": function name, "parameters"',),
+        "asks for JSON with a name and parameters",
+    ),
+    _Rule("pythonic", ("[func_name1(",), "asks for calls in Python's syntax"),
 )
+"""In this order: the templates of some families hold the markers of an older one."""
+_REASONING_RULES = (
+    _Rule("gpt-oss", ("<|channel|>", "analysis"), "writes an analysis channel"),
+    _Rule("gemma4", ("<|channel>thought",), "writes <|channel>thought"),
+    _Rule("mistral", ("[THINK]",), "writes [THINK]"),
+    _Rule("kimi", ("◁think▷",), "writes ◁think▷"),
+    _Rule("granite_thinking_parser", ("Here is my thought process:",), "asks for thoughts"),
+    _Rule(
+        "glm45",
+        ("</think>", "enable_thinking", "<arg_key>"),
+        "has <think>, enable_thinking and <arg_key>",
+    ),
+    _Rule("kimi_k2", ("</think>", "<|tool_call_argument_begin|>"), "has <think> of Kimi K2"),
+    _Rule("qwen3", ("</think>", "enable_thinking"), "has <think> and the variable enable_thinking"),
+    _Rule(
+        "deepseek-v3", ("</think>", "thinking is defined"), "has <think> and the variable thinking"
+    ),
+    _Rule("qwen3", ("</think>",), "has <think>"),
+)
+"""None that takes an answer without any marker for reasoning: many templates know <think> of models
+that seldom write it."""
 
 
 def detect(template: str) -> Detected:

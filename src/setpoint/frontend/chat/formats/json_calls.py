@@ -3,16 +3,17 @@ formats differ in what stands around them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from setpoint.frontend.chat.formats.headed import read_header
 from setpoint.frontend.chat.formats.json_call import JsonCall
+from setpoint.frontend.chat.formats.json_scan import JsonScan, json_text
 from setpoint.frontend.chat.formats.machine import CallMachine
 from setpoint.frontend.chat.formats.scanning import Markers
-from setpoint.frontend.chat.formats.structure import tagged_calls
+from setpoint.frontend.chat.formats.structure import calls, held_arguments, tag
 from setpoint.frontend.chat.parser import DeltaParser
 from setpoint.frontend.chat.request import Tool
 
@@ -29,6 +30,9 @@ class JsonCalls:
     may_be_bare: bool = False
     """Whether a call at the start of the answer may lack the marker. Without a marker only the
     names of the request's tools make a call."""
+    header: re.Pattern[str] | None = None
+    """Matches what a model may also write behind the marker: a header (``HeadedCalls``), which the
+    arguments follow."""
     separator: str = ""
     """What may stand between calls that are in no list."""
     arguments: str = "arguments"
@@ -39,7 +43,7 @@ class JsonCalls:
     needs_special_tokens: bool = True
 
     def parser(self, tools: Sequence[Tool]) -> DeltaParser:
-        return _Parser(self, frozenset(tool.name for tool in tools))
+        return JsonMachine(self, tools)
 
     def structure(
         self, tools: Sequence[Tool], *, required: bool, parallel: bool
@@ -47,26 +51,24 @@ class JsonCalls:
         if self.written is None:
             return None
         before, behind, between = self.written
-        return tagged_calls(
-            tools,
-            begin=lambda tool: f'{before}{{"name": {json_text(tool.name)}, "{self.arguments}": ',
-            end="}" + behind,
-            trigger=before.strip(),
-            separator=between,
-            required=required,
-            parallel=parallel,
+        tags = [
+            tag(
+                f'{before}{{"name": {json_text(tool.name)}, "{self.arguments}": ',
+                held_arguments(tool, required=required),
+                "}" + behind,
+            )
+            for tool in tools
+        ]
+        return calls(
+            tags, trigger=self.begin, separator=between, required=required, parallel=parallel
         )
 
 
-def json_text(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-class _Parser(CallMachine):
-    def __init__(self, form: JsonCalls, names: frozenset[str]) -> None:
+class JsonMachine(CallMachine):
+    def __init__(self, form: JsonCalls, tools: Sequence[Tool]) -> None:
         super().__init__(Markers(form.begin) if form.begin else Markers())
         self._form = form
-        self._names = names
+        self._names = frozenset(tool.name for tool in tools)
         self._lead: list[str] = []
         """What has been read before the present call; it is text if there is no call."""
         self._marked = False
@@ -101,12 +103,28 @@ class _Parser(CallMachine):
             return self._give_up() if self._ended else False
         sign = self._text[self._at]
         if sign not in "[{":
-            return self._give_up()
+            self._state = self._header
+            return True
         self._in_list = sign == "["
         if self._in_list:
             self._lead.append(sign)
             self._at += 1
         self._next_call()
+        return True
+
+    def _header(self) -> bool:
+        """No JSON follows the marker: a name and the arguments, or nothing that is known."""
+        if self._form.header is None:
+            return self._give_up()
+        found = read_header(self._form.header, self._text, self._at, end="", ended=self._ended)
+        if found is None:
+            return False
+        if not found.name:
+            return self._give_up()
+        self._lead = []
+        self._begin_call(found.name, found.call_id)
+        self._at = found.stop
+        self._read_arguments(JsonScan(), self._behind)
         return True
 
     def _give_up(self) -> bool:
@@ -155,7 +173,7 @@ class _Parser(CallMachine):
             self._lead = [separator]
             self._state = self._open
             return True
-        if self._form.end and self._meets(self._form.end) is None:
+        if self._form.end and self._closes(self._form.end) is None:
             return False
         self._state = self._outside
         return True

@@ -3,7 +3,9 @@ passed on. It trusts the value to be valid and never raises."""
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any, Protocol
 
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _PLAIN = re.compile(r'[^"\\]+')
@@ -17,6 +19,17 @@ _CUT_ESCAPE = re.compile(
 )
 
 
+class Scan(Protocol):
+    """Reads the arguments of a call in a stream, and makes JSON of them."""
+
+    is_done: bool
+
+    def feed(self, text: str, at: int) -> tuple[str, int]:
+        """The next text of the JSON, which never ends inside an escape, and the index behind the
+        text that it was made of."""
+        ...
+
+
 class JsonScan:
     """Reads one value, from its first character on."""
 
@@ -28,11 +41,8 @@ class JsonScan:
         self._in_string = False
 
     def feed(self, text: str, at: int) -> tuple[str, int]:
-        """The next text of the value, which never ends inside an escape, and the index behind it.
-
-        Characters that models leave as they are in strings but that JSON must escape, such as line
-        ends, come out escaped.
-        """
+        """As Scan. Characters that models leave as they are in strings but that JSON must
+        escape, such as line ends, come out escaped."""
         parts: list[str] = []
         if not self._kind:
             self._kind = text[at : at + 1]
@@ -86,3 +96,18 @@ class JsonScan:
 
 def _escaped(control: re.Match[str]) -> str:
     return f"\\u{ord(control.group()):04x}"
+
+
+def json_text(value: Any) -> str:
+    """Raises ValueError for what JSON cannot hold, such as infinity."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # Half a surrogate pair can be in a string, but not in UTF-8.
+    return text if _is_utf8(text) else json.dumps(value, allow_nan=False)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from setpoint.frontend.chat.deltas import Delta, TextDelta, ToolCallDelta
 from setpoint.frontend.chat.formats.format import new_call_id
+from setpoint.frontend.chat.formats.json_scan import Scan
 from setpoint.frontend.chat.formats.scanning import Markers, Trimmed
 
 State = Callable[[], bool]
@@ -80,15 +81,33 @@ class CallMachine:
 
     def _begin_call(self, name: str, call_id: str = "") -> None:
         self._deltas.append(
-            ToolCallDelta(index=self._num_calls, id=call_id or new_call_id(), name=name)
+            ToolCallDelta(index=self._num_calls, id=call_id or self._new_id(), name=name)
         )
         self._num_calls += 1
         self._outside_text.interrupt()
+
+    def _new_id(self) -> str:
+        return new_call_id()
 
     def _argue(self, arguments: str) -> None:
         """More of the arguments of the call that began last."""
         if arguments:
             self._deltas.append(ToolCallDelta(index=self._num_calls - 1, arguments=arguments))
+
+    def _read_arguments(self, scan: Scan, then: State) -> None:
+        """Read the arguments of the call that began last, and go on with ``then``."""
+        self._scan = scan
+        self._then = then
+        self._state = self._arguments
+
+    def _arguments(self) -> bool:
+        arguments, self._at = self._scan.feed(self._text, self._at)
+        self._argue(arguments)
+        if self._scan.is_done:
+            self._state = self._then
+        elif self._ended:
+            self._at = len(self._text)  # half an escape, which nobody could read
+        return self._scan.is_done
 
     def _skip_space(self) -> bool:
         """Pass whitespace. Whether anything follows it."""
@@ -99,14 +118,19 @@ class CallMachine:
         return at < len(text)
 
     def _meets(self, marker: str) -> bool | None:
-        """Pass the marker, if it stands here; None if the text is too short to tell. A marker that
-        the answer's end cuts off counts."""
+        """Pass the marker, if it stands here; None if the text is too short to tell."""
         if self._text.startswith(marker, self._at):
             self._at += len(marker)
             return True
-        if not marker.startswith(self._text[self._at :]):
-            return False
-        if not self._ended:
-            return None
-        self._at = len(self._text)
-        return True
+        return None if self._is_cut(marker) else False
+
+    def _is_cut(self, marker: str) -> bool:
+        """Whether the text that is still to come may complete the marker here."""
+        return not self._ended and marker.startswith(self._text[self._at :])
+
+    def _closes(self, marker: str) -> bool | None:
+        """As ``_meets``, for a marker that ends something: the answer's end may cut it off."""
+        if self._ended and marker.startswith(self._text[self._at :]):
+            self._at = len(self._text)
+            return True
+        return self._meets(marker)

@@ -31,7 +31,7 @@ class MarkedReasoning:
     def starts_inside(self, prompt: str = "", *, started: str = "") -> bool:
         # Only the end of the prompt counts: a user may write a marker, too.
         tail = prompt.rstrip()
-        inside = tail.endswith(self.begin) or (self.always and not tail.endswith(self.end))
+        inside = tail.endswith(self.begin.rstrip()) or (self.always and not tail.endswith(self.end))
         if self.begin in started or self.end in started:
             inside = started.rfind(self.begin) > started.rfind(self.end)
         return inside
@@ -141,3 +141,36 @@ class _Parser:
 
 def _text(text: str) -> list[Delta]:
     return [TextDelta(text)] if text else []
+
+
+MARKED = (
+    MarkedReasoning(name="deepseek-r1", always=True),
+    MarkedReasoning(name="deepseek-v3", variable="thinking"),
+    MarkedReasoning(
+        name="gemma4",
+        begin="<|channel>thought\n",
+        end="<channel|>",
+        variable="enable_thinking",
+        needs_special_tokens=True,
+    ),
+    MarkedReasoning(name="glm45", variable="enable_thinking", ended_by=("<tool_call>",)),
+    MarkedReasoning(
+        name="granite_thinking_parser",
+        begin="Here is my thought process:",
+        end="Here is my response:",
+        variable="thinking",
+    ),
+    MarkedReasoning(name="interns1", variable="enable_thinking"),
+    MarkedReasoning(name="kimi", begin="◁think▷", end="◁/think▷"),
+    MarkedReasoning(
+        name="kimi_k2", variable="thinking", ended_by=("<|tool_calls_section_begin|>",)
+    ),
+    MarkedReasoning(name="mimo", variable="enable_thinking"),
+    MarkedReasoning(name="minimax", always=True),
+    MarkedReasoning(name="mistral", begin="[THINK]", end="[/THINK]", needs_special_tokens=True),
+    MarkedReasoning(name="nemotron_3", variable="enable_thinking"),
+    MarkedReasoning(name="qwen3", variable="enable_thinking"),
+    MarkedReasoning(name="qwen3-thinking", always=True),
+    MarkedReasoning(name="step3", always=True),
+    MarkedReasoning(name="step3p5", always=True),
+)

@@ -6,22 +6,52 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from setpoint.core.errors import ConfigError
+from setpoint.frontend.chat.formats import deepseek
 from setpoint.frontend.chat.formats.format import ReasoningFormat, ToolFormat
+from setpoint.frontend.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4
+from setpoint.frontend.chat.formats.glm import GLM
+from setpoint.frontend.chat.formats.harmony import GPT_OSS_CALLS, GPT_OSS_REASONING
 from setpoint.frontend.chat.formats.hermes import HERMES
-from setpoint.frontend.chat.formats.reasoning import MarkedReasoning
+from setpoint.frontend.chat.formats.hunyuan import HUNYUAN
+from setpoint.frontend.chat.formats.kimi import KIMI_K2
+from setpoint.frontend.chat.formats.llama3 import LLAMA3
+from setpoint.frontend.chat.formats.minimax import MINIMAX_M2
+from setpoint.frontend.chat.formats.mistral import Mistral
+from setpoint.frontend.chat.formats.pythonic import LFM2, PYTHONIC
+from setpoint.frontend.chat.formats.qwen3_coder import QWEN3_CODER
+from setpoint.frontend.chat.formats.reasoning import MARKED
+from setpoint.frontend.chat.formats.step import STEP3
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
+    "deepseekv3": deepseek.DEEPSEEK_V3,
+    "deepseekv31": deepseek.DEEPSEEK_V31,
+    "deepseekv32": deepseek.DEEPSEEK_V32,
+    "functiongemma": FUNCTION_GEMMA,
+    "gemma4": GEMMA4,
+    "glm": GLM,
+    "glm45": GLM,
+    "glm47": GLM,
+    "gpt-oss": GPT_OSS_CALLS,
     "hermes": HERMES,
+    "hunyuan": HUNYUAN,
+    "kimi_k2": KIMI_K2,
+    "lfm2": LFM2,
+    "llama3": LLAMA3,
+    "llama4": PYTHONIC,
+    "mimo": QWEN3_CODER,
+    "minimax-m2": MINIMAX_M2,
+    "mistral": Mistral(),
+    "pythonic": PYTHONIC,
     "qwen": HERMES,
     "qwen25": HERMES,
+    "qwen3_coder": QWEN3_CODER,
+    "step3": STEP3,
+    "step3p5": QWEN3_CODER,
 }
 
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
-    form.name: form
-    for form in (
-        MarkedReasoning(name="deepseek-r1", always=True),
-        MarkedReasoning(name="qwen3", variable="enable_thinking"),
-    )
+    **{form.name: form for form in MARKED},
+    "gpt-oss": GPT_OSS_REASONING,
 }
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ class Markers:
         any_marker = "|".join(re.escape(marker) for marker in self._markers)
         self._pattern = re.compile(any_marker or "(?!)")
         self._heads = frozenset(marker[0] for marker in markers)
-        self._longest = max(map(len, markers), default=0)
+        self.longest = max(map(len, markers), default=0)
 
     def find(self, text: str, at: int) -> re.Match[str] | None:
         return self._pattern.search(text, at)
@@ -27,7 +27,7 @@ class Markers:
     def cut(self, text: str, at: int) -> int:
         """Where a marker may have begun that the text cuts off; the text's length if nowhere. Only
         meaningful where ``find`` finds none."""
-        for index in range(max(at, len(text) - self._longest + 1), len(text)):
+        for index in range(max(at, len(text) - self.longest + 1), len(text)):
             if text[index] in self._heads:
                 tail = text[index:]
                 if any(marker.startswith(tail) for marker in self._markers):

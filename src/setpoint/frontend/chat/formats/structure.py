@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from setpoint.frontend.chat.request import Tool
@@ -15,9 +14,10 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     return tool.parameters or {"type": "object"}
 
 
-def held_schema(tool: Tool, *, required: bool) -> dict[str, Any]:
-    """The schema that the arguments of a call are held to."""
-    return arguments_schema(tool) if required or tool.strict else {"type": "object"}
+def held_arguments(tool: Tool, *, required: bool) -> Format:
+    """The arguments of a call, held to the tool's schema where that is asked for."""
+    schema = arguments_schema(tool) if required or tool.strict else {"type": "object"}
+    return json_value(schema)
 
 
 def structural_tag(form: Format) -> dict[str, Any]:
@@ -32,42 +32,47 @@ def json_value(schema: dict[str, Any]) -> Format:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def tagged_calls(
-    tools: Sequence[Tool],
+def calls(
+    tags: list[Format], *, trigger: str, separator: str, required: bool, parallel: bool
+) -> dict[str, Any]:
+    """The structural tag of calls that stand by themselves. tags: one for each tool, all beginning
+    with ``trigger``. separator: what stands between two calls.
+
+    If ``required``, the answer is calls alone; otherwise any text, in which a tag follows every
+    trigger.
+    """
+    if required:
+        return structural_tag(_row(tags, separator=separator, parallel=parallel))
+    return structural_tag(_triggered(tags, trigger=trigger, parallel=parallel))
+
+
+def calls_in_section(
+    tags: list[Format],
     *,
-    begin: Callable[[Tool], str],
-    end: str,
-    trigger: str,
+    section: tuple[str, str],
     separator: str,
     required: bool,
     parallel: bool,
 ) -> dict[str, Any]:
-    """Calls that each stand in markers of their own, with the arguments as JSON between them.
-
-    begin: everything before the arguments; it starts with ``trigger``. separator: what stands
-    between two calls that follow each other directly.
-    """
-    tags = [
-        tag(begin(tool), json_value(held_schema(tool, required=required)), end) for tool in tools
-    ]
-    return structural_tag(
-        calls(tags, trigger=trigger, separator=separator, required=required, parallel=parallel)
-    )
-
-
-def calls(
-    tags: list[Format], *, trigger: str, separator: str, required: bool, parallel: bool
-) -> Format:
-    """One of the tags or more and nothing else, if ``required``; otherwise any text, in which a tag
-    follows every ``trigger``."""
+    """As ``calls``, for calls that stand together between the markers of a section."""
+    begin, end = section
+    whole = tag(begin, _row(tags, separator=separator, parallel=parallel), end)
     if required:
-        return {
-            "type": "tags_with_separator",
-            "tags": tags,
-            "separator": separator,
-            "at_least_one": True,
-            "stop_after_first": not parallel,
-        }
+        return structural_tag(whole)
+    return structural_tag(_triggered([whole], trigger=begin, parallel=parallel))
+
+
+def _row(tags: list[Format], *, separator: str, parallel: bool) -> Format:
+    return {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": not parallel,
+    }
+
+
+def _triggered(tags: list[Format], *, trigger: str, parallel: bool) -> Format:
     return {
         "type": "triggered_tags",
         "triggers": [trigger],

@@ -1,0 +1,198 @@
+"""The answers of gpt-oss, which consist of messages in channels: reasoning, calls, and text.
+
+    <|channel|>analysis<|message|>They ask for the weather.<|end|><|start|>assistant<|channel|>
+    commentary to=functions.weather <|constrain|>json<|message|>{"place": "Bern"}<|call|>
+
+(on one line). The last message of an answer is ``<|channel|>final<|message|>It rains.<|return|>``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from setpoint.frontend.chat.deltas import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from setpoint.frontend.chat.formats.format import new_call_id
+from setpoint.frontend.chat.formats.json_scan import JsonScan
+from setpoint.frontend.chat.formats.scanning import Markers
+from setpoint.frontend.chat.parser import DeltaParser
+from setpoint.frontend.chat.request import Tool
+
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_FINAL = f"{_CHANNEL}final{_MESSAGE}"
+_MARKERS = Markers(_START, _CHANNEL, "<|end|>", "<|call|>", "<|return|>")
+_ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
+_RECIPIENT = re.compile(r"\bto=(?P<name>[^\s<]+)")
+_MAX_HEADER_CHARS = 1024
+
+Part = tuple[Literal["header", "body", "end"], str]
+"""A message's header with its markers, more of its body, or the marker that ends it. Text outside
+of messages is a body, too."""
+
+
+class _Messages:
+    """Divides an answer into the parts of its messages."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._in_header = False
+
+    def feed(self, text: str, *, ended: bool = False) -> Iterator[Part]:
+        self._text += text
+        at, before = 0, -1
+        while at != before:
+            before = at
+            part, at = self._header(at, ended) if self._in_header else self._body(at, ended)
+            if part[1]:
+                yield part
+        self._text = self._text[at:]
+
+    def _header(self, at: int, ended: bool) -> tuple[Part, int]:
+        text = self._text
+        stop = text.find(_MESSAGE, at, at + _MAX_HEADER_CHARS)
+        if stop >= 0:
+            self._in_header = False
+            stop += len(_MESSAGE)
+            return ("header", text[at:stop]), stop
+        if len(text) - at < _MAX_HEADER_CHARS and not ended:
+            return ("header", ""), at
+        self._in_header = False  # what follows the marker is no header
+        found = _MARKERS.find(text, at)
+        stop = at if found is None else found.end()
+        return ("body", text[at:stop]), stop
+
+    def _body(self, at: int, ended: bool) -> tuple[Part, int]:
+        text = self._text
+        found = _MARKERS.find(text, at)
+        if found is None:
+            stop = len(text) if ended else _MARKERS.cut(text, at)
+            return ("body", text[at:stop]), stop
+        if found.start() > at:
+            return ("body", text[at : found.start()]), found.start()
+        if found.group() in (_START, _CHANNEL):
+            self._in_header = True
+            return self._header(at, ended)
+        return ("end", found.group()), found.end()
+
+
+def _called(header: str) -> str:
+    """The function that a message calls; empty if it calls none."""
+    found = _RECIPIENT.search(header)
+    name = "" if found is None else found["name"]
+    return name.removeprefix("functions.") if name.startswith("functions.") else ""
+
+
+class HarmonyCalls:
+    """Implements ToolFormat."""
+
+    name = "gpt-oss"
+    needs_special_tokens = True
+
+    def parser(self, tools: Sequence[Tool]) -> DeltaParser:
+        return _CallParser()
+
+    def structure(
+        self, tools: Sequence[Tool], *, required: bool, parallel: bool
+    ) -> dict[str, Any] | None:
+        # Headers consist of special tokens, which the text of a structural tag does not produce.
+        return None
+
+
+class _CallParser:
+    """Messages to functions become calls; the bodies of all others are text."""
+
+    def __init__(self) -> None:
+        self._messages = _Messages()
+        self._scan: JsonScan | None = None
+        """Reads the arguments while a call is open."""
+        self._rest = ""
+        """Half an escape at the end of the arguments."""
+        self._has_arguments = False
+        self._num_calls = 0
+
+    def feed(self, text: str) -> Sequence[Delta]:
+        return [delta for part in self._messages.feed(text) for delta in self._deltas(*part)]
+
+    def end(self) -> Sequence[Delta]:
+        parts = self._messages.feed("", ended=True)
+        return [delta for part in parts for delta in self._deltas(*part)]
+
+    def _deltas(self, kind: str, text: str) -> Iterator[Delta]:
+        if kind == "header":
+            name = _called(text)
+            self._scan = JsonScan() if name else None
+            self._rest, self._has_arguments = "", False
+            if name:
+                self._num_calls += 1
+                yield ToolCallDelta(index=self._num_calls - 1, id=new_call_id(), name=name)
+        elif kind == "end":
+            if self._scan is not None and not self._has_arguments:
+                yield ToolCallDelta(index=self._num_calls - 1, arguments="{}")
+            self._scan = None
+        elif self._scan is None:
+            yield TextDelta(text)
+        else:
+            text = self._rest + text
+            if not self._has_arguments:
+                text = text.lstrip()
+            arguments, at = self._scan.feed(text, 0)
+            self._rest = "" if self._scan.is_done else text[at:]
+            if arguments:
+                self._has_arguments = True
+                yield ToolCallDelta(index=self._num_calls - 1, arguments=arguments)
+
+
+class HarmonyReasoning:
+    """Implements ReasoningFormat: the analysis channel is reasoning."""
+
+    name = "gpt-oss"
+    needs_special_tokens = True
+    begin = f"{_CHANNEL}analysis{_MESSAGE}"
+    end = _FINAL
+    variable = ""
+
+    def starts_inside(self, prompt: str = "", *, started: str = "") -> bool:
+        return (started or prompt).endswith(self.begin)
+
+    def parser(
+        self, after: DeltaParser, *, starts_inside: bool, separate: bool = True
+    ) -> DeltaParser:
+        return _ReasoningParser(after, starts_inside=starts_inside, separate=separate)
+
+
+class _ReasoningParser:
+    """Gives ``after`` calls as they are written, and of other messages the bodies."""
+
+    def __init__(self, after: DeltaParser, *, starts_inside: bool, separate: bool) -> None:
+        self._messages = _Messages()
+        self._after = after
+        self._separate = separate
+        self._kind: Literal["reasoning", "call", "text"] = "reasoning" if starts_inside else "text"
+        """What the present message holds."""
+
+    def feed(self, text: str) -> Sequence[Delta]:
+        return [delta for part in self._messages.feed(text) for delta in self._deltas(*part)]
+
+    def end(self) -> Sequence[Delta]:
+        parts = self._messages.feed("", ended=True)
+        return [*(delta for part in parts for delta in self._deltas(*part)), *self._after.end()]
+
+    def _deltas(self, kind: str, text: str) -> Sequence[Delta]:
+        if kind == "header":
+            is_other = _RECIPIENT.search(text) is not None or _ANALYSIS.search(text) is not None
+            self._kind = "call" if _called(text) else "reasoning" if is_other else "text"
+        deltas: Sequence[Delta] = ()
+        if self._kind == "call" or (self._kind == "text" and kind == "body"):
+            deltas = self._after.feed(text)
+        elif self._kind == "reasoning" and not self._separate:
+            deltas = (TextDelta(text),)
+        elif self._kind == "reasoning" and kind == "body":
+            deltas = (ReasoningDelta(text),)
+        if kind == "end":
+            self._kind = "text"
+        return deltas
+
+
+GPT_OSS_CALLS = HarmonyCalls()
+GPT_OSS_REASONING = HarmonyReasoning()

@@ -1,0 +1,138 @@
+"""Calls whose arguments are a JSON object behind a header with the function's name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from setpoint.frontend.chat.formats.json_scan import JsonScan, Scan
+from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS
+from setpoint.frontend.chat.formats.sections import SectionMachine
+from setpoint.frontend.chat.formats.structure import Format, calls, calls_in_section, held_arguments
+from setpoint.frontend.chat.parser import DeltaParser
+from setpoint.frontend.chat.request import Tool
+
+_MAX_HEADER_CHARS = MAX_NAME_CHARS + 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadedCalls:
+    """Implements ToolFormat."""
+
+    name: str
+    section: tuple[str, str] = ("", "")
+    """What stands around all calls."""
+    begin: str
+    """What stands before the header."""
+    header: re.Pattern[str]
+    """Matches all between ``begin`` and the arguments. Its group "name" is the function, its group
+    "id", if it has one, the call."""
+    between: str = ""
+    """What may stand between the arguments and ``end``."""
+    end: str = ""
+    scan: Callable[[], Scan] = JsonScan
+    """Reads the arguments."""
+    tag: Callable[[str, Format], Format] | None = None
+    """The call of a function, given its name and the format of its arguments, as a structural tag
+    describes it. None: it cannot."""
+    separator: str = ""
+    """What a model writes between two calls."""
+    needs_special_tokens: bool = True
+
+    def parser(self, tools: Sequence[Tool]) -> DeltaParser:
+        return _Parser(self)
+
+    def structure(
+        self, tools: Sequence[Tool], *, required: bool, parallel: bool
+    ) -> dict[str, Any] | None:
+        if self.tag is None:
+            return None
+        tags = [self.tag(tool.name, held_arguments(tool, required=required)) for tool in tools]
+        if not self.section[0]:
+            return calls(
+                tags,
+                trigger=self.begin,
+                separator=self.separator,
+                required=required,
+                parallel=parallel,
+            )
+        return calls_in_section(
+            tags,
+            section=self.section,
+            separator=self.separator,
+            required=required,
+            parallel=parallel,
+        )
+
+
+class Header(NamedTuple):
+    """What stands before the arguments of a call."""
+
+    name: str
+    """Empty: the text is no header."""
+    call_id: str = ""
+    stop: int = 0
+    """The index behind the header."""
+    is_empty: bool = False
+    """Whether the call has no arguments: its end follows."""
+
+
+def read_header(
+    pattern: re.Pattern[str], text: str, at: int, *, end: str, ended: bool
+) -> Header | None:
+    """The header that begins at ``at``; None if the text is too short to tell. It ends where a
+    brace or ``end`` follows."""
+    limit = at + _MAX_HEADER_CHARS
+    brace = text.find("{", at, limit)
+    empty = text.find(end, at, brace if brace >= 0 else limit) if end else -1
+    stop = empty if empty >= 0 else brace
+    if stop < 0:
+        return None if len(text) < limit and not ended else Header("")
+    found = pattern.fullmatch(text, at, stop)
+    if found is None:
+        return Header("")
+    named = found.groupdict()
+    return Header(named["name"], named.get("id") or "", stop, empty >= 0)
+
+
+class _Parser(SectionMachine):
+    def __init__(self, form: HeadedCalls) -> None:
+        super().__init__(form.begin, section=form.section)
+        self._form = form
+
+    def _header(self) -> bool:
+        found = read_header(
+            self._form.header, self._text, self._at, end=self._form.end, ended=self._ended
+        )
+        if found is None:
+            return False
+        if not found.name:
+            return self._give_up()
+        self._begin_call(found.name, found.call_id)
+        self._at = found.stop
+        if found.is_empty:
+            self._argue("{}")
+            self._state = self._behind
+        else:
+            self._read_arguments(self._form.scan(), self._behind)
+        return True
+
+    def _behind(self) -> bool:
+        """The end marker is due; a call without one is a call all the same."""
+        if not self._form.end:
+            self._state = self._between
+            return True
+        if not self._skip_space():
+            return False
+        if self._form.between:
+            fence = self._closes(self._form.between)
+            if fence is None:
+                return False
+            if fence:
+                return True
+        if self._closes(self._form.end) is None:
+            return False
+        self._state = self._between
+        return True

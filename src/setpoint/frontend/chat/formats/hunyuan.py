@@ -1,0 +1,10 @@
+"""The calls of Hunyuan:
+
+<tool_calls>[{"name": "weather", "arguments": {"place": "Bern"}}]</tool_calls>
+"""
+
+from __future__ import annotations
+
+from setpoint.frontend.chat.formats.json_calls import JsonCalls
+
+HUNYUAN = JsonCalls(name="hunyuan", begin="<tool_calls>", end="</tool_calls>")

@@ -1,0 +1,18 @@
+"""The calls of Llama 3.1 to 3.3, with or without the marker; also of models that are asked for JSON
+calls by their prompt, such as Gemma 3:
+
+    <|python_tag|>{"name": "weather", "parameters": {"place": "Bern"}}
+"""
+
+from __future__ import annotations
+
+from setpoint.frontend.chat.formats.json_calls import JsonCalls
+
+LLAMA3 = JsonCalls(
+    name="llama3",
+    begin="<|python_tag|>",
+    may_be_bare=True,
+    separator=";",
+    arguments="parameters",
+    written=("<|python_tag|>", "", "; "),
+)

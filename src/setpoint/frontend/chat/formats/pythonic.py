@@ -1,0 +1,152 @@
+"""Calls in Python's syntax, of Llama 4, of smaller Llama 3.2, of LFM2, and of models that are asked
+for them by their prompt:
+
+    [weather(place="Bern"), time()]
+
+Each call is passed on once its closing parenthesis has come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from setpoint.frontend.chat.formats.machine import CallMachine
+from setpoint.frontend.chat.formats.python_values import PythonScan, keyword_arguments
+from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
+from setpoint.frontend.chat.parser import DeltaParser
+from setpoint.frontend.chat.request import Tool
+
+_NAME = re.compile(r"[A-Za-z_][\w.\-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonicCalls:
+    """Implements ToolFormat."""
+
+    name: str
+    section: tuple[str, str]
+    """What stands around the list."""
+    bare: bool = True
+    """Whether the markers may be missing. Then only the names of the request's tools make a
+    call."""
+    needs_special_tokens: bool = True
+
+    def parser(self, tools: Sequence[Tool]) -> DeltaParser:
+        return _Parser(self, tools)
+
+    def structure(
+        self, tools: Sequence[Tool], *, required: bool, parallel: bool
+    ) -> dict[str, Any] | None:
+        return None
+
+
+class _Parser(CallMachine):
+    def __init__(self, form: PythonicCalls, tools: Sequence[Tool]) -> None:
+        begin, self._end = form.section
+        super().__init__(Markers(begin, "[") if form.bare else Markers(begin))
+        self._tools = {tool.name: tool for tool in tools}
+        self._marked = False
+        self._lead: list[str] = []
+        """What has been read and is text if no call follows."""
+
+    def _opened(self, marker: str) -> None:
+        self._lead = [marker]
+        self._marked = marker != "["
+        self._state = self._list if self._marked else self._call
+
+    def _list(self) -> bool:
+        """The marker has passed: a list is due."""
+        if not self._space_is_passed():
+            return False
+        if self._text.startswith("[", self._at):
+            self._pass(1)
+            self._state = self._call
+            return True
+        return self._give_up()
+
+    def _space_is_passed(self) -> bool:
+        start = self._at
+        follows = self._skip_space()
+        self._lead.append(self._text[start : self._at])
+        return follows or self._ended
+
+    def _pass(self, num_chars: int) -> None:
+        self._lead.append(self._text[self._at : self._at + num_chars])
+        self._at += num_chars
+
+    def _give_up(self) -> bool:
+        self._say("".join(self._lead))
+        self._lead = []
+        self._state = self._outside
+        return True
+
+    def _call(self) -> bool:
+        """A call is due: a name and a parenthesis."""
+        if not self._space_is_passed():
+            return False
+        found = _NAME.match(self._text, self._at, self._at + MAX_NAME_CHARS)
+        stop = self._at if found is None else found.end()
+        if stop == len(self._text) and not self._ended:
+            return False
+        name = self._text[self._at : stop]
+        may_be_called = bool(name) and (self._marked or name in self._tools)
+        if not may_be_called or not self._text.startswith("(", stop):
+            return self._give_up()
+        self._name = name
+        self._pass(len(name) + 1)
+        self._parts: list[str] = []
+        self._parens = PythonScan()
+        self._state = self._arguments_of_call
+        return True
+
+    def _arguments_of_call(self) -> bool:
+        stop = self._parens.feed(self._text, self._at, ended=self._ended)
+        self._parts.append(self._text[self._at : stop])
+        self._at = stop
+        if not self._parens.is_done and not self._ended:
+            return False
+        inside = "".join(self._parts)
+        arguments = (
+            keyword_arguments(inside[:-1], self._tools.get(self._name))
+            if self._parens.is_done
+            else ""
+        )
+        if not arguments:
+            self._lead.append(inside)
+            return self._give_up()
+        self._lead = []
+        self._begin_call(self._name)
+        self._argue(arguments)
+        self._state = self._behind
+        return True
+
+    def _behind(self) -> bool:
+        """Another call or the end of the list is due."""
+        if not self._skip_space():
+            return False
+        sign = self._text[self._at]
+        if sign == ",":
+            self._pass(1)
+            self._state = self._call
+        elif sign == "]":
+            self._at += 1
+            self._state = self._close
+        else:
+            self._state = self._outside
+        return True
+
+    def _close(self) -> bool:
+        """The end marker is due; it may be missing."""
+        if not self._skip_space():
+            return False
+        if self._closes(self._end) is None:
+            return False
+        self._state = self._outside
+        return True
+
+
+PYTHONIC = PythonicCalls(name="pythonic", section=("<|python_start|>", "<|python_end|>"))
+LFM2 = PythonicCalls(name="lfm2", section=("<|tool_call_start|>", "<|tool_call_end|>"), bare=False)

@@ -1,0 +1,78 @@
+"""The common part of formats whose calls each begin with a marker, and may stand together in a
+section with markers of its own."""
+
+from __future__ import annotations
+
+from setpoint.frontend.chat.formats.machine import CallMachine
+from setpoint.frontend.chat.formats.scanning import Markers
+
+
+class SectionMachine(CallMachine):
+    """A subclass reads one call: ``_header`` from behind the marker that begins it, until it sets
+    ``_between`` as the state. What is no call becomes text, the markers before it included."""
+
+    def __init__(
+        self,
+        call_begin: str,
+        *,
+        section: tuple[str, str] = ("", ""),
+        passed: tuple[str, ...] = (),
+        bare: bool = True,
+    ) -> None:
+        """passed: what may stand before and behind a call in a section, with no meaning of its own.
+        bare: whether a call may stand outside of a section."""
+        section_begin, section_end = section
+        super().__init__(Markers(section_begin or call_begin, *([call_begin] if bare else [])))
+        self._call_begin = call_begin
+        self._passed = passed
+        self._section_end = section_end
+        self._lead: list[str] = []
+        """The markers and whitespace that have been passed before the present call."""
+
+    def _header(self) -> bool:
+        raise NotImplementedError
+
+    def _opened(self, marker: str) -> None:
+        self._lead = [marker]
+        self._state = self._header if marker == self._call_begin else self._first_call
+
+    def _first_call(self) -> bool:
+        """The section has begun: a call is due."""
+        start = self._at
+        follows = self._skip_space()
+        self._lead.append(self._text[start : self._at])
+        if not follows and not self._ended:
+            return False
+        start = self._at
+        begins = self._meets(self._call_begin)
+        passes = [self._meets(marker) for marker in self._passed if not begins]
+        self._lead.append(self._text[start : self._at])
+        if begins:
+            self._state = self._header
+        elif not any(passes):
+            return False if None in (begins, *passes) else self._give_up()
+        return True
+
+    def _give_up(self) -> bool:
+        """What has been read is no call; what follows may hold one."""
+        self._say("".join(self._lead))
+        self._state = self._outside
+        return True
+
+    def _between(self) -> bool:
+        """Behind a call: another call or the section's end is due; both may be missing."""
+        if not self._skip_space():
+            return False
+        begins = self._meets(self._call_begin)
+        if begins:
+            self._lead = [self._call_begin]
+            self._state = self._header
+            return True
+        passes = [self._closes(marker) for marker in self._passed]
+        if any(passes):
+            return True
+        ends = self._closes(self._section_end) if self._section_end else False
+        if None in (begins, *passes, ends):
+            return False
+        self._state = self._outside
+        return True

@@ -1,0 +1,108 @@
+"""The values of arguments that a model writes as plain text, as JSON of the type that the tool's
+schema asks for."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from setpoint.frontend.chat.formats.json_scan import json_text
+from setpoint.frontend.chat.request import Tool
+
+ANY = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+STRING = frozenset({"string"})
+
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
+_MAX_PYTHON_CHARS = 1 << 16
+"""Longest text that is tried as a Python literal, which takes much longer than JSON."""
+_MAX_DEPTH = 8
+
+
+def argument_types(tool: Tool | None, key: str) -> frozenset[str]:
+    """The JSON types that the tool's schema allows for an argument; all of them if it does not say
+    so."""
+    schema = tool.parameters if tool is not None else None
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    wanted = properties.get(key) if isinstance(properties, dict) else None
+    return _types(wanted, schema or {}, 0)
+
+
+def _types(wanted: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+    if not isinstance(wanted, dict) or depth > _MAX_DEPTH:
+        return ANY
+    named = wanted.get("type")
+    if isinstance(named, str):
+        named = [named]
+    if isinstance(named, list):
+        return frozenset(each for each in named if isinstance(each, str)) & ANY or ANY
+    for key in ("anyOf", "oneOf"):
+        choices = wanted.get(key)
+        if isinstance(choices, list) and choices:
+            return frozenset().union(*(_types(each, root, depth + 1) for each in choices))
+    values = [wanted["const"]] if "const" in wanted else wanted.get("enum")
+    if isinstance(values, list) and values and all(isinstance(each, str) for each in values):
+        return STRING
+    target = wanted.get("$ref")
+    if isinstance(target, str) and target.startswith("#/"):
+        found: Any = root
+        for part in target[2:].split("/"):
+            found = found.get(part) if isinstance(found, dict) else None
+        return _types(found, root, depth + 1)
+    return ANY
+
+
+def as_json(text: str, types: frozenset[str]) -> str:
+    """The JSON of a value that may have any of these types. What fits none of them is a string."""
+    bare = text.strip()
+    if bare in ("true", "false", "True", "False") and "boolean" in types:
+        return bare.lower()
+    if bare in ("null", "None") and "null" in types:
+        return "null"
+    if types & {"integer", "number"} and (number := _number(bare, types)):
+        return number
+    if bare[:1] in ("{", "[") and types & {"object", "array"}:
+        kind = "object" if bare[0] == "{" else "array"
+        if kind in types and (found := _collection(bare)):
+            return found
+    return json_text(text)
+
+
+def _number(text: str, types: frozenset[str]) -> str:
+    found = _NUMBER.fullmatch(text)
+    if found is not None and ("number" in types or found.groups() == (None, None)):
+        return text
+    if _INTEGER.fullmatch(text):
+        return str(int(text))
+    try:
+        value = float(text)
+    except ValueError:
+        return ""
+    if not math.isfinite(value):
+        return ""
+    if "number" in types:
+        return json_text(value)
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else ""
+
+
+def _collection(text: str) -> str:
+    try:
+        msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return _from_python(text)
+    return text
+
+
+def _from_python(text: str) -> str:
+    """A dict or list as Python writes it: with single quotes, True and None."""
+    if len(text) > _MAX_PYTHON_CHARS:
+        return ""
+    try:
+        return json_text(ast.literal_eval(text))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return ""
