@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "ipc": ({"core"}, {"msgspec"}),
     "scheduler.cache": ({"core"}, {"numpy"}),
     "scheduler": ({"core", "scheduler.cache"}, {"numpy"}),
-    "grammar": ({"core"}, {"llguidance", "numpy"}),
+    "grammar": ({"core"}, {"llguidance", "msgspec", "numpy"}),
     "recording": ({"core", "scheduler", "scheduler.cache"}, {"msgspec", "numpy"}),
     "recording.command": ({"config", "core", "observe", "recording"}, set()),
     "frontend.text": ({"core"}, {"jinja2", "msgspec", "numpy", "tokenizers"}),

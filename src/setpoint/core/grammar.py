@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from setpoint.core.messages import Finish
 from setpoint.core.request import Ids, Request
 
 
+class EndOfOutput(Exception):
+    """Raised by a grammar: its sequence ends in this way, without the token of this step."""
+
+    def __init__(self, finish: Finish) -> None:
+        super().__init__()
+        self.finish = finish
+
+
 class Grammar(Protocol):
-    """One sequence's automaton; only committed tokens advance it."""
+    """One sequence's automaton; only committed tokens advance it. What a method raises ends the
+    sequence: EndOfOutput in its way, RequestError with its words, anything else with status 500."""
 
     def accept(self, token: int) -> None:
         """Advance by one committed token."""

@@ -27,6 +27,7 @@ Contract between the planes:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -128,6 +129,13 @@ class TokenMasks:
     words: npt.NDArray[np.int32]
     """[num_masked_rows, ceil(vocab / 32)] packed little-endian bits, the layout of llguidance and
     xgrammar."""
+
+
+def forbid(words: Ids, tokens: Iterable[int]) -> None:
+    """Clear the bits of these tokens in one row of ``TokenMasks.words``."""
+    unsigned = words.view(np.uint32)
+    for token in tokens:
+        unsigned[token // 32] &= ~np.uint32(1 << token % 32)
 
 
 @dataclass(slots=True)

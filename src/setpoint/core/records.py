@@ -196,10 +196,13 @@ class PreparationEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class GrammarEnded(msgspec.Struct, frozen=True, tag=True):
-    """A sequence ends because its grammar allows no further token. A replay has no grammars and
-    learns it from this record."""
+    """A sequence ends because its grammar allows no further token, or has raised. A replay has no
+    grammars and learns it from this record."""
 
     seq_id: int
+    finish: Finish
+    discards: bool
+    """Whether the token of the step is discarded, because the grammar ended before it."""
 
 
 class RequestAdmitted(msgspec.Struct, frozen=True, tag=True):

@@ -3,46 +3,63 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 
-from llguidance import LLMatcher, grammar_from
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
 
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
-
-ANY_JSON = "$$ANY$$"
-"""The ``json_schema`` that means any JSON (SGLang's word)."""
+from setpoint.core.shown import shown
+from setpoint.grammar.schema import ANY_JSON, prepared_schema
+from setpoint.grammar.tag_definition import lark_of
+from setpoint.grammar.tags import parsed
 
 _SHOWN_AS = {"json_schema": "json"}
 
 
+_LISTING = re.compile(r"\s*\n\s*(\d+ \||<).*", re.DOTALL)
+"""What llguidance writes below an error: lines of the definition, which the client did not write,
+and its own state."""
+
+MAX_WORDS = 1000
+"""Longest reason that a client gets."""
+
+
 def not_compiled(constraint: Constraint, why: str) -> RequestError:
     name = _SHOWN_AS.get(constraint.kind, constraint.kind)
-    return RequestError(f"Failed to compile {name} grammar: {why}")
+    why = _LISTING.sub("", why).strip()
+    return RequestError(f"Failed to compile {name} grammar: {shown(why, MAX_WORDS)}")
 
 
-def definition(constraint: Constraint) -> str:
+def definition(constraint: Constraint, special_tokens: Mapping[str, int]) -> str:
     """Raises RequestError (400) for a text that is not of its kind."""
-    match constraint.kind:
-        case "json_schema":
-            return _json_schema(constraint)
-        case "regex":
-            return str(LLMatcher.grammar_from_regex(constraint.text))
-        case "ebnf":
-            try:
-                return str(grammar_from("ebnf", constraint.text))
-            except ValueError as error:
-                raise not_compiled(constraint, str(error)) from None
-        case "structural_tag":
-            raise RequestError("structural_tag is not supported by this server yet.")
-
-
-def _json_schema(constraint: Constraint) -> str:
-    text = "{}" if constraint.text == ANY_JSON else constraint.text
     try:
-        schema = json.loads(text)
+        match constraint.kind:
+            case "json_schema":
+                return _json_schema(constraint.text)
+            case "regex":
+                return LLMatcher.grammar_from_regex(constraint.text)
+            case "ebnf":
+                return LLMatcher.grammar_from_lark(_lark(constraint.text))
+            case "structural_tag":
+                return lark_of(parsed(constraint.text), special_tokens, _lark)
+    except RequestError as error:
+        raise not_compiled(constraint, error.message) from None
+
+
+def _json_schema(text: str) -> str:
+    try:
+        schema = json.loads("{}" if text == ANY_JSON else text)
     except (ValueError, RecursionError) as error:
-        raise not_compiled(constraint, f"the schema is not valid JSON ({error})") from None
-    if not isinstance(schema, dict | bool):
-        raise not_compiled(constraint, "a schema must be an object")
-    # lenient would drop keywords that llguidance does not know, without a word.
-    return str(LLMatcher.grammar_from_json_schema(text, overrides={"lenient": False}))
+        raise RequestError(f"the schema is not valid JSON ({error})") from None
+    return LLMatcher.grammar_from_json_schema(json.dumps(prepared_schema(schema)))
+
+
+def _lark(text: str) -> str:
+    """A grammar in Lark's syntax as it is; one in the EBNF of llama.cpp and xgrammar converted."""
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # the converter raises its own, IndexError, and others
+        raise RequestError(f"the grammar cannot be read ({error})") from None

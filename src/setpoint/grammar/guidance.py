@@ -7,38 +7,56 @@ from llguidance import LLMatcher, LLParserLimits
 
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
+from setpoint.core.grammar import Grammar
+from setpoint.core.plan import forbid
 from setpoint.core.request import Ids, Request
+from setpoint.grammar.after import ConstrainedAfter
 from setpoint.grammar.cache import CompiledCache
 from setpoint.grammar.definition import definition, not_compiled
 from setpoint.grammar.vocabulary import Vocabulary
 
 
 class GuidanceGrammar:
-    """One sequence's automaton. Called by the loop only, once it is made."""
+    """One sequence's automaton. Once it is made, only the loop calls it."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, *, ignore_eos: bool) -> None:
+        """ignore_eos: where the grammar allows more tokens, it does not allow the end."""
+        tokenizer = vocabulary.tokenizer
         self._matcher = matcher
-        words = -(-vocabulary.tokenizer.vocab_size // 32)
+        # A model without an end token has one for llguidance, which must not be sampled.
+        self._forbidden = tokenizer.eos_tokens if ignore_eos or not vocabulary.eos_token_ids else ()
+        words = -(-tokenizer.vocab_size // 32)
         self._own = np.zeros(words, np.int32) if words != -(-vocabulary.size // 32) else None
         """Room for a mask of more tokens than the model has."""
 
     def accept(self, token: int) -> None:
         if not self._matcher.consume_token(token):
-            raise RequestError(
-                f"The grammar does not allow token {token}: {self._matcher.get_error()}"
-            )
+            raise RequestError(f"The grammar does not allow token {token}.")
 
     def fill_mask(self, words: Ids) -> None:
         target = words if self._own is None else self._own
         self._matcher.unsafe_compute_mask_ptr(target.ctypes.data, target.nbytes)
+        if self._matcher.is_error():
+            raise RequestError(f"The grammar cannot be followed any further: {why(self._matcher)}.")
         if self._own is not None:
             words[:] = self._own[: len(words)]
-        if self._matcher.is_error():
-            raise RequestError(f"The grammar allows no next token: {self._matcher.get_error()}")
+        if self._forbidden:
+            ends = words.copy()
+            forbid(words, self._forbidden)
+            if not words.any():
+                words[:] = ends
 
     @property
     def terminated(self) -> bool:
-        return bool(self._matcher.is_stopped())
+        return self._matcher.is_stopped()
+
+
+def why(matcher: LLMatcher) -> str:
+    """Why a matcher that worked has stopped with an error."""
+    if matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex"):
+        return "it takes too much work to find the tokens that it allows"
+    reason, *_ = matcher.get_error().split("\n")
+    return "it can match nothing" if reason.startswith("NoExtension") else reason
 
 
 class GuidanceFactory:
@@ -55,22 +73,33 @@ class GuidanceFactory:
         constraint = request.sampling.constraint
         return constraint is not None and constraint in self._compiled
 
-    def __call__(self, request: Request) -> GuidanceGrammar:
+    def __call__(self, request: Request) -> Grammar:
         constraint = request.sampling.constraint
         assert constraint is not None
         matcher = self._compiled.get(constraint)
         if matcher is None:
             matcher = self._compile(constraint)
             self._compiled.put(constraint, matcher)
-        return GuidanceGrammar(matcher.deep_copy(), self._vocabulary)
+        vocabulary = self._vocabulary
+        grammar = GuidanceGrammar(
+            matcher.deep_copy(), vocabulary, ignore_eos=request.sampling.ignore_eos
+        )
+        if not request.constrain_after:
+            return grammar
+        return ConstrainedAfter(grammar, request.constrain_after, vocabulary.eos_token_ids)
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
-        limits = LLParserLimits(verbose_errors=False)
+        vocabulary = self._vocabulary
         matcher = LLMatcher(
-            self._vocabulary.tokenizer, definition(constraint), log_level=0, limits=limits
+            vocabulary.tokenizer,
+            definition(constraint, vocabulary.special_tokens),
+            log_level=0,
+            limits=LLParserLimits(verbose_errors=False),
         )
         if not matcher.is_error():
             matcher.compute_bitmask()  # a grammar that can match nothing fails here
+            if matcher.is_error():
+                raise not_compiled(constraint, why(matcher))
         if matcher.is_error():
             raise not_compiled(constraint, matcher.get_error())
         return matcher

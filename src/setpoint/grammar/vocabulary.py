@@ -10,7 +10,7 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
-from setpoint.core.errors import CheckpointError, RequestError
+from setpoint.core.errors import RequestError
 
 
 class Vocabulary:
@@ -24,44 +24,55 @@ class Vocabulary:
         self.eos_token_ids = tuple(eos_token_ids)
         self._path = Path(folder) / "tokenizer.json"
         self._lock = threading.Lock()
-        self._tokenizer: LLTokenizer | None = None
+        self._read: tuple[LLTokenizer, dict[str, int]] | None = None
 
     @property
     def tokenizer(self) -> LLTokenizer:
         """Raises RequestError (400) if llguidance cannot use this tokenizer."""
+        return self._both()[0]
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """The ids of the tokens that no text is encoded to unless it spells them, by name."""
+        return self._both()[1]
+
+    def _both(self) -> tuple[LLTokenizer, dict[str, int]]:
         with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = self._read()
-            return self._tokenizer
+            if self._read is None:
+                try:
+                    data = json.loads(self._path.read_text(encoding="utf-8"))
+                    self._read = self._tokenizer_of(_readable(data)), _special_tokens(data)
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    raise RequestError(
+                        f"This model's tokenizer cannot be used for structured output: {error}"
+                    ) from error
+            return self._read
 
-    def _read(self) -> LLTokenizer:
+    def _tokenizer_of(self, data: dict[str, Any]) -> LLTokenizer:
+        text, ends = json.dumps(data), list(self.eos_token_ids) or None
         try:
-            text = _readable(self._path.read_text(encoding="utf-8"))
-            ends = list(self.eos_token_ids) or None
-            try:
-                return LLTokenizer(text, n_vocab=self.size, eos_token=ends)
-            except ValueError as error:
-                if "vocab size too small" not in str(error):
-                    raise
-                # The tokenizer knows more ids than the model.
-                return LLTokenizer(text, eos_token=ends)
-        except (OSError, ValueError, CheckpointError) as error:
-            raise RequestError(
-                f"This model's tokenizer cannot be used for structured output: {error}"
-            ) from error
+            return LLTokenizer(text, n_vocab=self.size, eos_token=ends)
+        except ValueError as error:
+            if "vocab size too small" not in str(error):
+                raise
+        return LLTokenizer(text, eos_token=ends)  # the tokenizer knows more ids than the model
 
 
-def _readable(text: str) -> str:
-    """The tokenizer's JSON with a decoder that llguidance knows. Metaspace is spelt out: it writes
-    a space as U+2581."""
-    data: dict[str, Any] = json.loads(text)
+def _special_tokens(data: dict[str, Any]) -> dict[str, int]:
+    return {
+        token["content"]: token["id"]
+        for token in data.get("added_tokens") or []
+        if token.get("special")
+    }
+
+
+def _readable(data: dict[str, Any]) -> dict[str, Any]:
+    """The content of a tokenizer.json with a decoder that llguidance knows. Metaspace, which writes
+    a space as U+2581, is spelt out."""
     decoder = data.get("decoder") or {}
     if decoder.get("type") != "Metaspace":
-        return text
+        return data
     mark = {"String": decoder.get("replacement", "\u2581")}
     replace = {"type": "Replace", "pattern": mark, "content": " "}
-    data["decoder"] = {
-        "type": "Sequence",
-        "decoders": [replace, {"type": "ByteFallback"}, {"type": "Fuse"}],
-    }
-    return json.dumps(data)
+    steps = [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    return {**data, "decoder": {"type": "Sequence", "decoders": steps}}

@@ -14,6 +14,7 @@ import numpy as np
 from setpoint.core import records
 from setpoint.core.plan import PageDeltas, Rows
 from setpoint.core.records import (
+    GrammarEnded,
     Operated,
     Received,
     Record,
@@ -139,6 +140,10 @@ def _whole(record: Any, content: Content) -> KeptRecord:
     return KeptRecord(type(record).__name__, values)
 
 
+def _grammar_ended(record: GrammarEnded, content: Content) -> KeptRecord:
+    return _whole(msgspec.structs.replace(record, finish=content.finish(record.finish)), content)
+
+
 def _changed(record: SettingsChanged, content: Content) -> Kept:
     """All values; the reason is replaced like a name, because it is in an operator's words."""
     return _whole(msgspec.structs.replace(record, why=content.name(record.why)), content)
@@ -164,7 +169,6 @@ _WHOLE: tuple[type, ...] = (
     records.Preemption,
     records.PreparationStarted,
     records.PreparationEnded,
-    records.GrammarEnded,
     records.RequestAdmitted,
     records.RequestClipped,
     records.Fallback,
@@ -173,14 +177,14 @@ _WHOLE: tuple[type, ...] = (
     records.Continued,
     records.PoolRebuilt,
 )
-_KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (*_WHOLE, RequestDone, SettingsChanged, Operated)
-}
+_OTHERS: tuple[type, ...] = (GrammarEnded, RequestDone, SettingsChanged, Operated)
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*_WHOLE, *_OTHERS)}
 _OWN: dict[type, Entry] = {
     Turn: _turn,
     Received: _received,
     ResultTaken: _result,
     StepPlanned: _planned,
+    GrammarEnded: _grammar_ended,
     RequestDone: _done,
     SettingsChanged: _changed,
     Operated: _operated,

@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from setpoint.core.messages import Submit, ToLoop, decode_to_loop
+import msgspec
+
+from setpoint.core.messages import Finish, Submit, ToLoop, decode_to_loop
 from setpoint.core.records import Received, Record, ResultTaken, Turn
 from setpoint.recording.codec import INPUTS, MEASURED, kept
 from setpoint.recording.content import Content
@@ -198,8 +200,8 @@ class Replay:
                 case KeptRecord("PreparationStarted", [_, seq_id]):
                     self._preparer.needed.add(seq_id)
                     self._comparison.expected.append(row)
-                case KeptRecord("GrammarEnded", [seq_id]):
-                    self._preparer.ended.add(seq_id)
+                case KeptRecord("GrammarEnded", [seq_id, finish, discards]):
+                    self._preparer.ended[seq_id] = msgspec.convert(finish, Finish), discards
                     self._comparison.expected.append(row)
                 case KeptRecord("Operated", [call_id, _, _, error]):
                     self._operator.errors[call_id] = error

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from setpoint.core.errors import RequestError
-from setpoint.core.messages import ToFrontend, Tokens, ToLoop
+from setpoint.core.grammar import EndOfOutput
+from setpoint.core.messages import Finish, ToFrontend, Tokens, ToLoop
 from setpoint.core.operations import Operation
 from setpoint.core.plan import StepPlan, TokenMasks
 from setpoint.core.request import Ids, Request
@@ -59,8 +60,9 @@ class RecordedPreparer:
 
     def __init__(self) -> None:
         self.needed: set[int] = set()
-        self.ended: set[int] = set()
-        """Sequences that were ended by their grammar, up to this turn."""
+        self.ended: dict[int, tuple[Finish, bool]] = {}
+        """seq_id -> how its grammar ended it, and whether it discarded the step's token; up to this
+        turn."""
 
     def needs(self, seq_id: int, request: Request) -> bool:
         return seq_id in self.needed
@@ -76,17 +78,20 @@ class RecordedPreparer:
 
 
 class RecordedGrammar:
-    """A grammar that knows only when it ends."""
+    """A grammar that knows only when and how it ends."""
 
-    def __init__(self, seq_id: int, ended: set[int]) -> None:
+    def __init__(self, seq_id: int, ended: dict[int, tuple[Finish, bool]]) -> None:
         self._seq_id = seq_id
         self._ended = ended
 
     def accept(self, token: int) -> None:
-        """Every recorded token is accepted."""
+        """Raises EndOfOutput for a token that the recorded engine discarded."""
+        finish, discards = self._ended.get(self._seq_id, (None, False))
+        if finish is not None and discards:
+            raise EndOfOutput(finish)
 
     def fill_mask(self, words: Ids) -> None:
-        """No mask is needed, because nothing is sampled."""
+        words[:] = -1  # nothing is sampled
 
     @property
     def terminated(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from setpoint.core.failures import failed, failure
+from setpoint.core.grammar import Grammar
 from setpoint.core.messages import Finish, TokenEvent
 from setpoint.core.records import GrammarEnded, Observer, StepDone
 from setpoint.core.result import StepResult
@@ -23,6 +24,7 @@ from setpoint.scheduler.emit import (
     logprob_block,
     token_event,
 )
+from setpoint.scheduler.masks import grammar_failure
 from setpoint.scheduler.sequence import Sequence
 from setpoint.scheduler.state import State, StepDraft
 
@@ -41,7 +43,6 @@ class Committer:
         step = self._state.inflight.popleft()
         assert step.plan is not None
         assert step.plan.step_id == result.step_id
-        failures = {**result.failures, **step.failures}
         ids, ends = result.token_ids.tolist(), iter(result.offsets.tolist())
         end, num_sampled = next(ends), len(ids)
         events: list[TokenEvent] = []
@@ -58,7 +59,7 @@ class Committer:
                 self._state.release_if_idle(seq)
                 continue
             try:
-                event = self._event_after(seq, ids, begin, end, result, failures)
+                event = self._event_after(seq, ids, begin, end, result, step.ends)
             except Exception as error:
                 event = self.fail(seq, failure("taking in its result", error))
             if event is not None:
@@ -83,25 +84,35 @@ class Committer:
         begin: int,
         end: int,
         result: StepResult,
-        failures: Mapping[int, str],
+        ends: Mapping[int, Finish],
     ) -> TokenEvent | None:
         """Commit the tokens that a step brought for one sequence, ``ids[begin:end]``; returns the
-        event to send, if one is due."""
-        if failures and seq.seq_id in failures:
-            return self.fail(seq, failures[seq.seq_id])
+        event to send, if one is due. ends: see ``StepDraft``."""
+        if result.failures and seq.seq_id in result.failures:
+            return self.fail(seq, result.failures[seq.seq_id])
+        if ends and seq.seq_id in ends:
+            return self._end_by_grammar(seq, ends[seq.seq_id], discards=True)
         before = len(seq.outputs)
-        finish = _append(seq, ids, begin, end) if begin < end else _end_of_prompt(seq, result)
+        try:
+            finish = _append(seq, ids, begin, end) if begin < end else _end_of_prompt(seq, result)
+        except _GrammarRaised as raised:
+            return self._end_by_grammar(seq, raised.finish, discards=True)
         if seq.first_token_at is None and len(seq.outputs) > before:
             seq.first_token_at = self._state.now
         if seq.request.return_logprob:
             _keep_logprobs(seq, result, len(seq.outputs) - before)
+        if finish is GRAMMAR_ENDED:
+            return self._end_by_grammar(seq, finish, discards=False)
         if finish is not None:
-            if finish is GRAMMAR_ENDED:
-                self._observer.on(GrammarEnded(seq.seq_id))
             return self._state.end(seq, finish)
         if not is_due(seq, self._state.settings.stream_interval):
             return None
         return token_event(seq, self._state.now)
+
+    def _end_by_grammar(self, seq: Sequence, finish: Finish, *, discards: bool) -> TokenEvent:
+        """End a sequence whose grammar allows no further token, or has raised."""
+        self._observer.on(GrammarEnded(seq.seq_id, finish, discards))
+        return self._state.end(seq, finish)
 
     def _done(self, step: StepDraft, result: StepResult, num_sampled: int) -> StepDone:
         return StepDone(
@@ -134,6 +145,21 @@ def _take_back(seq: Sequence, samples: int, num_tokens: int) -> None:
     seq.num_scheduled -= samples - num_tokens
 
 
+class _GrammarRaised(Exception):
+    def __init__(self, finish: Finish) -> None:
+        self.finish = finish
+
+
+def _is_last(grammar: Grammar, token: int) -> bool:
+    """Pass a token to the grammar, before it is appended; returns whether none may follow. Raises
+    _GrammarRaised."""
+    try:
+        grammar.accept(token)
+        return grammar.terminated
+    except Exception as error:
+        raise _GrammarRaised(grammar_failure(error)) from error
+
+
 def _append(seq: Sequence, ids: list[int], begin: int, end: int) -> Finish | None:
     """Commit ``ids[begin:end]`` up to the first that ends the sequence; returns how it ends, if it
     does."""
@@ -141,10 +167,9 @@ def _append(seq: Sequence, ids: list[int], begin: int, end: int) -> Finish | Non
         token, begin = ids[begin], begin + 1
         if token < 0:
             return NOT_FINITE
+        grammar_ended = seq.grammar is not None and _is_last(seq.grammar, token)
         seq.outputs.append(token)
-        if seq.grammar is not None:
-            seq.grammar.accept(token)
-        finish = finish_after(seq, token)
+        finish = finish_after(seq, token, grammar_ended=grammar_ended)
         if finish is not None:
             return finish
     return None

@@ -20,7 +20,7 @@ NOT_FINITE = Finish(
 GRAMMAR_ENDED = Finish("stop")
 
 
-def finish_after(seq: Sequence, token: int) -> Finish | None:
+def finish_after(seq: Sequence, token: int, *, grammar_ended: bool) -> Finish | None:
     """Whether the token just committed ends the sequence, and why; in SGLang's order
     (docs/sglang/scheduling.md#finish-tests).
 
@@ -30,7 +30,7 @@ def finish_after(seq: Sequence, token: int) -> Finish | None:
         return Finish("stop", matched=token)
     if seq.remaining <= 0:
         return Finish("length", length=len(seq.outputs))
-    if seq.grammar is not None and seq.grammar.terminated:
+    if grammar_ended:
         return GRAMMAR_ENDED
     return None
 

@@ -17,8 +17,6 @@ from collections.abc import Iterable
 from itertools import chain, takewhile
 from typing import Any
 
-import numpy as np
-
 from setpoint.core.errors import RequestError
 from setpoint.core.failures import failed, failure, refused
 from setpoint.core.messages import Finish, Operate, PauseMode, Prepared, TokenEvent
@@ -44,6 +42,7 @@ from setpoint.scheduler.commit import Committer
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.decode import DecodePlanner
 from setpoint.scheduler.emit import GRAMMAR_ENDED
+from setpoint.scheduler.masks import token_masks
 from setpoint.scheduler.prefill import PrefillPlanner
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.standstill import Standstill
@@ -128,7 +127,9 @@ class Scheduler:
             )
         seq = state.prepared(message)
         if seq.grammar is not None and seq.outputs and seq.grammar.terminated:
-            self._observer.on(GrammarEnded(seq_id))  # by the outputs that came with the request
+            self._observer.on(
+                GrammarEnded(seq_id, GRAMMAR_ENDED, False)
+            )  # by the outputs that came with the request
             return state.end(seq, GRAMMAR_ENDED)
         return None
 
@@ -297,22 +298,7 @@ class Scheduler:
         """Allowed tokens of the plan's constrained rows, from the tokens committed so far; None if
         no row is constrained."""
         step = next(step for step in reversed(self.state.inflight) if step.plan is plan)
-        wanted = [
-            seq
-            for seq, samples in zip(step.seqs, plan.rows.samples.tolist(), strict=True)
-            if samples and seq.grammar is not None and seq.finish is None
-        ]
-        if not wanted:
-            return None
-        words = np.zeros((len(wanted), -(-self.config.vocab_size // 32)), np.int32)
-        for seq, row in zip(wanted, words, strict=True):
-            assert seq.grammar is not None
-            try:
-                seq.grammar.fill_mask(row)
-            except Exception as error:
-                step.failures[seq.seq_id] = failure("its grammar", error)
-                row[:] = -1  # any token will do: it is discarded
-        return TokenMasks(np.array([seq.slot for seq in wanted], np.int32), words)
+        return token_masks(step, plan, self.config)
 
     def take_events(self) -> list[TokenEvent]:
         """Events that planning caused since the last call."""

@@ -47,8 +47,9 @@ class StepDraft:
     hold: bool = False
     """Nothing may be planned this turn: a preemption waits for the steps in flight."""
     refusals: dict[Refusal, int] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
-    """seq_id -> reason, for sequences that failed alone while the step was prepared."""
+    ends: dict[int, Finish] = field(default_factory=dict)
+    """seq_id -> how a sequence ends whose grammar allows no token in this step; written when the
+    step's masks are made."""
 
     def add(self, seq: Sequence, *, samples: int) -> None:
         """Count a planned row of this sequence, whose result may bring ``samples`` tokens."""

@@ -1,0 +1,41 @@
+"""A constraint that begins in the middle of the output, behind the reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from setpoint.core.grammar import Grammar
+from setpoint.core.plan import forbid
+from setpoint.core.request import Ids
+
+
+class ConstrainedAfter:
+    """Allows everything but the end of the output until ``ids`` have occurred in a row, then what
+    the grammar allows. An output that ended before would not satisfy the constraint."""
+
+    def __init__(self, grammar: Grammar, ids: Sequence[int], ends: Sequence[int]) -> None:
+        """ends: the token ids that end an output."""
+        self._grammar = grammar
+        self._ids = tuple(ids)
+        self._ends = tuple(ends)
+        self._last: tuple[int, ...] = ()
+        """The last outputs, at most as many as there are ids."""
+        self._has_begun = False
+
+    def accept(self, token: int) -> None:
+        if self._has_begun:
+            self._grammar.accept(token)
+            return
+        self._last = (*self._last, token)[-len(self._ids) :]
+        self._has_begun = self._last == self._ids
+
+    def fill_mask(self, words: Ids) -> None:
+        if self._has_begun:
+            self._grammar.fill_mask(words)
+            return
+        words[:] = -1
+        forbid(words, self._ends)
+
+    @property
+    def terminated(self) -> bool:
+        return self._has_begun and self._grammar.terminated

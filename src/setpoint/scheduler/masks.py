@@ -1,0 +1,73 @@
+"""The token masks of a step's constrained rows, made while its forward pass runs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from setpoint.core.errors import RequestError
+from setpoint.core.failures import failed, failure, refused
+from setpoint.core.grammar import EndOfOutput
+from setpoint.core.messages import Finish
+from setpoint.core.plan import StepPlan, TokenMasks, forbid
+from setpoint.core.request import Ids
+from setpoint.scheduler.config import SchedulerConfig
+from setpoint.scheduler.emit import GRAMMAR_ENDED
+from setpoint.scheduler.sequence import Sequence
+from setpoint.scheduler.state import StepDraft
+
+NO_TOKEN = "The grammar allows no token of this model's vocabulary next."
+NO_TOKEN_YET = (
+    "min_new_tokens forbids every token that the grammar allows next. Lower it, or ask for fewer"
+    " stop_token_ids."
+)
+
+
+def token_masks(step: StepDraft, plan: StepPlan, config: SchedulerConfig) -> TokenMasks | None:
+    """The allowed tokens of each constrained row, from the tokens committed so far; None if no row
+    is constrained. A sequence that has no allowed token, or whose grammar raises, ends with the
+    step (``StepDraft.ends``)."""
+    wanted = [
+        seq
+        for seq, samples in zip(step.seqs, plan.rows.samples.tolist(), strict=True)
+        if samples and seq.grammar is not None and seq.finish is None
+    ]
+    if not wanted:
+        return None
+    words = np.zeros((len(wanted), -(-config.vocab_size // 32)), np.int32)
+    for seq, row in zip(wanted, words, strict=True):
+        end = _fill(seq, row, config)
+        if end is not None:
+            step.ends[seq.seq_id] = end
+            row[:] = -1  # any token will do: it is discarded
+    return TokenMasks(np.array([seq.slot for seq in wanted], np.int32), words)
+
+
+def _fill(seq: Sequence, row: Ids, config: SchedulerConfig) -> Finish | None:
+    """Write a sequence's mask; returns how the sequence ends if no token may be sampled."""
+    assert seq.grammar is not None
+    try:
+        seq.grammar.fill_mask(row)
+    except Exception as error:
+        return grammar_failure(error)
+    if not row.any():
+        return refused(RequestError(NO_TOKEN))
+    if not seq.stop_ids or len(seq.outputs) >= seq.request.sampling.min_new_tokens:
+        return None
+    # The executor masks the stop ids as well, and a row must keep a token. An output that may end
+    # here ends, although it is shorter than was asked for.
+    is_complete = any(
+        row.view(np.uint32)[token // 32] >> token % 32 & 1 for token in config.eos_token_ids
+    )
+    forbid(row, seq.stop_ids)
+    if row.any():
+        return None
+    return GRAMMAR_ENDED if is_complete else refused(RequestError(NO_TOKEN_YET))
+
+
+def grammar_failure(error: Exception) -> Finish:
+    """How a sequence ends whose grammar raised."""
+    if isinstance(error, EndOfOutput):
+        return error.finish
+    if isinstance(error, RequestError):
+        return refused(error)
+    return failed(failure("its grammar", error))

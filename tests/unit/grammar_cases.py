@@ -1,0 +1,80 @@
+"""A factory of grammars over the byte tokenizer, and whether it lets a text through."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from setpoint.core.errors import RequestError
+from setpoint.core.grammar import Grammar
+from setpoint.core.request import Request, pack_ids
+from setpoint.core.sampling import SamplingParams
+from setpoint.grammar.guidance import GuidanceFactory
+from setpoint.grammar.vocabulary import Vocabulary
+from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID, VOCAB_SIZE, write_byte_tokenizer
+
+SPECIAL = {"<|bos|>": 256, "<|eos|>": EOS_ID, "<|im_start|>": 258, "<|im_end|>": IM_END_ID}
+ENDS = (EOS_ID, IM_END_ID)
+
+
+@cache
+def factory() -> GuidanceFactory:
+    with tempfile.TemporaryDirectory() as folder:
+        write_byte_tokenizer(folder)
+        vocabulary = Vocabulary(folder, vocab_size=VOCAB_SIZE, eos_token_ids=ENDS)
+        assert vocabulary.tokenizer.vocab_size == VOCAB_SIZE
+    return GuidanceFactory(vocabulary)
+
+
+def request(*, constrain_after: tuple[int, ...] = (), **sampling: Any) -> Request:
+    return Request(
+        rid="r",
+        prompt_ids=pack_ids([1]),
+        sampling=SamplingParams(**sampling),
+        seed=0,
+        constrain_after=constrain_after,
+    )
+
+
+def grammar(**wanted: Any) -> Grammar:
+    return factory()(request(**wanted))
+
+
+def allowed(grammar: Grammar, vocab_size: int = VOCAB_SIZE) -> set[int]:
+    words = np.zeros(-(-vocab_size // 32), np.int32)
+    grammar.fill_mask(words)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_size]
+    return set(np.flatnonzero(bits).tolist())
+
+
+def ids_of(text: str) -> list[int]:
+    """The text's bytes; the names of special tokens are these tokens."""
+    ids: list[int] = []
+    for part in re.split(r"(<\|\w+\|>)", text):
+        ids += [SPECIAL[part]] if part in SPECIAL else part.encode()
+    return ids
+
+
+def verdict(text: str, **wanted: Any) -> str:
+    """What a grammar makes of a text: "no", or "open" if it must go on, "may end", "ends"."""
+    found = grammar(**wanted)
+    for token in ids_of(text):
+        if token not in allowed(found):
+            return "no"
+        found.accept(token)
+    if found.terminated:
+        return "ends"
+    return "may end" if allowed(found) & set(ENDS) else "open"
+
+
+def refusal(**wanted: Any) -> str:
+    """The words with which a constraint is refused."""
+    with pytest.raises(RequestError) as caught:
+        grammar(**wanted)
+    assert caught.value.status_code == 400
+    return caught.value.message

@@ -1,0 +1,134 @@
+"""Constraints by the real library over the byte tokenizer: schemas, expressions, grammars, and
+where the constraint begins and the output ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from grammar_cases import ENDS, allowed, factory, grammar, ids_of, refusal, request, verdict
+
+from setpoint.core.errors import RequestError
+from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID, VOCAB_SIZE
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "wanted"),
+    [
+        ("$$ANY$$", '[1, {"a": null}]', "ends"),
+        ("$$ANY$$", "hello", "no"),
+        ("{}", "true", "ends"),
+        ({"type": "object"}, '{"a": [1]}', "ends"),
+        ({"type": "object"}, "[", "no"),
+        ({"enum": ["ä", 3]}, '"ä"', "ends"),
+        ("true", "12", "may end"),
+    ],
+)
+def test_schemas(schema: object, text: str, wanted: str) -> None:
+    assert verdict(text, json_schema=schema) == wanted
+
+
+@pytest.mark.parametrize(
+    ("regex", "text", "wanted"),
+    [
+        ("(yes|no)", "yes", "ends"),
+        ("^abc$", "abc", "ends"),
+        (r"\d{3}-\d{4}", "555-1234", "ends"),
+        (r"(?i)ab*", "AB", "may end"),
+        ("[一-鿿]+", "中", "may end"),
+        ("[^x]+/", "é/", "may end"),
+    ],
+)
+def test_expressions(regex: str, text: str, wanted: str) -> None:
+    assert verdict(text, regex=regex) == wanted
+
+
+@pytest.mark.parametrize(
+    ("ebnf", "text", "wanted"),
+    [
+        ('root ::= "a" | "b"', "b", "ends"),
+        ('root ::= e\ne ::= t ("+" t)*\nt ::= [0-9]+ | "(" e ")"', "1+(2+3)", "may end"),
+        ('root ::= "a"{2,3}', "aa", "may end"),
+        ('start: "a" B\nB: /[0-9]/', "a7", "ends"),
+    ],
+)
+def test_grammars(ebnf: str, text: str, wanted: str) -> None:
+    assert verdict(text, ebnf=ebnf) == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("json_schema", "{", "json grammar: the schema is not valid JSON"),
+        ("json_schema", "3", "json grammar: a schema must be an object"),
+        ("json_schema", '{"not": {}}', 'json grammar: Unimplemented keys: ["not"]'),
+        ("json_schema", '{"not": {}, "x-guidance": {"lenient": true}}', "Unimplemented keys"),
+        ("json_schema", "false", "json grammar: Unsatisfiable schema"),
+        ("json_schema", '{"type": "integer", "minimum": 2, "maximum": 1}', "minimum (2)"),
+        ("json_schema", '{"$ref": "#"}', "json grammar: it can match nothing"),
+        ("json_schema", '{"$ref": "http://x/y"}', "http://x/y"),
+        ("json_schema", '{"a":' * 200 + "1" + "}" * 200, "lists and objects inside"),
+        ("json_schema", "[" * 100_000, "not valid JSON"),
+        ("regex", "(", "regex grammar: "),
+        ("regex", r"(a)\1", "backreferences are not supported"),
+        ("ebnf", "not a grammar", "ebnf grammar: the grammar cannot be read"),
+        ("ebnf", "root ::= x", "Rule 'x' not found"),
+        ("ebnf", 'start: start "a"', "ebnf grammar: it can match nothing"),
+    ],
+)
+def test_what_is_refused(kind: str, text: str, words: str) -> None:
+    message = refusal(**{kind: text})
+    assert words in message
+    assert len(message) < 1200
+
+
+def test_a_constraint_is_compiled_once() -> None:
+    wanted = request(regex="compiled once")
+    assert not factory().is_cached(wanted)
+    first, second = factory()(wanted), factory()(wanted)
+    assert factory().is_cached(wanted)
+    first.accept(ord("c"))
+    assert allowed(first) == {ord("o")}
+    assert allowed(second) == {ord("c")}
+
+
+def test_a_token_that_is_not_allowed_raises() -> None:
+    found = grammar(regex="ab")
+    with pytest.raises(RequestError, match="does not allow token 98"):
+        found.accept(ord("b"))
+
+
+def test_every_end_token_may_end_an_output() -> None:
+    found = grammar(regex="a+")
+    found.accept(ord("a"))
+    assert allowed(found) == {ord("a"), EOS_ID, IM_END_ID}
+    found.accept(IM_END_ID)
+    assert found.terminated
+
+
+def test_with_ignore_eos_an_output_ends_where_nothing_else_may_follow() -> None:
+    found = grammar(regex="a{1,2}", ignore_eos=True)
+    found.accept(ord("a"))
+    assert allowed(found) == {ord("a")}
+    found.accept(ord("a"))
+    assert found.terminated
+
+
+def test_behind_the_reasoning() -> None:
+    """Before, everything is allowed but the end; the ids must come in a row."""
+    found = grammar(regex="ab", constrain_after=tuple(ids_of("</t>")))
+    for token in ids_of("x</</t"):
+        assert allowed(found) == set(range(VOCAB_SIZE)) - set(ENDS)
+        found.accept(token)
+        assert not found.terminated
+    found.accept(ord(">"))
+    assert allowed(found) == {ord("a")}
+    for token in ids_of("ab"):
+        found.accept(token)
+    assert found.terminated
+
+
+def test_masks_have_no_bits_beyond_the_vocabulary() -> None:
+    words = np.full(-(-VOCAB_SIZE // 32), -1, np.int32)
+    grammar(regex="(.|\n)*").fill_mask(words)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    assert not bits[VOCAB_SIZE:].any()
