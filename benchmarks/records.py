@@ -1,5 +1,5 @@
 """What the stream of records costs: making the records of a decode step, and reading them as a
-server does.
+server does, without and with metrics.
 
     python benchmarks/records.py [--rows 64,256] [--steps 500]
 
@@ -25,10 +25,8 @@ from setpoint.core.request import Request, pack_ids
 from setpoint.core.result import StepResult, one_each
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.settings import Settings
-from setpoint.observe.figures import Figures
-from setpoint.observe.logline import LogLines
-from setpoint.observe.tee import Tee
-from setpoint.observe.turn_times import TurnTimes
+from setpoint.frontend.metrics.requests import RequestMetrics
+from setpoint.observe.readers import EngineReaders
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.loop import Loop
@@ -56,10 +54,9 @@ class Keeping:
         self.records.append(record)
 
 
-def usual() -> Observer:
+def usual(*, metrics: bool = False) -> Observer:
     """The readers of a server; the log's lines are made and go nowhere."""
-    figures = Figures(decode_log_interval=40)
-    return Tee(figures, LogLines(figures, device="cpu"), TurnTimes())
+    return EngineReaders(device="cpu", decode_log_interval=40, request_times=False, metrics=metrics)
 
 
 class InstantStep:
@@ -172,7 +169,12 @@ def report(num_rows: int, num_steps: int) -> float:
         total += make + read
         print(f"  {type(record).__name__:<42} | {make:7.2f} | {read:7.2f}")
     print(f"  all: {total:.1f} µs, {total / STEP_MS / 10:.3f} % of a step of {STEP_MS:g} ms")
-    loops = {"no reader": Silent(), "a server's readers": usual()}
+    total += metrics_of_a_step(keeping.records, num_rows)
+    loops = {
+        "no reader": Silent(),
+        "a server's readers": usual(),
+        "those and metrics": usual(metrics=True),
+    }
     runs = {name: decoding(num_rows, 3 * num_steps + 2, reader) for name, reader in loops.items()}
     medians: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(3):
@@ -180,6 +182,26 @@ def report(num_rows: int, num_steps: int) -> float:
             medians[name].append(turn_us(run, num_steps))
     for name, found in medians.items():
         print(f"  a turn without a model, {name:<19}: {statistics.median(found):7.1f} µs")
+    return total
+
+
+def metrics_of_a_step(records: list[Record], num_rows: int) -> float:
+    """Print what --enable-metrics adds to a step: µs in the engine, and in the frontend where each
+    row's token has an event of its own."""
+    plain, counting = usual(), usual(metrics=True)
+    engine = sum(
+        each_us(lambda record=record: counting.on(record))
+        - each_us(lambda record=record: plain.on(record))
+        for record in records
+    )
+    request = Request(rid="r", prompt_ids=pack_ids([1]), sampling=SamplingParams(), seed=0)
+    meter = RequestMetrics().meter(request, time.perf_counter(), {})
+    frontend = num_rows * each_us(lambda: meter.tokens(1, time.perf_counter()))
+    total = engine + frontend
+    print(
+        f"  --enable-metrics adds {engine:.1f} µs in the engine and {frontend:.1f} µs in the"
+        f" frontend, {total / STEP_MS / 10:.3f} % of such a step"
+    )
     return total
 
 

@@ -73,6 +73,7 @@ def test_every_body_is_declared(serve: Serve) -> None:
             "/v1/messages": "MessagesBody",
             "/v1/messages/count_tokens": "ConversationBody",
             "/set_internal_state": "SettingsBody",
+            "/configure_logging": "LogSettingsBody",
             "/v1/batches": "BatchBody",
             "/pause_generation": "PauseBody",
             "/continue_generation": "ContinueBody",

@@ -45,6 +45,7 @@ VALUES: dict[str, Any] = {
     "log_level_http": "info",
     "log_requests": True,
     "log_requests_level": 0,
+    "log_requests_format": "json",
     "decode_log_interval": 3,
 }
 """Option -> a value that is not the start's; set one after the other, and all kept."""
@@ -166,7 +167,13 @@ def test_the_logs_options_take_effect(server: ServerProcess) -> None:
     quiet = log_after(server, ask)
     assert not has(quiet, "Prefill batch")
     assert any("POST /generate" in line for line in quiet)
-    one_set(server, log_level="info", log_level_http="warning", log_requests=True)
+    one_set(
+        server,
+        log_level="info",
+        log_level_http="warning",
+        log_requests=True,
+        log_requests_format="text",
+    )
     loud = log_after(server, ask)
     assert has(loud, "Prefill batch")
     assert has(loud, "Finish: obj=")
@@ -176,6 +183,8 @@ def test_the_logs_options_take_effect(server: ServerProcess) -> None:
     less = log_after(server, ask)
     assert has(less, "Receive: obj=")
     assert "one more" not in " ".join(less)
+    one_set(server, log_requests_format="json")
+    assert has(log_after(server, ask), '{"timestamp": ')
     one_set(server, log_requests=False)
     assert not has(log_after(server, ask), "Receive")
 

@@ -30,7 +30,13 @@ from setpoint.planning.memory import GIB
 from setpoint.testing.harness import Harness
 from setpoint.testing.specs import tiny_spec
 
-ON_A_SERVER = ("log_level", "log_level_http", "log_requests", "log_requests_level")
+ON_A_SERVER = (
+    "log_level",
+    "log_level_http",
+    "log_requests",
+    "log_requests_level",
+    "log_requests_format",
+)
 """Live options of the log: ``tests/e2e/test_live_server.py``."""
 
 

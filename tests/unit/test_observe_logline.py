@@ -146,3 +146,29 @@ def test_a_line_says_whether_its_step_was_replayed(
         True,
         True,
     ]
+
+
+def test_a_line_for_the_times_of_each_request(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    figures = Figures(decode_log_interval=40)
+    done = RequestDone(
+        seq_id=1,
+        rid="r\n1",
+        finish=Finish("length"),
+        num_prompt=9,
+        num_cached=4,
+        num_outputs=3,
+        accepted_at=10.0,
+        admitted_at=10.5,
+        first_token_at=11.0,
+        ended_at=12.0,
+    )
+    LogLines(figures, device="cpu").on(done)
+    assert not caplog.messages
+    lines = LogLines(figures, device="cpu", request_times=True)
+    lines.on(done)
+    lines.on(RequestDone(seq_id=2, rid="r", finish=Finish("abort"), num_prompt=9, ended_at=1.0))
+    assert caplog.messages == [
+        "Req Time Stats(rid=r\\n1, input len=9, cached input len=4, output len=3, type=unified):"
+        " queue_duration=500.00ms, forward_duration=1500.00ms, start_time=10.000"
+    ]

@@ -24,6 +24,8 @@ _TAKEN = frozenset(
 
 def check_metrics(options: ObservabilityOptions) -> None:
     """Raise ConfigError if an option of the metrics cannot be honoured."""
+    if options.export_metrics_to_file and options.export_metrics_to_file_dir is None:
+        raise ConfigError("--export-metrics-to-file needs --export-metrics-to-file-dir FOLDER.")
     buckets_of(options)
     extra, custom = extra_labels(options), options.tokenizer_metrics_allowed_custom_labels
     for flag, names in (

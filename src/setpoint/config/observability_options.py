@@ -44,11 +44,37 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
             live=True,
         ),
     ] = 2
+    log_requests_format: Annotated[
+        str,
+        Option(
+            LOGS,
+            "How --log-requests writes: lines of text, or one JSON object per line.",
+            choices=("text", "json"),
+            live=True,
+        ),
+    ] = "text"
+    enable_request_time_stats_logging: Annotated[
+        bool,
+        Option(LOGS, "Log how long each request waited and ran in the engine, when it ends."),
+    ] = False
     decode_log_interval: Annotated[
         int, Option(LOGS, "Decode steps between two 'Decode batch' lines.", low=1, live=True)
     ] = 40
 
     # -- Metrics
+    export_metrics_to_file: Annotated[
+        bool,
+        Option(
+            METRICS,
+            "Append a line of JSON for every request that ends, without its content, to"
+            " sglang-request-metrics-DATE_HOUR.log in --export-metrics-to-file-dir.",
+            server_only=True,
+        ),
+    ] = False
+    export_metrics_to_file_dir: Annotated[
+        str | None,
+        Option(METRICS, "Folder of these files.", metavar="FOLDER", server_only=True),
+    ] = None
     enable_metrics: Annotated[
         bool,
         Option(

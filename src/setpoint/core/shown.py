@@ -7,6 +7,9 @@ person who reads the log.
 
 from __future__ import annotations
 
+IS_JSON = "is_json"
+"""Attribute of a log record whose message is a whole line of JSON in ASCII, written as it is."""
+
 _MAX_CHARS = 300
 """Most characters shown of a client's string; the longest request id with its suffix fits."""
 

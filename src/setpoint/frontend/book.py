@@ -32,6 +32,9 @@ class RequestBook:
     warned_bodies: int = 0
     """Bodies with unknown keys, which were ignored; written by ``Service``."""
 
+    lost_exports: int = 0
+    """Lines that --export-metrics-to-file could not write; written by ``RequestExport``."""
+
     def count_refusal(self, refusal: Refusal) -> None:
         status = str(refusal.status_code)
         self.refused[status] = self.refused.get(status, 0) + 1

@@ -19,6 +19,8 @@ class FrontendSettings:
     log_requests: bool = False
     log_requests_level: int = 2
     """0 metadata, 1 + sampling parameters, 2 + text and ids cut short, 3 everything."""
+    log_requests_format: str = "text"
+    """"text", or "json": one JSON object per line."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The present values of the live options, for ``/server_info``."""
     decisions: Sequence[Mapping[str, Any]] = ()

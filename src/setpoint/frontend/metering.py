@@ -30,6 +30,7 @@ def make_metrics(
             "sglang:process_cpu_seconds": {("frontend",): time.process_time()},
             "setpoint:truncated_prompts": {(): book.truncated_prompts},
             "setpoint:lowered_limits": {(): book.lowered_limits},
+            "setpoint:lost_exports": {(): book.lost_exports},
             "setpoint:warned_requests": {(): book.warned_bodies},
         }
 

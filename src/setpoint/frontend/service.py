@@ -4,8 +4,7 @@ the routes use them."""
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -26,22 +25,15 @@ from setpoint.frontend.ipc.mailbox import Mailbox
 from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.live import LiveOptions, Proposal
 from setpoint.frontend.metering import make_metrics
+from setpoint.frontend.request_log import RequestLog
 from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.unknown_keys import unknown_keys
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 RECENT_S = 1.0
 """Tokens that arrived within this time prove that the engine is healthy."""
-
-_LOGGED_CHARS = 2048
-"""Length to which logged values are cut below level 3."""
-
-_METADATA = ("rid", "meta_info", "stream", "model")
-_CONTENTS = ("text", "input_ids", "output_ids", "messages", "prompt", "system")
 
 
 class Service:
@@ -65,6 +57,9 @@ class Service:
         self.text = text
         self.book = RequestBook()
         self.intake = Intake(config, text, self.book)
+        self._log = RequestLog(live)
+        self.readers: list[Callable[[SequenceOutput], None]] = []
+        """Called with every sequence of a client that has ended; filled at the start."""
         self.metrics = (
             None
             if config.metrics is None
@@ -86,11 +81,8 @@ class Service:
         self.intake.check_logprobs(requests)
         metrics = None if self.metrics is None else self.metrics.requests
         make = partial(Job, self.engine, self.text.tokenizer, requests, metrics=metrics)
-        if no_logs or not self.live.frontend.log_requests:
-            return make(on_finish=self._record)
-        shown = self._loggable({**received, "rid": [request.rid for request in requests]})
-        logger.info("Receive%s: obj=%s", f" {api}" if api else "", shown)
-        return make(on_finish=self._record_and_log)
+        is_logged = not no_logs and self._log.received(requests, received, api)
+        return make(on_finish=partial(self._finished, is_logged=is_logged))
 
     def read(
         self, body: dict[str, Any], kind: type[T], *, route: str, unsupported: Iterable[str] = ()
@@ -202,43 +194,14 @@ class Service:
                     f"The warm-up request was not answered within {timeout_s:g} s."
                 ) from None
 
-    def _record(self, output: SequenceOutput) -> None:
+    def _finished(self, output: SequenceOutput, *, is_logged: bool) -> None:
         book = self.book
         book.num_sequences += 1
-        book.num_aborted += output.finish is None or output.finish.type == "abort"
+        book.num_aborted += not output.is_complete
         book.prompt_tokens += output.num_prompt
         book.cached_tokens += output.num_cached
         book.output_tokens += output.num_outputs
-
-    def _record_and_log(self, output: SequenceOutput) -> None:
-        self._record(output)
-        request = {
-            "rid": output.rid,
-            "sampling_params": msgspec.to_builtins(output.request.sampling),
-        }
-        meta = {
-            "id": output.rid,
-            "finish_reason": None if output.finish is None else msgspec.to_builtins(output.finish),
-            "prompt_tokens": output.num_prompt,
-            "completion_tokens": output.num_outputs,
-            "cached_tokens": output.num_cached,
-            "e2e_latency": output.e2e_s,
-        }
-        result = {"text": output.text, "output_ids": output.output_ids, "meta_info": meta}
-        logger.info("Finish: obj=%s, out=%s", self._loggable(request), self._loggable(result))
-
-    def _loggable(self, value: dict[str, Any]) -> str:
-        """The parts of a request that ``--log-requests-level`` lets into the log: 0 metadata, 1 +
-        parameters, 2 + contents cut short, 3 everything."""
-        level = self.live.frontend.log_requests_level
-        shown = {}
-        for key, item in value.items():
-            if level < (0 if key in _METADATA else 2 if key in _CONTENTS else 1):
-                continue
-            text = repr(item)
-            shown[key] = (
-                item
-                if level >= 3 or len(text) <= _LOGGED_CHARS
-                else f"{text[:_LOGGED_CHARS]}… ({len(text)} characters)"
-            )
-        return repr(shown)
+        if is_logged:
+            self._log.finished(output)
+        for reader in self.readers:
+            reader(output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from setpoint import __version__
@@ -14,6 +15,7 @@ from setpoint.config.options import server_args
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.frontend.config import FrontendConfig, MetricsConfig
 from setpoint.frontend.ipc.client import EngineClient
+from setpoint.frontend.request_export import RequestExport
 from setpoint.frontend.service import Service
 from setpoint.frontend.storage.storage import Storage
 from setpoint.launch.checkpoints import LaunchedCheckpoints
@@ -74,7 +76,11 @@ def make_service(
     )
     running = Running.started(engine.asked, config, info["max_total_num_tokens"])
     checkpoints = LaunchedCheckpoints(options, source, spec)
-    return Service(frontend, client, engine.text, LiveConfig(running), storage, checkpoints)
+    service = Service(frontend, client, engine.text, LiveConfig(running), storage, checkpoints)
+    if options.export_metrics_to_file and options.export_metrics_to_file_dir is not None:
+        export = RequestExport(Path(options.export_metrics_to_file_dir), service.book)
+        service.readers.append(export.finished)
+    return service
 
 
 def metrics_config(

@@ -40,11 +40,9 @@ from setpoint.launch.mapping import (
     scheduler_config,
 )
 from setpoint.launch.settings import live_settings
-from setpoint.observe.engine_metrics import EngineMetrics
-from setpoint.observe.figures import Figures
-from setpoint.observe.logline import LogLines, setup_logging
+from setpoint.observe.logline import setup_logging
+from setpoint.observe.readers import EngineReaders
 from setpoint.observe.tee import Tee
-from setpoint.observe.turn_times import TurnTimes
 from setpoint.recording.writer import start_recording
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
@@ -88,11 +86,13 @@ def main() -> int:
 def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitStack) -> Loop:
     config, spec = job.config, job.spec
     waited = time.perf_counter()
-    clock, times = WallClock(), TurnTimes()
-    figures = Figures(decode_log_interval=config.options.decode_log_interval)
-    metrics = EngineMetrics(figures) if config.options.enable_metrics else None
-    reading = (figures, LogLines(figures, device=config.options.device), times)
-    readers = Tee(*reading) if metrics is None else Tee(*reading, metrics)
+    clock = WallClock()
+    readers = EngineReaders(
+        device=config.options.device,
+        decode_log_interval=config.options.decode_log_interval,
+        request_times=config.options.enable_request_time_stats_logging,
+        metrics=config.options.enable_metrics,
+    )
     runner, pool = load_engine(config, spec, job.folder, readers)
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
     cache = cache_config(config.options, runner.pool)
@@ -128,10 +128,8 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         heartbeat=heartbeat,
         state_info=lambda: (
             _memory_info(runner)
-            | figures.info()
-            | {"turn_times": times.info()}
+            | readers.info()
             | ({} if recording is None else {"recording": recording.info()})
-            | ({} if metrics is None else {"metrics": metrics.info()})
         ),
     )
     gc.collect()

@@ -47,6 +47,7 @@ class LiveConfig:
         return FrontendSettings(
             log_requests=options.log_requests,
             log_requests_level=options.log_requests_level,
+            log_requests_format=options.log_requests_format,
             options=self._running.live_options(),
             decisions=tuple(map(asdict, self._running.decisions_since(self._started))),
         )

@@ -3,6 +3,7 @@ missing devices that they ask for. It takes milliseconds."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from setpoint.config.hardware import available_bytes, why_no_cuda
@@ -24,11 +25,24 @@ def preflight(options: Options) -> None:
         from setpoint.recording.segments import check_new
 
         check_new(Path(options.record))
+    if options.export_metrics_to_file:
+        assert options.export_metrics_to_file_dir is not None, "check_metrics refuses it"
+        _check_folder("--export-metrics-to-file-dir", Path(options.export_metrics_to_file_dir))
     if options.chat_template is not None:
         from setpoint.frontend.text.template import ChatTemplate
         from setpoint.frontend.text.template_source import find_chat_template
 
         ChatTemplate(find_chat_template("", override=options.chat_template) or "")
+
+
+def _check_folder(flag: str, folder: Path) -> None:
+    """Make the folder if it is missing. Raises ConfigError if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag} {folder} cannot be made: {error.strerror}.") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag} {folder}: nothing can be written there.")
 
 
 def check_room(config: ResolvedConfig, model: ModelSpec) -> None:

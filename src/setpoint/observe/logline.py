@@ -26,7 +26,7 @@ from setpoint.core.records import (
     StepDone,
 )
 from setpoint.core.result import EAGER
-from setpoint.core.shown import printable, shown
+from setpoint.core.shown import IS_JSON, printable, shown
 from setpoint.observe.figures import Figures
 
 logger = logging.getLogger(__name__)
@@ -68,6 +68,9 @@ def set_log_level(level: str, name: str | None = None) -> None:
 class LineFormatter(logging.Formatter):
     """Formats a record as one printable line. The lines of a traceback after it are indented, so
     that none looks like a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return record.getMessage() if hasattr(record, IS_JSON) else super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         # INFO lines carry no level word, as in SGLang; those of higher levels do.
@@ -116,9 +119,11 @@ class LogLines:
     """A reader of the stream that writes a line per prefill step, one per ``decode_log_interval``
     decode steps, and the warnings."""
 
-    def __init__(self, figures: Figures, *, device: str) -> None:
-        """``figures`` reads each record before it."""
+    def __init__(self, figures: Figures, *, device: str, request_times: bool = False) -> None:
+        """``figures`` reads each record before it. request_times: write a line for each request
+        that ends."""
         self._figures = figures
+        self._request_times = request_times
         self._graph = "cpu graph" if device == "cpu" else "cuda graph"
 
     def on(self, record: Record) -> None:
@@ -130,6 +135,8 @@ class LogLines:
                     self._decode(record)
             case RequestDone():
                 _done(record)
+                if self._request_times:
+                    _request_times(record)
             case Retraction():
                 _retraction(record)
             case Preemption():
@@ -226,6 +233,23 @@ def _done(done: RequestDone) -> None:
         logger.error("Request %s was answered 500: %s", *words)
     elif status == 503 and done.accepted_at is not None:
         logger.warning("Request %s was answered 503: %s", *words)
+
+
+def _request_times(done: RequestDone) -> None:
+    """SGLang's line, which says where the time of one request went."""
+    if done.accepted_at is None or done.admitted_at is None:
+        return
+    logger.info(
+        "Req Time Stats(rid=%s, input len=%d, cached input len=%d, output len=%d, type=unified):"
+        " queue_duration=%.2fms, forward_duration=%.2fms, start_time=%.3f",
+        shown(done.rid),
+        done.num_prompt,
+        done.num_cached,
+        done.num_outputs,
+        (done.admitted_at - done.accepted_at) * 1e3,
+        (done.ended_at - done.admitted_at) * 1e3,
+        done.accepted_at,
+    )
 
 
 def _retraction(retraction: Retraction) -> None:

@@ -12,6 +12,7 @@ from setpoint.frontend.apis.openai.errors import error_body, stream_end
 from setpoint.frontend.apis.sglang.admin import FLUSH_ROUTE, AdminRoutes
 from setpoint.frontend.apis.sglang.controls import ControlBodies, ControlRoutes
 from setpoint.frontend.apis.sglang.loads import LoadRoutes
+from setpoint.frontend.apis.sglang.log_settings import LOGGING_ROUTE, LogSettingsRoutes
 from setpoint.frontend.apis.sglang.metrics import METRICS_ROUTE, MetricsRoutes
 from setpoint.frontend.apis.sglang.missing import install_missing
 from setpoint.frontend.apis.sglang.profiles import FREEZE, START, STOP, ProfileRoutes
@@ -35,6 +36,7 @@ class SGLangDialect(Dialect):
         START,
         STOP,
         FREEZE,
+        LOGGING_ROUTE,
         "/pause_generation",
         "/continue_generation",
         "/release_memory_occupation",
@@ -46,6 +48,7 @@ class SGLangDialect(Dialect):
     def __init__(self, service: Service, bodies: BodyReader) -> None:
         self.router = APIRouter()
         NativeRoutes(service, bodies).install(self.router)
+        LogSettingsRoutes(service, bodies).install(self.router)
         AdminRoutes(service, bodies).install(self.router)
         controls = ControlBodies(service, bodies)
         ControlRoutes(service, controls).install(self.router)

@@ -1,0 +1,54 @@
+"""``/configure_logging``: changes of the log of a running server, under SGLang's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from setpoint.frontend.http.bodies import BodyReader
+from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.service import Service
+
+LOGGING_ROUTE = "/configure_logging"
+
+UNSUPPORTED = (
+    "crash_dump_folder",
+    "dump_requests_exclude_meta_keys",
+    "dump_requests_folder",
+    "dump_requests_threshold",
+)
+
+
+class LogSettingsBody(msgspec.Struct, kw_only=True):
+    log_requests: bool | None = None
+    log_requests_level: int | None = None
+    log_requests_format: str | None = None
+    log_level: str | None = None
+
+
+class LogSettingsRoutes:
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
+        self._service = service
+        self._bodies = bodies
+
+    def install(self, parent: APIRouter) -> None:
+        router = APIRouter(tags=["admin"])
+        add_route(router, LOGGING_ROUTE, self.configure_logging, "POST", body=LogSettingsBody)
+        parent.include_router(router)
+
+    async def configure_logging(self, request: Request) -> Response:
+        body, warnings = await self._bodies.read(request, self._read)
+        values = msgspec.to_builtins(body)
+        given = {name: value for name, value in values.items() if value is not None}
+        by = "an unknown client" if request.client is None else request.client.host
+        change = await self._service.change(given, by=by, why=LOGGING_ROUTE)
+        told = [*warnings, *change.warnings]
+        return json_response({"warnings": told}) if told else Response(status_code=200)
+
+    async def _read(self, raw: dict[str, Any]) -> tuple[LogSettingsBody, list[str]]:
+        return self._service.read(
+            raw, LogSettingsBody, route=LOGGING_ROUTE, unsupported=UNSUPPORTED
+        )
