@@ -82,6 +82,8 @@ def test_every_body_is_declared(serve: Serve) -> None:
             "/update_weights_from_disk": "UpdateWeightsBody",
             "/update_weight_version": "WeightVersionBody",
             "/start_profile": "ProfileBody",
+            "/open_session": "OpenSessionBody",
+            "/close_session": "CloseSessionBody",
             "/v1/chat/completions": "ChatBody",
             "/v1/completions": "CompletionBody",
             "/v1/embeddings": "EmbeddingBody",

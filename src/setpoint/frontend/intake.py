@@ -58,14 +58,14 @@ def new_rid() -> str:
     return uuid.uuid4().hex
 
 
-def check_rid(rid: str) -> None:
+def check_rid(rid: str, name: str = "rid") -> None:
     """Raise RequestError (400) for a request id that could not be written unchanged to a log line
     or an answer."""
     if not rid:
-        raise RequestError("A rid must not be empty.")
+        raise RequestError(f"A {name} must not be empty.")
     if len(rid) > MAX_RID_CHARS or not rid.isprintable():
         raise RequestError(
-            f"A rid must have at most {MAX_RID_CHARS} characters, all of them printable."
+            f"A {name} must have at most {MAX_RID_CHARS} characters, all of them printable."
         )
 
 

@@ -26,6 +26,7 @@ from setpoint.frontend.jobs import Job, SequenceOutput
 from setpoint.frontend.live import LiveOptions, Proposal
 from setpoint.frontend.metering import make_metrics
 from setpoint.frontend.request_log import RequestLog
+from setpoint.frontend.sessions import Sessions, Turn
 from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.unknown_keys import unknown_keys
@@ -60,6 +61,7 @@ class Service:
         self._log = RequestLog(live)
         self.readers: list[Callable[[SequenceOutput], None]] = []
         """Called with every sequence of a client that has ended; filled at the start."""
+        self.sessions = Sessions()
         self.metrics = (
             None
             if config.metrics is None
@@ -73,16 +75,18 @@ class Service:
         received: dict[str, Any],
         api: str = "",
         no_logs: bool = False,
+        turn: Turn | None = None,
     ) -> Job:
         """The job of the requests of one client body, ``received``. api: the API of the body, for
-        the request log. no_logs: keep the requests out of that log. Raises RequestError (400) if
-        together they ask for too much.
+        the request log. no_logs: keep the requests out of that log. turn: the turn of a session
+        that the one request is. Raises RequestError (400) if together they ask for too much.
         """
         self.intake.check_logprobs(requests)
         metrics = None if self.metrics is None else self.metrics.requests
         make = partial(Job, self.engine, self.text.tokenizer, requests, metrics=metrics)
         is_logged = not no_logs and self._log.received(requests, received, api)
-        return make(on_finish=partial(self._finished, is_logged=is_logged))
+        finished = partial(self._finished, is_logged=is_logged)
+        return make(on_finish=finished if turn is None else turn.recording(finished))
 
     def read(
         self, body: dict[str, Any], kind: type[T], *, route: str, unsupported: Iterable[str] = ()

@@ -48,6 +48,8 @@ class Tokenizer:
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        bos = self.special_tokens.get("bos_token")
+        self.bos_id: int | None = None if bos is None else tokenizer.token_to_id(bos)
         self._token_bytes: dict[int, bytes] = {}
 
     @classmethod

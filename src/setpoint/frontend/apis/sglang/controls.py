@@ -33,11 +33,14 @@ class ControlBodies:
         self._service = service
         self._bodies = bodies
 
-    async def read(self, request: Request, kind: type[T]) -> tuple[T, dict[str, Any]]:
-        """The body as ``kind``, and the warnings about it as a part of the answer."""
+    async def read(
+        self, request: Request, kind: type[T], *, unsupported: Iterable[str] = ()
+    ) -> tuple[T, dict[str, Any]]:
+        """The body as ``kind``, and the warnings about it as a part of the answer. unsupported:
+        keys that cannot be honoured."""
 
         async def work(raw: dict[str, Any]) -> tuple[T, list[str]]:
-            return self._service.read(raw, kind, route=request.url.path)
+            return self._service.read(raw, kind, route=request.url.path, unsupported=unsupported)
 
         body, warnings = await self._bodies.read(request, work)
         return body, {"warnings": warnings} if warnings else {}

@@ -17,6 +17,7 @@ from setpoint.frontend.apis.sglang.metrics import METRICS_ROUTE, MetricsRoutes
 from setpoint.frontend.apis.sglang.missing import install_missing
 from setpoint.frontend.apis.sglang.profiles import FREEZE, START, STOP, ProfileRoutes
 from setpoint.frontend.apis.sglang.routes import NativeRoutes
+from setpoint.frontend.apis.sglang.session_routes import SessionRoutes
 from setpoint.frontend.apis.sglang.weights import WeightRoutes
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.dialect import Dialect
@@ -54,6 +55,7 @@ class SGLangDialect(Dialect):
         ControlRoutes(service, controls).install(self.router)
         ProfileRoutes(service, controls).install(self.router)
         WeightRoutes(service, controls).install(self.router)
+        SessionRoutes(service, controls).install(self.router)
         install_missing(self.router)
         LoadRoutes(service).install(self.router)
         MetricsRoutes(service).install(self.router)

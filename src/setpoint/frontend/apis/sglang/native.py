@@ -25,6 +25,7 @@ from setpoint.frontend.embedding import check_dimensions, vector_of
 from setpoint.frontend.intake import MAX_SEQUENCES, Options, check_key, namespace
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.service import Service
+from setpoint.frontend.sessions import SessionParams, Turn
 from setpoint.frontend.timings import timings_of
 
 
@@ -41,6 +42,8 @@ class Prepared:
     """Warnings for the client about its body, sent in the ``meta_info`` of every answer."""
     reasoning: Reasoning | None = None
     """Set if the outputs begin in the reasoning."""
+    turn: Turn | None = None
+    """Set if the request is one of a session."""
 
     def flat(self) -> list[core.Request]:
         return [request for each in self.requests for request in each]
@@ -73,10 +76,16 @@ class NativeApi:
             options = self._behind_reasoning(options, samplings)
         rids = rids_of(body.rid, count, is_batch)
         check_key(body.routing_key, "routing_key")
-        requests = []
+        if body.session_params is not None and (is_batch or num_sequences > 1):
+            raise RequestError("session_params takes one prompt, and n = 1.")
+        requests, turn = [], None
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts), is_list=is_batch):
-                ids = await self._ids(prompt)
+                if body.session_params is None:
+                    ids = await self._ids(prompt)
+                else:
+                    turn = await self._turn(prompt, body.session_params, rids[index])
+                    ids = turn.prompt
                 requests.append(
                     self._service.intake.requests(
                         ids, samplings[index], options[index], rid=rids[index]
@@ -88,6 +97,7 @@ class NativeApi:
             body.return_text_in_logprobs,
             warnings,
             reasoning,
+            turn,
         )
 
     async def prepare_encode(
@@ -156,6 +166,19 @@ class NativeApi:
             replace(each, constrain_after=end()) if sampling.constraint is not None else each
             for each, sampling in zip(options, samplings, strict=True)
         ]
+
+    async def _turn(self, prompt: str | list[int], params: SessionParams, rid: str) -> Turn:
+        """The turn of a session. What goes on from an earlier request has no token that begins a
+        text."""
+        service = self._service
+        goes_on = service.sessions.goes_on(params)
+        if isinstance(prompt, str):
+            ids = await service.intake.encode(prompt, add_special_tokens=not goes_on)
+        else:
+            ids = service.intake.prompt_ids(prompt, name="input_ids")
+            if goes_on and len(ids) and ids[0] == service.text.tokenizer.bos_id:
+                ids = ids[1:]
+        return service.sessions.turn(params, ids, rid=rid)
 
     async def _ids(self, prompt: str | list[int]) -> core.Ids:
         intake = self._service.intake

@@ -15,6 +15,7 @@ from setpoint.core.errors import RequestError
 from setpoint.core.sampling import NOT_YET, SamplingParams, unknown_parameter
 from setpoint.frontend.bodies import as_id_lists
 from setpoint.frontend.intake import Options, check_rid, namespace, new_rid
+from setpoint.frontend.sessions import SessionParams
 
 UNSUPPORTED = (
     *(
@@ -23,7 +24,6 @@ UNSUPPORTED = (
         "video_data",
         "audio_data",
         "lora_path",
-        "session_params",
         "session_id",
     ),
     *(
@@ -60,6 +60,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     no_logs: bool = False
+    session_params: SessionParams | None = None
     require_reasoning: bool = False
     """Whether the output begins in the reasoning: a constraint holds behind it, and its tokens are
     counted."""

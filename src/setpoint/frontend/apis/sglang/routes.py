@@ -86,7 +86,9 @@ class NativeRoutes:
         return (
             body,
             prepared,
-            self._service.job(prepared.flat(), received=raw, no_logs=body.no_logs),
+            self._service.job(
+                prepared.flat(), received=raw, no_logs=body.no_logs, turn=prepared.turn
+            ),
         )
 
     async def _open_encode(self, raw: dict[str, Any]) -> tuple[EncodeBody, Prepared, Job]:

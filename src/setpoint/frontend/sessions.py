@@ -1,0 +1,212 @@
+"""Sessions: trees of finished requests. A later request goes on from any of them and sends only
+what is new. The engine knows nothing of sessions: a turn becomes a whole prompt, whose beginning
+the prefix cache still has (docs/controls.md#sessions).
+
+Bodies are also worked on in a thread, so a lock guards everything.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from weakref import WeakSet
+
+import msgspec
+import numpy as np
+
+from setpoint.core.bounds import Int64
+from setpoint.core.errors import RequestError
+from setpoint.core.request import Ids
+from setpoint.core.shown import shown
+from setpoint.frontend.jobs import SequenceOutput
+
+MAX_SESSIONS = 1024
+MAX_IDS = 1 << 25
+"""Most token ids that all sessions together may keep: 128 MiB."""
+IDLE_S = 3600.0
+"""A session that names no timeout is closed after this many seconds without a request."""
+
+
+class SessionParams(msgspec.Struct, frozen=True):
+    """``session_params`` of a request."""
+
+    id: str
+    rid: str | None = None
+    """The finished request to go on from; None: a new beginning in the session."""
+    offset: Int64 | None = None
+    """Where the new tokens begin in that request's prompt and output, as the end of a Python slice;
+    0 or None: behind them."""
+    replace: bool = False
+    """Forget what went on from ``rid`` so far; without ``rid``, forget the whole session."""
+    drop_previous_output: bool = False
+    """Go on from the prompt of ``rid`` alone."""
+
+
+@dataclass(slots=True)
+class _Node:
+    """A finished request."""
+
+    prompt: Ids
+    outputs: Ids
+    parent: str | None
+    """rid of the request that it went on from."""
+
+    @property
+    def num_ids(self) -> int:
+        return len(self.prompt) + len(self.outputs)
+
+
+@dataclass(slots=True)
+class _Session:
+    capacity: int
+    """Most token ids that it may keep."""
+    timeout_s: float
+    used_at: float
+    nodes: dict[str, _Node] = field(default_factory=dict)
+    """By rid; parents before children."""
+    num_ids: int = 0
+    turns: WeakSet[Turn] = field(default_factory=WeakSet)
+    """Turns that have not ended. Weak, because a job may be dropped before it begins."""
+
+    def forget(self, *, below: str | None) -> None:
+        """Drop the nodes that descend from this one; None: all."""
+        gone = set() if below is not None else set(self.nodes)
+        for rid, node in self.nodes.items():
+            if node.parent is not None and (node.parent == below or node.parent in gone):
+                gone.add(rid)
+        for rid in gone:
+            self.num_ids -= self.nodes.pop(rid).num_ids
+
+
+@dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
+class Turn:
+    """A request of a session, from its prompt to its end."""
+
+    sessions: Sessions
+    session: _Session
+    params: SessionParams
+    rid: str
+    prompt: Ids
+    """The whole prompt."""
+
+    def recording(
+        self, record: Callable[[SequenceOutput], None]
+    ) -> Callable[[SequenceOutput], None]:
+        """``record``, followed by the session's note of how the request ended."""
+
+        def ended(output: SequenceOutput) -> None:
+            record(output)
+            self.sessions.ended(self, output)
+
+        return ended
+
+
+class Sessions:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._sessions: dict[str, _Session] = {}
+
+    def open(self, session_id: str | None, *, capacity: int, timeout_s: float | None) -> str:
+        """Open a session; returns its id. Raises RequestError for an id in use (400), or with too
+        many sessions (503)."""
+        with self._lock:
+            self._close_idle()
+            session_id = uuid.uuid4().hex if session_id is None else session_id
+            if session_id in self._sessions:
+                raise RequestError(f"Session id {shown(session_id)} is open already.")
+            if len(self._sessions) >= MAX_SESSIONS:
+                raise RequestError(
+                    f"{MAX_SESSIONS} sessions are open already; close some (/close_session).",
+                    status_code=503,
+                    err_type="ServiceUnavailableError",
+                )
+            limit = IDLE_S if timeout_s is None else timeout_s
+            self._sessions[session_id] = _Session(capacity, limit, self._now())
+            return session_id
+
+    def close(self, session_id: str) -> None:
+        """Forget a session; its requests under way run on. Raises RequestError (400)."""
+        with self._lock:
+            self._find(session_id)
+            del self._sessions[session_id]
+
+    def goes_on(self, params: SessionParams) -> bool:
+        """Whether the request goes on from another, so that its text needs no beginning of its
+        own. Raises RequestError (400)."""
+        with self._lock:
+            return self._parent(self._find(params.id), params) is not None
+
+    def turn(self, params: SessionParams, ids: Ids, *, rid: str) -> Turn:
+        """The turn of a request with the new tokens ``ids``. Raises RequestError: 400 for a session
+        or request that is not there, a rid that is in it already or a session that is full; 503 if
+        all sessions together are."""
+        with self._lock:
+            session = self._find(params.id)
+            if rid in session.nodes:
+                raise RequestError(f"The session has a request with rid {shown(rid)} already.")
+            parent = self._parent(session, params)
+            if parent is not None:
+                before = parent.prompt
+                if not params.drop_previous_output:
+                    before = np.concatenate([before, parent.outputs])
+                ids = np.concatenate([before[: params.offset or None], ids])
+            if session.num_ids + len(ids) > session.capacity:
+                raise RequestError(
+                    f"The session keeps {session.num_ids} tokens and would have"
+                    f" {len(ids)} more; its capacity_of_str_len is {session.capacity}."
+                )
+            if sum(each.num_ids for each in self._sessions.values()) + len(ids) > MAX_IDS:
+                raise RequestError(
+                    "The sessions of this server keep too many tokens; close some"
+                    " (/close_session).",
+                    status_code=503,
+                    err_type="ServiceUnavailableError",
+                )
+            turn = Turn(self, session, params, rid, ids)
+            session.turns.add(turn)
+            return turn
+
+    def ended(self, turn: Turn, output: SequenceOutput) -> None:
+        """Keep a request that has ended, unless it was refused or failed. What it replaces is
+        forgotten only now, so that a failure changes nothing."""
+        with self._lock:
+            session, params = turn.session, turn.params
+            session.turns.discard(turn)
+            session.used_at = self._now()
+            finish = output.finish
+            if finish is not None and finish.status_code is not None:
+                return
+            if params.replace:
+                session.forget(below=params.rid)
+            outputs = np.array(output.output_ids, np.int32)
+            node = _Node(np.array(turn.prompt, np.int32), outputs, params.rid)
+            session.nodes[turn.rid] = node
+            session.num_ids += node.num_ids
+
+    def _find(self, session_id: str) -> _Session:
+        self._close_idle()
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise RequestError(f"Invalid request: session id {shown(session_id)} does not exist")
+        session.used_at = self._now()
+        return session
+
+    def _parent(self, session: _Session, params: SessionParams) -> _Node | None:
+        if params.rid is None:
+            return None
+        if params.rid not in session.nodes:
+            raise RequestError(
+                f"Invalid request: session id {shown(params.id)} has no finished request"
+                f" {shown(params.rid)}"
+            )
+        return session.nodes[params.rid]
+
+    def _close_idle(self) -> None:
+        now = self._now()
+        for session_id, session in list(self._sessions.items()):
+            if not session.turns and now - session.used_at > session.timeout_s:
+                del self._sessions[session_id]

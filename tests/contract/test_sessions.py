@@ -1,0 +1,221 @@
+"""Sessions: a request goes on from any finished one and sends only what is new."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from setpoint.core.messages import Finish
+from setpoint.frontend import sessions
+from setpoint.testing.fake_engine import FakeEngine
+
+Serve = Callable[..., None]
+WARM = {"max_new_tokens": 3}
+
+
+def counting() -> FakeEngine:
+    """Answers 100, 101, 102, …"""
+    return FakeEngine(script=lambda request: [100, 101, 102])
+
+
+async def opened(server: Any, **body: Any) -> str:
+    response = await server.http.post("/open_session", json={"capacity_of_str_len": 1000} | body)
+    assert response.status_code == 200, response.text
+    return str(response.json())
+
+
+async def ask(server: Any, session: str, ids: list[int] | str, **params: Any) -> list[int]:
+    """Generate three tokens; returns the prompt that the engine saw. ``rid`` in params is that of
+    the session's request, ``own`` the request's."""
+    response = await post(server, session, ids, **params)
+    assert response.status_code == 200, response.text
+    return [int(token) for token in server.engine.submitted[-1].prompt()]
+
+
+async def post(server: Any, session: str, ids: list[int] | str, **params: Any) -> Any:
+    prompt = {"text": ids} if isinstance(ids, str) else {"input_ids": ids}
+    own = {"rid": params.pop("own")} if "own" in params else {}
+    body = prompt | own | {"session_params": {"id": session, **params}, "sampling_params": WARM}
+    return await server.http.post("/generate", json=body)
+
+
+OUT = [100, 101, 102]
+
+
+def test_the_prompt_of_a_turn(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        session = await opened(server)
+        assert await ask(server, session, [1, 2, 3], own="a") == [1, 2, 3]
+        first = [1, 2, 3, *OUT]
+        assert await ask(server, session, [4], rid="a", own="b") == [*first, 4]
+        assert await ask(server, session, [5], rid="b", own="c") == [*first, 4, *OUT, 5]
+        assert await ask(server, session, [6], rid="a", own="d") == [*first, 6], "branches"
+        assert await ask(server, session, [7], rid="a", offset=2) == [1, 2, 7]
+        assert await ask(server, session, [7], rid="a", offset=-1) == [*first[:-1], 7]
+        assert await ask(server, session, [7], rid="a", offset=0) == [*first, 7]
+        assert await ask(server, session, [7], rid="a", drop_previous_output=True) == [1, 2, 3, 7]
+        assert await ask(server, session, "hi", rid="a") == [*first, *b"hi"]
+        assert await ask(server, session, [8]) == [8], "a second root"
+
+    serve(scenario, counting())
+
+
+def test_replacing(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        session = await opened(server)
+        await ask(server, session, [1], own="a")
+        await ask(server, session, [2], rid="a", own="b")
+        await ask(server, session, [3], rid="b", own="c")
+        await ask(server, session, [4], own="other")
+        assert await ask(server, session, [5], rid="a", own="d", replace=True) == [1, *OUT, 5]
+        for gone in ("b", "c"):
+            response = await post(server, session, [6], rid=gone)
+            assert response.status_code == 400
+            assert f"has no finished request {gone}" in response.json()["message"]
+        await ask(server, session, [6], rid="other")
+        await ask(server, session, [7], own="new", replace=True)
+        for gone in ("a", "d", "other"):
+            assert (await post(server, session, [6], rid=gone)).status_code == 400
+        await ask(server, session, [8], rid="new")
+
+    serve(scenario, counting())
+
+
+def test_ids_of_sessions(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        http = server.http
+        assert await opened(server, session_id="mine") == "mine"
+        again = await http.post(
+            "/open_session", json={"capacity_of_str_len": 5, "session_id": "mine"}
+        )
+        assert again.status_code == 400
+        assert (await http.post("/close_session", json={"session_id": "mine"})).status_code == 200
+        for response in (
+            await http.post("/close_session", json={"session_id": "mine"}),
+            await post(server, "mine", [1]),
+        ):
+            assert response.status_code == 400
+            text = "Invalid request: session id mine does not exist"
+            assert response.json()["message"] == text
+
+    serve(scenario, counting())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/open_session", {}, "capacity_of_str_len"),
+        ("/open_session", {"capacity_of_str_len": 0}, "capacity_of_str_len"),
+        ("/open_session", {"capacity_of_str_len": "many"}, "capacity_of_str_len"),
+        ("/open_session", {"capacity_of_str_len": 5, "streaming": True}, "streaming"),
+        ("/open_session", {"capacity_of_str_len": 5, "timeout": -1}, "timeout"),
+        ("/open_session", {"capacity_of_str_len": 5, "session_id": "a\nb"}, "session_id"),
+        ("/open_session", {"capacity_of_str_len": 5, "session_id": ""}, "session_id"),
+        ("/close_session", {"session_id": None}, "session_id"),
+        ("/generate", {"session_params": {"rid": "a"}}, "id"),
+        ("/generate", {"session_params": "mine"}, "session_params"),
+        ("/generate", {"session_params": {"id": "mine", "offset": "x"}}, "offset"),
+        ("/generate", {"session_params": {"id": "mine", "offset": 1 << 70}}, "offset"),
+        ("/generate", {"session_params": {"id": "mine"}, "sampling_params": {"n": 2}}, "n = 1"),
+        ("/generate", {"session_params": {"id": "mine"}, "text": ["a", "b"]}, "one prompt"),
+        ("/generate", {"session_id": "radix"}, "session_id"),
+    ],
+)
+def test_wrong_bodies_are_refused(
+    serve: Serve, path: str, body: dict[str, Any], words: str
+) -> None:
+    async def scenario(server: Any) -> None:
+        await opened(server, session_id="mine")
+        given = {"text": "x"} | body if path == "/generate" else body
+        response = await server.http.post(path, json=given)
+        assert response.status_code == 400
+        assert words in response.json()["message"]
+        assert not server.engine.submitted
+
+    serve(scenario, counting())
+
+
+def test_what_is_under_way_or_failed_cannot_be_gone_on_from(serve: Serve) -> None:
+    def refuse(request: Any) -> Finish | None:
+        full = request.rid == "refused"
+        return Finish("abort", message="full", status_code=503) if full else None
+
+    async def scenario(server: Any) -> None:
+        session = await opened(server)
+        await ask(server, session, [1], own="a")
+        server.engine.silent = True
+        running = asyncio.create_task(post(server, session, [2], rid="a", own="b"))
+        while len(server.engine.submitted) < 2:
+            await asyncio.sleep(0)
+        assert (await post(server, session, [3], rid="b")).status_code == 400
+        server.engine.silent = False
+        server.engine._tick_later()
+        assert (await running).status_code == 200
+        assert (await post(server, session, [3], own="refused", replace=True)).status_code == 503
+        assert (await post(server, session, [3], rid="refused")).status_code == 400
+        assert (await post(server, session, [3], own="b")).status_code == 400, "a rid twice"
+        await ask(server, session, [3], rid="b")  # nothing was replaced
+
+    serve(scenario, FakeEngine(script=lambda request: OUT, refuse=refuse))
+
+
+def test_sessions_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
+    monkeypatch.setattr(sessions, "MAX_IDS", 30)
+
+    async def scenario(server: Any) -> None:
+        small = await opened(server, capacity_of_str_len=10)
+        await ask(server, small, [1, 2, 3, 4], own="a")
+        full = await post(server, small, [5], rid="a")
+        assert full.status_code == 400
+        assert "capacity_of_str_len is 10" in full.json()["message"]
+        large = await opened(server)
+        await ask(server, large, [1] * 18)
+        assert (await post(server, large, [1] * 3)).status_code == 503
+        await opened(server)
+        body = {"capacity_of_str_len": 5}
+        assert (await server.http.post("/open_session", json=body)).status_code == 503
+        await server.http.post("/close_session", json={"session_id": large})
+        await ask(server, await opened(server), [1] * 18)
+
+    serve(scenario, counting())
+
+
+def test_an_idle_session_is_closed() -> None:
+    now = 0.0
+    book = sessions.Sessions(lambda: now)
+    short = book.open(None, capacity=100, timeout_s=5.0)
+    usual = book.open(None, capacity=100, timeout_s=None)
+    now = 4.0
+    turn = book.turn(sessions.SessionParams(short), sessions.np.array([1], "i4"), rid="a")
+    now = 100.0
+    assert book.turn(sessions.SessionParams(short), turn.prompt, rid="b"), "one is under way"
+    del turn
+    now = 106.0
+    with pytest.raises(sessions.RequestError, match="does not exist"):
+        book.close(short)
+    book.close(usual)
+
+
+def test_a_client_that_leaves_keeps_what_it_got(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        session = await opened(server)
+        body = {
+            "input_ids": [1],
+            "rid": "a",
+            "stream": True,
+            "session_params": {"id": session},
+            "sampling_params": {"max_new_tokens": 100},
+        }
+        async with server.http.stream("POST", "/generate", json=body) as response:
+            async for line in response.aiter_lines():
+                if "output_ids" in line:
+                    break
+        prompt = await ask(server, session, [9], rid="a")
+        assert prompt[0] == 1
+        assert prompt[-1] == 9
+
+    serve(scenario, FakeEngine(script=lambda request: OUT, step_s=0.001))
