@@ -143,7 +143,7 @@ def test_default_variables_of_the_template_hold_unless_the_request_sets_them(ser
         ("response_format", {"type": "json_schema", "json_schema": {"schema": "{}"}}),
         ("audio", {"voice": "alloy"}),
         ("web_search_options", {"a": 1}),
-        ("stop_regex", "a"),
+        ("stop_regex", "a("),
         ("lora_path", "x"),
         ("modalities", ["text", "audio"]),
         ("return_hidden_states", True),

@@ -27,6 +27,59 @@ def chunks_of(response: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("tokens_per_event", [1, 2, 50])
+def test_stop_expressions_do_what_stop_strings_do(serve: Serve, tokens_per_event: int) -> None:
+    async def scenario(server: Any) -> None:
+        for value in (r"\nQ\d:", ["x{3}", r"\nQ\d:"]):
+            sampling = {"stop_regex": value}
+            result = await server.generate(text="x", sampling_params=sampling)
+            assert result["text"] == "Yes.\nQ"
+            assert result["output_ids"] == list(b"Yes.\nQ\nQ2:")
+            finish = {"type": "stop", "matched": r"\nQ\d:"}
+            assert result["meta_info"]["finish_reason"] == finish
+            body = {"text": "x", "stream": True, "sampling_params": sampling}
+            chunks = chunks_of(await server.http.post("/generate", json=body))
+            assert chunks[-1]["text"] == "Yes.\nQ"
+            assert all("Yes.\nQ".startswith(chunk["text"]) for chunk in chunks)
+        kept = await server.generate(
+            text="x", sampling_params={"stop_regex": r"Q\d", "no_stop_trim": True}
+        )
+        assert kept["text"] == "Yes.\nQ\nQ2"
+        chat = await server.openai.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": "x"}],
+            extra_body={"stop_regex": r"\s"},
+        )
+        assert chat.choices[0].message.content == "Yes."
+        assert chat.choices[0].model_extra["matched_stop"] == r"\s"
+
+    serve(scenario, says("Yes.\nQ\nQ2: why", tokens_per_event=tokens_per_event))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("a(", "stop_regex 'a(' is wrong: missing ), unterminated subpattern at position 1."),
+        (["a", "b*"], "stop_regex 'b*' matches the empty text."),
+        ("a$", "stop_regex 'a$' uses an anchor, look-around, a reference or an atomic part."),
+        ("a{5000}", "stop_regex 'a{5000}' is too complex, alone or with the others."),
+        (5, "stop_regex[0] must be a string, got a whole number."),
+        ("x" * 257, "An expression of stop_regex may have at most 256 bytes."),
+        (["x"] * 33, "stop_regex may have at most 32 expressions, got 33."),
+    ],
+)
+def test_a_stop_expression_that_is_not_searched_is_refused(
+    serve: Serve, value: Any, message: str
+) -> None:
+    async def scenario(server: Any) -> None:
+        body = {"text": "x", "sampling_params": {"stop_regex": value}}
+        answer = await server.http.post("/generate", json=body)
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+        assert server.engine.submitted == []
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize("tokens_per_event", [1, 2, 50])
 def test_stop_strings_cut_text_ids_and_logprobs_alike(serve: Serve, tokens_per_event: int) -> None:
     async def scenario(server: Any) -> None:
         result = await server.generate(

@@ -34,9 +34,13 @@ GREEDY_TEMPERATURE = 1e-6
 """A temperature below this means greedy decoding (SGLang's ``_SAMPLING_EPS``)."""
 
 MAX_STOPS = 32
-"""Most stop strings, and most stop token ids, that a request may carry (SGLang 0.5.23)."""
+"""Most stop strings, stop expressions, and stop token ids, that a request may carry (SGLang
+0.5.23)."""
 
-NOT_YET = ("stop_regex", "custom_params", "beam_width", "watermark")
+MAX_STOP_REGEX_BYTES = 256
+"""Longest stop expression (SGLang 0.5.23)."""
+
+NOT_YET = ("custom_params", "beam_width", "watermark")
 """Keys that SGLang knows and this engine does not support yet. They are refused by name, never
 ignored."""
 
@@ -86,6 +90,8 @@ class SamplingParams(
     stop: tuple[str, ...] = ()
     """Stop strings, which may contain special tokens. The frontend looks for them; the engine never
     sees text."""
+    stop_regex: tuple[str, ...] = ()
+    """Regular expressions that end the answer where one first matches, like a stop string."""
     stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False
     """True: the sequence continues after EOS and stop_token_ids. Stop strings still end it, as in
@@ -128,6 +134,11 @@ class SamplingParams(
             if text is not None:
                 return Constraint(kind, text)
         return None
+
+    @property
+    def has_text_stops(self) -> bool:
+        """Whether only the frontend, which sees text, can tell where the answer ends."""
+        return bool(self.stop or self.stop_regex)
 
     @property
     def has_penalties(self) -> bool:
@@ -178,6 +189,17 @@ class SamplingParams(
             ),
             ("" not in self.stop, "A stop string must not be empty."),
             (
+                len(self.stop_regex) <= MAX_STOPS,
+                f"stop_regex may have at most {MAX_STOPS} expressions, got {len(self.stop_regex)}.",
+            ),
+            (
+                all(
+                    len(each.encode(errors="replace")) <= MAX_STOP_REGEX_BYTES
+                    for each in self.stop_regex
+                ),
+                f"An expression of stop_regex may have at most {MAX_STOP_REGEX_BYTES} bytes.",
+            ),
+            (
                 sum(getattr(self, kind) is not None for kind in KINDS) <= 1,
                 "Only one of json_schema, regex, ebnf, or structural_tag can be set.",
             ),
@@ -221,7 +243,7 @@ def _in_own_type(field: msgspec.structs.FieldInfo, value: Any) -> Any:
     if field.name in KINDS:
         return constraint_text(field.name, value)
     if (
-        field.name in ("stop", "stop_token_ids")
+        field.name in ("stop", "stop_regex", "stop_token_ids")
         and isinstance(value, str | int)
         and not isinstance(value, bool)
     ):

@@ -22,6 +22,7 @@ from setpoint.core.request import MAX_LOGPROBS, Ids, Request, pack_ids
 from setpoint.core.sampling import MAX_N, SamplingParams
 from setpoint.frontend.book import RequestBook
 from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.text import stop_regex
 from setpoint.frontend.text.processor import TextProcessor
 
 logger = logging.getLogger(__name__)
@@ -236,6 +237,7 @@ class Intake:
 
     def _check_options(self, options: Options, sampling: SamplingParams) -> None:
         sampling.check_vocabulary(self._config.vocab_size)
+        stop_regex.check(sampling.stop_regex)
         _check_numbers(options)
         if len(options.token_ids_logprob) > MAX_LOGPROBS:
             raise RequestError(

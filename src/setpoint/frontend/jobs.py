@@ -72,7 +72,9 @@ class SequenceOutput:
         )
         self._skipped = tokenizer.special_ids if sampling.skip_special_tokens else frozenset()
         self._finder = (
-            StopFinder(sampling.stop, keep=sampling.no_stop_trim) if sampling.stop else None
+            StopFinder(sampling.stop, regexes=sampling.stop_regex, keep=sampling.no_stop_trim)
+            if sampling.has_text_stops
+            else None
         )
 
     @property

@@ -111,7 +111,8 @@ LEFT_OUT = {
     "prompt_ids": "hashes of its beginnings stand for them",
     "prior_output_ids": "as with prompt_ids",
     "sampling": "field by field",
-    "stop": "has_stop says whether there are any",
+    "stop": "has_stop says whether there are any, or any of stop_regex",
+    "stop_regex": "as with stop",
     "stop_token_ids": "KeptResult.ends says which tokens were some",
 } | dict.fromkeys(
     (
@@ -210,7 +211,7 @@ class Withheld:
             is_valid=bool(((ids >= 0) & (ids < self._vocab_size)).all()),
             max_new_tokens=sampling.max_new_tokens,
             ignore_eos=sampling.ignore_eos,
-            has_stop=bool(sampling.stop),
+            has_stop=sampling.has_text_stops,
             stream_interval=sampling.stream_interval,
             stream=request.stream,
             return_logprob=request.return_logprob,

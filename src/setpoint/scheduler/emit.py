@@ -39,13 +39,13 @@ def is_due(seq: Sequence, stream_interval: int) -> bool:
     """Whether unsent outputs should be sent now: the first at once, then at every interval, and all
     at the end.
 
-    Requests with stop strings are sent as if they streamed, because only the frontend can find a
-    stop string.
+    Requests with stop strings or expressions are sent as if they streamed, because only the
+    frontend can find them.
     """
     unsent = len(seq.outputs) - seq.num_sent
     if seq.finish is not None or (unsent > 0 and seq.num_sent == seq.num_prior):
         return True
-    if not seq.request.stream and not seq.request.sampling.stop:
+    if not seq.request.stream and not seq.request.sampling.has_text_stops:
         return unsent >= NON_STREAM_INTERVAL
     return unsent >= (seq.request.sampling.stream_interval or stream_interval)
 

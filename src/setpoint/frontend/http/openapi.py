@@ -76,10 +76,10 @@ def describe_bodies(app: FastAPI) -> None:
 
 def _sampling_schema() -> dict[str, Any]:
     """The schema of SamplingParams as clients may write them, which is looser than the struct in
-    three places."""
+    four places."""
     _, components = msgspec.json.schema_components([SamplingParams], ref_template=_REF)
     schema: dict[str, Any] = components["SamplingParams"]
-    for name in ("stop", "stop_token_ids"):
+    for name in ("stop", "stop_regex", "stop_token_ids"):
         several = schema["properties"][name]
         schema["properties"][name] = {"anyOf": [several["items"], several, {"type": "null"}]}
     schema["properties"]["logit_bias"] = {

@@ -19,7 +19,6 @@ from setpoint.frontend.bodies import naming_as_sent
 from setpoint.frontend.intake import Options, check_key, check_rid, namespace
 
 UNSUPPORTED = (
-    "stop_regex",
     "logits_processors",
     "custom_logit_processor",
     "lora_path",
@@ -88,6 +87,7 @@ class CommonBody(AnyBody, kw_only=True):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
@@ -136,6 +136,7 @@ class CommonBody(AnyBody, kw_only=True):
             presence_penalty=self.presence_penalty,
             min_new_tokens=self.min_tokens,
             stop=self.stop,
+            stop_regex=self.stop_regex,
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             no_stop_trim=self.no_stop_trim,

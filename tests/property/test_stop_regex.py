@@ -1,0 +1,152 @@
+"""Stop expressions are found wherever the text is cut, as Python's own search finds them; a hostile
+one takes no time."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from setpoint.core.errors import RequestError
+from setpoint.frontend.text.stop_regex import MAX_EDGES, compiled
+from setpoint.frontend.text.stops import StopFinder
+
+texts = st.text(alphabet="abc1 \nÄä", max_size=14)
+cuts = st.lists(st.integers(1, 5), min_size=14, max_size=14)
+atoms = st.sampled_from(
+    ["a", "b", "c", ".", "[ab]", "[^a]", r"\d", r"\w", r"\s", r"\W", "[a-c1]", "(?i:A)", "(?i:ä)"]
+)
+expressions = st.recursive(
+    atoms,
+    lambda inner: st.one_of(
+        st.builds("({}{})".format, inner, inner),
+        st.builds("({}|{})".format, inner, inner),
+        st.builds(
+            "({}){}".format,
+            inner,
+            st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{0,2}", "{2,}", "*?", "+?"]),
+        ),
+    ),
+    max_leaves=5,
+)
+
+
+def expected(text: str, stops: list[str], regexes: list[str], keep: bool) -> tuple[str, str | None]:
+    """By definition: the stop complete first, the longest of those, a stop string before an
+    expression."""
+    for end in range(1, len(text) + 1):
+        found = [
+            (start, kind, index, stop)
+            for start in range(end)
+            for kind, group in enumerate((map(re.escape, stops), regexes))
+            for index, stop in enumerate(group)
+            if re.fullmatch(stop, text[start:end])
+        ]
+        if found:
+            start, kind, index, _ = min(found)
+            return text[: end if keep else start], (stops, regexes)[kind][index]
+    return text, None
+
+
+def usable(regexes: list[str]) -> bool:
+    try:
+        compiled(tuple(regexes))
+    except RequestError:
+        return False
+    return True
+
+
+@given(
+    texts,
+    st.lists(expressions, min_size=1, max_size=2, unique=True),
+    st.lists(st.text("abc", min_size=1, max_size=3), max_size=1),
+    cuts,
+    st.booleans(),
+)
+def test_any_cutting_gives_what_the_definition_says(
+    text: str, regexes: list[str], stops: list[str], cuts: list[int], keep: bool
+) -> None:
+    assume(usable(regexes))
+    finder = StopFinder(stops, regexes=tuple(regexes), keep=keep)
+    certain, matched = expected(text, stops, regexes, keep)
+    out, start = "", 0
+    for size in cuts:
+        if finder.matched is None and start < len(text):
+            out += finder.feed(text[start : start + size])
+            start += size
+            assert certain.startswith(out), "nothing of a match may leave"
+    if finder.matched is None:
+        out += finder.flush()
+    assert (out, finder.matched) == (certain, matched)
+
+
+@given(expressions)
+def test_what_matches_nothing_at_all_is_refused(expression: str) -> None:
+    if re.fullmatch(expression, "") is None:
+        compiled((expression,))
+    else:
+        with pytest.raises(RequestError, match="matches the empty text"):
+            compiled((expression,))
+
+
+def test_text_that_cannot_become_a_match_leaves_at_once() -> None:
+    finder = StopFinder([], regexes=(r"\n\nQ\d+:",))
+    assert [finder.feed(piece) for piece in ("yes\n", "no\n\n", "Q1", "2 ", "\n\nQ7")] == [
+        *("yes", "\nno", "", "\n\nQ12 ", ""),
+    ]
+    assert finder.feed(": why") == ""
+    assert finder.matched == r"\n\nQ\d+:"
+
+
+def test_hidden_text_is_searched() -> None:
+    finder = StopFinder([], regexes=("end<.*?>",))
+    assert finder.feed("the end") == "the "
+    assert finder.feed("<|x|>", hidden=True) == ""
+    assert finder.matched == "end<.*?>"
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        ("a(", "is wrong: missing ), unterminated subpattern"),
+        ("[", "is wrong"),
+        ("a{9999999999999}", "is wrong"),
+        ("(" * 127 + "a" + ")" * 127, None),
+        ("a*", "matches the empty text"),
+        ("", "matches the empty text"),
+        ("(){1000000000}", "matches the empty text"),
+        ("^a", "uses an anchor"),
+        ("a$", "uses an anchor"),
+        (r"\ba", "uses an anchor"),
+        ("(?=a)b", "uses an anchor, look-around"),
+        ("(?!a)b", "uses an anchor, look-around"),
+        (r"(a)\1", "uses an anchor, look-around, a reference"),
+        ("(?>a+)b", "an atomic part"),
+        ("a{100000}", "is too complex"),
+        ("((((a{20}){20}){20}){20}){20}", "is too complex"),
+        ("(a?){300}b", "is too complex"),
+    ],
+)
+def test_what_is_not_searched_is_refused_with_its_reason(expression: str, why: str | None) -> None:
+    if why is None:
+        compiled((expression,))
+        return
+    with pytest.raises(RequestError) as caught:
+        compiled((expression,))
+    assert caught.value.message.startswith("stop_regex ")
+    assert why in caught.value.message
+
+
+@pytest.mark.parametrize("expression", ["(a+)+b", "(a|a)*b", "(.*)*(.*)*b", "(a?){40}a{20}b"])
+def test_a_hostile_expression_takes_linear_time(expression: str) -> None:
+    """Python's search takes exponential time for these; the bound leaves a factor of a hundred to a
+    slow machine."""
+    pattern = compiled((expression,))
+    assert sum(map(len, pattern.follow)) <= MAX_EDGES
+    finder = StopFinder([], regexes=(expression,))
+    started = time.process_time()
+    finder.feed("a" * 2000)
+    assert time.process_time() - started < 20
