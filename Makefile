@@ -3,7 +3,8 @@
 #   make serve    install what is needed and serve the default model on 127.0.0.1:30000
 #                 (PORT=8000, ARGS="--model-path … --mem-fraction-static 0.5")
 #   make test     the test suite: CPU only, minutes
-#   make full     the long tests too, half an hour on two cores; then the quick ones on every other Python from 3.11 to 3.13 that is
+#   make full     the long tests too, half an hour on two cores, and real clients, each in an environment of its own (.venv-clients,
+#                 6 GB of downloads the first time); then the quick ones on every other Python from 3.11 to 3.13 that is
 #                 installed (on the PATH or in pyenv), some ten minutes each, in environments of their own (.venv-3.12, …)
 #   make check    format, lint, types, architecture
 #
@@ -48,7 +49,7 @@ lint: $(DEV)
 	$(BIN)/clang-format --dry-run -Werror src/setpoint/engine/kernels/cpu/*.cpp src/setpoint/engine/kernels/cpu/*.h
 
 clean:
-	rm -rf $(VENV) $(VENV)-3.*
+	rm -rf $(VENV) $(VENV)-3.* .venv-clients
 
 $(SERVE): pyproject.toml constraints.txt
 	@scripts/setup $(VENV) serve

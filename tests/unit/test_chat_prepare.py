@@ -116,7 +116,7 @@ def test_tools_that_must_not_be_called_are_not_looked_for() -> None:
     [
         ({"tool_choice": "required"}, ["weather", "time"], False),
         ({"tool_choice": "required", "parallel_tool_calls": False}, ["weather", "time"], True),
-        ({"tool_choice": "required", "named_tool": "time"}, ["time"], False),
+        ({"tool_choice": "required", "named_tool": "time"}, ["time"], True),
         ({"tool_choice": "required", "allowed_tools": ("time",)}, ["time"], False),
     ],
 )

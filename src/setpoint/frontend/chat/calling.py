@@ -48,7 +48,9 @@ def calling_of(request: ChatRequest, form: ToolFormat | None) -> Calling:
     if not tools:
         return Calling((), None, None)
     if request.tool_choice == "required":
-        form, structure = required_calls(form, tools, parallel=request.parallel_tool_calls)
+        # Whoever names a tool wants one call of it; a small model would call it until it is cut.
+        parallel = request.parallel_tool_calls and not request.named_tool
+        form, structure = required_calls(form, tools, parallel=parallel)
         return Calling(tools, form, structure, is_required=True)
     is_bound = any(tool.strict for tool in tools) or bool(request.allowed_tools)
     if not is_bound and request.parallel_tool_calls:
