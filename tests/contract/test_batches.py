@@ -109,18 +109,22 @@ def _for(seconds: int) -> dict[str, Any]:
     return {"anchor": "created_at", "seconds": seconds}
 
 
-@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 def test_every_endpoint_and_files_without_failures(
     serve: Serve, tmp_path: Path, endpoint: str
 ) -> None:
     async def scenario(server: Any) -> None:
-        body = {"messages": HI, "prompt": "hi", "max_tokens": 3}
-        del body["prompt" if "chat" in endpoint else "messages"]
+        body = {
+            "/v1/chat/completions": {"messages": HI, "max_tokens": 3},
+            "/v1/completions": {"prompt": "hi", "max_tokens": 3},
+            "/v1/responses": {"input": "hi", "max_output_tokens": 3},
+        }[endpoint]
         file_id = await upload(server, [batches.line(1, url=endpoint, body=body)])
         batch = await ended(server, (await create(server, file_id, endpoint=endpoint)).id)
         assert batch.error_file_id is None
         (answer,) = await lines_of(server, batch.output_file_id)
-        assert answer["response"]["body"]["usage"]["completion_tokens"] == 3
+        usage = answer["response"]["body"]["usage"]
+        assert usage.get("completion_tokens") == 3 or usage["output_tokens"] == 3
 
     serve(scenario, storage=Storage(tmp_path))
 

@@ -16,7 +16,6 @@ CHAT = "/v1/chat/completions"
     ("path", "meant"),
     [
         ("/messages", "/v1/messages"),
-        ("/v1/responses", CHAT),
         ("/chat/completions", CHAT),
         ("/v1/v1/chat/completions", CHAT),
         ("/v1/chat/completion", CHAT),

@@ -14,6 +14,7 @@ NO_BODY = {
     "/freeze_gc",
     "/stop_profile",
     "/v1/batches/{batch_id}/cancel",
+    "/v1/responses/{response_id}/cancel",
     *("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/blobs/{digest}"),
 }
 
@@ -84,6 +85,8 @@ def test_every_body_is_declared(serve: Serve) -> None:
             "/start_profile": "ProfileBody",
             "/open_session": "OpenSessionBody",
             "/close_session": "CloseSessionBody",
+            "/v1/responses": "ResponsesBody",
+            "/v1/responses/input_tokens": "InputBody",
             "/v1/chat/completions": "ChatBody",
             "/v1/completions": "CompletionBody",
             "/v1/embeddings": "EmbeddingBody",

@@ -144,8 +144,11 @@ class BatchRun:
                 finally:
                     self._jobs.discard(exchange.job)
             usage = reply.get("usage") or {}
-            self._tally.prompt_tokens += usage.get("prompt_tokens", 0)
-            self._tally.output_tokens += usage.get("completion_tokens", 0)
+            # The second names are those of /v1/responses.
+            self._tally.prompt_tokens += usage.get("prompt_tokens", usage.get("input_tokens", 0))
+            self._tally.output_tokens += usage.get(
+                "completion_tokens", usage.get("output_tokens", 0)
+            )
             self._put(entry, record.answered(self._digest, entry, reply))
         except RequestError as error:
             self._put(

@@ -27,6 +27,7 @@ from setpoint.frontend.live import LiveOptions, Proposal
 from setpoint.frontend.metering import make_metrics
 from setpoint.frontend.request_log import RequestLog
 from setpoint.frontend.sessions import Sessions, Turn
+from setpoint.frontend.storage.responses import ResponseStore
 from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.unknown_keys import unknown_keys
@@ -53,6 +54,7 @@ class Service:
         self.checkpoints = checkpoints or NoCheckpoints()
         self.live = live
         self.storage = storage
+        self.responses = ResponseStore()
         self._changing = asyncio.Lock()
         self.engine = engine
         self.text = text

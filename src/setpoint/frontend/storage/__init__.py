@@ -1,2 +1,3 @@
-"""What a server keeps on disk for its clients: files and batches, in a folder of the operator's
-choice (docs/batches.md). Knows no HTTP and no engine."""
+"""What a server keeps for its clients: files and batches on disk, in a folder of the operator's
+choice (docs/batches.md), and responses in memory (docs/responses.md). Knows no HTTP and no
+engine."""

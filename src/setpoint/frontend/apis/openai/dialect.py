@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from fastapi import APIRouter
 
@@ -11,6 +11,7 @@ from setpoint.frontend.apis.openai.errors import error_body, stream_end
 from setpoint.frontend.apis.openai.kept.batches import BatchRoutes
 from setpoint.frontend.apis.openai.kept.files import FileRoutes
 from setpoint.frontend.apis.openai.models import ModelRoutes
+from setpoint.frontend.apis.openai.responses.routes import ResponseRoutes
 from setpoint.frontend.apis.openai.routes import OpenAIRoutes
 from setpoint.frontend.apis.openai.table import openai_apis
 from setpoint.frontend.http.bodies import BodyReader
@@ -22,15 +23,12 @@ from setpoint.frontend.service import Service
 class OpenAIDialect(Dialect):
     prefix = "/v1"
     hint = f"Chats go to {ChatApi.route}; /docs lists every route."
-    # OpenAI's newer API.
-    aliases: ClassVar = {
-        "/v1/responses": ChatApi.route,
-    }
 
     def __init__(self, service: Service, bodies: BodyReader) -> None:
         self.router = APIRouter(tags=["openai"])
         OpenAIRoutes(service, bodies).install(self.router)
         ModelRoutes(service.config).install(self.router)
+        ResponseRoutes(service, bodies).install(self.router)
         FileRoutes(service.storage).install(self.router)
         BatchRoutes(service, bodies, openai_apis(service)).install(self.router)
 

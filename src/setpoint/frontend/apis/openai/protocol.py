@@ -73,11 +73,10 @@ class AnyBody(msgspec.Struct, kw_only=True):
             check_rid(self.rid)
 
 
-class CommonBody(AnyBody, kw_only=True):
+class SamplingBody(AnyBody, kw_only=True):
+    """The fields that the bodies of all routes that generate may have."""
+
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    n: int | None = 1
-    max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -94,7 +93,6 @@ class CommonBody(AnyBody, kw_only=True):
     skip_special_tokens: bool | None = None
     seed: int | None = None
     logit_bias: dict[str, float] | None = None
-    response_format: dict[str, Any] | None = None
     json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
     ebnf: str | None = None
@@ -103,11 +101,75 @@ class CommonBody(AnyBody, kw_only=True):
     @property
     def sent_as(self) -> dict[str, str]:
         """Sampling parameters that have another name in this body."""
-        return {
-            "max_new_tokens": "max_tokens",
-            "min_new_tokens": "min_tokens",
-            "sampling_seed": "seed",
+        return {"min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+
+    def sampling_with(
+        self,
+        defaults: Mapping[str, float],
+        *,
+        max_new_tokens: int | None,
+        n: int | None,
+        asked: Mapping[str, Any],
+        asked_by: str,
+    ) -> SamplingParams:
+        """The sampling parameters: the request's values, then the model's defaults, then the
+        engine's. asked: the constraint of the body's field ``asked_by``, which excludes those of
+        their own names. Raises RequestError (400)."""
+        raw: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
         }
+        raw = {key: defaults.get(key) if value is None else value for key, value in raw.items()}
+        given = {name: getattr(self, name) for name in KINDS if getattr(self, name)}
+        if given and asked:
+            raise RequestError(f"{asked_by} and {next(iter(given))} exclude each other.")
+        raw.update(
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            min_new_tokens=self.min_tokens,
+            stop=self.stop,
+            stop_regex=self.stop_regex,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            no_stop_trim=self.no_stop_trim,
+            skip_special_tokens=self.skip_special_tokens,
+            n=n,
+            sampling_seed=self.seed,
+            logit_bias=self.logit_bias,
+            max_new_tokens=max_new_tokens,
+            **given,
+            **asked,
+        )
+        with naming_as_sent(self.sent_as):
+            return SamplingParams.parse(raw)
+
+    def options(self, *, top_logprobs_num: int | None, logprob_start_len: int = -1) -> Options:
+        """The options of a request. top_logprobs_num: None for no logprobs at all."""
+        return Options(
+            stream=bool(self.stream),
+            return_logprob=top_logprobs_num is not None,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num or 0,
+            namespace=namespace(self.extra_key, self.cache_salt),
+            priority=self.priority,
+            routing_key=self.routing_key or "",
+        )
+
+
+class CommonBody(SamplingBody, kw_only=True):
+    """The fields that the bodies of both kinds of completions may have."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = 1
+    max_tokens: int | None = None
+    response_format: dict[str, Any] | None = None
+
+    @property
+    def sent_as(self) -> dict[str, str]:
+        return {**super().sent_as, "max_new_tokens": "max_tokens"}
 
     @property
     def continuous_usage(self) -> bool:
@@ -121,52 +183,11 @@ class CommonBody(AnyBody, kw_only=True):
     def sampling(
         self, defaults: Mapping[str, float], *, max_new_tokens: int | None
     ) -> SamplingParams:
-        """The sampling parameters: the request's values, then the model's defaults, then the
-        engine's. Raises RequestError (400)."""
-        raw: dict[str, Any] = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-        }
-        raw = {key: defaults.get(key) if value is None else value for key, value in raw.items()}
-        raw.update(
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            min_new_tokens=self.min_tokens,
-            stop=self.stop,
-            stop_regex=self.stop_regex,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-            no_stop_trim=self.no_stop_trim,
-            skip_special_tokens=self.skip_special_tokens,
-            n=self.n,
-            sampling_seed=self.seed,
-            logit_bias=self.logit_bias,
+        """See ``sampling_with``."""
+        return self.sampling_with(
+            defaults,
             max_new_tokens=max_new_tokens,
-            **self._constraint(),
-        )
-        with naming_as_sent(self.sent_as):
-            return SamplingParams.parse(raw)
-
-    def _constraint(self) -> dict[str, Any]:
-        """The sampling parameters that constrain the output, in which ``response_format`` and the
-        keys of their own names meet. Raises RequestError (400)."""
-        given = {name: getattr(self, name) for name in KINDS if getattr(self, name)}
-        asked = constraint_of(self.response_format)
-        if given and asked:
-            raise RequestError(f"response_format and {next(iter(given))} exclude each other.")
-        return given | asked
-
-    def options(self, *, top_logprobs_num: int | None, logprob_start_len: int = -1) -> Options:
-        """The options of a request. top_logprobs_num: None for no logprobs at all."""
-        return Options(
-            stream=bool(self.stream),
-            return_logprob=top_logprobs_num is not None,
-            logprob_start_len=logprob_start_len,
-            top_logprobs_num=top_logprobs_num or 0,
-            namespace=namespace(self.extra_key, self.cache_salt),
-            priority=self.priority,
-            routing_key=self.routing_key or "",
+            n=self.n,
+            asked=constraint_of(self.response_format),
+            asked_by="response_format",
         )

@@ -1,4 +1,5 @@
-"""The OpenAI routes: HTTP around ``frontend.apis.openai``."""
+"""The OpenAI routes that answer with a whole reply or chunks of it: HTTP around
+``frontend.apis.openai.table``."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from setpoint.frontend.apis.openai.errors import stream_end
-from setpoint.frontend.apis.openai.table import Api, openai_apis
+from setpoint.frontend.apis.openai.table import Api, chunk_apis
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.openapi import add_route
@@ -20,7 +21,7 @@ from setpoint.frontend.service import Service
 class OpenAIRoutes:
     def __init__(self, service: Service, bodies: BodyReader) -> None:
         self._bodies = bodies
-        self._apis = openai_apis(service)
+        self._apis = chunk_apis(service)
 
     def install(self, router: APIRouter) -> None:
         for route, api in self._apis.items():

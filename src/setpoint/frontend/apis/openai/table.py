@@ -10,6 +10,7 @@ from setpoint.frontend.apis.openai.chat import ChatApi
 from setpoint.frontend.apis.openai.completions import CompletionApi
 from setpoint.frontend.apis.openai.embeddings import EmbeddingApi
 from setpoint.frontend.apis.openai.replies import Exchange
+from setpoint.frontend.apis.openai.responses.api import ResponsesApi
 from setpoint.frontend.service import Service
 
 
@@ -28,7 +29,13 @@ class Api(Protocol):
     async def open(self, raw: dict[str, Any]) -> Exchange: ...
 
 
-def openai_apis(service: Service) -> dict[str, Api]:
-    """The APIs, as route -> API."""
+def chunk_apis(service: Service) -> dict[str, Api]:
+    """The APIs whose streams are chunks of one kind, as route -> API."""
     apis: list[Api] = [ChatApi(service), CompletionApi(service), EmbeddingApi(service)]
     return {api.route: api for api in apis}
+
+
+def openai_apis(service: Service) -> dict[str, Api]:
+    """All APIs, as route -> API."""
+    responses = ResponsesApi(service)
+    return {**chunk_apis(service), responses.route: responses}

@@ -1,0 +1,193 @@
+"""``/v1/responses`` (docs/responses.md) from body to response, without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.apis.openai.responses.body import (
+    UNSUPPORTED,
+    InputBody,
+    ResponsesBody,
+    chat_request,
+)
+from setpoint.frontend.apis.openai.responses.events import Event, OutputEvents
+from setpoint.frontend.apis.openai.responses.items import items_of, messages_of
+from setpoint.frontend.apis.openai.responses.reply import ResponseHead
+from setpoint.frontend.chat.parser import MakeParser, parsed
+from setpoint.frontend.chat.prepare import Chat
+from setpoint.frontend.intake import Options, new_rid
+from setpoint.frontend.jobs import Job, SequenceOutput
+from setpoint.frontend.refusal import Refusal
+from setpoint.frontend.service import Service
+from setpoint.frontend.storage.responses import Item, KeptResponse, ResponseStore
+
+ROUTE = "/v1/responses"
+COUNT_ROUTE = "/v1/responses/input_tokens"
+
+
+class ResponsesApi:
+    route = ROUTE
+    body: type[msgspec.Struct] = ResponsesBody
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._store = service.responses
+        self._chat = Chat(service)
+
+    async def open(self, raw: dict[str, Any]) -> ResponseExchange:
+        """Check and tokenize a body. Raises RequestError: 400 for one that cannot be honoured, 404
+        for a ``previous_response_id`` that is not kept."""
+        config = self._service.config
+        body, warnings = self._service.read(
+            raw, ResponsesBody, route=ROUTE, unsupported=UNSUPPORTED
+        )
+        body.check()
+        inputs, earlier = items_of(body.input), self._earlier(body)
+        sampling = body.sampling(config.sampling_defaults)
+        messages = messages_of(body.instructions, earlier, inputs)
+        own_id = f"resp_{new_rid()}"
+        prepared = await self._chat.prepare(
+            chat_request(body, messages, sampling, body.options(top_logprobs_num=None)),
+            rid=body.rid or own_id,
+        )
+        head = ResponseHead(
+            own_id,
+            body,
+            sampling,
+            config,
+            warnings=[*warnings, *prepared.warnings],
+            reasoning_tokens=prepared.reasoning_tokens,
+        )
+        return ResponseExchange(
+            self._service.job(prepared.requests, received=raw, api="OpenAI"),
+            body,
+            head,
+            prepared.make_parser,
+            self._store,
+            inputs=inputs,
+            earlier=earlier,
+        )
+
+    async def count(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """The answer of ``input_tokens``. Raises like ``open``."""
+        body, warnings = self._service.read(
+            raw, InputBody, route=COUNT_ROUTE, unsupported=UNSUPPORTED
+        )
+        body.check()
+        messages = messages_of(body.instructions, self._earlier(body), items_of(body.input))
+        request = chat_request(body, messages, SamplingParams(), Options())
+        ids = await self._chat.prompt_ids(request)
+        told = {"warnings": warnings} if warnings else {}
+        return {"object": "response.input_tokens", "input_tokens": len(ids)} | told
+
+    def _earlier(self, body: InputBody) -> list[Item]:
+        """The conversation that the request goes on with."""
+        if body.previous_response_id is None:
+            return []
+        kept = self._store.get(body.previous_response_id, name="previous_response_id")
+        return kept.conversation
+
+
+class ResponseExchange:
+    """Implements ``replies.Exchange``. Its response is kept when it is whole, unless the client
+    does not want that."""
+
+    def __init__(
+        self,
+        job: Job,
+        body: ResponsesBody,
+        head: ResponseHead,
+        make_parser: MakeParser,
+        store: ResponseStore,
+        *,
+        inputs: Sequence[Item],
+        earlier: Sequence[Item],
+    ) -> None:
+        self.job = job
+        self.is_stream = bool(body.stream)
+        self.is_background = bool(body.background)
+        self._is_kept = body.store is not False
+        self._head = head
+        self._parser = make_parser()
+        self._output = OutputEvents()
+        self._store = store
+        self._inputs, self._earlier = inputs, earlier
+        self._num_events = 0
+
+    def reply(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
+        self._read_whole(outputs[0])
+        return self._keep(self._head.ended(outputs[0], self._output.items))
+
+    async def chunks(self) -> AsyncGenerator[Event, None]:
+        """The events of the stream; the last one tells how it ended. Raises like ``Job.pieces``."""
+        begun = False
+        async for pieces in self.job.pieces():
+            for piece in pieces:
+                events: list[Event] = []
+                if not begun:
+                    begun = True
+                    response = self._head.begun("in_progress")
+                    for name in ("created", "in_progress"):
+                        events.append({"type": f"response.{name}", "response": response})
+                events += self._output.feed(self._parser.feed(piece.text))
+                if piece.output.finish is not None:
+                    events += self._output.feed(self._parser.end())
+                    is_complete = piece.output.finish.type == "stop"
+                    events += self._output.end(is_complete=is_complete)
+                    response = self._keep(self._head.ended(piece.output, self._output.items))
+                    events.append({"type": f"response.{response['status']}", "response": response})
+                for event in self._numbered(events):
+                    yield event
+
+    def failure(self, refusal: Refusal) -> Event:
+        """The last event of a stream that an error has cut short."""
+        response = self._keep(self._head.failed(refusal, self._output.items))
+        (event,) = self._numbered([{"type": "response.failed", "response": response}])
+        return event
+
+    def begin_in_background(self) -> dict[str, Any]:
+        """Keep the response as one that is under way; ``cancel`` of the store's entry ends it."""
+        response = self._head.begun("in_progress")
+        self._store.put(self._kept(response, is_running=True))
+        return response
+
+    def end_in_background(self, refusal: Refusal | None) -> None:
+        """Keep how a response in the background has ended: cancelled, or with ``refusal``. One that
+        was deleted meanwhile stays so."""
+        output = self.job.outputs[0]
+        if self._head.id not in self._store:
+            return
+        if refusal is None:
+            self._read_whole(output)
+            self._keep(self._head.cancelled(output, self._output.items))
+        else:
+            self._keep(self._head.failed(refusal, self._output.items))
+
+    def _read_whole(self, output: SequenceOutput) -> None:
+        self._output.feed(parsed(self._parser, output.text))
+        is_complete = output.finish is not None and output.finish.type == "stop"
+        self._output.end(is_complete=is_complete)
+
+    def _numbered(self, events: Iterable[Event]) -> list[Event]:
+        numbered = []
+        for event in events:
+            numbered.append({**event, "sequence_number": self._num_events})
+            self._num_events += 1
+        return numbered
+
+    def _keep(self, response: dict[str, Any]) -> dict[str, Any]:
+        if self._is_kept:
+            self._store.put(self._kept(response))
+        return response
+
+    def _kept(self, response: dict[str, Any], *, is_running: bool = False) -> KeptResponse:
+        return KeptResponse(
+            response=response,
+            inputs=self._inputs,
+            earlier=self._earlier,
+            cancel=self.job.cancel if is_running else None,
+        )

@@ -1,0 +1,215 @@
+"""The body of ``POST /v1/responses``, and what of it the neutral chat needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from setpoint.core.errors import RequestError
+from setpoint.core.sampling import SamplingParams
+from setpoint.core.shown import shown
+from setpoint.core.wording import kind_of, plain
+from setpoint.frontend.apis.openai.kept.fields import check_metadata
+from setpoint.frontend.apis.openai.protocol import UNSUPPORTED as UNSUPPORTED_ANYWHERE
+from setpoint.frontend.apis.openai.protocol import SamplingBody
+from setpoint.frontend.apis.openai.tools import Choice
+from setpoint.frontend.chat.request import ChatRequest, Tool
+from setpoint.frontend.intake import Options
+
+UNSUPPORTED = (
+    *UNSUPPORTED_ANYWHERE,
+    *("access_programs", "context_management", "conversation", "image", "moderation", "prompt"),
+    *("n", "max_tokens", "max_completion_tokens", "messages", "response_format", "functions"),
+    "top_logprobs",
+)
+
+_INCLUDABLE = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+"""What a client may ask to be included. Nothing here has such parts, and reasoning is included as
+text, not encrypted."""
+
+
+class Reasoning(msgspec.Struct):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto"] | None = None
+    """A response has the reasoning itself, so "auto" gives no summary of it."""
+
+
+class Text(msgspec.Struct):
+    format: dict[str, Any] | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class FunctionTool(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class InputBody(SamplingBody, kw_only=True):
+    """What makes the prompt."""
+
+    input: str | list[Any]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: Text | None = None
+    truncation: Literal["disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ResponsesBody(InputBody, kw_only=True):
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = True
+    background: bool | None = False
+    include: list[str] | None = None
+    # These ask a provider for something that does not change the answer, and have no effect here.
+    max_tool_calls: int | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    stream_options: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        super().check()
+        check_metadata(self.metadata)
+        if self.max_output_tokens is not None and self.max_output_tokens < 1:
+            raise RequestError(
+                f"max_output_tokens must be at least 1, got {self.max_output_tokens}."
+            )
+        for index, name in enumerate(self.include or ()):
+            if name not in _INCLUDABLE:
+                raise RequestError(
+                    f"include[{index}] must be one of {', '.join(_INCLUDABLE)}; got"
+                    f" {shown(name, 64)!r}."
+                )
+        if self.background and self.stream:
+            raise RequestError(
+                "background and stream exclude each other here: ask for the response by its id."
+            )
+        if self.background and self.store is False:
+            raise RequestError("background needs store: the response is fetched by its id.")
+
+    @property
+    def sent_as(self) -> dict[str, str]:
+        return {**super().sent_as, "max_new_tokens": "max_output_tokens"}
+
+    def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
+        """Raises RequestError (400)."""
+        return self.sampling_with(
+            defaults,
+            max_new_tokens=self.max_output_tokens,
+            n=1,
+            asked=_constraint_of(None if self.text is None else self.text.format),
+            asked_by="text.format",
+        )
+
+
+def chat_request(
+    body: InputBody,
+    messages: Sequence[Mapping[str, Any]],
+    sampling: SamplingParams,
+    options: Options,
+) -> ChatRequest:
+    """Raises RequestError (400) for tools or a choice that cannot be honoured."""
+    choice = _choice_of(body.tool_choice)
+    variables = dict(body.chat_template_kwargs or {})
+    effort = None if body.reasoning is None else body.reasoning.effort
+    if effort not in (None, "none"):
+        variables["reasoning_effort"] = effort
+    return ChatRequest(
+        messages=messages,
+        sampling=sampling,
+        options=options,
+        tools=tuple(_tool(raw, f"tools[{index}]") for index, raw in enumerate(body.tools or ())),
+        tool_choice=choice.mode,
+        named_tool=choice.named,
+        allowed_tools=choice.allowed,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        thinking=False if effort == "none" else None,
+        variables=variables,
+    )
+
+
+def _tool(raw: Any, where: str) -> Tool:
+    kind = raw.get("type") if isinstance(raw, Mapping) else None
+    if kind != "function":
+        got = repr(shown(kind, 64)) if isinstance(kind, str) else kind_of(kind)
+        raise RequestError(
+            f"{where}.type must be 'function', got {got}: this server runs no tools itself, the"
+            " client does."
+        )
+    try:
+        tool = msgspec.convert(raw, FunctionTool)
+    except msgspec.ValidationError as error:
+        raise RequestError(plain(error, name=where)) from None
+    return Tool(
+        name=tool.name,
+        description=tool.description or "",
+        parameters=tool.parameters,
+        strict=bool(tool.strict),
+    )
+
+
+def _choice_of(value: Any) -> Choice:
+    match value:
+        case None | "auto":
+            return Choice()
+        case "none" | "required":
+            return Choice(value)
+        case {"type": "function", "name": str(name)}:
+            return Choice("required", named=name)
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*tools]}:
+            return Choice(mode, allowed=_names(tools))
+    raise RequestError(
+        'tool_choice must be auto, none, required, {"type": "function", "name": "f"}, or'
+        ' {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}.'
+    )
+
+
+def _names(tools: Sequence[Any]) -> tuple[str, ...]:
+    names = []
+    for index, tool in enumerate(tools):
+        match tool:
+            case {"type": "function", "name": str(name)}:
+                names.append(name)
+            case _:
+                raise RequestError(
+                    f'tool_choice.tools[{index}] must be like {{"type": "function", "name": "f"}}.'
+                )
+    if not names:
+        raise RequestError("tool_choice.tools must not be empty.")
+    return tuple(names)
+
+
+def _constraint_of(text_format: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Sampling parameters: one constraint, or none for text. Raises RequestError (400)."""
+    match text_format:
+        case None | {"type": "text"}:
+            return {}
+        case {"type": "json_object"}:
+            return {"json_schema": {"type": "object"}}
+        case {"type": "json_schema", "schema": {**schema}}:
+            return {"json_schema": schema}
+        case {"type": "json_schema"}:
+            raise RequestError(
+                'text.format must be like {"type": "json_schema", "name": "answer", "schema":'
+                ' {"type": "object"}}, with the schema as an object.'
+            )
+    raise RequestError("text.format.type must be text, json_object or json_schema.")

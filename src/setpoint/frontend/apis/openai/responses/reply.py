@@ -1,0 +1,116 @@
+"""The response object: what it repeats of the request, its status, its items and its token
+counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.apis.openai.responses.body import ResponsesBody
+from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.jobs import SequenceOutput
+from setpoint.frontend.refusal import Refusal
+
+
+class ResponseHead:
+    """The part of a response that is known when its request begins."""
+
+    def __init__(
+        self,
+        own_id: str,
+        body: ResponsesBody,
+        sampling: SamplingParams,
+        config: FrontendConfig,
+        *,
+        warnings: Sequence[str],
+        reasoning_tokens: Callable[[SequenceOutput], int],
+    ) -> None:
+        """reasoning_tokens: how many tokens of a sequence are reasoning."""
+        self.id = own_id
+        self._reasoning_tokens = reasoning_tokens
+        told = [*warnings, *body.other_model(config.served_model_name)]
+        text = body.text
+        self._fields: dict[str, Any] = {
+            "id": own_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": config.served_model_name,
+            "background": bool(body.background),
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": msgspec.to_builtins(body.reasoning)
+            if body.reasoning is not None
+            else {"effort": None, "summary": None},
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
+            "store": body.store is not False,
+            "temperature": sampling.temperature,
+            "text": {"format": (text and text.format) or {"type": "text"}, "verbosity": "medium"},
+            "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+            "tools": body.tools or [],
+            "top_logprobs": 0,
+            "top_p": sampling.top_p,
+            "truncation": "disabled",
+            "user": body.user,
+        } | ({"warnings": told} if told else {})
+
+    def begun(self, status: str) -> dict[str, Any]:
+        """A response that has no answer yet."""
+        return self._with(status, [], None)
+
+    def ended(self, output: SequenceOutput, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """A response that the engine has ended: completed, cut off by a limit, or aborted."""
+        finish = output.finish
+        assert finish is not None
+        usage = self._usage(output)
+        if finish.type == "abort":
+            refusal = Refusal(message=finish.message or "The request was aborted.", status_code=500)
+            return self.failed(refusal, items, usage)
+        if finish.type == "length":
+            details = {"reason": "max_output_tokens"}
+            return self._with("incomplete", items, usage) | {"incomplete_details": details}
+        return self._with("completed", items, usage) | {"completed_at": int(time.time())}
+
+    def failed(
+        self,
+        refusal: Refusal,
+        items: Sequence[dict[str, Any]],
+        usage: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        code = "server_error" if refusal.status_code >= 500 else "invalid_prompt"
+        error = {"code": code, "message": refusal.message}
+        return self._with("failed", items, usage) | {"error": error}
+
+    def cancelled(self, output: SequenceOutput, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return self._with("cancelled", items, self._usage(output))
+
+    def _with(
+        self, status: str, items: Sequence[dict[str, Any]], usage: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        return {
+            **self._fields,
+            "status": status,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "output": list(items),
+            "usage": usage,
+        }
+
+    def _usage(self, output: SequenceOutput) -> dict[str, Any]:
+        return {
+            "input_tokens": output.num_prompt,
+            "input_tokens_details": {"cached_tokens": output.num_cached},
+            "output_tokens": output.num_outputs,
+            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens(output)},
+            "total_tokens": output.num_prompt + output.num_outputs,
+        }

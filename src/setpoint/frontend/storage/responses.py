@@ -1,0 +1,95 @@
+"""The answers that ``/v1/responses`` keeps for later requests: in memory, within a number and a
+size; the least recently used go first. The engine knows nothing of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from setpoint.core.errors import RequestError
+from setpoint.core.shown import shown
+
+MAX_RESPONSES = 10_000
+MAX_BYTES = 256 << 20
+"""Most bytes of all kept responses as JSON, each counted with the whole conversation before it."""
+
+Item = Mapping[str, Any]
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class KeptResponse:
+    response: dict[str, Any]
+    """As the API shows it."""
+    inputs: Sequence[Item]
+    """The input items of its request."""
+    earlier: Sequence[Item] = ()
+    """The conversation before those: all inputs and outputs."""
+    cancel: Callable[[], None] | None = None
+    """Ends the request while it runs in the background."""
+
+    @property
+    def conversation(self) -> list[Item]:
+        return [*self.earlier, *self.inputs, *self.response["output"]]
+
+
+class ResponseStore:
+    """Safe for several threads."""
+
+    def __init__(self, *, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[str, tuple[KeptResponse, int]] = OrderedDict()
+        """Id -> response and its bytes, the least recently used first."""
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+
+    def put(self, kept: KeptResponse) -> None:
+        """Keep a response, or its new state. One that runs in the background is never dropped."""
+        own_id = kept.response["id"]
+        num_bytes = len(msgspec.json.encode([kept.response, kept.inputs, kept.earlier]))
+        with self._lock:
+            self._drop(own_id)
+            self._kept[own_id] = kept, num_bytes
+            self._num_bytes += num_bytes
+            ended = (key for key, (each, _) in self._kept.items() if each.cancel is None)
+            while len(self._kept) > self._max_responses or self._num_bytes > self._max_bytes:
+                oldest = next(ended, None)
+                if oldest is None:
+                    return
+                self._drop(oldest)
+                ended = (key for key, (each, _) in self._kept.items() if each.cancel is None)
+
+    def get(self, response_id: str, *, name: str = "response_id") -> KeptResponse:
+        """name: the field that named it. Raises RequestError (404)."""
+        with self._lock:
+            found = self._kept.get(response_id)
+            if found is None:
+                raise RequestError(
+                    f"{name}: this server keeps no response {shown(response_id, 64)!r}. It was"
+                    " never made here, was not to be stored, was deleted, or was dropped because"
+                    " newer ones needed its place.",
+                    status_code=404,
+                    err_type="invalid_request_error",
+                )
+            self._kept.move_to_end(response_id)
+            return found[0]
+
+    def delete(self, response_id: str) -> KeptResponse:
+        """Raises RequestError (404)."""
+        kept = self.get(response_id)
+        with self._lock:
+            self._drop(response_id)
+        return kept
+
+    def __contains__(self, response_id: str) -> bool:
+        return response_id in self._kept
+
+    def _drop(self, response_id: str) -> None:
+        dropped = self._kept.pop(response_id, None)
+        if dropped is not None:
+            self._num_bytes -= dropped[1]
