@@ -87,6 +87,8 @@ def test_every_body_is_declared(serve: Serve) -> None:
             "/close_session": "CloseSessionBody",
             "/v1/responses": "ResponsesBody",
             "/v1/responses/input_tokens": "InputBody",
+            "/parse_function_call": "ParseFunctionCallBody",
+            "/separate_reasoning": "SeparateReasoningBody",
             "/v1/chat/completions": "ChatBody",
             "/v1/completions": "CompletionBody",
             "/v1/embeddings": "EmbeddingBody",

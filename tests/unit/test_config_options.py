@@ -77,6 +77,13 @@ def test_server_args_hold_every_option_and_no_secret() -> None:
     assert server_args(Options())["api_key"] is None
 
 
+def test_a_format_of_sglang_that_is_missing_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"kimi_k3 is not supported .* The nearest is kimi_k2\."):
+        check_options(Options(tool_call_parser="kimi_k3"))
+    with pytest.raises(ConfigError, match=r"must be one of .* The nearest is qwen3\."):
+        check_options(Options(reasoning_parser="qwen33"))
+
+
 def test_aliases_and_known_values_point_at_something() -> None:
     for alias, flag in sglang_names.ALIASES.items():
         assert flag in KNOWN, alias

@@ -15,6 +15,7 @@ from setpoint.frontend.apis.sglang.loads import LoadRoutes
 from setpoint.frontend.apis.sglang.log_settings import LOGGING_ROUTE, LogSettingsRoutes
 from setpoint.frontend.apis.sglang.metrics import METRICS_ROUTE, MetricsRoutes
 from setpoint.frontend.apis.sglang.missing import install_missing
+from setpoint.frontend.apis.sglang.parsing import ParsingRoutes
 from setpoint.frontend.apis.sglang.profiles import FREEZE, START, STOP, ProfileRoutes
 from setpoint.frontend.apis.sglang.routes import NativeRoutes
 from setpoint.frontend.apis.sglang.session_routes import SessionRoutes
@@ -53,6 +54,7 @@ class SGLangDialect(Dialect):
         AdminRoutes(service, bodies).install(self.router)
         controls = ControlBodies(service, bodies)
         ControlRoutes(service, controls).install(self.router)
+        ParsingRoutes(service, controls).install(self.router)
         ProfileRoutes(service, controls).install(self.router)
         WeightRoutes(service, controls).install(self.router)
         SessionRoutes(service, controls).install(self.router)

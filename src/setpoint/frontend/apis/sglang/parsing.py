@@ -1,0 +1,85 @@
+"""Routes that parse text as the chat routes parse an answer (docs/tools-and-reasoning.md)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from setpoint.core.errors import ConfigError, RequestError
+from setpoint.frontend.apis.openai.tools import FunctionTool, tools_of
+from setpoint.frontend.apis.sglang.controls import ControlBodies
+from setpoint.frontend.chat.deltas import Answer, gathered
+from setpoint.frontend.chat.formats.registry import reasoning_format, tool_format
+from setpoint.frontend.chat.parser import DeltaParser, PlainParser, parsed
+from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.service import Service
+
+
+class ParseFunctionCallBody(msgspec.Struct):
+    text: str
+    tools: list[FunctionTool] = []
+    tool_call_parser: str | None = None
+    """None: the server's."""
+
+
+class SeparateReasoningBody(msgspec.Struct):
+    text: str
+    reasoning_parser: str | None = None
+    """None: the server's."""
+
+
+class ParsingRoutes:
+    def __init__(self, service: Service, bodies: ControlBodies) -> None:
+        self._bodies = bodies
+        self._config = service.config
+
+    def install(self, parent: APIRouter) -> None:
+        router = APIRouter(tags=["native"])
+        add_route(router, "/parse_function_call", self.calls, "POST", body=ParseFunctionCallBody)
+        add_route(router, "/separate_reasoning", self.reasoning, "POST", body=SeparateReasoningBody)
+        parent.include_router(router)
+
+    async def calls(self, request: Request) -> Response:
+        body, told = await self._bodies.read(request, ParseFunctionCallBody)
+        name = _chosen("tool_call_parser", body.tool_call_parser, self._config.tool_call_parser)
+        try:
+            parser = tool_format(name).parser(tools_of(body.tools))
+        except ConfigError as error:
+            raise RequestError(f"tool_call_parser: {error}") from None
+        answer = await _answer(parser, body.text)
+        calls: list[dict[str, Any]] = [
+            {"tool_index": call.index, "name": call.name, "parameters": call.arguments}
+            for call in answer.calls
+        ]
+        return json_response({"normal_text": answer.text, "calls": calls, **told})
+
+    async def reasoning(self, request: Request) -> Response:
+        body, told = await self._bodies.read(request, SeparateReasoningBody)
+        name = _chosen("reasoning_parser", body.reasoning_parser, self._config.reasoning_parser)
+        try:
+            form = reasoning_format(name)
+        except ConfigError as error:
+            raise RequestError(f"reasoning_parser: {error}") from None
+        parser = form.parser(PlainParser(), starts_inside=form.starts_inside())
+        answer = await _answer(parser, body.text)
+        return json_response({"reasoning_text": answer.reasoning, "text": answer.text, **told})
+
+
+def _chosen(key: str, wanted: str | None, own: str) -> str:
+    """The name of the format to use. Raises RequestError (400) if there is none."""
+    name = own if wanted in (None, "auto") else wanted
+    if name is None or name == "none":
+        raise RequestError(
+            f"{key} is missing: this server has no format of its own, as the chat template shows"
+            " none."
+        )
+    return name
+
+
+async def _answer(parser: DeltaParser, text: str) -> Answer:
+    # In a thread, because a body may hold megabytes.
+    return await asyncio.to_thread(lambda: gathered(parsed(parser, text)))
