@@ -47,7 +47,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "frontend.storage",
             "frontend.text",
         },
-        {"fastapi", "msgspec", "python_multipart", "starlette"},
+        {"fastapi", "msgspec", "numpy", "python_multipart", "starlette"},
     ),
     "frontend.apis.sglang": (
         {

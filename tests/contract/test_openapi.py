@@ -10,6 +10,8 @@ from fastapi.openapi.models import OpenAPI
 Serve = Callable[..., None]
 FORMS = {"/v1/files"}
 NO_BODY = {
+    "/v1/classify",
+    "/classify",
     "/flush_cache",
     "/freeze_gc",
     "/stop_profile",
@@ -71,6 +73,8 @@ def test_every_body_is_declared(serve: Serve) -> None:
             "/api/embed": "EmbedBody",
             "/api/embeddings": "EmbeddingsBody",
             "/api/show": "ShowBody",
+            "/v1/score": "ScoreBody",
+            "/v1/rerank": "RerankBody",
             "/v1/messages": "MessagesBody",
             "/v1/messages/count_tokens": "ConversationBody",
             "/set_internal_state": "SettingsBody",

@@ -13,6 +13,7 @@ from setpoint.frontend.apis.openai.kept.files import FileRoutes
 from setpoint.frontend.apis.openai.models import ModelRoutes
 from setpoint.frontend.apis.openai.responses.routes import ResponseRoutes
 from setpoint.frontend.apis.openai.routes import OpenAIRoutes
+from setpoint.frontend.apis.openai.scoring_routes import ScoringRoutes
 from setpoint.frontend.apis.openai.table import openai_apis
 from setpoint.frontend.http.bodies import BodyReader
 from setpoint.frontend.http.dialect import Dialect
@@ -29,6 +30,7 @@ class OpenAIDialect(Dialect):
         OpenAIRoutes(service, bodies).install(self.router)
         ModelRoutes(service.config).install(self.router)
         ResponseRoutes(service, bodies).install(self.router)
+        ScoringRoutes(service, bodies).install(self.router)
         FileRoutes(service.storage).install(self.router)
         BatchRoutes(service, bodies, openai_apis(service)).install(self.router)
 

@@ -1,0 +1,55 @@
+"""The routes of scores and ranks: HTTP around ``scoring``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from setpoint.core.errors import RequestError
+from setpoint.frontend.apis.openai.scoring import (
+    RERANK_ROUTE,
+    SCORE_ROUTE,
+    RerankBody,
+    ScoreBody,
+    ScoringApi,
+    ScoringExchange,
+)
+from setpoint.frontend.http.bodies import BodyReader
+from setpoint.frontend.http.errors import json_response
+from setpoint.frontend.http.openapi import add_route
+from setpoint.frontend.http.sse import cancelled_with_client
+from setpoint.frontend.service import Service
+
+
+class ScoringRoutes:
+    def __init__(self, service: Service, bodies: BodyReader) -> None:
+        self._bodies = bodies
+        self._api = ScoringApi(service)
+
+    def install(self, router: APIRouter) -> None:
+        score, rerank = self._handler(self._api.score), self._handler(self._api.rerank)
+        add_route(router, SCORE_ROUTE, score, "POST", body=ScoreBody)
+        add_route(router, RERANK_ROUTE, rerank, "POST", "PUT", body=RerankBody)
+        for path in ("/v1/classify", "/classify"):
+            add_route(router, path, self.classify, "POST")
+
+    async def classify(self) -> Response:
+        raise RequestError(
+            "Classification needs a model with a classification head, and this server loads none"
+            f" yet; {SCORE_ROUTE} gives the probabilities of a generating model's answers."
+        )
+
+    def _handler(
+        self, open_: Callable[[dict[str, Any]], Awaitable[ScoringExchange]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def create(request: Request) -> Response:
+            exchange = await self._bodies.read(request, open_)
+            with exchange.job, cancelled_with_client(exchange.job, request.receive):
+                outputs = await exchange.job.wait()
+            return await self._bodies.answer(
+                outputs, lambda: json_response(exchange.reply(outputs))
+            )
+
+        return create
