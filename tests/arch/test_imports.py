@@ -33,6 +33,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"core", "frontend.ipc", "frontend.metrics", "frontend.storage", "frontend.text"},
         {"msgspec", "numpy"},
     ),
+    "frontend.tracing": ({"frontend"}, {"opentelemetry"}),
     "frontend.chat": ({"core", "frontend", "frontend.text"}, {"msgspec"}),
     "frontend.http": (
         {"core", "frontend", "frontend.metrics"},
@@ -140,6 +141,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "frontend.ipc",
             "frontend.storage",
             "frontend.text",
+            "frontend.tracing",
             "grammar",
             "engine.kernels",
             "engine.runner",

@@ -1,16 +1,19 @@
-"""``/metrics`` of a real server: the engine and the frontend agree on every series, and a dead
-engine leaves its figures."""
+"""What a real server says about its requests: the engine and the frontend agree on every series,
+and spans, log and files have every request."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from setpoint.observe.catalogue import SERIES
-from setpoint.testing.server import running_server, wait_until
+from setpoint.testing.otlp import collecting
+from setpoint.testing.server import ServerProcess, running_server, wait_until
 
 
 def page(url: str) -> dict[str, float]:
@@ -24,28 +27,50 @@ def page(url: str) -> dict[str, float]:
     return found
 
 
-def test_a_real_server_has_every_series(tiny_model: Path, tmp_path: Path) -> None:
-    options = ["--model-path", str(tiny_model), "--dtype", "float32", "--enable-metrics"]
-    few = ["--max-running-requests", "1", "--skip-server-warmup"]
-    with running_server(tmp_path / "server", *options, *few) as server:
-        sampling = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
-        answers = server.generate(text=["a b c", "d e f"], sampling_params=sampling)
-        found = page(server.url)
-        shown = {re.sub("_(bucket|sum|count)$", "", name) for name in found}
-        assert {series.shown_name for series in SERIES} - shown == set()
-        assert found["sglang:generation_tokens_total"] == 16
-        assert found["sglang:inter_token_latency_seconds_count"] == 14
-        assert found["sglang:queue_time_seconds_count"] == 2
-        assert found["setpoint:queue_refusals_total"] > 0
-        assert found["sglang:startup_time_seconds"] > 0
-        waits = [answer["meta_info"]["queue_time"] for answer in answers]
-        assert sum(waits) <= found["sglang:queue_time_seconds_sum"] + 1e-6
-        assert max(waits) > 0
-        assert all(answer["meta_info"]["prefill_finished_time"] > 0 for answer in answers)
-        assert server.engine is not None
-        server.engine.suspend()
-        wait_until(lambda: page(server.url)["setpoint:engine_up"] == 0)
-        assert page(server.url)["sglang:generation_tokens_total"] == 16
-        assert page(server.url)["sglang:num_pages"] == found["sglang:num_pages"]
-        server.engine.resume()
-        wait_until(lambda: page(server.url)["setpoint:engine_up"] == 1)
+def test_a_real_server_shows_its_work(tiny_model: Path, tmp_path: Path) -> None:
+    """Metrics, traces, request logs and files of figures, all of one run."""
+    options = ["--model-path", str(tiny_model), "--dtype", "float32", "--skip-server-warmup"]
+    options += ["--enable-metrics", "--max-running-requests", "1"]
+    options += ["--log-requests", "--log-requests-format", "json", "--log-requests-level", "1"]
+    options += ["--enable-request-time-stats-logging", "--enable-trace"]
+    options += ["--export-metrics-to-file", "--export-metrics-to-file-dir", str(tmp_path / "out")]
+    with collecting() as collector:
+        options += ["--otlp-traces-endpoint", collector.url]
+        with running_server(tmp_path / "server", *options) as server:
+            sampling = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+            answers = server.generate(text=["a b c", "d e f"], sampling_params=sampling)
+            check_metrics(server, answers)
+    ids = {answer["meta_info"]["id"] for answer in answers}
+    lines = [json.loads(line) for line in server.errors.splitlines() if line.startswith("{")]
+    assert [line["event"] for line in lines] == ["request.received", *["request.finished"] * 2]
+    assert sum("Req Time Stats(rid=" in line for line in server.messages) == 2
+    (file,) = (tmp_path / "out").iterdir()
+    assert {json.loads(line)["id"] for line in file.read_text().splitlines()} == ids
+    # Sent at the latest when the server ends.
+    assert collector.services == {"setpoint"}
+    assert sum(span.name == "request" for span in collector.spans) == 2
+    assert len(collector.spans) == 2 * 5
+
+
+def check_metrics(server: ServerProcess, answers: Any) -> None:
+    """Every series is there and counts these two requests; a stopped engine leaves its figures."""
+    found = page(server.url)
+    shown = {re.sub("_(bucket|sum|count)$", "", name) for name in found}
+    assert {series.shown_name for series in SERIES} - shown == set()
+    assert found["sglang:generation_tokens_total"] == 16
+    assert found["sglang:inter_token_latency_seconds_count"] == 14
+    assert found["sglang:queue_time_seconds_count"] == 2
+    assert found["setpoint:queue_refusals_total"] > 0
+    assert found["sglang:startup_time_seconds"] > 0
+    waits = [answer["meta_info"]["queue_time"] for answer in answers]
+    assert sum(waits) <= found["sglang:queue_time_seconds_sum"] + 1e-6
+    assert max(waits) > 0
+    assert all(answer["meta_info"]["prefill_finished_time"] > 0 for answer in answers)
+    assert server.engine is not None
+    server.engine.suspend()
+    wait_until(lambda: page(server.url)["setpoint:engine_up"] == 0)
+    stopped = page(server.url)
+    assert stopped["sglang:generation_tokens_total"] == 16
+    assert stopped["sglang:num_pages"] == found["sglang:num_pages"]
+    server.engine.resume()
+    wait_until(lambda: page(server.url)["setpoint:engine_up"] == 1)

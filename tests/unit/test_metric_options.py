@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from setpoint.config.commandline import parse, parse_keywords
 from setpoint.config.commands import COMMANDS
-from setpoint.config.metric_options import buckets_of, extra_labels
+from setpoint.config.metric_options import buckets_of, extra_labels, otlp_url
+from setpoint.config.options import Options
 from setpoint.core.errors import ConfigError
+from setpoint.launch.preflight import preflight
 
 SERVE = COMMANDS["serve"]
 
@@ -71,3 +74,47 @@ def test_a_config_file_and_keywords_may_have_lists(tmp_path: Any) -> None:
 def test_what_cannot_be_honoured_is_refused(line: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse(SERVE, line)
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("localhost:4318", "http://localhost:4318/v1/traces"),
+        ("http://a.example", "http://a.example/v1/traces"),
+        ("https://a.example:443/v1/traces", "https://a.example:443/v1/traces"),
+        ("https://a.example/otlp/", "https://a.example/otlp"),
+        ("[::1]:4318", "http://[::1]:4318/v1/traces"),
+    ],
+)
+def test_addresses_of_a_collector(address: str, url: str) -> None:
+    assert otlp_url(address) == url
+
+
+@pytest.mark.parametrize("address", ["", "a:b", "a:0", "grpc://a:4317", "http://", "a:99999"])
+def test_addresses_that_no_collector_has(address: str) -> None:
+    with pytest.raises(ConfigError, match="must be HOST:PORT or a URL"):
+        preflight(Options(enable_trace=True, otlp_traces_endpoint=address))
+
+
+def test_a_missing_extra_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    preflight(Options(enable_trace=True))
+    for missing in (find, lambda name: None):
+        monkeypatch.setattr("setpoint.launch.preflight.find_spec", missing)
+        with pytest.raises(ConfigError, match=r"pip install 'setpoint\[trace\]'"):
+            preflight(Options(enable_trace=True))
+
+
+def test_the_folder_of_figures_is_made_at_the_start(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    preflight(Options(export_metrics_to_file=True, export_metrics_to_file_dir=str(folder)))
+    assert folder.is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be made"):
+        preflight(
+            Options(export_metrics_to_file=True, export_metrics_to_file_dir=f"{tmp_path}/file/x")
+        )
+    with pytest.raises(ConfigError, match="needs --export-metrics-to-file-dir"):
+        parse(SERVE, ["--export-metrics-to-file"])

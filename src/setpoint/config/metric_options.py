@@ -1,4 +1,4 @@
-"""Reads the options of ``/metrics`` that have a syntax of their own."""
+"""Reads the options of metrics and traces that have a syntax of their own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from urllib.parse import urlsplit, urlunsplit
 
 from setpoint.config.observability_options import ObservabilityOptions
 from setpoint.core.errors import ConfigError
@@ -119,3 +120,16 @@ def _by_rule(flag: str, words: Sequence[str]) -> tuple[float, ...]:
         f"{flag} must be 'default', 'tse MIDDLE BASE COUNT' or 'custom' with numbers; got"
         f" {' '.join(words)!r}."
     )
+
+
+def otlp_url(address: str) -> str:
+    """``--otlp-traces-endpoint`` as a URL. Raises ConfigError."""
+    flag = "--otlp-traces-endpoint"
+    try:
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        is_usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise ConfigError(f"{flag} must be HOST:PORT or a URL with http or https, got {address!r}.")
+    return urlunsplit(parts._replace(path=parts.path.rstrip("/") or "/v1/traces"))

@@ -10,6 +10,7 @@ from setpoint.config.execution_options import ExecutionOptions
 
 LOGS = "Logs"
 METRICS = "Metrics"
+TRACES = "Traces"
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -161,3 +162,36 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
             server_only=True,
         ),
     ] = ("default",)
+
+    # -- Traces
+    enable_trace: Annotated[
+        bool,
+        Option(
+            TRACES,
+            "Send spans of every request to an OpenTelemetry collector (docs/traces.md). Needs the"
+            " extra 'trace'.",
+            server_only=True,
+        ),
+    ] = False
+    trace_modules: Annotated[
+        str, Option(TRACES, "What is traced.", choices=("request",), server_only=True)
+    ] = "request"
+    otlp_traces_endpoint: Annotated[
+        str,
+        Option(
+            TRACES,
+            "Where the collector takes OTLP over HTTP: HOST:PORT, or a URL. Not over gRPC, which"
+            " has port 4317 by convention.",
+            metavar="ADDRESS",
+            server_only=True,
+        ),
+    ] = "localhost:4318"
+    otlp_service_name: Annotated[
+        str | None,
+        Option(
+            TRACES,
+            "The service that the spans belong to; setpoint if not given.",
+            metavar="NAME",
+            server_only=True,
+        ),
+    ] = None

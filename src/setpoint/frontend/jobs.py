@@ -14,7 +14,7 @@ from setpoint.core.errors import RequestError, SetpointError
 from setpoint.core.failures import failure
 from setpoint.core.messages import Finish, LogprobBlock, Timing, TokenEvent
 from setpoint.core.request import Request
-from setpoint.frontend.arrival import arrival
+from setpoint.frontend.arrival import Arrival, arrival
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.mailbox import Mailbox
 from setpoint.frontend.metrics.requests import RequestMetrics, SequenceFacts, SequenceMeter
@@ -36,9 +36,10 @@ class SequenceOutput:
         index: int,
         tokenizer: Tokenizer,
         *,
-        arrived_at: float | None = None,
+        came: Arrival | None = None,
     ) -> None:
-        """arrived_at: time.perf_counter() when the client's request arrived; None: now."""
+        """came: the arrival of the client's request; None: now."""
+        came = came or Arrival()
         sampling = request.sampling
         self.request = request
         self.index = index
@@ -56,7 +57,9 @@ class SequenceOutput:
         self.prompt_logprobs: LogprobBlock | None = None
         self.embedding = b""
         """The vector of a pooled request, in the form of TokenEvent."""
-        self.arrived_at = time.perf_counter() if arrived_at is None else arrived_at
+        self.headers = came.headers
+        """The headers of the client's request."""
+        self.arrived_at = came.at
         """Seconds of time.perf_counter(), like the times below; None for what has not happened."""
         self.submitted_at: float | None = None
         """Written by the Job."""
@@ -214,7 +217,7 @@ class Job:
         self._mailbox = Mailbox()
         self._on_finish = on_finish
         self._metrics = metrics
-        self.came = arrival()
+        self._came = came = arrival()
         self._open: dict[int, int] = {}
         """Index -> number of the submission, for sequences that have not ended."""
         self._is_cancelled = False
@@ -222,14 +225,14 @@ class Job:
         """Awaited by the reader of ``pieces`` before each wait for the engine: whoever gathers
         what the pieces are made into passes it on then."""
         self.outputs = [
-            SequenceOutput(request, index, tokenizer, arrived_at=self.came.at)
+            SequenceOutput(request, index, tokenizer, came=came)
             for index, request in enumerate(requests)
         ]
 
     def __enter__(self) -> Job:
         """Submit the sequences. Raises RequestError or EngineDeadError; none of them runs then."""
         metrics = self._metrics
-        labels = {} if metrics is None else metrics.labels_in(self.came.headers)
+        labels = {} if metrics is None else metrics.labels_in(self._came.headers)
         try:
             for output in self.outputs:
                 self._open[output.index] = self._client.submit(
@@ -237,7 +240,7 @@ class Job:
                 )
                 output.submitted_at = time.perf_counter()
                 if metrics is not None:
-                    output.meter = metrics.meter(output.request, self.came.at, labels)
+                    output.meter = metrics.meter(output.request, self._came.at, labels)
         except SetpointError:
             self._stop()
             raise

@@ -10,8 +10,8 @@ from typing import Any
 from setpoint import __version__
 from setpoint.config.check import chat_template_kwargs, preferred_sampling
 from setpoint.config.live import Running
-from setpoint.config.metric_options import buckets_of, extra_labels
-from setpoint.config.options import server_args
+from setpoint.config.metric_options import buckets_of, extra_labels, otlp_url
+from setpoint.config.options import Options, server_args
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.frontend.config import FrontendConfig, MetricsConfig
 from setpoint.frontend.ipc.client import EngineClient
@@ -77,10 +77,23 @@ def make_service(
     running = Running.started(engine.asked, config, info["max_total_num_tokens"])
     checkpoints = LaunchedCheckpoints(options, source, spec)
     service = Service(frontend, client, engine.text, LiveConfig(running), storage, checkpoints)
+    _add_readers(service, options)
+    return service
+
+
+def _add_readers(service: Service, options: Options) -> None:
+    """Add what writes down the ends of requests."""
     if options.export_metrics_to_file and options.export_metrics_to_file_dir is not None:
         export = RequestExport(Path(options.export_metrics_to_file_dir), service.book)
         service.readers.append(export.finished)
-    return service
+    if options.enable_trace:
+        # Here, because a server without traces may lack the library.
+        from setpoint.frontend.tracing import RequestTracer, sending_to
+
+        url = otlp_url(options.otlp_traces_endpoint)
+        provider = sending_to(url, options.otlp_service_name)
+        tracer = RequestTracer(provider, model_name=service.config.served_model_name)
+        service.readers.append(tracer.finished)
 
 
 def metrics_config(

@@ -4,14 +4,18 @@ missing devices that they ask for. It takes milliseconds."""
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from setpoint.config.hardware import available_bytes, why_no_cuda
+from setpoint.config.metric_options import otlp_url
 from setpoint.config.options import Options
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.core.errors import ConfigError, OutOfMemoryError
 from setpoint.core.model import ModelSpec
 from setpoint.planning.memory import format_bytes
+
+OTLP_MODULE = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
 def preflight(options: Options) -> None:
@@ -28,11 +32,26 @@ def preflight(options: Options) -> None:
     if options.export_metrics_to_file:
         assert options.export_metrics_to_file_dir is not None, "check_metrics refuses it"
         _check_folder("--export-metrics-to-file-dir", Path(options.export_metrics_to_file_dir))
+    if options.enable_trace:
+        otlp_url(options.otlp_traces_endpoint)
+        _check_extra("--enable-trace", "trace", "opentelemetry.sdk.trace", OTLP_MODULE)
     if options.chat_template is not None:
         from setpoint.frontend.text.template import ChatTemplate
         from setpoint.frontend.text.template_source import find_chat_template
 
         ChatTemplate(find_chat_template("", override=options.chat_template) or "")
+
+
+def _check_extra(flag: str, extra: str, *modules: str) -> None:
+    """Raise ConfigError if a module of an optional extra is not installed."""
+    try:
+        missing = not all(map(find_spec, modules))
+    except ModuleNotFoundError:
+        missing = True
+    if missing:
+        raise ConfigError(
+            f"{flag} needs packages that are not installed: pip install 'setpoint[{extra}]'."
+        )
 
 
 def _check_folder(flag: str, folder: Path) -> None:
