@@ -26,6 +26,7 @@ import re
 from setpoint.frontend.chat.formats.headed import HeadedCalls
 from setpoint.frontend.chat.formats.structure import tag
 from setpoint.frontend.chat.formats.xml_calls import XmlCalls
+from setpoint.frontend.chat.formats.xml_structure import XmlWriting
 
 _SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _BEGIN, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -61,5 +62,13 @@ DEEPSEEK_V32 = XmlCalls(
     key_begin='<｜DSML｜parameter name="',
     key_end=">",
     value_end="</｜DSML｜parameter>",
+    writing=XmlWriting(
+        section=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+        call=lambda name: (f'<｜DSML｜invoke name="{name}">\n', "</｜DSML｜invoke>\n"),
+        argument=lambda key, is_string: (
+            f'<｜DSML｜parameter name="{key}" string="{"true" if is_string else "false"}">',
+            "</｜DSML｜parameter>\n",
+        ),
+    ),
     key=re.compile(r'(?P<key>[^"]*)"(?:\s+string="(?P<string>true|false)")?\s*'),
 )

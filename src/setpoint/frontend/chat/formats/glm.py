@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from setpoint.frontend.chat.formats.xml_calls import XmlCalls
+from setpoint.frontend.chat.formats.xml_structure import XmlWriting
 
 GLM = XmlCalls(
     name="glm",
@@ -19,4 +20,10 @@ GLM = XmlCalls(
     key_end="</arg_key>",
     value_begin="<arg_value>",
     value_end="</arg_value>",
+    writing=XmlWriting(
+        call=lambda name: (f"<tool_call>{name}\n", "</tool_call>"),
+        argument=lambda key, _: (f"<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n"),
+        trigger="<tool_call>",
+        separator="\n",
+    ),
 )

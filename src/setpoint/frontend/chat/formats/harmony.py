@@ -38,6 +38,10 @@ class _Messages:
         self._text = ""
         self._in_header = False
 
+    def is_body(self, text: str) -> bool:
+        """Whether the next text is certain to be more of a body; then it need not be fed."""
+        return not self._text and not self._in_header and not _MARKERS.may_begin_in(text)
+
     def feed(self, text: str, *, ended: bool = False) -> Iterator[Part]:
         self._text += text
         at, before = 0, -1
@@ -112,35 +116,42 @@ class _CallParser:
         self._num_calls = 0
 
     def feed(self, text: str) -> Sequence[Delta]:
+        if text and self._messages.is_body(text):
+            return self._deltas("body", text)
         return [delta for part in self._messages.feed(text) for delta in self._deltas(*part)]
 
     def end(self) -> Sequence[Delta]:
         parts = self._messages.feed("", ended=True)
         return [delta for part in parts for delta in self._deltas(*part)]
 
-    def _deltas(self, kind: str, text: str) -> Iterator[Delta]:
+    def _deltas(self, kind: str, text: str) -> Sequence[Delta]:
+        index = self._num_calls - 1
         if kind == "header":
-            name = _called(text)
-            self._scan = JsonScan() if name else None
-            self._rest, self._has_arguments = "", False
-            if name:
-                self._num_calls += 1
-                yield ToolCallDelta(index=self._num_calls - 1, id=new_call_id(), name=name)
-        elif kind == "end":
-            if self._scan is not None and not self._has_arguments:
-                yield ToolCallDelta(index=self._num_calls - 1, arguments="{}")
+            return self._begin(_called(text))
+        if kind == "end":
+            is_empty = self._scan is not None and not self._has_arguments
             self._scan = None
-        elif self._scan is None:
-            yield TextDelta(text)
-        else:
-            text = self._rest + text
-            if not self._has_arguments:
-                text = text.lstrip()
-            arguments, at = self._scan.feed(text, 0)
-            self._rest = "" if self._scan.is_done else text[at:]
-            if arguments:
-                self._has_arguments = True
-                yield ToolCallDelta(index=self._num_calls - 1, arguments=arguments)
+            return (ToolCallDelta(index=index, arguments="{}"),) if is_empty else ()
+        if self._scan is None:
+            return (TextDelta(text),)
+        text = self._rest + text
+        if not self._has_arguments:
+            text = text.lstrip()
+        arguments, at = self._scan.feed(text, 0)
+        self._rest = "" if self._scan.is_done else text[at:]
+        if not arguments:
+            return ()
+        self._has_arguments = True
+        return (ToolCallDelta(index=index, arguments=arguments),)
+
+    def _begin(self, name: str) -> Sequence[Delta]:
+        """A message begins that calls a function; an empty name: one that is text."""
+        self._scan = JsonScan() if name else None
+        self._rest, self._has_arguments = "", False
+        if not name:
+            return ()
+        self._num_calls += 1
+        return (ToolCallDelta(index=self._num_calls - 1, id=new_call_id(), name=name),)
 
 
 class HarmonyReasoning:
@@ -172,6 +183,8 @@ class _ReasoningParser:
         """What the present message holds."""
 
     def feed(self, text: str) -> Sequence[Delta]:
+        if text and self._messages.is_body(text):
+            return self._deltas("body", text)
         return [delta for part in self._messages.feed(text) for delta in self._deltas(*part)]
 
     def end(self) -> Sequence[Delta]:

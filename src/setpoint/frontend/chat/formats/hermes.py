@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-from setpoint.frontend.chat.formats.json_calls import JsonCalls
+from setpoint.frontend.chat.formats.json_calls import JsonCalls, JsonWriting
 
 HERMES = JsonCalls(
     name="hermes",
     begin="<tool_call>",
     end="</tool_call>",
-    written=("<tool_call>\n", "\n</tool_call>", "\n"),
+    written=JsonWriting("<tool_call>\n", "\n</tool_call>", "\n"),
 )

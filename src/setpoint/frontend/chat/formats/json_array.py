@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from setpoint.frontend.chat.formats.format import ToolFormat
-from setpoint.frontend.chat.formats.json_calls import JsonCalls
+from setpoint.frontend.chat.formats.json_calls import JsonCalls, JsonWriting
 from setpoint.frontend.chat.formats.structure import (
     arguments_schema,
     json_value,
@@ -20,7 +20,13 @@ from setpoint.frontend.chat.formats.structure import (
 )
 from setpoint.frontend.chat.request import Tool
 
-JSON_ARRAY = JsonCalls(name="json", begin="", arguments="parameters", needs_special_tokens=False)
+JSON_ARRAY = JsonCalls(
+    name="json",
+    begin="",
+    arguments="parameters",
+    written=JsonWriting(section=("[", "]")),
+    needs_special_tokens=False,
+)
 
 
 def required_calls(

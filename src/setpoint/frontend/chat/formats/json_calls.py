@@ -6,16 +6,27 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from setpoint.frontend.chat.formats.headed import read_header
 from setpoint.frontend.chat.formats.json_call import JsonCall
 from setpoint.frontend.chat.formats.json_scan import JsonScan, json_text
 from setpoint.frontend.chat.formats.machine import CallMachine
 from setpoint.frontend.chat.formats.scanning import Markers
-from setpoint.frontend.chat.formats.structure import calls, held_arguments, tag
+from setpoint.frontend.chat.formats.structure import calls, calls_in_section, held_arguments, tag
 from setpoint.frontend.chat.parser import DeltaParser
 from setpoint.frontend.chat.request import Tool
+
+
+class JsonWriting(NamedTuple):
+    """How a model writes calls."""
+
+    before: str = ""
+    """What stands before each object."""
+    behind: str = ""
+    between: str = ", "
+    section: tuple[str, str] = ("", "")
+    """What stands around all objects together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,30 +48,39 @@ class JsonCalls:
     """What may stand between calls that are in no list."""
     arguments: str = "arguments"
     """What the model calls them; either name is understood."""
-    written: tuple[str, str, str] | None = None
-    """How a model writes a call that a structural tag asks for: what stands before the object,
-    behind it, and between two calls. None: a structural tag cannot say it."""
+    written: JsonWriting
+    """How a model writes calls that a structural tag asks for."""
     needs_special_tokens: bool = True
 
     def parser(self, tools: Sequence[Tool]) -> DeltaParser:
         return JsonMachine(self, tools)
 
-    def structure(
-        self, tools: Sequence[Tool], *, required: bool, parallel: bool
-    ) -> dict[str, Any] | None:
-        if self.written is None:
-            return None
-        before, behind, between = self.written
+    def structure(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> dict[str, Any]:
+        written = self.written
+        before = "" if required and self.may_be_bare else written.before
         tags = [
             tag(
                 f'{before}{{"name": {json_text(tool.name)}, "{self.arguments}": ',
                 held_arguments(tool, required=required),
-                "}" + behind,
+                "}" + written.behind,
             )
             for tool in tools
         ]
+        if written.section[0]:
+            return calls_in_section(
+                tags,
+                section=written.section,
+                trigger=self.begin,
+                separator=written.between,
+                required=required,
+                parallel=parallel,
+            )
         return calls(
-            tags, trigger=self.begin, separator=between, required=required, parallel=parallel
+            tags,
+            trigger=self.begin,
+            separator=written.between,
+            required=required,
+            parallel=parallel,
         )
 
 

@@ -6,7 +6,7 @@ calls by their prompt, such as Gemma 3:
 
 from __future__ import annotations
 
-from setpoint.frontend.chat.formats.json_calls import JsonCalls
+from setpoint.frontend.chat.formats.json_calls import JsonCalls, JsonWriting
 
 LLAMA3 = JsonCalls(
     name="llama3",
@@ -14,5 +14,5 @@ LLAMA3 = JsonCalls(
     may_be_bare=True,
     separator=";",
     arguments="parameters",
-    written=("<|python_tag|>", "", "; "),
+    written=JsonWriting(before="<|python_tag|>", between="; "),
 )

@@ -11,32 +11,29 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from setpoint.frontend.chat.formats.json_calls import JsonCalls, JsonMachine
+from setpoint.frontend.chat.formats.json_calls import JsonCalls, JsonMachine, JsonWriting
 from setpoint.frontend.chat.parser import DeltaParser
 from setpoint.frontend.chat.request import Tool
 
-_BEGIN = "[TOOL_CALLS]"
-_HEADER = re.compile(r"\s*(?P<name>[^\s\[\]{]+)(?:\[CALL_ID\](?P<id>[^\s\[\]{]+))?(?:\[ARGS\])?\s*")
-_JSON = JsonCalls(name="mistral", begin=_BEGIN, header=_HEADER)
 
-
-class Mistral:
-    """Implements ToolFormat."""
-
-    name = "mistral"
-    needs_special_tokens = True
-
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mistral(JsonCalls):
     def parser(self, tools: Sequence[Tool]) -> DeltaParser:
-        return _Parser(_JSON, tools)
-
-    def structure(
-        self, tools: Sequence[Tool], *, required: bool, parallel: bool
-    ) -> dict[str, Any] | None:
-        return None
+        return _Parser(self, tools)
 
 
 class _Parser(JsonMachine):
     def _new_id(self) -> str:
         return uuid.uuid4().hex[:9]
+
+
+MISTRAL = _Mistral(
+    name="mistral",
+    begin="[TOOL_CALLS]",
+    header=re.compile(
+        r"\s*(?P<name>[^\s\[\]{]+)(?:\[CALL_ID\](?P<id>[^\s\[\]{]+))?(?:\[ARGS\])?\s*"
+    ),
+    written=JsonWriting(section=("[TOOL_CALLS] [", "]")),
+)

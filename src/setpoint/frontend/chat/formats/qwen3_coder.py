@@ -12,6 +12,7 @@ Bern
 from __future__ import annotations
 
 from setpoint.frontend.chat.formats.xml_calls import XmlCalls
+from setpoint.frontend.chat.formats.xml_structure import XmlWriting
 
 QWEN3_CODER = XmlCalls(
     name="qwen3_coder",
@@ -24,4 +25,10 @@ QWEN3_CODER = XmlCalls(
     key_end=">",
     value_end="</parameter>",
     framed=True,
+    writing=XmlWriting(
+        call=lambda name: (f"<tool_call>\n<function={name}>\n", "</function>\n</tool_call>"),
+        argument=lambda key, _: (f"<parameter={key}>\n", "\n</parameter>\n"),
+        trigger="<tool_call>",
+        separator="\n",
+    ),
 )

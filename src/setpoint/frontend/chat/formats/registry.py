@@ -16,7 +16,7 @@ from setpoint.frontend.chat.formats.hunyuan import HUNYUAN
 from setpoint.frontend.chat.formats.kimi import KIMI_K2
 from setpoint.frontend.chat.formats.llama3 import LLAMA3
 from setpoint.frontend.chat.formats.minimax import MINIMAX_M2
-from setpoint.frontend.chat.formats.mistral import Mistral
+from setpoint.frontend.chat.formats.mistral import MISTRAL
 from setpoint.frontend.chat.formats.pythonic import LFM2, PYTHONIC
 from setpoint.frontend.chat.formats.qwen3_coder import QWEN3_CODER
 from setpoint.frontend.chat.formats.reasoning import MARKED
@@ -40,7 +40,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "llama4": PYTHONIC,
     "mimo": QWEN3_CODER,
     "minimax-m2": MINIMAX_M2,
-    "mistral": Mistral(),
+    "mistral": MISTRAL,
     "pythonic": PYTHONIC,
     "qwen": HERMES,
     "qwen25": HERMES,

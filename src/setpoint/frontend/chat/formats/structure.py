@@ -50,16 +50,18 @@ def calls_in_section(
     tags: list[Format],
     *,
     section: tuple[str, str],
+    trigger: str = "",
     separator: str,
     required: bool,
     parallel: bool,
 ) -> dict[str, Any]:
-    """As ``calls``, for calls that stand together between the markers of a section."""
+    """As ``calls``, for calls that stand together between the markers of a section. trigger: the
+    beginning of a section, if it is not all that stands before its first call."""
     begin, end = section
     whole = tag(begin, _row(tags, separator=separator, parallel=parallel), end)
     if required:
         return structural_tag(whole)
-    return structural_tag(_triggered([whole], trigger=begin, parallel=parallel))
+    return structural_tag(_triggered([whole], trigger=trigger or begin, parallel=parallel))
 
 
 def _row(tags: list[Format], *, separator: str, parallel: bool) -> Format:

@@ -11,6 +11,7 @@ from typing import Any
 from setpoint.frontend.chat.formats.json_scan import json_text
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS, Markers
 from setpoint.frontend.chat.formats.sections import SectionMachine
+from setpoint.frontend.chat.formats.xml_structure import XmlWriting, xml_structure
 from setpoint.frontend.chat.formats.xml_values import ANY, STRING, argument_types, as_json
 from setpoint.frontend.chat.parser import DeltaParser
 from setpoint.frontend.chat.request import Tool
@@ -48,6 +49,8 @@ class XmlCalls:
     its group "string", if it has one, is "true" for a string and "false" for JSON."""
     framed: bool = False
     """Whether a line end stands before and behind each value."""
+    writing: XmlWriting
+    """How a model writes calls that a structural tag asks for."""
     needs_special_tokens: bool = True
 
     def parser(self, tools: Sequence[Tool]) -> DeltaParser:
@@ -56,7 +59,7 @@ class XmlCalls:
     def structure(
         self, tools: Sequence[Tool], *, required: bool, parallel: bool
     ) -> dict[str, Any] | None:
-        return None
+        return xml_structure(self.writing, tools, required=required, parallel=parallel)
 
 
 class _Parser(SectionMachine):
