@@ -280,16 +280,28 @@ def test_interactive_requests_find_a_slot(serve: Serve, tmp_path: Path) -> None:
     serve(scenario, FakeEngine(step_s=0.001, max_running=16), storage=Storage(tmp_path))
 
 
-def test_an_overloaded_engine_fails_lines_not_the_batch(serve: Serve, tmp_path: Path) -> None:
+def test_what_a_busy_engine_refuses_is_tried_again(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "PATIENCE_S", (0.01, 0.01))
+    tries: dict[str, int] = {}
+
     def refuse(request: Any) -> Finish | None:
-        if request.prompt()[-1] % 2:
+        tries[request.rid] = tries.get(request.rid, 0) + 1
+        if request.prompt()[-1] % 2 and tries[request.rid] < 3:
             return Finish("abort", message="Full.", status_code=503)
-        return None
+        return (
+            Finish("abort", message="Never.", status_code=503) if tries[request.rid] > 5 else None
+        )
 
     async def scenario(server: Any) -> None:
-        file_id = await upload(server, [batches.line(n) for n in range(10)])
-        batch = await ended(server, (await create(server, file_id)).id)
-        assert (batch.request_counts.completed, batch.request_counts.failed) == (5, 5)
+        lines = [batches.line(n, body={"prompt": f"p{n}", "max_tokens": 1}) for n in range(9)]
+        never = batches.line(9, body={"prompt": "p9", "max_tokens": 100})
+        batch = await create(server, await upload(server, [*lines, never]))
+        batch = await ended(server, batch.id)
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (9, 1)
+        (error,) = await lines_of(server, batch.error_file_id)
+        assert (error["custom_id"], error["error"]["code"]) == ("id-9", "status_503")
 
     engine = FakeEngine(eos_ids=frozenset({EOS_ID}), refuse=refuse)
     serve(scenario, engine, storage=Storage(tmp_path))

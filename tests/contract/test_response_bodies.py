@@ -29,7 +29,7 @@ REFUSED = [
         "input[0].content[0]: this model reads text parts only",
     ),
     ({"input": [USER, {"type": "web_search_call", "id": "x"}]}, "input[1].type"),
-    ({"input": [USER, {"type": "item_reference", "id": "x"}]}, "input[1].type"),
+    ({"input": [USER, {"type": "item_reference"}]}, "input[1].id must be a string"),
     ({"input": [USER, {"type": "function_call", "name": "f"}]}, "input[1].call_id is missing"),
     (
         {"input": [USER, {"type": "function_call_output", "call_id": "c", "output": "x"}]},

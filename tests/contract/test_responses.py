@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import openai
@@ -30,6 +31,21 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</to
 ROOM = 4096
 
 
+Connect = Callable[..., openai.OpenAI]
+
+
+@pytest.fixture
+def connect(http_url: Callable[..., str]) -> Iterator[Connect]:
+    """``connect(engine, **config)``: the official client of a fresh application on a real port."""
+    with ExitStack() as stack:
+
+        def client(engine: FakeEngine, **config: Any) -> openai.OpenAI:
+            url = f"{http_url(engine, **config)}/v1"
+            return stack.enter_context(openai.OpenAI(base_url=url, api_key="none", max_retries=0))
+
+        yield client
+
+
 def prompt_of(engine: FakeEngine, index: int = -1) -> str:
     return bytes(token for token in engine.submitted[index].prompt() if token < 256).decode()
 
@@ -42,9 +58,9 @@ def without_ids(value: Any) -> Any:
     return [without_ids(item) for item in value] if isinstance(value, list) else value
 
 
-def test_a_text_answer(http_url: Callable[..., str]) -> None:
+def test_a_text_answer(connect: Connect) -> None:
     engine = says("Grüezi!", context_len=ROOM)
-    client = openai.OpenAI(base_url=f"{http_url(engine)}/v1", api_key="none", max_retries=0)
+    client = connect(engine)
     answer = client.responses.create(
         model="default",
         input="hi",
@@ -74,9 +90,9 @@ def events_of(client: openai.OpenAI, **body: Any) -> list[Any]:
     return list(client.responses.create(model="default", stream=True, **body))
 
 
-def test_the_events_of_a_text(http_url: Callable[..., str]) -> None:
+def test_the_events_of_a_text(connect: Connect) -> None:
     engine = says("Hello", context_len=ROOM)
-    client = openai.OpenAI(base_url=f"{http_url(engine)}/v1", api_key="none", max_retries=0)
+    client = connect(engine)
     events = events_of(client, input="hi")
     assert [event.type for event in events] == [
         "response.created",
@@ -110,11 +126,9 @@ def test_the_events_of_a_text(http_url: Callable[..., str]) -> None:
         "",
     ],
 )
-def test_a_stream_has_what_the_whole_answer_has(http_url: Callable[..., str], text: str) -> None:
+def test_a_stream_has_what_the_whole_answer_has(connect: Connect, text: str) -> None:
     engine = says(text, context_len=ROOM)
-    client = openai.OpenAI(
-        base_url=f"{http_url(engine, **PARSERS)}/v1", api_key="none", max_retries=0
-    )
+    client = connect(engine, **PARSERS)
     body: dict[str, Any] = {"input": "hi", "tools": [WEATHER]}
     whole = client.responses.create(model="default", **body)
     with client.responses.stream(model="default", **body) as stream:
@@ -141,12 +155,10 @@ def test_a_stream_has_what_the_whole_answer_has(http_url: Callable[..., str], te
         assert joined.get(index, "") == said
 
 
-def test_reasoning_text_and_calls(http_url: Callable[..., str]) -> None:
+def test_reasoning_text_and_calls(connect: Connect) -> None:
     text = f"<think>It asks.</think>I look.\n{CALL}"
     engine = says(text, context_len=ROOM)
-    client = openai.OpenAI(
-        base_url=f"{http_url(engine, **PARSERS)}/v1", api_key="none", max_retries=0
-    )
+    client = connect(engine, **PARSERS)
     events = events_of(client, input="hi", tools=[WEATHER])
     names = [event.type.removeprefix("response.") for event in events]
     once = [name for index, name in enumerate(names) if names[index - 1] != name]
@@ -219,6 +231,13 @@ def test_an_agent_goes_on_by_the_id_of_the_last_response(serve: Serve) -> None:
         items = [{"role": "user", "content": "Weather?"}, *first.to_dict()["output"], output]
         await responses.create(model="default", input=items, tools=[WEATHER], store=False)
         assert prompt_of(engine) == prompt
+        references = [{"type": "item_reference", "id": item.id} for item in first.output]
+        items = [{"role": "user", "content": "Weather?"}, *references, output]
+        await responses.create(model="default", input=items, tools=[WEATHER])
+        assert prompt_of(engine) == prompt
+        await responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError, match=r"input\[1\].id: this server keeps no"):
+            await responses.create(model="default", input=items, tools=[WEATHER])
 
     serve(scenario, engine, **PARSERS)
 

@@ -55,8 +55,10 @@ def test_killed_again_and_again_every_request_is_answered_exactly_once(
     rng = random.Random(1)
     batch_id, storage = "", tmp_path / "storage"
     for life in range(4):
-        with running_server(tmp_path / str(life), *options(tiny_model, storage)) as server:
-            client = client_of(server)
+        with (
+            running_server(tmp_path / str(life), *options(tiny_model, storage)) as server,
+            client_of(server) as client,
+        ):
             if not batch_id:
                 batch_id = client.batches.create(
                     input_file_id=upload(client, 1500, max_tokens=8),
@@ -69,8 +71,10 @@ def test_killed_again_and_again_every_request_is_answered_exactly_once(
             server.process.kill()
             server.process.wait()
             server.engine.wait(PATIENCE_S)
-    with running_server(tmp_path / "last", *options(tiny_model, storage)) as server:
-        client = client_of(server)
+    with (
+        running_server(tmp_path / "last", *options(tiny_model, storage)) as server,
+        client_of(server) as client,
+    ):
         wait_until(lambda: client.batches.retrieve(batch_id).status == "completed", every_s=0.2)
         batch = client.batches.retrieve(batch_id)
         assert batch.error_file_id is None
@@ -82,8 +86,10 @@ def test_killed_again_and_again_every_request_is_answered_exactly_once(
 
 
 def test_clients_beside_a_batch(tiny_model: Path, tmp_path: Path) -> None:
-    with running_server(tmp_path / "s", *options(tiny_model, tmp_path / "storage")) as server:
-        client = client_of(server)
+    with (
+        running_server(tmp_path / "s", *options(tiny_model, tmp_path / "storage")) as server,
+        client_of(server) as client,
+    ):
         batch = client.batches.create(
             input_file_id=upload(client, 200, max_tokens=400),
             endpoint="/v1/completions",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from setpoint.batch import record
 from setpoint.batch.entry import BatchError, Entry, Problem
@@ -17,8 +18,7 @@ from setpoint.batch.journal import Journal
 from setpoint.batch.output import Output
 from setpoint.batch.tally import Tally
 from setpoint.core.errors import RequestError, SetpointError
-from setpoint.frontend.apis.openai.replies import Exchange
-from setpoint.frontend.apis.openai.table import openai_apis
+from setpoint.frontend.apis.openai.table import Api, openai_apis
 from setpoint.frontend.feed import EngineView, Gate
 from setpoint.frontend.jobs import Job
 from setpoint.frontend.service import Service
@@ -30,6 +30,8 @@ SYNC_S = 1.0
 computed again."""
 BREATH = 1000
 """Most entries that are handled before the event loop gets its turn."""
+UNAVAILABLE = 503
+"""Status of a request that might be answered at another time, for example when a queue is full."""
 
 
 class BatchRun:
@@ -43,9 +45,11 @@ class BatchRun:
         digest: str,
         endpoint: str | None = None,
         make_gate: Callable[[EngineView], Gate] = Gate,
+        patience_s: Sequence[float] = (),
     ) -> None:
         """endpoint: the one route that the requests may name; None: any. make_gate: makes what
-        decides how many requests may be open."""
+        decides how many requests may be open. patience_s: seconds before each further try of a
+        request that the engine has refused with 503."""
         self._journal = journal
         self._output = output
         self._tally = tally
@@ -54,6 +58,7 @@ class BatchRun:
             route: api for route, api in openai_apis(service).items() if endpoint in (None, route)
         }
         self.view = EngineView(service.engine)
+        self._patience_s = patience_s
         self._gate = make_gate(self.view)
         self._tasks: set[asyncio.Task[None]] = set()
         self._jobs: set[Job] = set()
@@ -130,68 +135,50 @@ class BatchRun:
         self._gate.changed.set()
 
     async def _answer(self, entry: Entry) -> None:
-        num_seqs = 1
         try:
-            exchange = await self._open(entry)
-            if exchange is None:
-                return
-            self._gate.opened(len(exchange.job.outputs) - 1, 0)
-            num_seqs = len(exchange.job.outputs)
-            with exchange.job:
-                self._jobs.add(exchange.job)
-                try:
-                    reply = exchange.reply(await exchange.job.wait())
-                finally:
-                    self._jobs.discard(exchange.job)
-            usage = reply.get("usage") or {}
-            # The second names are those of /v1/responses.
-            self._tally.prompt_tokens += usage.get("prompt_tokens", usage.get("input_tokens", 0))
-            self._tally.output_tokens += usage.get(
-                "completion_tokens", usage.get("output_tokens", 0)
-            )
-            self._put(entry, record.answered(self._digest, entry, reply))
-        except RequestError as error:
-            self._put(
-                entry,
-                record.refused(
-                    self._digest,
-                    entry,
-                    error.message,
-                    status_code=error.status_code,
-                    err_type=error.err_type,
-                ),
-            )
-        except SetpointError:
-            raise
-        except Exception:
-            # As in the server, a bug that one request triggers must not keep the others from their
-            # answers.
-            logger.exception("An internal error occurred at line %d.", entry.number)
-            message = "Internal error; the log has the details."
-            self._put(
-                entry,
-                record.refused(
-                    self._digest, entry, message, status_code=500, err_type="InternalServerError"
-                ),
-            )
+            self._put(entry, await self._record(entry))
         finally:
-            self._gate.closed(num_seqs, entry.num_bytes)
+            self._gate.closed(1, entry.num_bytes)
 
-    async def _open(self, entry: Entry) -> Exchange | None:
-        """Make the entry's request without submitting it; None if the entry has failed already.
-        Raises RequestError."""
+    async def _record(self, entry: Entry) -> record.Record:
+        """The record of an entry's answer, or of why it has none. Raises SetpointError if the run
+        cannot go on."""
         api = self._apis.get(entry.url)
         if api is None:
             known = ", ".join(self._apis)
-            self._put(
-                entry,
-                record.failed(
-                    self._digest,
-                    entry,
-                    Problem("unknown_url", f"url must be one of {known}; got {entry.url!r}."),
-                ),
-            )
-            return None
+            message = f"url must be one of {known}; got {entry.url!r}."
+            return record.failed(self._digest, entry, Problem("unknown_url", message))
+        patience = iter(self._patience_s)
+        while True:
+            try:
+                return record.answered(self._digest, entry, await self._reply(api, entry))
+            except RequestError as error:
+                wait_s = next(patience, None) if error.status_code == UNAVAILABLE else None
+                if wait_s is None:
+                    return self._refused(
+                        entry, error.message, status_code=error.status_code, err_type=error.err_type
+                    )
+            except SetpointError:
+                raise
+            except Exception:
+                # As in the server, a bug that one request triggers must not keep the others from
+                # their answers.
+                logger.exception("An internal error occurred at line %d.", entry.number)
+                message = "Internal error; the log has the details."
+                return self._refused(
+                    entry, message, status_code=500, err_type="InternalServerError"
+                )
+            await asyncio.sleep(wait_s)
+
+    def _refused(
+        self, entry: Entry, message: str, *, status_code: int, err_type: str
+    ) -> record.Record:
+        return record.refused(
+            self._digest, entry, message, status_code=status_code, err_type=err_type
+        )
+
+    async def _reply(self, api: Api, entry: Entry) -> dict[str, Any]:
+        """The reply to an entry's request. Raises RequestError, EngineDeadError."""
         assert entry.body is not None
         # The line number, for the engine's log and for the suspects after a crash.
         rid = record.record_id(self._digest, entry.number)
@@ -200,7 +187,20 @@ class BatchRun:
             raise RequestError(
                 "stream must not be true in a batch, which writes only complete answers."
             )
-        return exchange
+        num_more = len(exchange.job.outputs) - 1
+        self._gate.opened(num_more, 0)
+        try:
+            with exchange.job:
+                self._jobs.add(exchange.job)
+                reply = exchange.reply(await exchange.job.wait())
+        finally:
+            self._jobs.discard(exchange.job)
+            self._gate.closed(num_more, 0)
+        usage = reply.get("usage") or {}
+        # The second names are those of /v1/responses.
+        self._tally.prompt_tokens += usage.get("prompt_tokens", usage.get("input_tokens", 0))
+        self._tally.output_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
+        return reply
 
     def _put(self, entry: Entry, made: record.Record) -> None:
         self._output.put(entry.number, record.encode(made))

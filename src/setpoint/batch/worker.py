@@ -35,6 +35,8 @@ IDLE_S = 60.0
 """Seconds between two looks for expired files while no batch runs."""
 RETRY_S = 5.0
 """Seconds before a batch goes on that a dead engine or a full disk has interrupted."""
+PATIENCE_S = (1.0, 4.0, 16.0, 64.0)
+"""Seconds before each further try of a request that a busy engine has refused."""
 OUTPUT_PURPOSE = "batch_output"
 _CHUNK_BYTES = 1 << 18
 """Bytes that are worked on before the event loop gets its turn."""
@@ -108,6 +110,7 @@ class BatchWorker:
                 digest=survey.digest,
                 endpoint=batch.endpoint,
                 make_gate=BackgroundGate,
+                patience_s=PATIENCE_S,
             )
             watching = asyncio.create_task(self._watch(batch_id, tally, stop))
             try:

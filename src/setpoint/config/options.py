@@ -99,6 +99,14 @@ class Options(ObservabilityOptions, frozen=True, kw_only=True):
             no_effect="--enable-metrics always collects them",
         ),
     ] = False
+    enable_response_store: Annotated[
+        bool,
+        Option(
+            COMPATIBILITY,
+            "Keep the responses of /v1/responses for previous_response_id.",
+            no_effect="responses are always kept, within limits (docs/responses.md)",
+        ),
+    ] = False
     trust_remote_code: Annotated[
         bool,
         Option(

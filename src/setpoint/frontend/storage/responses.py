@@ -45,6 +45,8 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, tuple[KeptResponse, int]] = OrderedDict()
         """Id -> response and its bytes, the least recently used first."""
+        self._items: dict[str, str] = {}
+        """Id of each output item -> id of its response."""
         self._num_bytes = 0
         self._lock = threading.Lock()
 
@@ -56,6 +58,7 @@ class ResponseStore:
             self._drop(own_id)
             self._kept[own_id] = kept, num_bytes
             self._num_bytes += num_bytes
+            self._items.update({item["id"]: own_id for item in kept.response["output"]})
             ended = (key for key, (each, _) in self._kept.items() if each.cancel is None)
             while len(self._kept) > self._max_responses or self._num_bytes > self._max_bytes:
                 oldest = next(ended, None)
@@ -79,6 +82,16 @@ class ResponseStore:
             self._kept.move_to_end(response_id)
             return found[0]
 
+    def item(self, item_id: str) -> Item | None:
+        """An output item of a response that is kept."""
+        with self._lock:
+            response_id = self._items.get(item_id)
+            if response_id is None:
+                return None
+            self._kept.move_to_end(response_id)
+            output: list[Item] = self._kept[response_id][0].response["output"]
+        return next(item for item in output if item["id"] == item_id)
+
     def delete(self, response_id: str) -> KeptResponse:
         """Raises RequestError (404)."""
         kept = self.get(response_id)
@@ -92,4 +105,7 @@ class ResponseStore:
     def _drop(self, response_id: str) -> None:
         dropped = self._kept.pop(response_id, None)
         if dropped is not None:
-            self._num_bytes -= dropped[1]
+            kept, num_bytes = dropped
+            self._num_bytes -= num_bytes
+            for item in kept.response["output"]:
+                del self._items[item["id"]]

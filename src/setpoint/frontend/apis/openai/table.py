@@ -36,6 +36,7 @@ def chunk_apis(service: Service) -> dict[str, Api]:
 
 
 def openai_apis(service: Service) -> dict[str, Api]:
-    """All APIs, as route -> API."""
-    responses = ResponsesApi(service)
+    """All APIs as batches use them, as route -> API. A batch's responses are in its output; if they
+    were kept as well, those of clients would have to go."""
+    responses = ResponsesApi(service, keeps=False)
     return {**chunk_apis(service), responses.route: responses}

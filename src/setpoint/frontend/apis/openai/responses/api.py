@@ -33,8 +33,10 @@ class ResponsesApi:
     route = ROUTE
     body: type[msgspec.Struct] = ResponsesBody
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, *, keeps: bool = True) -> None:
+        """keeps: whether responses are kept for later requests, if the client wants that."""
         self._service = service
+        self._keeps = keeps
         self._store = service.responses
         self._chat = Chat(service)
 
@@ -46,7 +48,7 @@ class ResponsesApi:
             raw, ResponsesBody, route=ROUTE, unsupported=UNSUPPORTED
         )
         body.check()
-        inputs, earlier = items_of(body.input), self._earlier(body)
+        inputs, earlier = items_of(body.input, self._store.item), self._earlier(body)
         sampling = body.sampling(config.sampling_defaults)
         messages = messages_of(body.instructions, earlier, inputs)
         own_id = f"resp_{new_rid()}"
@@ -68,6 +70,7 @@ class ResponsesApi:
             head,
             prepared.make_parser,
             self._store,
+            is_kept=self._keeps and body.store is not False,
             inputs=inputs,
             earlier=earlier,
         )
@@ -78,7 +81,9 @@ class ResponsesApi:
             raw, InputBody, route=COUNT_ROUTE, unsupported=UNSUPPORTED
         )
         body.check()
-        messages = messages_of(body.instructions, self._earlier(body), items_of(body.input))
+        messages = messages_of(
+            body.instructions, self._earlier(body), items_of(body.input, self._store.item)
+        )
         request = chat_request(body, messages, SamplingParams(), Options())
         ids = await self._chat.prompt_ids(request)
         told = {"warnings": warnings} if warnings else {}
@@ -93,8 +98,7 @@ class ResponsesApi:
 
 
 class ResponseExchange:
-    """Implements ``replies.Exchange``. Its response is kept when it is whole, unless the client
-    does not want that."""
+    """Implements ``replies.Exchange``."""
 
     def __init__(
         self,
@@ -104,13 +108,15 @@ class ResponseExchange:
         make_parser: MakeParser,
         store: ResponseStore,
         *,
+        is_kept: bool,
         inputs: Sequence[Item],
         earlier: Sequence[Item],
     ) -> None:
+        """is_kept: whether ``store`` gets the response when it is whole."""
         self.job = job
         self.is_stream = bool(body.stream)
         self.is_background = bool(body.background)
-        self._is_kept = body.store is not False
+        self._is_kept = is_kept
         self._head = head
         self._parser = make_parser()
         self._output = OutputEvents()

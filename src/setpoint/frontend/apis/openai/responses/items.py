@@ -3,7 +3,7 @@ are kept and listed, and the items of a whole conversation become the messages o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -71,25 +71,28 @@ def new_item_id(kind: str) -> str:
     return f"{_PREFIXES[kind]}{new_rid()}"
 
 
-def items_of(given: str | Sequence[Any]) -> list[dict[str, Any]]:
-    """The ``input`` of a request as items with a type and an id. Raises RequestError (400) that
-    names the item and its field."""
+def items_of(given: str | Sequence[Any], find: Callable[[str], Item | None]) -> list[Item]:
+    """The ``input`` of a request as items with a type and an id. find: gives the item that an
+    ``item_reference`` names. Raises RequestError that names the item and its field: 400, or 404 for
+    a reference to nothing."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
         raise RequestError("input must not be empty.")
-    return [_item(raw, f"input[{index}]") for index, raw in enumerate(given)]
+    return [_item(raw, f"input[{index}]", find) for index, raw in enumerate(given)]
 
 
-def _item(raw: Any, where: str) -> dict[str, Any]:
+def _item(raw: Any, where: str, find: Callable[[str], Item | None]) -> Item:
     if not isinstance(raw, Mapping):
         raise RequestError(f"{where} must be an object, got {kind_of(raw)}.")
     kind = raw.get("type") or ("message" if "role" in raw else None)
+    if kind == "item_reference":
+        return _referred(raw.get("id"), where, find)
     if not isinstance(kind, str) or kind not in _KINDS:
         got = repr(shown(kind, 64)) if isinstance(kind, str) else kind_of(kind)
         raise RequestError(
-            f"{where}.type must be one of {', '.join(_KINDS)}, got {got}. This server runs no tools"
-            " itself and reads text only."
+            f"{where}.type must be one of {', '.join(_KINDS)}, item_reference; got {got}. This"
+            " server runs no tools itself and reads text only."
         )
     try:
         checked = msgspec.convert(raw, _KINDS[kind])
@@ -105,6 +108,20 @@ def _item(raw: Any, where: str) -> dict[str, Any]:
     elif isinstance(checked, _Reasoning):
         _text_of(checked.summary, f"{where}.summary")
         _text_of(checked.content or [], f"{where}.content")
+    return item
+
+
+def _referred(item_id: Any, where: str, find: Callable[[str], Item | None]) -> Item:
+    if not isinstance(item_id, str):
+        raise RequestError(f"{where}.id must be a string, got {kind_of(item_id)}.")
+    item = find(item_id)
+    if item is None:
+        raise RequestError(
+            f"{where}.id: this server keeps no response with an output item"
+            f" {shown(item_id, 64)!r}. Send the item itself.",
+            status_code=404,
+            err_type="invalid_request_error",
+        )
     return item
 
 
