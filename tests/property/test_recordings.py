@@ -147,6 +147,7 @@ requests = st.fixed_dictionaries(
         "stream": st.booleans(),
         "return_logprob": st.booleans(),
         "logprob_start_len": st.sampled_from([-1, 0, 3]),
+        "return_hidden_states": st.sampled_from([False, False, True]),
         "namespace": st.sampled_from(["", "a"]),
         "priority": st.sampled_from([None, 0, 9]),
         "routing_key": st.sampled_from(["", "k", "l"]),

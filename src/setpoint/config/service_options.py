@@ -266,6 +266,14 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
             SERVING, "Report cached prompt tokens in usage.prompt_tokens_details of OpenAI answers."
         ),
     ] = False
+    enable_return_hidden_states: Annotated[
+        bool,
+        Option(
+            SERVING,
+            "Let requests ask for the hidden states of their tokens (return_hidden_states).",
+            server_only=True,
+        ),
+    ] = False
     allow_auto_truncate: Annotated[
         bool, Option(SERVING, "Cut a prompt that is too long instead of refusing it.")
     ] = False

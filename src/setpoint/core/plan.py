@@ -66,6 +66,7 @@ class Admit:
     -1: none is wanted."""
     top_logprobs_num: int = 0
     token_ids_logprob: tuple[int, ...] = ()
+    return_hidden_states: bool = False
     pooling: PoolingKind | None = None
     """Set for an embedding: the step that computes the last of ``ids`` brings back the sequence's
     embedding. For "mean", rows of this admission must compute every one of ``ids``."""

@@ -74,6 +74,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pooling: PoolingKind | None = None
     """Set when an embedding is wanted instead of text. ``sampling.max_new_tokens`` is 0 then, and
     the step that computes the last prompt token ends the request."""
+    return_hidden_states: bool = False
+    """Bring the hidden state of every token that is computed, the prompt's included. No beginning
+    of the prompt is taken from the cache then, because its hidden states are not kept."""
     constrain_after: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_CONSTRAIN_AFTER)] = ()
     """Token ids, in a row, after whose first occurrence in the outputs the constraint of
     ``sampling`` begins (the end of the reasoning); empty: it holds from the first output."""

@@ -48,6 +48,16 @@ class PositionLogprobs:
 
 
 @dataclass(slots=True, frozen=True)
+class HiddenStates:
+    """Hidden states of consecutive positions of one sequence, behind the last norm."""
+
+    start: int
+    """The first position."""
+    values: Floats
+    """[positions, hidden size]."""
+
+
+@dataclass(slots=True, frozen=True)
 class StepResult:
     """The sampling rows of a plan, in the plan's row order, with the tokens sampled for them.
 
@@ -72,6 +82,8 @@ class StepResult:
     embeddings: Mapping[int, Floats] = field(default_factory=dict)
     """seq_id -> [hidden size], not normalised, for pooled sequences whose last prompt token this
     step computed."""
+    hidden_states: Mapping[int, HiddenStates] = field(default_factory=dict)
+    """seq_id -> those of its row's tokens, for sequences admitted with return_hidden_states."""
     failures: Mapping[int, str] = field(default_factory=dict)
     """seq_id -> the reason, for sequences of the plan that failed alone. Their ids and logprobs are
     meaningless."""

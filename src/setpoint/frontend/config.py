@@ -43,6 +43,8 @@ class FrontendConfig:
     """Seed of the generator that draws a seed for every request without one."""
     pooling: Pooling | None = None
     """If set, the server embeds and does not generate."""
+    hidden_size: int | None = None
+    """Length of a hidden state; None: clients get none."""
     api_key: str | None = None
     admin_api_key: str | None = None
     """Key of the routes that change the server; None: ``api_key`` is theirs too."""

@@ -53,6 +53,7 @@ class Options:
     priority: int | None = None
     routing_key: str = ""
     constrain_after: tuple[int, ...] = ()
+    return_hidden_states: bool = False
 
 
 def new_rid() -> str:
@@ -184,6 +185,7 @@ class Intake:
                 priority=options.priority,
                 routing_key=options.routing_key,
                 constrain_after=options.constrain_after,
+                return_hidden_states=options.return_hidden_states,
             )
             for index in range(sampling.n)
         ]

@@ -55,6 +55,8 @@ class SequenceOutput:
         self.logprobs: list[LogprobBlock] = []
         """Logprob blocks that cover ``output_ids`` in order, if asked for."""
         self.prompt_logprobs: LogprobBlock | None = None
+        self.hidden_states: list[bytes] = []
+        """Hidden states in the form of TokenEvent, if asked for."""
         self.embedding = b""
         """The vector of a pooled request, in the form of TokenEvent."""
         self.headers = came.headers
@@ -85,10 +87,12 @@ class SequenceOutput:
         return self.request.rid
 
     @property
-    def num_logprobs(self) -> int:
-        """Number of logprobs received, of prompt and outputs."""
-        return sum(map(_size, self.logprobs)) + (
-            0 if self.prompt_logprobs is None else _size(self.prompt_logprobs)
+    def num_numbers(self) -> int:
+        """How many logprobs and numbers of hidden states were received."""
+        return (
+            sum(map(_size, self.logprobs))
+            + (0 if self.prompt_logprobs is None else _size(self.prompt_logprobs))
+            + sum(map(len, self.hidden_states)) // 4
         )
 
     @property
@@ -116,6 +120,8 @@ class SequenceOutput:
         self.timing = event.timing or self.timing
         self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
         self.embedding = event.embedding
+        if event.hidden_states:
+            self.hidden_states.append(event.hidden_states)
         self.output_ids += event.ids[:num_kept]
         block = event.output_logprobs
         if block is not None and dropped:

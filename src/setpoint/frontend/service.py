@@ -18,6 +18,7 @@ from setpoint.frontend.bodies import parse
 from setpoint.frontend.book import RequestBook
 from setpoint.frontend.checkpoints import Checkpoints, NoCheckpoints
 from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.hidden_states import check_hidden_states
 from setpoint.frontend.intake import Intake, Options, new_rid
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.line import EngineLine
@@ -84,6 +85,7 @@ class Service:
         that the one request is. Raises RequestError (400) if together they ask for too much.
         """
         self.intake.check_logprobs(requests)
+        check_hidden_states(requests, self.config)
         metrics = None if self.metrics is None else self.metrics.requests
         make = partial(Job, self.engine, self.text.tokenizer, requests, metrics=metrics)
         is_logged = not no_logs and self._log.received(requests, received, api)

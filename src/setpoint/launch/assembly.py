@@ -49,6 +49,7 @@ def make_service(
         vocab_size=spec.vocab_size,
         random_seed=config.random_seed,
         api_key=options.api_key,
+        hidden_size=spec.hidden_size if options.enable_return_hidden_states else None,
         admin_api_key=options.admin_api_key,
         max_body_bytes=config.max_body_bytes,
         allow_auto_truncate=options.allow_auto_truncate,

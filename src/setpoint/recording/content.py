@@ -221,6 +221,7 @@ class Withheld:
             routing_key=self.name(request.routing_key),
             pooling=request.pooling,
             seed=request.seed,
+            return_hidden_states=request.return_hidden_states,
         )
 
     def planned(self, plan: StepPlan) -> None:

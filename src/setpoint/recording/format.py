@@ -90,6 +90,7 @@ class KeptArrival(msgspec.Struct, frozen=True, array_like=True, tag="A"):
     routing_key: str
     pooling: PoolingKind | None
     seed: int
+    return_hidden_states: bool = False
 
 
 class KeptResult(msgspec.Struct, frozen=True, array_like=True, tag="R"):

@@ -148,6 +148,7 @@ def request_of(arrival: KeptArrival, outline: Outline, ids: SurrogateIds) -> Req
         priority=arrival.priority,
         routing_key=arrival.routing_key,
         pooling=arrival.pooling,
+        return_hidden_states=arrival.return_hidden_states,
     )
 
 

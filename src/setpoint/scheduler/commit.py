@@ -72,6 +72,7 @@ class Committer:
         not sent any more."""
         seq.num_sent = len(seq.outputs)
         seq.output_logprobs, seq.prompt_logprobs, seq.embedding = [], [], b""
+        seq.hidden_states = []
         if seq.finish is None:
             return self._state.end(seq, failed(why))
         seq.finish = failed(why)
@@ -101,6 +102,8 @@ class Committer:
             seq.first_token_at = self._state.now
         if seq.request.return_logprob:
             _keep_logprobs(seq, result, len(seq.outputs) - before)
+        if seq.request.return_hidden_states:
+            _keep_hidden_states(seq, result)
         if finish is GRAMMAR_ENDED:
             return self._end_by_grammar(seq, finish, discards=False)
         if finish is not None:
@@ -182,6 +185,18 @@ def _keep_logprobs(seq: Sequence, result: StepResult, num_committed: int) -> Non
     if seq.seq_id in result.output_logprobs and num_committed:
         positions = result.output_logprobs[seq.seq_id].first(num_committed)
         seq.output_logprobs.append(logprob_block(positions))
+
+
+def _keep_hidden_states(seq: Sequence, result: StepResult) -> None:
+    """Keep the hidden states of positions that were not brought before: a retracted sequence is
+    computed again."""
+    found = result.hidden_states.get(seq.seq_id)
+    if found is None:
+        return
+    new = found.values[max(seq.num_hidden_states - found.start, 0) :]
+    if len(new):
+        seq.hidden_states.append(new.astype("<f4", copy=False).tobytes())
+        seq.num_hidden_states += len(new)
 
 
 def _end_of_prompt(seq: Sequence, result: StepResult) -> Finish | None:

@@ -66,10 +66,13 @@ def token_event(seq: Sequence, now: float) -> TokenEvent:
         output_logprobs=_joined(seq.output_logprobs) if seq.output_logprobs else None,
         prompt_logprobs=_joined(seq.prompt_logprobs) if seq.prompt_logprobs else None,
         embedding=seq.embedding,
+        hidden_states=b"".join(seq.hidden_states) if seq.hidden_states else b"",
         timing=_timing(seq, now) if is_first else None,
     )
     if seq.request.return_logprob:
         seq.output_logprobs, seq.prompt_logprobs = [], []
+    if seq.hidden_states:
+        seq.hidden_states = []
     return event
 
 

@@ -311,10 +311,12 @@ class PrefillPlanner:
 
 def _match_limit(seq: Sequence, num_ids: int) -> int:
     """How many tokens may be matched in the cache. The last token is always computed, for its
-    logits or hidden state; so is every prompt position whose logprob is wanted, and the whole
-    prompt for a mean over it."""
+    logits or hidden state; so is every position whose logprob or hidden state is still wanted, and
+    the whole prompt for a mean over it."""
     if seq.request.pooling == "mean":
         return 0
+    if seq.request.return_hidden_states:
+        return min(num_ids - 1, seq.num_hidden_states)
     if _wants_prompt_logprobs(seq):
         return min(num_ids - 1, seq.request.logprob_start_len)
     return num_ids - 1
@@ -339,5 +341,6 @@ def _admission(seq: Sequence) -> Admit:
         logprob_start=request.logprob_start_len + 1 if _wants_prompt_logprobs(seq) else -1,
         top_logprobs_num=request.top_logprobs_num,
         token_ids_logprob=request.token_ids_logprob,
+        return_hidden_states=request.return_hidden_states,
         pooling=request.pooling,
     )

@@ -91,6 +91,10 @@ class Sequence:
     output_logprobs: list[LogprobBlock] = field(default_factory=list)
     """Logprobs not sent yet."""
     prompt_logprobs: list[LogprobBlock] = field(default_factory=list)
+    hidden_states: list[bytes] = field(default_factory=list)
+    """Hidden states not sent yet, float32."""
+    num_hidden_states: int = 0
+    """Positions whose hidden states were brought, if asked for; written at the commit."""
     embedding: bytes = b""
     """The vector of a pooled request, float32; set by its last step."""
     finish: Finish | None = None

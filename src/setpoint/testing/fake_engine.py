@@ -216,6 +216,7 @@ class FakeEngine:
             timing=Timing(0.25, 0.5) if first == 0 else None,
             output_logprobs=_block(request, ids) if request.return_logprob else None,
             prompt_logprobs=_prompt_block(request) if first == 0 else None,
+            hidden_states=_hidden_states(request, ids, first),
             embedding=(
                 self._embedding(request) if finish is not None and finish.type == "length" else b""
             ),
@@ -245,6 +246,17 @@ class FakeEngine:
         ):
             return Finish("stop", matched=ids[-1])
         return Finish("length", length=limit) if num_outputs >= limit else None
+
+
+def _hidden_states(request: Request, ids: Sequence[int], num_before: int) -> bytes:
+    """Those of the tokens that were computed for an event: the prompt, if it is the first, and
+    each new token's predecessor. A hidden state is EMBEDDING_SIZE times its place in the answer, 0
+    for the prompt."""
+    if not request.return_hidden_states:
+        return b""
+    prompt = [0] * len(request.prompt()) if num_before == 0 else []
+    places = range(max(num_before, 1), num_before + len(ids))
+    return np.repeat(np.array([*prompt, *places], "<f4"), EMBEDDING_SIZE).tobytes()
 
 
 def _block(request: Request, ids: Sequence[int]) -> LogprobBlock:

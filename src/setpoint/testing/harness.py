@@ -118,6 +118,8 @@ class Outcome:
     num_retractions: int = 0
     num_events: int = 0
     embedding: bytes = b""
+    hidden_states: list[float] = field(default_factory=list)
+    """Flat, in order of arrival."""
     logprob_ids: list[int] = field(default_factory=list)
     """The token of each output position whose logprob came."""
     top_logprobs: list[list[float]] = field(default_factory=list)
@@ -283,6 +285,7 @@ class Harness:
                 outcome.num_retractions = event.num_retractions
                 outcome.num_events += 1
                 outcome.embedding = event.embedding
+                outcome.hidden_states += np.frombuffer(event.hidden_states, "<f4").tolist()
                 if event.output_logprobs is not None:
                     outcome.logprob_ids += event.output_logprobs.ids
                     outcome.top_logprobs += event.output_logprobs.top_values

@@ -19,7 +19,7 @@ from setpoint.core.failures import failure
 from setpoint.core.pagerows import PageRow
 from setpoint.core.plan import OWN_LENGTH, Admit, StepPlan, TokenMasks
 from setpoint.core.request import Ids
-from setpoint.core.result import Floats, PositionLogprobs, StepResult
+from setpoint.core.result import Floats, HiddenStates, PositionLogprobs, StepResult
 
 NextToken = Callable[[Ids], int]
 """History (prompt and outputs so far) -> next token."""
@@ -60,9 +60,11 @@ class ScriptedStep:
         plan: StepPlan,
         histories: list[tuple[int, Ids, int]],
         embeddings: dict[int, Floats],
+        hidden_states: dict[int, HiddenStates],
         failures: dict[int, str],
     ) -> None:
         self._embeddings = embeddings
+        self._hidden_states = hidden_states
         self._failures = failures
         self._executor = executor
         self._plan = plan
@@ -114,6 +116,7 @@ class ScriptedStep:
                 if slot in self._executor.with_logprobs
             },
             embeddings=self._embeddings,
+            hidden_states=self._hidden_states,
             failures=self._failures,
         )
 
@@ -152,6 +155,9 @@ class ScriptedExecutor:
         self._table: dict[int, dict[int, list[int]]] = {}
         """Slot -> index -> page row."""
         self._sums: dict[int, list[int]] = {}
+        self.with_hidden_states: set[int] = set()
+        """Slots whose hidden states are wanted; that of a token at a position is (position,
+        token)."""
         self._pooled: dict[int, tuple[Admit, list[int]]] = {}
         """Slot -> its pooled admission, and the tokens that rows of it have computed."""
 
@@ -186,6 +192,11 @@ class ScriptedExecutor:
             self._write(slot, start, end, most - 1)  # every row writes before any row reads
         histories = []
         embeddings = {}
+        hidden_states = {
+            seq_id: HiddenStates(start, self._hidden_states(slot, start, end))
+            for (slot, start, end), seq_id in zip(spans, rows.seq_ids.tolist(), strict=True)
+            if slot in self.with_hidden_states
+        }
         for (slot, start, end), most in zip(spans, num_samples, strict=True):
             history = self._read(slot, start, end)
             if slot in self._pooled:
@@ -196,7 +207,7 @@ class ScriptedExecutor:
             if most:
                 assert end == len(self._ids[slot]), "a row samples before its last known token"
                 histories.append((slot, history, most))
-        return ScriptedStep(self, plan, histories, embeddings, failures)
+        return ScriptedStep(self, plan, histories, embeddings, hidden_states, failures)
 
     def idle(self) -> bool:
         return False
@@ -217,10 +228,17 @@ class ScriptedExecutor:
         self.with_logprobs.discard(admit.slot)
         if admit.return_logprob:
             self.with_logprobs.add(admit.slot)
+        self.with_hidden_states.discard(admit.slot)
+        if admit.return_hidden_states:
+            self.with_hidden_states.add(admit.slot)
         self._sums[admit.slot] = []
         self._pooled.pop(admit.slot, None)
         if admit.pooling is not None:
             self._pooled[admit.slot] = admit, []
+
+    def _hidden_states(self, slot: int, start: int, end: int) -> Floats:
+        pairs = enumerate(self._ids[slot][start:end], start)
+        return np.array(list(pairs), np.float32).reshape(end - start, 2)
 
     def _pool(self, slot: int, start: int, end: int, history: Ids) -> dict[int, Floats]:
         """The "embedding": (length, next token) of the history, or for a mean of the tokens that

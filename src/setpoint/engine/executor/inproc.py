@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from setpoint.core.plan import StepPlan, TokenMasks
-from setpoint.core.result import EAGER, PositionLogprobs, StepResult, one_each
+from setpoint.core.result import EAGER, HiddenStates, PositionLogprobs, StepResult, one_each
 from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.kernels.device import Mark, marker, seconds_between, to_host, wait
 from setpoint.engine.runner.model_runner import Forward, ModelRunner
@@ -69,6 +69,10 @@ class InprocStep:
         }
         pooled = self.forward.pooled
         self.embeddings = None if pooled is None else to_host(pooled.vectors)
+        self.hidden_states = {
+            seq_id: (start, to_host(states))
+            for seq_id, (start, states) in self.forward.hidden_states.items()
+        }
         self.sample_done = self.mark()
 
     def result(self) -> StepResult:
@@ -95,6 +99,10 @@ class InprocStep:
                 if self.embeddings is None
                 else dict(zip(self.forward.pooled.seq_ids, self.embeddings.numpy(), strict=True))
             ),
+            hidden_states={
+                seq_id: HiddenStates(start, states.numpy())
+                for seq_id, (start, states) in self.hidden_states.items()
+            },
             failures=self.forward.failures,
             forward_s=seconds_between(self.begin, self.forward_done),
             sample_s=seconds_between(self.sample_begin, self.sample_done),

@@ -32,6 +32,7 @@ from setpoint.engine.runner.batch import ForwardBatch, build_batch
 from setpoint.engine.runner.claim_ahead import ClaimAhead
 from setpoint.engine.runner.footprint import activation_bytes
 from setpoint.engine.runner.forward_pass import Answer, ForwardPass
+from setpoint.engine.runner.hidden_states import HiddenStateTaker
 from setpoint.engine.runner.kv_pool import KVPool
 from setpoint.engine.runner.pooling import Pooled, Pooler
 from setpoint.engine.runner.rows import SlotTable
@@ -76,6 +77,8 @@ class Forward:
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """Keyed by row index."""
     pooled: Pooled | None = None
+    hidden_states: dict[int, tuple[int, torch.Tensor]] = field(default_factory=dict)
+    """As ``HiddenStateTaker.take`` returns them."""
     way: Way | None = None
     """The way that ran; None for a plan without rows."""
     failures: dict[int, str] = field(default_factory=dict)
@@ -140,6 +143,7 @@ class ModelRunner:
             num_groups=len(layout.groups),
         )
         self.pooler = Pooler()
+        self.hidden_states = HiddenStateTaker()
         self._assemble()
 
     def _assemble(self) -> None:
@@ -224,8 +228,9 @@ class ModelRunner:
         instead of the runner's own; one of them must take the batch."""
         self.slots.release(plan.releases)
         failures = self.slots.admit(plan.admits)
-        self.pooler.release(plan.releases)
-        self.pooler.admit(plan.admits)
+        for taker in (self.pooler, self.hidden_states):
+            taker.release(plan.releases)
+            taker.admit(plan.admits)
         self.slots.map_pages(plan.pages)
         self.claim_ahead.hand_out(plan.pages.pages)
         if not len(plan.rows):
@@ -246,7 +251,8 @@ class ModelRunner:
             if num_sampling and answer is None
             else None
         )
-        return Forward(plan, batch, answer, sampling, prompt, pooled, ran.way, failures)
+        taken = self.hidden_states.take(plan.rows, batch, hidden)
+        return Forward(plan, batch, answer, sampling, prompt, pooled, taken, ran.way, failures)
 
     def prefer(self, way: Way) -> None:
         """Ask this way first from now on, until ``allocate`` is called again."""

@@ -21,9 +21,9 @@ T = TypeVar("T")
 _INLINE_BYTES = 1 << 16
 """Longest body that is processed on the event loop itself; takes some milliseconds."""
 
-_INLINE_LOGPROBS = 1 << 13
-"""Most logprobs of an answer that is made on the event loop itself; takes about ten
-milliseconds."""
+_INLINE_NUMBERS = 1 << 13
+"""Most logprobs and other numbers of an answer that is made on the event loop itself; takes about
+ten milliseconds."""
 
 
 class BodyReader:
@@ -65,9 +65,9 @@ class BodyReader:
         )
 
     async def answer(self, outputs: Sequence[SequenceOutput], make: Callable[[], T]) -> T:
-        """The result of ``make``, which runs in the thread if ``outputs`` have many logprobs: each
-        becomes objects and text."""
-        if sum(output.num_logprobs for output in outputs) <= _INLINE_LOGPROBS:
+        """The result of ``make``, which runs in the thread if ``outputs`` have many numbers: each
+        becomes an object and text."""
+        if sum(output.num_numbers for output in outputs) <= _INLINE_NUMBERS:
             return make()
         return await asyncio.get_running_loop().run_in_executor(self._thread, make)
 

@@ -22,6 +22,7 @@ from setpoint.frontend.apis.sglang.protocol import (
 )
 from setpoint.frontend.chat.thinking import Reasoning
 from setpoint.frontend.embedding import check_dimensions, vector_of
+from setpoint.frontend.hidden_states import hidden_states
 from setpoint.frontend.intake import MAX_SEQUENCES, Options, check_key, namespace
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.service import Service
@@ -209,6 +210,10 @@ class NativeApi:
             meta["e2e_latency"] = output.e2e_s
             if self._service.metrics is not None:
                 meta |= timings_of(output)
+            if output.request.return_hidden_states:
+                size = self._service.config.hidden_size
+                assert size is not None, "checked before the request ran"
+                meta["hidden_states"] = hidden_states(output, size)
         if prepared.warnings:
             meta["warnings"] = prepared.warnings
         return meta

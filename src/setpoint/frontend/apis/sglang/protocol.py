@@ -28,7 +28,6 @@ UNSUPPORTED = (
     ),
     *(
         "custom_logit_processor",
-        "return_hidden_states",
         "return_routed_experts",
         "return_prompt_token_ids",
         "bootstrap_host",
@@ -60,6 +59,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     no_logs: bool = False
+    return_hidden_states: bool | list[bool] = False
     session_params: SessionParams | None = None
     require_reasoning: bool = False
     """Whether the output begins in the reasoning: a constraint holds behind it, and its tokens are
@@ -101,8 +101,10 @@ def options_of(body: GenerateBody, count: int, is_batch: bool) -> list[Options]:
     starts = _spread(body.logprob_start_len, count, "logprob_start_len")
     tops = _spread(body.top_logprobs_num, count, "top_logprobs_num")
     picked = _picked_ids(body.token_ids_logprob, count, is_batch)
+    hidden = _spread(body.return_hidden_states, count, "return_hidden_states")
     options = []
-    for wants, start, top, ids in zip(map(bool, return_logprob), starts, tops, picked, strict=True):
+    wanted = zip(map(bool, return_logprob), starts, tops, picked, hidden, strict=True)
+    for wants, start, top, ids, with_hidden in wanted:
         options.append(
             Options(
                 stream=body.stream,
@@ -113,6 +115,7 @@ def options_of(body: GenerateBody, count: int, is_batch: bool) -> list[Options]:
                 namespace=namespace(body.extra_key, body.cache_salt),
                 priority=body.priority,
                 routing_key=body.routing_key or "",
+                return_hidden_states=with_hidden,
             )
         )
     return options

@@ -1,0 +1,45 @@
+"""Hidden states of the slots that ask for them: each step's, copied before the next step overwrites
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from setpoint.core.plan import Admit, Rows
+from setpoint.engine.runner.batch import ForwardBatch
+
+
+class HiddenStateTaker:
+    """Knows which slots ask. Costs other steps one look at an empty set."""
+
+    def __init__(self) -> None:
+        self._slots: set[int] = set()
+
+    def admit(self, admits: Sequence[Admit]) -> None:
+        for admit in admits:
+            self._slots.discard(admit.slot)
+            if admit.return_hidden_states:
+                self._slots.add(admit.slot)
+
+    def release(self, slots: Sequence[int]) -> None:
+        if self._slots:
+            self._slots.difference_update(slots)
+
+    def take(
+        self, rows: Rows, batch: ForwardBatch, hidden: torch.Tensor
+    ) -> dict[int, tuple[int, torch.Tensor]]:
+        """seq_id -> the first position of its row and the row's hidden states, [count, H] float32.
+        hidden: [>= T, H] of the step."""
+        if not self._slots:
+            return {}
+        found = {}
+        for row, (slot, seq_id) in enumerate(
+            zip(rows.slots.tolist(), rows.seq_ids.tolist(), strict=True)
+        ):
+            if slot in self._slots:
+                begin, end = int(batch.cu_q[row]), int(batch.cu_q[row + 1])
+                states = hidden[begin:end].to(torch.float32, copy=True)
+                found[seq_id] = int(batch.starts[row]), states
+        return found

@@ -1,0 +1,77 @@
+"""Hidden states in native answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from setpoint.testing.fake_engine import EMBEDDING_SIZE, FakeEngine
+
+Serve = Callable[..., None]
+BODY = {"text": "abc", "return_hidden_states": True, "sampling_params": {"max_new_tokens": 4}}
+
+
+def states(num_prompt: int, num_outputs: int) -> list[Any]:
+    prompt = [[0.0] * EMBEDDING_SIZE] * num_prompt
+    return [prompt, *([float(n)] * EMBEDDING_SIZE for n in range(1, num_outputs))]
+
+
+@pytest.mark.parametrize("per_event", [1, 3])
+def test_an_answer(serve: Serve, per_event: int) -> None:
+    async def scenario(server: Any) -> None:
+        out = await server.generate(**BODY)
+        assert out["meta_info"]["hidden_states"] == states(3, 4)
+        both = await server.generate(
+            **BODY | {"text": ["ab", "c"], "return_hidden_states": [False, True]}
+        )
+        assert "hidden_states" not in both[0]["meta_info"]
+        assert both[1]["meta_info"]["hidden_states"] == states(1, 4)
+        stopped = await server.generate(
+            **BODY | {"sampling_params": {"max_new_tokens": 9, "stop": ["ab"]}}
+        )
+        assert stopped["meta_info"]["completion_tokens"] == 2
+        assert stopped["meta_info"]["hidden_states"] == states(3, 2)
+
+    serve(scenario, FakeEngine(tokens_per_event=per_event), hidden_size=EMBEDDING_SIZE)
+
+
+def test_a_stream_has_them_in_its_last_chunk(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        response = await server.http.post("/generate", json=BODY | {"stream": True})
+        lines = [line[6:] for line in response.text.split("\n") if line.startswith("data: {")]
+        chunks = [json.loads(line)["meta_info"] for line in lines]
+        assert len(chunks) == 4
+        assert [("hidden_states" in chunk) for chunk in chunks] == [False] * 3 + [True]
+        assert chunks[-1]["hidden_states"] == states(3, 4)
+
+    serve(scenario, hidden_size=EMBEDDING_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (BODY | {"return_hidden_states": "yes"}, "return_hidden_states"),
+        (BODY | {"return_hidden_states": [True, True]}, "return_hidden_states"),
+        (BODY | {"sampling_params": {"max_new_tokens": 200, "n": 2000}}, "at most 1048576"),
+    ],
+)
+def test_wrong_bodies_are_refused(serve: Serve, body: Any, words: str) -> None:
+    async def scenario(server: Any) -> None:
+        response = await server.http.post("/generate", json=body)
+        assert response.status_code == 400
+        assert words in response.json()["message"]
+        assert not server.engine.submitted
+
+    serve(scenario, hidden_size=EMBEDDING_SIZE)
+
+
+def test_they_must_be_enabled(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        response = await server.http.post("/generate", json=BODY)
+        assert response.status_code == 400
+        assert "`--enable-return-hidden-states`" in response.json()["message"]
+
+    serve(scenario)
