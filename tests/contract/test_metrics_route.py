@@ -296,3 +296,44 @@ def test_a_request_arrives_when_its_head_does(serve: Serve) -> None:
 
     encode: Any = None
     serve(scenario, engine(), metrics=MetricsConfig())
+
+
+def test_no_label_of_a_client_harms_the_page(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        for labels in (
+            '{"team": "\\ud800"}',
+            '{"team": "a\\"b\\\\c\\nd"}',
+            '{"team": "\\u2028\\u0000"}',
+            f'{{"team": "{"x" * 9000}"}}',
+            f'{{"team": {"[" * 5000}{"]" * 5000}}}',
+            '{"team": {"a": NaN}}',
+            "\xff\xfe",
+        ):
+            body = {"text": "a", "sampling_params": {"max_new_tokens": 1}}
+            headers = {b"x-custom-labels": labels.encode("latin-1")}
+            response = await server.http.post("/generate", json=body, headers=headers)
+            assert response.status_code == 200
+        for accept in ("", OPEN_METRICS):
+            response = await server.http.get("/metrics", headers={"accept": accept})
+            assert response.status_code == 200
+            parse = open_metrics_families if accept else text_string_to_metric_families
+            (counted,) = (f for f in parse(response.text) if f.name == "sglang:num_requests")
+            whole = [s for s in counted.samples if s.labels["is_streaming"] == "false"]
+            assert sum(sample.value for sample in whole) == 7
+            assert max(len(sample.labels["team"]) for sample in whole) == 128
+
+    serve(scenario, engine(), metrics=MetricsConfig(custom_labels=("team",)))
+
+
+def test_a_reader_that_fails_does_not_fail_the_request(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(output: Any) -> None:
+        raise ValueError("what it cannot write")
+
+    async def scenario(server: Any) -> None:
+        server.service.readers.append(broken)
+        await server.generate(text="abc", rid="r1", sampling_params={"max_new_tokens": 1})
+        assert "Cannot write down the end of request r1." in caplog.text
+
+    serve(scenario, engine())

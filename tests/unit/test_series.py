@@ -101,6 +101,8 @@ def test_retracted_requests_are_counted_once_more_in_the_queue() -> None:
     assert retracted > 0
     info = metrics.info()
     assert info["counters"]["sglang:num_retracted_requests"] == {"": retracted}
+    assert info["counters"]["sglang:num_retracted_input_tokens"] == {"": 6 * retracted}
+    assert info["counters"]["sglang:num_retracted_output_tokens"][""] > 0
     assert sum(info["histograms"]["sglang:queue_time_seconds"][""]["counts"]) == 4
     waits = info["histograms"]["sglang:per_stage_req_latency_seconds"]["prefill_waiting"]
     assert sum(waits["counts"]) == 4 + retracted

@@ -159,6 +159,10 @@ class Retraction(msgspec.Struct, frozen=True, tag=True):
     ratio_before: float
     ratio_after: float
     testing: bool = False
+    num_input_tokens: int = 0
+    """Prompt tokens of these sequences."""
+    num_output_tokens: int = 0
+    """Their outputs so far, which they keep."""
 
 
 class Preemption(msgspec.Struct, frozen=True, tag=True):

@@ -4,6 +4,7 @@ the routes use them."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ import msgspec
 from setpoint.core.errors import ConfigError, EngineDeadError, RequestError
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
+from setpoint.core.shown import shown
 from setpoint.frontend.bodies import parse
 from setpoint.frontend.book import RequestBook
 from setpoint.frontend.checkpoints import Checkpoints, NoCheckpoints
@@ -32,6 +34,8 @@ from setpoint.frontend.storage.responses import ResponseStore
 from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.unknown_keys import unknown_keys
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -212,4 +216,7 @@ class Service:
         if is_logged:
             self._log.finished(output)
         for reader in self.readers:
-            reader(output)
+            try:
+                reader(output)
+            except Exception:
+                logger.exception("Cannot write down the end of request %s.", shown(output.rid))

@@ -84,6 +84,8 @@ ENGINE_COUNTERS = _plain(
     Scope.SCHEDULER,
     Kind.COUNTER,
     ("num_retracted_requests", "Requests sent back to the queue because memory ran out."),
+    ("num_retracted_input_tokens", "Prompt tokens of these requests."),
+    ("num_retracted_output_tokens", "Outputs that these requests had, and kept."),
     ("cuda_graph_passes", "Steps, by their kind and whether a captured one was replayed.", "mode"),
     ("realtime_tokens", "Tokens: prefill_compute, prefill_cache, decode.", "mode"),
     ("prefill_effective_tokens", "Prompt tokens of first admissions: input, device_hit.", "mode"),

@@ -40,6 +40,8 @@ class EngineMetrics:
         self._hit_rate = 0.0
         self._num_retracted = 0
         """Since the last 'Decode batch' line."""
+        self._retracted_inputs = self._retracted_outputs = 0
+        """Tokens of all retracted requests."""
         self._passes: dict[str, float] = {}
         self._forward_s = {"extend": 0.0, "mixed": 0.0, "decode": 0.0}
         self._first_prompts = {"input": 0.0, "device_hit": 0.0}
@@ -75,8 +77,10 @@ class EngineMetrics:
                 self._grammars[record.outcome] += 1
                 if record.outcome == "compiled":
                     self._compiling.observe(record.seconds)
-            case Retraction(num_seqs):
-                self._num_retracted += num_seqs
+            case Retraction():
+                self._num_retracted += record.num_seqs
+                self._retracted_inputs += record.num_input_tokens
+                self._retracted_outputs += record.num_output_tokens
 
     def info(self) -> dict[str, Any]:
         """Counters and gauges as ``Values``; histograms in the same shape, as
@@ -121,6 +125,8 @@ class EngineMetrics:
         busy, grammars = sum(self._turns.values()), self._grammars
         return {
             "sglang:num_retracted_requests": {"": totals.retracted},
+            "sglang:num_retracted_input_tokens": {"": self._retracted_inputs},
+            "sglang:num_retracted_output_tokens": {"": self._retracted_outputs},
             "sglang:cuda_graph_passes": self._passes,
             "sglang:realtime_tokens": {
                 "prefill_compute": totals.prompt_tokens,

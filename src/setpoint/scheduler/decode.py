@@ -119,7 +119,7 @@ class DecodePlanner:
             left = list(living.values())
             return self._fits(self._growth(left, _samples(left, 1)))
 
-        num_retracted = 0
+        retracted: list[Sequence] = []
         by_urgency = rule is not None and rule.retract_first
         views = [
             RunningView(
@@ -128,13 +128,13 @@ class DecodePlanner:
             for seq in rows
         ]
         for seq_id in retraction_order(views)[:-1]:
-            state.send_back(living.pop(seq_id))
-            num_retracted += 1
+            retracted.append(living.pop(seq_id))
+            state.send_back(retracted[-1])
             if fits():
                 break
         if state.chunking is not None and not fits():
-            state.send_back(state.chunking)
-            num_retracted += 1
+            retracted.append(state.chunking)
+            state.send_back(retracted[-1])
         events = []
         if not fits():
             (last,) = living.values()
@@ -157,7 +157,15 @@ class DecodePlanner:
         )
         gained = state.available_tokens - before
         self._observer.on(
-            Retraction(num_retracted, gained, ratio_before, state.ratio.current, testing)
+            Retraction(
+                len(retracted),
+                gained,
+                ratio_before,
+                state.ratio.current,
+                testing,
+                num_input_tokens=sum(len(seq.prompt) for seq in retracted),
+                num_output_tokens=sum(len(seq.outputs) for seq in retracted),
+            )
         )
         return events
 

@@ -135,7 +135,10 @@ class RequestMetrics:
             found = parse_json(given)
         except ValueError:
             return {}
-        return {key: str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+        if not isinstance(found, dict):
+            return {}
+        # JSON can hold halves of characters, which no page can.
+        return {key: str(value).encode("utf-8", "replace").decode() for key, value in found.items()}
 
     def meter(
         self, request: Request, arrived_at: float, labels: Mapping[str, str]
