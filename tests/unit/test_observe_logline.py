@@ -21,7 +21,7 @@ from setpoint.core.records import (
 )
 from setpoint.core.shown import printable, shown
 from setpoint.observe.figures import Figures
-from setpoint.observe.logline import LogLines, setup_logging
+from setpoint.observe.logline import LogLines, leave_out_of_access_log, setup_logging
 from setpoint.observe.tee import Tee
 
 FORGED = "x\n[2026-01-01 00:00:00] ERROR: The server was broken into. \x1b[2J\u2028\r"
@@ -172,3 +172,33 @@ def test_a_line_for_the_times_of_each_request(caplog: pytest.LogCaptureFixture) 
         "Req Time Stats(rid=r\\n1, input len=9, cached input len=4, output len=3, type=unified):"
         " queue_duration=500.00ms, forward_duration=1500.00ms, start_time=10.000"
     ]
+
+
+def test_probes_can_be_left_out_of_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    access = logging.getLogger("uvicorn.access")
+    before = list(access.filters)
+    leave_out_of_access_log(["/metrics", "/health"])
+    try:
+        caplog.set_level("INFO")
+        for path in ("/metrics", "/health_generate?x=1", "/generate", "/x/metrics"):
+            access.info('%s - "%s %s HTTP/%s" %d', "a:1", "GET", path, "1.1", 200)
+        access.info("plain")
+    finally:
+        access.filters[:] = before
+    assert [line.split()[3] if " - " in line else line for line in caplog.messages] == [
+        "/generate",
+        "/x/metrics",
+        "plain",
+    ]
+
+
+def test_without_prefixes_every_request_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    access = logging.getLogger("uvicorn.access")
+    before = list(access.filters)
+    leave_out_of_access_log([])
+    try:
+        caplog.set_level("INFO")
+        access.info('%s - "%s %s HTTP/%s" %d', "a:1", "GET", "/metrics", "1.1", 200)
+    finally:
+        access.filters[:] = before
+    assert len(caplog.messages) == 1

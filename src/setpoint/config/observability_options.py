@@ -32,6 +32,15 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
             server_only=True,
         ),
     ] = None
+    uvicorn_access_log_exclude_prefixes: Annotated[
+        tuple[str, ...],
+        Option(
+            LOGS,
+            "Beginnings of paths that get no line per HTTP request, such as /metrics /health.",
+            metavar="PATH",
+            server_only=True,
+        ),
+    ] = ()
     log_requests: Annotated[
         bool, Option(LOGS, "Log every request when it arrives and when it is done.", live=True)
     ] = False

@@ -26,7 +26,7 @@ from setpoint.launch.engine_session import EngineSession
 from setpoint.launch.held_signals import SIGNALS, signals_held
 from setpoint.launch.invitation import address, invitation
 from setpoint.launch.phases import Phases
-from setpoint.observe.logline import setup_logging
+from setpoint.observe.logline import leave_out_of_access_log, setup_logging
 from setpoint.observe.waiting import in_the_log
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ async def _serve(
         options = engine.config.options
         log_level = options.log_level_http or options.log_level
         app = create_app(service, DIALECTS, local_only=is_loopback(sock))
+        leave_out_of_access_log(options.uvicorn_access_log_exclude_prefixes)
         server = make_server(app, log_level=log_level, drain_s=DRAIN_S + CLOSE_S)
         await _answer(
             service,

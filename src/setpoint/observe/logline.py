@@ -8,6 +8,7 @@ client can forge a line by its content.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from types import TracebackType
 
 from setpoint.core.records import (
@@ -63,6 +64,19 @@ def set_log_level(level: str, name: str | None = None) -> None:
     """Change the level of the logger of this name, or of all loggers that have no level of their
     own."""
     logging.getLogger(name).setLevel(level.upper())
+
+
+def leave_out_of_access_log(prefixes: Sequence[str]) -> None:
+    """Write no line for HTTP requests whose path begins with one of these."""
+    left_out = tuple(prefixes)
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        # The third argument of the web server's line is the path.
+        args = record.args
+        is_request = isinstance(args, tuple) and len(args) == 5
+        return not (is_request and str(args[2]).startswith(left_out))
+
+    logging.getLogger("uvicorn.access").addFilter(is_shown)
 
 
 class LineFormatter(logging.Formatter):
