@@ -71,10 +71,11 @@ def leave_out_of_access_log(prefixes: Sequence[str]) -> None:
     left_out = tuple(prefixes)
 
     def is_shown(record: logging.LogRecord) -> bool:
-        # The third argument of the web server's line is the path.
-        args = record.args
-        is_request = isinstance(args, tuple) and len(args) == 5
-        return not (is_request and str(args[2]).startswith(left_out))
+        # The third of the five arguments of the web server's line is the path.
+        match record.args:
+            case (_, _, str(path), _, _):
+                return not path.startswith(left_out)
+        return True
 
     logging.getLogger("uvicorn.access").addFilter(is_shown)
 

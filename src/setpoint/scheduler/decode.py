@@ -14,10 +14,16 @@ from setpoint.scheduler.retraction import RunningView, retraction_order
 from setpoint.scheduler.sequence import Sequence, Status
 from setpoint.scheduler.state import State, StepDraft
 
-LAST_REQUEST_OOM = (
-    "Out of memory even after retracting all other requests in the decode batch. Aborting the last"
-    " request."
+OUT_OF_MEMORY = Finish(
+    "abort",
+    message=(
+        "Out of memory even after retracting all other requests in the decode batch. Aborting the"
+        " last request."
+    ),
+    status_code=500,
+    err_type="InternalServerError",
 )
+"""How the last sequence ends if even it alone does not fit."""
 
 
 class DecodePlanner:
@@ -138,17 +144,7 @@ class DecodePlanner:
         events = []
         if not fits():
             (last,) = living.values()
-            events.append(
-                state.end(
-                    last,
-                    Finish(
-                        "abort",
-                        message=LAST_REQUEST_OOM,
-                        status_code=500,
-                        err_type="InternalServerError",
-                    ),
-                )
-            )
+            events.append(state.end(last, OUT_OF_MEMORY))
         kept = [seq for seq in state.running.values() if seq is not state.chunking]
         state.ratio.retracted(
             sum(len(seq.outputs) for seq in kept),
