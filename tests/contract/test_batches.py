@@ -17,6 +17,8 @@ from test_embedding_routes import LAST
 from test_files import Clock
 
 from setpoint.batch import worker
+from setpoint.batch.entry import BatchError
+from setpoint.batch.journal import Journal
 from setpoint.core.messages import Finish
 from setpoint.frontend import feed
 from setpoint.frontend.storage.storage import Storage
@@ -241,6 +243,31 @@ def test_a_restart_goes_on_where_the_server_stopped(serve: Serve, tmp_path: Path
         storage.close()
 
 
+def test_a_batch_goes_on_when_the_disk_has_room_again(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "RETRY_S", 0.01)
+    append, appended = Journal.append, []
+
+    def full_at_times(self: Journal, data: bytes) -> None:
+        appended.append(data)
+        if len(appended) % 7 == 0:
+            raise BatchError("The disk is full.")
+        append(self, data)
+
+    monkeypatch.setattr(Journal, "append", full_at_times)
+
+    async def scenario(server: Any) -> None:
+        file_id = await upload(server, [batches.line(n) for n in range(30)])
+        batch = await ended(server, (await create(server, file_id)).id)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 30)
+        answers = await lines_of(server, batch.output_file_id)
+        assert len({answer["custom_id"] for answer in answers}) == len(answers) == 30
+        assert len(appended) > 30, "some were refused"
+
+    serve(scenario, storage=Storage(tmp_path))
+
+
 def test_batches_wait_for_each_other(serve: Serve, tmp_path: Path) -> None:
     async def scenario(server: Any) -> None:
         file_id = await upload(server, [batches.line(n) for n in range(30)])
@@ -307,36 +334,34 @@ def test_what_a_busy_engine_refuses_is_tried_again(
     serve(scenario, engine, storage=Storage(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "message"),
-    [
-        ({"endpoint": "/v1/images"}, 400, "endpoint must be one of /v1/chat/completions"),
-        ({"completion_window": "soon"}, 400, "completion_window must be hours or days"),
-        ({"completion_window": "31d"}, 400, "completion_window must be hours or days"),
-        ({"input_file_id": "file-1"}, 404, "There is no file 'file-1'"),
-        ({"input_file_id": "../x"}, 404, "There is no file"),
-        ({"input_file_id": None}, 400, "input_file_id must be a string"),
-        ({"metadata": {"a": 1}}, 400, "metadata"),
-        ({"metadata": {"a" * 65: "b"}}, 400, "metadata may have keys of at most 64"),
-        ({"metadata": {str(n): "b" for n in range(17)}}, 400, "at most 16 keys"),
-        ({"output_expires_after": {"anchor": "x"}}, 400, "output_expires_after.anchor"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, 400, "seconds must be"),
-        ({"output_expires_after": []}, 400, "output_expires_after must be an object"),
-    ],
-)
-def test_bodies_that_cannot_be_honoured(
-    serve: Serve, tmp_path: Path, changes: dict[str, Any], status: int, message: str
-) -> None:
+REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({"endpoint": "/v1/images"}, 400, "endpoint must be one of /v1/chat/completions"),
+    ({"completion_window": "soon"}, 400, "completion_window must be hours or days"),
+    ({"completion_window": "31d"}, 400, "completion_window must be hours or days"),
+    ({"input_file_id": "file-1"}, 404, "There is no file 'file-1'"),
+    ({"input_file_id": "../x"}, 404, "There is no file"),
+    ({"input_file_id": None}, 400, "input_file_id must be a string"),
+    ({"metadata": {"a": 1}}, 400, "metadata"),
+    ({"metadata": {"a" * 65: "b"}}, 400, "metadata may have keys of at most 64"),
+    ({"metadata": {str(n): "b" for n in range(17)}}, 400, "at most 16 keys"),
+    ({"output_expires_after": {"anchor": "x"}}, 400, "output_expires_after.anchor"),
+    ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, 400, "seconds must be"),
+    ({"output_expires_after": []}, 400, "output_expires_after must be an object"),
+]
+
+
+def test_bodies_that_cannot_be_honoured(serve: Serve, tmp_path: Path) -> None:
     async def scenario(server: Any) -> None:
         file_id = await upload(server, [batches.line(1)])
-        body = {
+        good = {
             "input_file_id": file_id,
             "endpoint": "/v1/completions",
             "completion_window": "24h",
-        } | changes
-        answer = await server.http.post("/v1/batches", json=body)
-        assert answer.status_code == status
-        assert message in answer.json()["error"]["message"]
+        }
+        for changes, status, message in REFUSED:
+            answer = await server.http.post("/v1/batches", json=good | changes)
+            assert answer.status_code == status, changes
+            assert message in answer.json()["error"]["message"]
         assert (await server.openai.batches.list()).data == []
 
     serve(scenario, storage=Storage(tmp_path))

@@ -3,6 +3,7 @@ parser is python-multipart's; here are the fields that ``/v1/files`` has, and th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,8 @@ async def receive_file(request: Request, store: FileStore) -> StoredFile:
         try:
             parser = MultipartParser(options[b"boundary"], form.callbacks())
             async for chunk in request.stream():
-                parser.write(chunk)
+                # In a thread: content that looks like boundaries takes long to look through.
+                await asyncio.to_thread(parser.write, chunk)
                 await form.store(upload, at_least=_WRITE_BYTES)
             parser.finalize()
         except FormParserError as error:
