@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from setpoint.config.chat_formats import REASONING_PARSERS, TOOL_CALL_PARSERS
 from setpoint.config.environment import EnvSettings
 from setpoint.config.options import Options
 from setpoint.frontend.chat.formats.detect import detect
@@ -13,6 +14,8 @@ from setpoint.frontend.chat.formats.registry import reasoning_format, tool_forma
 from setpoint.launch.configuration import configured
 from setpoint.testing.chat_templates import TEMPLATES
 from setpoint.testing.tiny_models import write_tiny_llama
+
+GUIDE = Path(__file__).parents[2] / "docs" / "tools-and-reasoning.md"
 
 
 @pytest.mark.parametrize(
@@ -82,6 +85,13 @@ def test_what_auto_chooses_exists_and_needs_a_marker() -> None:
         if tool is not None:
             tool_format(tool)
         assert reasoning is None or not reasoning_format(reasoning).starts_inside("Hello")
+
+
+def test_the_guide_names_every_format() -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    calls, reasoning = text.split("## Formats of reasoning")
+    assert [name for name in TOOL_CALL_PARSERS if f"`{name}`" not in calls] == []
+    assert [name for name in REASONING_PARSERS if f"`{name}`" not in reasoning] == []
 
 
 def test_a_model_without_a_template() -> None:

@@ -161,9 +161,12 @@ MARKED = (
         variable="thinking",
     ),
     MarkedReasoning(name="interns1", variable="enable_thinking"),
-    MarkedReasoning(name="kimi", begin="◁think▷", end="◁/think▷"),
+    MarkedReasoning(name="kimi", begin="◁think▷", end="◁/think▷", needs_special_tokens=True),
     MarkedReasoning(
-        name="kimi_k2", variable="thinking", ended_by=("<|tool_calls_section_begin|>",)
+        name="kimi_k2",
+        variable="thinking",
+        ended_by=("<|tool_calls_section_begin|>",),
+        needs_special_tokens=True,
     ),
     MarkedReasoning(name="mimo", variable="enable_thinking"),
     MarkedReasoning(name="minimax", always=True),
@@ -171,6 +174,6 @@ MARKED = (
     MarkedReasoning(name="nemotron_3", variable="enable_thinking"),
     MarkedReasoning(name="qwen3", variable="enable_thinking"),
     MarkedReasoning(name="qwen3-thinking", always=True),
-    MarkedReasoning(name="step3", always=True),
-    MarkedReasoning(name="step3p5", always=True),
+    MarkedReasoning(name="step3", always=True, needs_special_tokens=True),
+    MarkedReasoning(name="step3p5", always=True, needs_special_tokens=True),
 )
