@@ -75,3 +75,29 @@ def test_they_must_be_enabled(serve: Serve) -> None:
         assert "`--enable-return-hidden-states`" in response.json()["message"]
 
     serve(scenario)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("num_tokens", [1, 4])
+def test_openai_s_routes_have_that_of_the_last_step(
+    serve: Serve, path: str, num_tokens: int
+) -> None:
+    chat = path.startswith("/v1/chat")
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
+    last = [float(num_tokens - 1)] * EMBEDDING_SIZE if num_tokens > 1 else []
+
+    async def scenario(server: Any) -> None:
+        body = prompt | {"max_tokens": num_tokens, "return_hidden_states": True}
+        answer = (await server.http.post(path, json=body)).json()
+        assert answer["choices"][0]["hidden_states"] == last
+        response = await server.http.post(path, json=body | {"stream": True})
+        lines = [line[6:] for line in response.text.split("\n") if line.startswith("data: {")]
+        choices = [json.loads(line)["choices"][0] for line in lines]
+        found = [choice.get("delta", choice).get("hidden_states") for choice in choices]
+        assert [each for each in found if each is not None] == [last]
+        plain = (await server.http.post(path, json=prompt | {"max_tokens": 2})).json()
+        assert "hidden_states" not in plain["choices"][0]
+        wrong = await server.http.post(path, json=body | {"return_hidden_states": 1})
+        assert wrong.status_code == 400
+
+    serve(scenario, hidden_size=EMBEDDING_SIZE)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from setpoint.core.messages import Finish
 from setpoint.core.request import Request
@@ -49,9 +50,21 @@ def test_loads_of_a_busy_engine(serve: Serve) -> None:
                 "graph_gb": 0.125,
                 "token_capacity": 1000,
             },
+            "queues": {"waiting": 1, "grammar": 0, "paused": 0, "retracted": 0},
         }
         (core,) = (await server.http.get("/v1/loads?include=core,queues")).json()["loads"]
         assert "memory" not in core
+        assert "queues" in core
+        text = (await server.http.get("/v1/loads?format=prometheus")).text
+        found = {
+            sample.name: (sample.value, sample.labels)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        rank = {"dp_rank": "0"}
+        assert found["sglang:num_running_reqs"] == (2.0, rank)
+        assert found["sglang:memory_weight_gb"] == (0.25, rank)
+        assert found["sglang:queues_waiting"] == (1.0, rank)
         assert (await server.http.get("/get_load")).json() == [
             {"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 6}
         ]
@@ -68,7 +81,7 @@ def test_loads_of_a_busy_engine(serve: Serve) -> None:
     [
         ("dp_rank=1", "one data-parallel rank"),
         ("dp_rank=x", "dp_rank"),
-        ("format=prometheus", "json only"),
+        ("format=xml", "it may be json or prometheus"),
         ("include=core,all,memry", "'memry'; it may name core, memory"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from setpoint.config.commandline import parse
 from setpoint.config.commands import SERVE
 from setpoint.config.declare import MASK
 from setpoint.config.environment import EnvSettings
-from setpoint.config.options import OPTION_FIELDS, Options
+from setpoint.config.options import OPTION_FIELDS, Options, launch_command
 from setpoint.core.errors import ConfigError
 from setpoint.launch.announce import announce
 from setpoint.launch.assembly import server_info
@@ -58,3 +59,22 @@ def test_a_message_about_a_secret_does_not_tell_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="api-key must be a single value") as caught:
         parse(SERVE, ["--config", str(tmp_path / "server.yaml")])
     assert "sesame" not in str(caught.value)
+
+
+def test_the_launch_command_masks_secrets() -> None:
+    options = Options(
+        model_path="org/my model",
+        api_key="sesame",
+        enable_mixed_chunk=True,
+        bucket_time_to_first_token=(0.1, 2.0),
+    )
+    given = {"model_path", "api_key", "enable_mixed_chunk", "log_requests"}
+    command = launch_command(options, given | {"bucket_time_to_first_token"})
+    words = shlex.split(command)
+    assert words[:4] == ["setpoint", "serve", "--model-path", "org/my model"]
+    assert words[words.index("--api-key") + 1] == MASK
+    assert "sesame" not in command
+    assert "--enable-mixed-chunk" in words
+    assert "--log-requests" not in words, "false"
+    at = words.index("--bucket-time-to-first-token")
+    assert words[at + 1 : at + 3] == ["0.1", "2.0"]

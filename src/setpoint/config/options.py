@@ -12,6 +12,8 @@ Each group of options has a file of its own, whose struct extends the one before
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Set
 from typing import Annotated, Any
 
 from setpoint.config.declare import Option, declared, shown
@@ -123,3 +125,16 @@ OPTION_FIELDS = declared(Options, Option)
 def server_args(options: Options) -> dict[str, Any]:
     """The options as ``/server_info`` shows them: every value, secrets masked."""
     return {field.name: shown(field, getattr(options, field.name)) for field in OPTION_FIELDS}
+
+
+def launch_command(options: Options, given: Set[str]) -> str:
+    """A command that starts a server with the options that were given; secrets are masked."""
+    words = ["setpoint", "serve"]
+    for field in OPTION_FIELDS:
+        value = getattr(options, field.name)
+        if field.name in given and field.kind is not bool:
+            values = value if field.is_list else [value]
+            words += [field.flag, *(str(shown(field, each)) for each in values)]
+        elif field.name in given and value:
+            words.append(field.flag)
+    return shlex.join(words)

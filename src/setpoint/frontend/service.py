@@ -155,7 +155,8 @@ class Service:
             **engine,
             **live.options,
             "decisions": list(decisions),
-            "internal_states": [state.value],
+            "kv_events": None,
+            "internal_states": [_internal_state(state.value, engine)],
             "requests": self.book.info(),
         }
 
@@ -220,3 +221,13 @@ class Service:
                 reader(output)
             except Exception:
                 logger.exception("Cannot write down the end of request %s.", shown(output.rid))
+
+
+def _internal_state(state: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's state with SGLang's names for what it has elsewhere."""
+    capacity = {"token_capacity": engine.get("max_total_num_tokens")}
+    return {
+        **state,
+        "effective_max_running_requests_per_dp": state["settings"]["max_running_requests"],
+        "memory_usage": {**state.get("memory_usage", {}), **capacity},
+    }

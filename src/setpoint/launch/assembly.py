@@ -11,7 +11,7 @@ from setpoint import __version__
 from setpoint.config.check import chat_template_kwargs, preferred_sampling
 from setpoint.config.live import Running
 from setpoint.config.metric_options import buckets_of, extra_labels, otlp_url
-from setpoint.config.options import Options, server_args
+from setpoint.config.options import Options, launch_command, server_args
 from setpoint.config.resolved import ResolvedConfig
 from setpoint.frontend.config import FrontendConfig, MetricsConfig
 from setpoint.frontend.ipc.client import EngineClient
@@ -69,7 +69,10 @@ def make_service(
             "architectures": [spec.architecture],
             "load_format": options.load_format,
         },
-        server_info=server_info(config, startup_s=startup_s),
+        server_info={
+            **server_info(config, startup_s=startup_s),
+            "launch_command": launch_command(options, engine.asked.given),
+        },
         metrics=metrics_config(config, info, startup_s=startup_s),
         profiles_folder=config.env.torch_profiler_dir,
         health_generates=config.env.health_endpoint_generation,

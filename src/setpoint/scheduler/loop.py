@@ -339,6 +339,7 @@ class Loop:
                 "paused": state.pause,
                 "num_paused_reqs": state.num_paused,
                 "num_preparing": len(state.preparing),
+                "num_retracted": sum(seq.num_retractions > 0 for seq in state.queue),
                 "released": sorted(state.released),
                 "num_pending_tokens": state.num_pending_tokens,
                 "num_running_tokens": sum(seq.num_known for seq in running),

@@ -156,6 +156,7 @@ class FakeEngine:
             "num_paused_reqs": 0 if self.paused is None else len(self.running),
             "paused": self.paused,
             "num_preparing": 0,
+            "num_retracted": 0,
             "num_running_tokens": 10 * num_running,
             "num_routing_keys": 0,
             "new_token_ratio": 0.5,

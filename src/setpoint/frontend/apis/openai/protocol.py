@@ -6,6 +6,7 @@ engine.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -23,7 +24,6 @@ UNSUPPORTED = (
     "custom_logit_processor",
     "lora_path",
     "session_params",
-    "return_hidden_states",
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
@@ -163,6 +163,7 @@ class CommonBody(SamplingBody, kw_only=True):
     """The fields that the bodies of both kinds of completions may have."""
 
     stream_options: StreamOptions | None = None
+    return_hidden_states: bool | None = False
     n: int | None = 1
     max_tokens: int | None = None
     response_format: dict[str, Any] | None = None
@@ -174,6 +175,12 @@ class CommonBody(SamplingBody, kw_only=True):
     @property
     def continuous_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    def options(self, *, top_logprobs_num: int | None, logprob_start_len: int = -1) -> Options:
+        options = super().options(
+            top_logprobs_num=top_logprobs_num, logprob_start_len=logprob_start_len
+        )
+        return replace(options, return_hidden_states=bool(self.return_hidden_states))
 
     def check(self) -> None:
         if self.stream_options is not None and not self.stream:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from setpoint.frontend.apis.openai.protocol import CommonBody
 from setpoint.frontend.config import FrontendConfig
+from setpoint.frontend.hidden_states import hidden_states
 from setpoint.frontend.jobs import Job, Piece, SequenceOutput
 
 
@@ -58,7 +59,7 @@ class Reply:
             self._metadata["warnings"] = " ".join(warnings)
 
     def complete(self, outputs: Sequence[SequenceOutput], maker: ChoiceMaker) -> dict[str, Any]:
-        choices = [maker.whole(output) for output in outputs]
+        choices = [self._with_hidden_state(maker.whole(output), output) for output in outputs]
         return {
             **self._head,
             "choices": choices,
@@ -78,7 +79,8 @@ class Reply:
                     choices.append(maker.opening(output))
                 choices.append(maker.choice(piece))
                 if output.finish is not None:
-                    choices.append(maker.closing(output))
+                    closing = maker.closing(output)
+                    choices.append(closing and self._with_hidden_state(closing, output))
                 for choice in choices:
                     if choice is not None:
                         yield (
@@ -89,6 +91,16 @@ class Reply:
         options = self._body.stream_options
         if options.include_usage if options is not None else self._config.stream_include_usage:
             yield self._chunk([], job.outputs)
+
+    def _with_hidden_state(self, choice: dict[str, Any], output: SequenceOutput) -> dict[str, Any]:
+        """The choice with the hidden state of the last step; an empty one if there was only the
+        prompt's step."""
+        if not output.request.return_hidden_states:
+            return choice
+        assert self._config.hidden_size is not None, "checked before the request ran"
+        steps = hidden_states(output, self._config.hidden_size)
+        choice.get("delta", choice)["hidden_states"] = steps[-1] if len(steps) > 1 else []
+        return choice
 
     def usage(self, outputs: Iterable[SequenceOutput]) -> dict[str, Any]:
         """The token counts. The n samples of a prompt share its tokens, which count once."""

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
+from fastapi.responses import PlainTextResponse
 
 from setpoint.core.errors import RequestError
 from setpoint.frontend.http.errors import json_response
@@ -14,7 +15,11 @@ from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.service import Service
 
 SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
-"""The sections that ``include`` may name. Only the first two have content."""
+"""The sections that ``include`` may name. Core, memory and queues have content."""
+
+
+EXPOSITION = "text/plain; version=0.0.4"
+"""Content type of Prometheus' text format."""
 
 
 class LoadRoutes:
@@ -40,14 +45,18 @@ class LoadRoutes:
         sections = {name.strip() for name in include.split(",")}
         if dp_rank != 0:
             raise RequestError(f"dp_rank is {dp_rank}; there is one data-parallel rank, 0.")
-        if layout != "json":
-            raise RequestError(f"format is {layout!r}; the loads are served as json only.")
+        if layout not in ("json", "prometheus"):
+            raise RequestError(f"format is {layout!r}; it may be json or prometheus.")
         if unknown := sorted(sections - set(SECTIONS)):
             raise RequestError(f"include has {unknown[0]!r}; it may name {', '.join(SECTIONS)}.")
         info = await self._service.server_info()
         load = _load(info)
         if sections & {"memory", "all"}:
             load["memory"] = _memory(info)
+        if sections & {"queues", "all"}:
+            load["queues"] = _queues(info)
+        if layout == "prometheus":
+            return PlainTextResponse(_exposition(load), media_type=EXPOSITION)
         return json_response(
             {
                 "timestamp": datetime.now(UTC).isoformat(),
@@ -98,6 +107,30 @@ def _load(info: dict[str, Any]) -> dict[str, Any]:
         "cache_hit_rate": round(state["cache_hit_rate"], 4),
         "utilization": round(max(usage, state["num_running"] / info["max_running_requests"]), 4),
     }
+
+
+def _queues(info: dict[str, Any]) -> dict[str, Any]:
+    """Where the requests that do not run are; retracted ones are also among the waiting ones."""
+    (state,) = info["internal_states"]
+    return {
+        "waiting": state["num_queued"] - state["num_preparing"],
+        "grammar": state["num_preparing"],
+        "paused": state["num_paused_reqs"],
+        "retracted": state["num_retracted"],
+    }
+
+
+def _exposition(load: dict[str, Any]) -> str:
+    """The numbers as gauges in Prometheus' text format; those of a section are prefixed with its
+    name."""
+    labels, lines = f'{{dp_rank="{load["dp_rank"]}"}}', []
+    for name, value in load.items():
+        found = value if isinstance(value, dict) else {"": value}
+        for key, number in found.items():
+            if name not in ("dp_rank", "timestamp"):
+                gauge = f"sglang:{name}_{key}" if key else f"sglang:{name}"
+                lines += [f"# TYPE {gauge} gauge", f"{gauge}{labels} {number}"]
+    return "\n".join(lines) + "\n"
 
 
 def _memory(info: dict[str, Any]) -> dict[str, Any]:
