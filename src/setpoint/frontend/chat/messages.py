@@ -37,10 +37,12 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
         # Clients send back what they got, nulls included; templates ask whether a key is there.
         made = {key: value for key, value in message.items() if value is not None}
         made["content"] = _text_of(message.get("content"), where, role)
+        made.pop("tool_calls", None)
         if role == "assistant":
-            made.pop("tool_calls", None)
             made |= _called(message, where)
             known_calls.update(call["id"] for call in made.get("tool_calls", ()))
+        elif message.get("tool_calls"):
+            raise RequestError(f"{where}.tool_calls: only messages of the assistant call tools.")
         elif role == "tool":
             _check_result(message, where, known_calls)
         flat.append(made)
