@@ -3,6 +3,7 @@ cut it into pieces."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,10 @@ WEATHER = Tool(
 TIME = Tool("get_time", parameters={"type": "object", "properties": {"zone": {"type": "string"}}})
 PING = Tool("ping")
 TOOLS = (WEATHER, TIME, PING)
+
+STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+HALF_ESCAPE = re.compile(r'"(?:[^\\]|\\.)*\\\Z', re.DOTALL)
+"""In the string that is open, if one is."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +90,7 @@ def check_stream(deltas: list[Delta]) -> None:
             assert (delta.name, delta.id) == ("", "")
             assert delta.arguments, "an empty delta"
             arguments += delta.arguments
-            num_slashes = len(arguments) - len(arguments.rstrip("\\"))
-            assert num_slashes % 2 == 0, "half an escape"
+            assert not HALF_ESCAPE.search(STRINGS.sub("", arguments)), "half an escape"
         else:
             assert delta.index == begun + 1
             assert all((delta.name, delta.id))

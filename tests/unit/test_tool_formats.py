@@ -11,7 +11,7 @@ import pytest
 import tool_format_cases as more
 import xml_format_cases as xml
 from format_cases import TOOLS, Case, check_cuts, check_stream, found, streamed, summary
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_format_cases import until
 
@@ -216,6 +216,33 @@ def test_any_cuts_of_any_mixture(data: st.DataObject) -> None:
     deltas = streamed(form.parser(TOOLS), pieces)
     check_stream(deltas)
     assert summary(deltas) == summary(parsed(form.parser(TOOLS), raw))
+
+
+FRAGMENTS = {
+    name: sorted(
+        {part for case in CASES[name] for part in re.findall(r"<[^<>]*>|\w+|\s|\W", case.raw)}
+    )
+    for name in CASES
+}
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_damaged_answers(data: st.DataObject) -> None:
+    """Some characters replaced by other pieces of the format: no error, and no cut matters."""
+    name = data.draw(st.sampled_from(sorted(CASES)))
+    raw = data.draw(st.sampled_from(CASES[name])).raw
+    at = data.draw(st.integers(0, len(raw)))
+    others = st.lists(st.sampled_from(FRAGMENTS[name]), max_size=4)
+    rest = raw[at + data.draw(st.integers(0, 8)) :]
+    raw = raw[:at] + "".join(data.draw(others)) + rest
+    form = FORMATS[name]
+    whole = summary(parsed(form.parser(TOOLS), raw))
+    middle = data.draw(st.integers(0, len(raw)))
+    for pieces in (list(raw), [raw[:middle], raw[middle:]]):
+        deltas = streamed(form.parser(TOOLS), pieces)
+        check_stream(deltas)
+        assert summary(deltas) == whole
 
 
 @pytest.mark.parametrize(("name", "case"), TABLE)

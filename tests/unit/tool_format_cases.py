@@ -42,6 +42,11 @@ LLAMA3 = [
         '{"name": "x", "parameters": {}} yes',
         text='{"name": "x", "parameters": {}} yes',
     ),
+    Case(
+        "no value",
+        '<|python_tag|>{"name": "ping", "parameters":, {}}',
+        text='<|python_tag|>{"name": "ping", "parameters":, {}}',
+    ),
     Case("code", "<|python_tag|>print(1)", text="<|python_tag|>print(1)"),
     Case("cut off", LLAMA3_CALL[:-5], calls=(("get_weather", '{"city": "Be'),)),
 ]

@@ -152,10 +152,10 @@ def _object(value: str) -> str:
     into a string. Empty for anything else."""
     if value == "null":
         return "{}"
-    inner = value if value[0] == "{" else (_string(value) or "").strip()
-    if value[0] == "{" or isinstance(_decoded(inner), dict):
-        return inner
-    return ""
+    if value.startswith("{"):
+        return value
+    inner = (_string(value) or "").strip()
+    return inner if isinstance(_decoded(inner), dict) else ""
 
 
 def _decoded(text: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from threading import Lock
 from typing import Any
 
 from setpoint.frontend.chat.formats.json_scan import json_text
@@ -12,6 +13,7 @@ from setpoint.frontend.chat.request import Tool
 
 _SIGNS = re.compile(r"[\"'()\[\]{}]")
 _IN_STRING = {'"': re.compile(r'[\\"]'), "'": re.compile(r"[\\']")}
+_PARSING = Lock()
 _NAMES = {"true": True, "false": False, "null": None, "none": None}
 """Values that models write as in other languages."""
 
@@ -78,9 +80,7 @@ def keyword_arguments(text: str, tool: Tool | None) -> str:
     """The JSON object of what stands between the parentheses of a call; empty if that is no list of
     plain values. Arguments without a name are those of the tool's schema, in its order."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about escapes in the model's strings
-            call = ast.parse(f"f({text})", mode="eval").body
+        call = _expression(f"f({text})")
         if not isinstance(call, ast.Call):
             return ""
         names = _property_names(tool)
@@ -92,6 +92,22 @@ def keyword_arguments(text: str, tool: Tool | None) -> str:
         return json_text(found)
     except (SyntaxError, ValueError, TypeError, IndexError, MemoryError, RecursionError):
         return ""
+
+
+def python_value(text: str) -> Any:
+    """Raises ValueError for what is no plain value."""
+    try:
+        return _value(_expression(text))
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _expression(text: str) -> ast.expr:
+    # Python's warnings are about the model's text. Their filters belong to the process, and texts
+    # are parsed in more than one thread.
+    with _PARSING, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text, mode="eval").body
 
 
 def _property_names(tool: Tool | None) -> list[str]:

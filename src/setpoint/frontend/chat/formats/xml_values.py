@@ -3,7 +3,6 @@ schema asks for."""
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 
 from setpoint.frontend.chat.formats.json_scan import json_text
+from setpoint.frontend.chat.formats.python_values import python_value
 from setpoint.frontend.chat.request import Tool
 
 ANY = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
@@ -103,6 +103,6 @@ def _from_python(text: str) -> str:
     if len(text) > _MAX_PYTHON_CHARS:
         return ""
     try:
-        return json_text(ast.literal_eval(text))
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return json_text(python_value(text))
+    except (ValueError, RecursionError):
         return ""
