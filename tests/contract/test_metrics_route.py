@@ -337,3 +337,23 @@ def test_a_reader_that_fails_does_not_fail_the_request(
         assert "Cannot write down the end of request r1." in caplog.text
 
     serve(scenario, engine())
+
+
+def test_requests_go_on_counting_while_a_page_is_written(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        async def generate(number: int) -> None:
+            body = {"text": "a", "sampling_params": {"max_new_tokens": 2}}
+            headers = {"x-custom-labels": f'{{"team": "{number}"}}'}
+            response = await server.http.post("/generate", json=body, headers=headers)
+            assert response.status_code == 200
+
+        async def scrapes() -> None:
+            for _ in range(10):
+                assert (await server.http.get("/metrics")).status_code == 200
+
+        await asyncio.gather(scrapes(), *map(generate, range(20)))
+        found = await scrape(server)
+        counted = sum(n for (name, _), n in found.items() if name == "sglang:num_requests_total")
+        assert counted == 20
+
+    serve(scenario, engine(), metrics=MetricsConfig(custom_labels=("team",)))

@@ -19,7 +19,7 @@ class HttpMetrics:
     def samples(self) -> dict[str, Mapping[tuple[str, ...], Any]]:
         """Name of a series -> its labels' values -> number."""
         return {
-            "sglang:http_requests": self.requests,
-            "sglang:http_responses": self.responses,
+            "sglang:http_requests": dict(self.requests),
+            "sglang:http_responses": dict(self.responses),
             "sglang:http_requests_active": {(): self.num_active},
         }
