@@ -57,6 +57,7 @@ def make_service(
 ) -> Service:
     """``options``: fields of FrontendConfig, and of FrontendSettings without ``live``."""
     names = [each.name for each in fields(FrontendSettings) if each.name in options]
+    template_source = options.pop("chat_template", CHAT_TEMPLATE)
     own = FrontendSettings(**{name: options.pop(name) for name in names})
     config = FrontendConfig(
         **{
@@ -70,7 +71,7 @@ def make_service(
             **options,
         }
     )
-    template = ChatTemplate(CHAT_TEMPLATE, special_tokens={"eos_token": "<|eos|>"})
+    template = ChatTemplate(template_source, special_tokens={"eos_token": "<|eos|>"})
     text = TextProcessor(Tokenizer(make_byte_tokenizer()), template)
     return Service(config, EngineClient(), text, live or FixedOptions(own), storage, checkpoints)
 

@@ -73,6 +73,15 @@ ONE_AND_TWO = {
         V3_CALLS.format(V31_CALL.format("get", ARGUMENTS) * 2),
     ),
     "deepseekv32": (DSML_CALLS.format(DSML), DSML_CALLS.format(DSML * 2)),
+    "deepseekv4": tuple(
+        DSML_CALLS.format(DSML * times).replace("function_calls", "tool_calls") for times in (1, 2)
+    ),
+    "deepseekv41": tuple(
+        DSML_CALLS.format(DSML * times)
+        .replace("function_calls", "calls")
+        .replace("DSML｜", "DSML｜ ")
+        for times in (1, 2)
+    ),
     "glm45": (GLM, f"{GLM}\n{GLM}"),
     "hermes": (HERMES, f"{HERMES}\n{HERMES}"),
     "hunyuan": (

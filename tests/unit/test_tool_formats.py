@@ -169,6 +169,8 @@ CASES = {
     "deepseekv3": more.DEEPSEEK_V3,
     "deepseekv31": more.DEEPSEEK_V31,
     "deepseekv32": xml.DEEPSEEK_V32,
+    "deepseekv4": xml.DEEPSEEK_V4,
+    "deepseekv41": xml.DEEPSEEK_V41,
     "functiongemma": more.FUNCTION_GEMMA,
     "gemma4": more.GEMMA4,
     "glm45": xml.GLM,

@@ -169,6 +169,26 @@ DEEPSEEK_V32 = [
     ),
 ]
 
+DEEPSEEK_V4 = [
+    Case(
+        "two",
+        "Hm.\n\n"
+        + (DSML_CALL + DSML_CALL).join(("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>")),
+        "Hm.",
+        (("get_weather", '{"city": "7", "days": 3}'),) * 2,
+    ),
+    Case("V3.2's section", DSML_CALLS.format(DSML_CALL), DSML_CALLS.format(DSML_CALL)),
+]
+SPACED_CALL = DSML_CALL.replace("DSML｜", "DSML｜ ")
+DEEPSEEK_V41 = [
+    Case(
+        "two",
+        "Hm.\n\n" + (SPACED_CALL + SPACED_CALL).join(("<｜DSML｜ calls>\n", "</｜DSML｜ calls>")),
+        "Hm.",
+        (("get_weather", '{"city": "7", "days": 3}'),) * 2,
+    ),
+]
+
 STEP3 = [
     Case(
         "two",

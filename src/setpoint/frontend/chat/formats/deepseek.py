@@ -17,6 +17,8 @@ of V3.1:
     <｜DSML｜parameter name="place" string="true">Bern</｜DSML｜parameter>
     </｜DSML｜invoke>
     </｜DSML｜function_calls>
+
+V4 calls the outer element tool_calls; V4.1 calls it calls, with a space before each name.
 """
 
 from __future__ import annotations
@@ -53,22 +55,31 @@ DEEPSEEK_V31 = HeadedCalls(
     tag=lambda name, arguments: tag(f"{_BEGIN}{name}{_SEP}", arguments, _END),
 )
 
-DEEPSEEK_V32 = XmlCalls(
-    name="deepseekv32",
-    section=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
-    begin='<｜DSML｜invoke name="',
-    name_end='">',
-    end="</｜DSML｜invoke>",
-    key_begin='<｜DSML｜parameter name="',
-    key_end=">",
-    value_end="</｜DSML｜parameter>",
-    writing=XmlWriting(
-        section=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
-        call=lambda name: (f'<｜DSML｜invoke name="{name}">\n', "</｜DSML｜invoke>\n"),
-        argument=lambda key, is_string: (
-            f'<｜DSML｜parameter name="{key}" string="{"true" if is_string else "false"}">',
-            "</｜DSML｜parameter>\n",
+
+def _elements(name: str, *, section: str, space: str = "") -> XmlCalls:
+    """The elements of V3.2 and later. space: what stands behind the mark in a tag."""
+    mark = f"｜DSML｜{space}"
+    return XmlCalls(
+        name=name,
+        section=(f"<{mark}{section}>", f"</{mark}{section}>"),
+        begin=f'<{mark}invoke name="',
+        name_end='">',
+        end=f"</{mark}invoke>",
+        key_begin=f'<{mark}parameter name="',
+        key_end=">",
+        value_end=f"</{mark}parameter>",
+        key=re.compile(r'(?P<key>[^"]*)"(?:\s+string="(?P<string>true|false)")?\s*'),
+        writing=XmlWriting(
+            section=(f"<{mark}{section}>\n", f"</{mark}{section}>"),
+            call=lambda name: (f'<{mark}invoke name="{name}">\n', f"</{mark}invoke>\n"),
+            argument=lambda key, is_string: (
+                f'<{mark}parameter name="{key}" string="{"true" if is_string else "false"}">',
+                f"</{mark}parameter>\n",
+            ),
         ),
-    ),
-    key=re.compile(r'(?P<key>[^"]*)"(?:\s+string="(?P<string>true|false)")?\s*'),
-)
+    )
+
+
+DEEPSEEK_V32 = _elements("deepseekv32", section="function_calls")
+DEEPSEEK_V4 = _elements("deepseekv4", section="tool_calls")
+DEEPSEEK_V41 = _elements("deepseekv41", section="calls", space=" ")

@@ -25,6 +25,8 @@ class _Rule(msgspec.Struct, frozen=True):
 
 _TOOL_RULES = (
     _Rule("gpt-oss", ("<|channel|>", "<|message|>"), "writes messages in channels"),
+    _Rule("deepseekv41", ("｜DSML｜", " invoke name="), "writes <｜DSML｜ invoke>"),
+    _Rule("deepseekv4", ("｜DSML｜", "tool_calls>"), "writes <｜DSML｜tool_calls>"),
     _Rule("deepseekv32", ("｜DSML｜", "invoke"), "writes <｜DSML｜invoke>"),
     _Rule(
         "deepseekv3",
@@ -58,6 +60,7 @@ _TOOL_RULES = (
 _REASONING_RULES = (
     _Rule("gpt-oss", ("<|channel|>", "analysis"), "writes an analysis channel"),
     _Rule("gemma4", ("<|channel>thought",), "writes <|channel>thought"),
+    _Rule("minimax-m3", ("<mm:think>",), "writes <mm:think>"),
     _Rule("mistral", ("[THINK]",), "writes [THINK]"),
     _Rule("kimi", ("◁think▷",), "writes ◁think▷"),
     _Rule("granite_thinking_parser", ("Here is my thought process:",), "asks for thoughts"),

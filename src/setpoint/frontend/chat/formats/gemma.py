@@ -6,7 +6,7 @@ and those of FunctionGemma, which are the same with other marks:
 
     <start_function_call>call:weather{place:<escape>Bern<escape>,days:3}<end_function_call>
 
-Gemma 3 has no format of its own: it answers as its prompt asks (``pythonic``, ``llama3``).
+Gemma 3 has no format of its own: it answers as its prompt asks.
 """
 
 from __future__ import annotations

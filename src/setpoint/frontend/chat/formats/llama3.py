@@ -1,5 +1,5 @@
-"""The calls of Llama 3.1 to 3.3, with or without the marker; also of models that are asked for JSON
-calls by their prompt, such as Gemma 3:
+"""The calls of Llama 3.1 to 3.3, with or without the marker; also of models whose template asks for
+JSON:
 
     <|python_tag|>{"name": "weather", "parameters": {"place": "Bern"}}
 """

@@ -1,5 +1,4 @@
-"""Calls in Python's syntax, of Llama 4, of smaller Llama 3.2, of LFM2, and of models that are asked
-for them by their prompt:
+"""Calls in Python's syntax, of Llama 4, of LFM2, and of models whose template asks for them:
 
     [weather(place="Bern"), time()]
 

@@ -146,6 +146,8 @@ def _text(text: str) -> list[Delta]:
 MARKED = (
     MarkedReasoning(name="deepseek-r1", always=True),
     MarkedReasoning(name="deepseek-v3", variable="thinking"),
+    MarkedReasoning(name="deepseek-v4", variable="thinking"),
+    MarkedReasoning(name="deepseek-v41", variable="thinking"),
     MarkedReasoning(
         name="gemma4",
         begin="<|channel>thought\n",
@@ -170,6 +172,9 @@ MARKED = (
     ),
     MarkedReasoning(name="mimo", variable="enable_thinking"),
     MarkedReasoning(name="minimax", always=True),
+    MarkedReasoning(
+        name="minimax-m3", begin="<mm:think>", end="</mm:think>", needs_special_tokens=True
+    ),
     MarkedReasoning(name="mistral", begin="[THINK]", end="[/THINK]", needs_special_tokens=True),
     MarkedReasoning(name="nemotron_3", variable="enable_thinking"),
     MarkedReasoning(name="qwen3", variable="enable_thinking"),

@@ -26,6 +26,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "deepseekv3": deepseek.DEEPSEEK_V3,
     "deepseekv31": deepseek.DEEPSEEK_V31,
     "deepseekv32": deepseek.DEEPSEEK_V32,
+    "deepseekv4": deepseek.DEEPSEEK_V4,
+    "deepseekv41": deepseek.DEEPSEEK_V41,
     "functiongemma": FUNCTION_GEMMA,
     "gemma4": GEMMA4,
     "glm": GLM,
