@@ -341,6 +341,12 @@ def test_a_long_answer_takes_linear_time(name: str, begun: str) -> None:
     assert most < 2000
 
 
+def test_a_json_answer_is_not_held_back() -> None:
+    parser = FORMATS["llama3"].parser(TOOLS)
+    assert summary(parser.feed('{"title": "a'))["text"] == '{"title": "a'
+    assert summary(parser.feed(" long"))["text"] == " long"
+
+
 def test_bytes_that_cut_characters() -> None:
     """From tokens that end inside characters, through the detokenizer."""
     tokenizer = OurTokenizer(make_byte_tokenizer())

@@ -34,7 +34,23 @@ LLAMA3 = [
         calls=(("get_weather", BERN), ("ping", "{}")),
     ),
     Case(
+        "three without semicolons",
+        f"{LLAMA3_CALL}\n{LLAMA3_CALL}, {LLAMA3_CALL}",
+        calls=(("get_weather", BERN),) * 3,
+    ),
+    Case(
+        "a call, and text that begins like one",
+        f"{LLAMA3_CALL}; so {{x}}",
+        "; so {x}",
+        (("get_weather", BERN),),
+    ),
+    Case(
         "text before", f"I look. <|python_tag|>{LLAMA3_CALL}", "I look.", (("get_weather", BERN),)
+    ),
+    Case(
+        "a JSON answer with a function's name",
+        '{"name": "ping", "age": 3}',
+        text='{"name": "ping", "age": 3}',
     ),
     Case("a JSON answer", '{"name": "Ann", "age": 3}', text='{"name": "Ann", "age": 3}'),
     Case(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import msgspec
@@ -11,6 +11,7 @@ from setpoint.frontend.chat.formats.json_scan import JsonScan
 from setpoint.frontend.chat.formats.scanning import MAX_NAME_CHARS
 
 ARGUMENTS = ("arguments", "parameters")
+_KEYS = (*ARGUMENTS, "name", "type", "id")
 
 Outcome = Literal["more", "done", "broken"]
 
@@ -25,14 +26,15 @@ class JsonCall:
         begin: Callable[[str], None],
         argue: Callable[[str], None],
         *,
-        accepts: Callable[[str], bool] = bool,
+        names: Collection[str] | None = None,
     ) -> None:
-        """begin: told the name. argue: told the arguments piece by piece, after that. accepts:
-        whether a function of this name may be called; an object that names another is no call."""
+        """begin: told the name. argue: told the arguments piece by piece, after that. names: if
+        not None, an object that names another function, or has keys that no call has, is no call;
+        so other JSON is not held back for long."""
         self.has_begun = False
         self._begin = begin
         self._argue = argue
-        self._accepts = accepts
+        self._names = names
         self._expected: Literal["{", "key", ":", "value", ","] = "{"
         self._scan: JsonScan | None = None
         """Reads the present key or value."""
@@ -109,7 +111,7 @@ class JsonCall:
         if self._expected == "key":
             self._key = _string(value) or ""
             self._expected = ":"
-            return True
+            return self._names is None or self._key in _KEYS
         self._expected = ","
         if self._streams:
             self._streams = False
@@ -118,7 +120,9 @@ class JsonCall:
             return True
         if self._key == "name":
             self._name = _string(value) or ""
-            if not 0 < len(self._name) <= MAX_NAME_CHARS or not self._accepts(self._name):
+            if not 0 < len(self._name) <= MAX_NAME_CHARS:
+                return False
+            if self._names is not None and self._name not in self._names:
                 return False
         elif self._key in ARGUMENTS:
             self._arguments = _object(value)

@@ -44,8 +44,9 @@ class JsonCalls:
     header: re.Pattern[str] | None = None
     """Matches what a model may also write behind the marker: a header (``HeadedCalls``), which the
     arguments follow."""
-    separator: str = ""
-    """What may stand between calls that are in no list."""
+    separators: str = ""
+    """Characters of which one may stand between calls that are in no list, or none. Empty: only
+    one call can stand there."""
     arguments: str = "arguments"
     """What the model calls them; either name is understood."""
     written: JsonWriting
@@ -155,11 +156,9 @@ class JsonMachine(CallMachine):
         return True
 
     def _next_call(self) -> None:
-        self._call = JsonCall(self._begin_call, self._argue, accepts=self._accepts)
+        names = None if self._marked else self._names
+        self._call = JsonCall(self._begin_call, self._argue, names=names)
         self._state = self._inside
-
-    def _accepts(self, name: str) -> bool:
-        return self._marked or name in self._names
 
     def _inside(self) -> bool:
         outcome, self._at = self._call.feed(self._text, self._at)
@@ -187,10 +186,10 @@ class JsonMachine(CallMachine):
                 self._next_call()
             self._in_list = sign == ","
             return True
-        separator = self._form.separator
-        if separator and self._text.startswith(separator, self._at):
-            self._at += len(separator)
-            self._lead = [separator]
+        if self._form.separators and sign in "{" + self._form.separators:
+            is_separator = sign != "{"
+            self._lead = [sign] if is_separator else []
+            self._at += is_separator
             self._state = self._open
             return True
         if self._form.end and self._closes(self._form.end) is None:

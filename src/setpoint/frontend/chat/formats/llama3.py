@@ -12,7 +12,7 @@ LLAMA3 = JsonCalls(
     name="llama3",
     begin="<|python_tag|>",
     may_be_bare=True,
-    separator=";",
+    separators=";,",
     arguments="parameters",
     written=JsonWriting(before="<|python_tag|>", between="; "),
 )
