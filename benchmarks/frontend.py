@@ -71,6 +71,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"messages": MESSAGES, "logprobs": True, "top_logprobs": 5},
     ),
     "chat, whole": ("/v1/chat/completions", {"messages": MESSAGES, "stream": False}),
+    "responses": ("/v1/responses", {"input": "Tell me a long story about a fox."}),
     "completions": ("/v1/completions", {"prompt": TEXT}),
     "generate": ("/generate", {"text": TEXT}),
 }
@@ -92,7 +93,8 @@ class Load:
         if route == "/generate":
             asked["sampling_params"] = {**limits, "max_new_tokens": self.num_tokens}
         else:
-            asked |= {**limits, "max_tokens": self.num_tokens}
+            name = "max_output_tokens" if route == "/v1/responses" else "max_tokens"
+            asked |= {**limits, name: self.num_tokens}
         return route, json.dumps(asked).encode()
 
 

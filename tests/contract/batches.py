@@ -13,6 +13,7 @@ from setpoint.batch.entry import Entry
 from setpoint.batch.journal import Journal
 from setpoint.batch.jsonl import JsonlSource
 from setpoint.batch.output import AsTheyCome, InOrder
+from setpoint.batch.reading import read_at_once
 from setpoint.batch.run import BatchRun
 from setpoint.batch.tally import Tally
 
@@ -35,6 +36,16 @@ def write(folder: Path, lines: list[Any]) -> Path:
         "".join(one if isinstance(one, str) else json.dumps(one) + "\n" for one in lines)
     )
     return folder / "out.jsonl"
+
+
+class Clock:
+    """Unix time as a test sets it."""
+
+    def __init__(self) -> None:
+        self.at = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.at
 
 
 class Batch:
@@ -61,7 +72,9 @@ class Batch:
             output = InOrder(journal, after=done.last) if self._keep_order else AsTheyCome(journal)
             self.run_ = BatchRun(self._service, journal, output, tally, digest=survey.digest)
             await self.run_.run(
-                self._counted(source.entries(survey, done)), stop=self.stop, drain_s=DRAIN_S
+                read_at_once(self._counted(source.entries(survey, done))),
+                stop=self.stop,
+                drain_s=DRAIN_S,
             )
         return tally
 

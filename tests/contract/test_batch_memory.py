@@ -17,6 +17,7 @@ import pytest
 from setpoint.batch.journal import Journal
 from setpoint.batch.jsonl import JsonlSource
 from setpoint.batch.output import AsTheyCome
+from setpoint.batch.reading import read_at_once
 from setpoint.batch.run import BatchRun
 from setpoint.batch.tally import Tally
 
@@ -88,7 +89,8 @@ def test_ten_million_lines_in_constant_memory(serve: Callable[..., None], tmp_pa
                     server.service, journal, AsTheyCome(journal), tally, digest=survey.digest
                 )
                 server.engine.submitted = _Forgets()
-                await run.run(source.entries(survey, done), stop=asyncio.Event(), drain_s=0)
+                entries = read_at_once(source.entries(survey, done))
+                await run.run(entries, stop=asyncio.Event(), drain_s=0)
                 assert tally.num_done == NUM_LINES
                 assert tally.num_failed == NUM_LINES - NUM_LINES // GOOD_EVERY
                 assert peak() < 64 * MIB

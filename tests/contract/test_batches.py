@@ -13,8 +13,8 @@ import batches
 import openai
 import pytest
 from answers import HI
+from batches import Clock
 from test_embedding_routes import LAST
-from test_files import Clock
 
 from setpoint.batch import worker
 from setpoint.batch.entry import BatchError

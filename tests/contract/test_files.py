@@ -12,6 +12,7 @@ from typing import Any
 
 import openai
 import pytest
+from batches import Clock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,14 +22,6 @@ from setpoint.frontend.storage.storage import Storage
 
 Serve = Callable[..., None]
 LINES = b'{"custom_id": "a"}\n'
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.at = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.at
 
 
 @pytest.fixture

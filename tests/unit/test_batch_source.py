@@ -81,7 +81,6 @@ def test_lines_are_counted_and_blank_ones_are_no_requests(tmp_path: Path) -> Non
             "bad_request",
             "more is not known",
         ),
-        (b"", "too_long", "longer than"),
     ],
 )
 def test_a_bad_line_says_what_is_wrong(line: bytes, code: str, message: str) -> None:
@@ -106,6 +105,20 @@ def test_a_line_beyond_all_measure_is_skipped_in_pieces(
         (2, None, "too_long"),
         (3, "b", None),
         (4, None, "too_long"),
+    ]
+    read.close()
+
+
+def test_lines_on_a_server_are_like_bodies(tmp_path: Path) -> None:
+    deep = b'{"custom_id":"b","method":"POST","url":"u","body":{"a":' + b"[" * 101 + b"]" * 101
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(good("a") + deep + b"}}\n" + b"x" * 1000 + b"\n" + good("c"))
+    read = JsonlSource(path, max_body_bytes=500)
+    assert [entry.problem and entry.problem.code for entry in entries(read)] == [
+        None,
+        "too_complex",
+        "too_long",
+        None,
     ]
     read.close()
 

@@ -22,6 +22,7 @@ from setpoint.batch.journal import Journal
 from setpoint.batch.jsonl import JsonlSource
 from setpoint.batch.output import AsTheyCome, InOrder, Output
 from setpoint.batch.progress import EVERY_S, Display, display
+from setpoint.batch.reading import read_at_once
 from setpoint.batch.run import BatchRun
 from setpoint.batch.tally import Tally
 from setpoint.config.commands import BatchOptions
@@ -151,7 +152,12 @@ class _Batch:
             showing = asyncio.create_task(_show(shown, run, self.tally))
             timeout_s = engine.config.options.watchdog_timeout
             working = asyncio.create_task(
-                run.run(self._entries, stop=signals.stop, drain_s=DRAIN_S, look_timeout_s=timeout_s)
+                run.run(
+                    read_at_once(self._entries),
+                    stop=signals.stop,
+                    drain_s=DRAIN_S,
+                    look_timeout_s=timeout_s,
+                )
             )
             at_once = asyncio.create_task(signals.at_once.wait())
             await asyncio.wait([working, at_once], return_when=asyncio.FIRST_COMPLETED)

@@ -19,6 +19,7 @@ import msgspec
 from setpoint.batch.duplicates import Duplicates
 from setpoint.batch.entry import MAX_LINE_BYTES, BatchError, Entry, Marks, Problem, Survey
 from setpoint.core.wording import plain
+from setpoint.frontend.json_shape import excess
 
 _GZIP = b"\x1f\x8b"
 
@@ -39,9 +40,13 @@ _decode_id = msgspec.json.Decoder(_Id).decode
 
 
 class JsonlSource:
-    def __init__(self, path: Path) -> None:
-        """Open the file. Raises BatchError unless it is a readable regular file."""
+    def __init__(self, path: Path, *, max_body_bytes: int | None = None) -> None:
+        """Open the file. max_body_bytes: if set, a line may have this many bytes, and must be as
+        simple as the body of a request over HTTP, because others wait while it is decoded. Raises
+        BatchError unless it is a readable regular file."""
         self._path = path
+        self._max_bytes = MAX_LINE_BYTES if max_body_bytes is None else max_body_bytes
+        self._must_be_simple = max_body_bytes is not None
         self._file = open_input(path)
 
     def survey(self) -> Survey:
@@ -62,32 +67,37 @@ class JsonlSource:
             if number > survey.last_number:
                 return  # lines that were added since the survey are not part of this batch
             if number not in done and not line.isspace():
-                yield parse_line(number, line)
+                yield self._entry(number, line)
 
     def close(self) -> None:
         self._file.close()
 
+    def _entry(self, number: int, line: bytes) -> Entry:
+        if not line:
+            message = f"The line is longer than {self._max_bytes} bytes."
+            return _bad(number, line, "too_long", message)
+        if self._must_be_simple and (too_much := excess(line)) is not None:
+            return _bad(number, b"", "too_complex", f"The line {too_much}.")
+        return parse_line(number, line)
+
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yields (number, line). A line longer than MAX_LINE_BYTES is yielded as b"", and no more
-        than that many of its bytes are ever in memory."""
+        """Yields (number, line). A line that is too long is yielded as b"", and no more of its
+        bytes are ever in memory than a line may have."""
         try:
             self._file.seek(0)
             number = 0
-            while line := self._file.readline(MAX_LINE_BYTES):
+            while line := self._file.readline(self._max_bytes):
                 number += 1
                 is_too_long = False
-                while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                    is_too_long, line = True, self._file.readline(MAX_LINE_BYTES)
+                while len(line) == self._max_bytes and not line.endswith(b"\n"):
+                    is_too_long, line = True, self._file.readline(self._max_bytes)
                 yield number, b"" if is_too_long else line
         except OSError as error:
             raise BatchError(f"{self._path} cannot be read: {error.strerror}.") from None
 
 
 def parse_line(number: int, line: bytes) -> Entry:
-    """The entry of a line. It never raises: an invalid line's entry has a ``problem``. An empty
-    ``line`` stands for one that was too long."""
-    if not line:
-        return _bad(number, line, "too_long", f"The line is longer than {MAX_LINE_BYTES} bytes.")
+    """The entry of a line. It never raises: an invalid line's entry has a ``problem``."""
     try:
         request = _decode_line(line)
     except msgspec.ValidationError as error:

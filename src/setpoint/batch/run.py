@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncIterable, Callable, Sequence
 
 from setpoint.batch import record
 from setpoint.batch.entry import BatchError, Entry, Problem
@@ -18,6 +17,7 @@ from setpoint.batch.journal import Journal
 from setpoint.batch.output import Output
 from setpoint.batch.tally import Tally
 from setpoint.core.errors import RequestError, SetpointError
+from setpoint.frontend.apis.openai.replies import Exchange
 from setpoint.frontend.apis.openai.table import Api, openai_apis
 from setpoint.frontend.feed import EngineView, Gate
 from setpoint.frontend.jobs import Job
@@ -28,10 +28,15 @@ logger = logging.getLogger(__name__)
 SYNC_S = 1.0
 """Seconds between syncs. Answers younger than this may be lost in a power cut; they are then
 computed again."""
-BREATH = 1000
-"""Most entries that are handled before the event loop gets its turn."""
+LONG_BYTES = 1 << 16
+LONG_NUMBERS = 1 << 13
+"""An entry with more bytes, or an answer with more logprobs, is worked on in a thread: on a server
+others wait meanwhile."""
 UNAVAILABLE = 503
 """Status of a request that might be answered at another time, for example when a queue is full."""
+
+Made = tuple[bytes, record.Error | None]
+"""An encoded record, and the error in it."""
 
 
 class BatchRun:
@@ -68,7 +73,7 @@ class BatchRun:
 
     async def run(
         self,
-        entries: Iterable[Entry],
+        entries: AsyncIterable[Entry],
         *,
         stop: asyncio.Event,
         drain_s: float,
@@ -106,10 +111,8 @@ class BatchRun:
             output.num_outputs for job in self._jobs for output in job.outputs
         )
 
-    async def _feed(self, entries: Iterable[Entry], stop: asyncio.Event) -> None:
-        for count, entry in enumerate(entries):
-            if count % BREATH == 0:
-                await asyncio.sleep(0)
+    async def _feed(self, entries: AsyncIterable[Entry], stop: asyncio.Event) -> None:
+        async for entry in entries:
             while not self._gate.has_room(entry.num_bytes, held_bytes=self._output.held_bytes):
                 await self._changed(None)
                 if stop.is_set() or self._failure is not None:
@@ -118,7 +121,7 @@ class BatchRun:
                 return
             self._output.expect(entry.number)
             if entry.problem is not None:
-                self._put(entry, record.failed(self._digest, entry, entry.problem))
+                self._put(entry, _encoded(record.failed(self._digest, entry, entry.problem)))
             else:
                 self._start(entry)
 
@@ -136,22 +139,22 @@ class BatchRun:
 
     async def _answer(self, entry: Entry) -> None:
         try:
-            self._put(entry, await self._record(entry))
+            self._put(entry, await self._made(entry))
         finally:
             self._gate.closed(1, entry.num_bytes)
 
-    async def _record(self, entry: Entry) -> record.Record:
+    async def _made(self, entry: Entry) -> Made:
         """The record of an entry's answer, or of why it has none. Raises SetpointError if the run
         cannot go on."""
         api = self._apis.get(entry.url)
         if api is None:
             known = ", ".join(self._apis)
             message = f"url must be one of {known}; got {entry.url!r}."
-            return record.failed(self._digest, entry, Problem("unknown_url", message))
+            return _encoded(record.failed(self._digest, entry, Problem("unknown_url", message)))
         patience = iter(self._patience_s)
         while True:
             try:
-                return record.answered(self._digest, entry, await self._reply(api, entry))
+                return await self._answered(api, entry)
             except RequestError as error:
                 wait_s = next(patience, None) if error.status_code == UNAVAILABLE else None
                 if wait_s is None:
@@ -170,41 +173,58 @@ class BatchRun:
                 )
             await asyncio.sleep(wait_s)
 
-    def _refused(
-        self, entry: Entry, message: str, *, status_code: int, err_type: str
-    ) -> record.Record:
-        return record.refused(
-            self._digest, entry, message, status_code=status_code, err_type=err_type
+    def _refused(self, entry: Entry, message: str, *, status_code: int, err_type: str) -> Made:
+        return _encoded(
+            record.refused(self._digest, entry, message, status_code=status_code, err_type=err_type)
         )
 
-    async def _reply(self, api: Api, entry: Entry) -> dict[str, Any]:
-        """The reply to an entry's request. Raises RequestError, EngineDeadError."""
-        assert entry.body is not None
-        # The line number, for the engine's log and for the suspects after a crash.
-        rid = record.record_id(self._digest, entry.number)
-        exchange = await api.open({"rid": rid, **entry.body})
-        if exchange.is_stream:
-            raise RequestError(
-                "stream must not be true in a batch, which writes only complete answers."
-            )
+    async def _answered(self, api: Api, entry: Entry) -> Made:
+        """The record of the reply to an entry's request. Raises RequestError, EngineDeadError."""
+        exchange = await self._opened(api, entry)
         num_more = len(exchange.job.outputs) - 1
         self._gate.opened(num_more, 0)
         try:
             with exchange.job:
                 self._jobs.add(exchange.job)
-                reply = exchange.reply(await exchange.job.wait())
+                outputs = await exchange.job.wait()
         finally:
             self._jobs.discard(exchange.job)
             self._gate.closed(num_more, 0)
-        usage = reply.get("usage") or {}
+
+        def made() -> tuple[Made, dict[str, int]]:
+            reply = exchange.reply(outputs)
+            return _encoded(record.answered(self._digest, entry, reply)), reply.get("usage") or {}
+
+        num_numbers = sum(output.num_numbers for output in outputs)
+        encoded, usage = made() if num_numbers <= LONG_NUMBERS else await asyncio.to_thread(made)
         # The second names are those of /v1/responses.
         self._tally.prompt_tokens += usage.get("prompt_tokens", usage.get("input_tokens", 0))
         self._tally.output_tokens += usage.get("completion_tokens", usage.get("output_tokens", 0))
-        return reply
+        return encoded
 
-    def _put(self, entry: Entry, made: record.Record) -> None:
-        self._output.put(entry.number, record.encode(made))
-        self._tally.count(made.error)
+    async def _opened(self, api: Api, entry: Entry) -> Exchange:
+        """The entry's request, not submitted yet. Raises RequestError."""
+        assert entry.body is not None
+        # The line number, for the engine's log and for the suspects after a crash.
+        body = {"rid": record.record_id(self._digest, entry.number), **entry.body}
+
+        async def opened() -> Exchange:
+            return await api.open(body)
+
+        if entry.num_bytes <= LONG_BYTES:
+            exchange = await opened()
+        else:
+            exchange = await asyncio.to_thread(lambda: asyncio.run(opened()))
+        if exchange.is_stream:
+            raise RequestError(
+                "stream must not be true in a batch, which writes only complete answers."
+            )
+        return exchange
+
+    def _put(self, entry: Entry, made: Made) -> None:
+        data, error = made
+        self._output.put(entry.number, data)
+        self._tally.count(error)
 
     async def _changed(self, deadline: float | None) -> None:
         """Wait until something happens that may make room or end the run, or until the deadline."""
@@ -228,3 +248,7 @@ class BatchRun:
                 self._failure = error
                 self._gate.changed.set()
                 return
+
+
+def _encoded(made: record.Record) -> Made:
+    return record.encode(made), made.error

@@ -17,6 +17,7 @@ from setpoint.batch.entry import BatchError, Marks, Problem, Survey
 from setpoint.batch.journal import Journal
 from setpoint.batch.jsonl import JsonlSource
 from setpoint.batch.output import AsTheyCome
+from setpoint.batch.reading import read_ahead
 from setpoint.batch.run import BatchRun
 from setpoint.batch.tally import Tally
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
@@ -84,7 +85,8 @@ class BatchWorker:
     async def _work(self, batch: Batch) -> None:
         """Take a batch from wherever it is to its end. Raises BatchError for one that cannot be
         run, InterruptedBatchError, EngineDeadError, RequestError (507)."""
-        with closing(JsonlSource(self._files.path(batch.input_file_id))) as source:
+        path, limit = self._files.path(batch.input_file_id), self._service.config.max_body_bytes
+        with closing(JsonlSource(path, max_body_bytes=limit)) as source:
             survey = await asyncio.to_thread(source.survey)
             if not survey.num_requests:
                 raise BatchError("The input file holds no requests.")
@@ -114,7 +116,8 @@ class BatchWorker:
             )
             watching = asyncio.create_task(self._watch(batch_id, tally, stop))
             try:
-                await run.run(source.entries(survey, done), stop=stop, drain_s=0.0)
+                entries = read_ahead(source.entries(survey, done))
+                await run.run(entries, stop=stop, drain_s=0.0)
                 await asyncio.to_thread(journal.sync)
             except BatchError as error:
                 raise InterruptedBatchError(str(error)) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
@@ -178,12 +178,11 @@ class ResponseExchange:
         is_complete = output.finish is not None and output.finish.type == "stop"
         self._output.end(is_complete=is_complete)
 
-    def _numbered(self, events: Iterable[Event]) -> list[Event]:
-        numbered = []
-        for event in events:
-            numbered.append({**event, "sequence_number": self._num_events})
-            self._num_events += 1
-        return numbered
+    def _numbered(self, events: Sequence[Event]) -> Sequence[Event]:
+        for number, event in enumerate(events, self._num_events):
+            event["sequence_number"] = number
+        self._num_events += len(events)
+        return events
 
     def _keep(self, response: dict[str, Any]) -> dict[str, Any]:
         if self._is_kept:

@@ -1,0 +1,40 @@
+"""Two ways to read the entries of a batch while its requests run: at once, where nobody else waits
+for the event loop, and ahead in a thread, on a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+from setpoint.batch.entry import Entry
+
+BREATH = 1000
+"""Most entries that are handled before the event loop gets its turn."""
+AHEAD = 16
+"""Most entries that are read ahead, and from how many bytes on no more are."""
+AHEAD_BYTES = 1 << 18
+
+
+async def read_at_once(entries: Iterator[Entry]) -> AsyncIterator[Entry]:
+    for count, entry in enumerate(entries):
+        if count % BREATH == 0:
+            await asyncio.sleep(0)
+        yield entry
+
+
+async def read_ahead(entries: Iterator[Entry]) -> AsyncIterator[Entry]:
+    while some := await asyncio.to_thread(_some, entries):
+        for entry in some:
+            yield entry
+
+
+def _some(entries: Iterator[Entry]) -> list[Entry]:
+    """The next few entries; none at the end."""
+    some: list[Entry] = []
+    num_bytes = 0
+    for entry in entries:
+        some.append(entry)
+        num_bytes += entry.num_bytes
+        if len(some) == AHEAD or num_bytes >= AHEAD_BYTES:
+            break
+    return some
