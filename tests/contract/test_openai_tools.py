@@ -292,7 +292,9 @@ def test_wrong_tools_are_refused_by_name(serve: Serve, body: Any, message: str) 
     async def scenario(server: Any) -> None:
         response = await server.http.post(CHAT, json={"messages": HI, **body})
         assert response.status_code == 400
-        assert response.json()["error"]["message"].startswith(message)
+        error = response.json()["error"]
+        assert error["message"].startswith(message)
+        assert error["param"].startswith(message.split("[")[0].split()[0].rstrip("."))
         assert server.engine.submitted == []
 
     serve(scenario)

@@ -223,7 +223,9 @@ def test_an_error_names_what_the_client_sent(
 ) -> None:
     async def scenario(server: Any) -> None:
         response = await server.http.post(CHAT, json={"messages": HI, **body})
-        assert (response.status_code, response.json()["error"]["message"]) == (400, message)
+        error = response.json()["error"]
+        assert (response.status_code, error["message"]) == (400, message)
+        assert error["param"] == message.split()[0], "OpenAI's place for the name of the field"
 
     serve(scenario)
 

@@ -60,8 +60,8 @@ def calling_of(request: ChatRequest, form: ToolFormat | None) -> Calling:
         bound = form.structure(tools, required=False, parallel=request.parallel_tool_calls)
     if bound is None:
         raise RequestError(
-            "strict tools, allowed_tools and parallel_tool_calls=false need tool_choice required"
-            " with this model, because the format of its calls is not known or cannot be"
+            "With this model, strict tools, allowed_tools and parallel_tool_calls=false need"
+            " tool_choice required, because the format of its calls is not known or cannot be"
             " constrained."
         )
     return Calling(tools, form, bound)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from http import HTTPStatus
 from typing import Any
 
 from setpoint.frontend.http.sse import DONE, event
 from setpoint.frontend.refusal import Refusal
 
+_FIELD = re.compile(r"([a-z_]+(?:\[\d+\]|\.[a-z_]+)*)(?=[ :])")
+"""A message about a field of the body begins with its path, any other with a capital letter."""
+
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
     """The body of an error: SGLang's flat keys, and the same again under ``error``, where OpenAI's
     clients look."""
+    field = _FIELD.match(refusal.message) if refusal.status_code == HTTPStatus.BAD_REQUEST else None
     error = {
         "message": refusal.message,
         "type": refusal.kind,
-        "param": refusal.param,
+        "param": refusal.param or (field and field[0]),
         "code": refusal.code or refusal.status_code,
     }
     return {"object": "error", **error, "error": error}
