@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from setpoint.core.constraint import KINDS, MAX_CONSTRAINT_CHARS, Constraint
+from setpoint.core.constraint import KINDS, MAX_CHARS, Constraint
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
 
@@ -44,7 +44,8 @@ def test_what_asks_for_nothing_constrains_nothing(kind: str, nothing: Any) -> No
         ({"regex": 1}, "regex must be a string, got a whole number"),
         ({"ebnf": {"root": "a"}}, "ebnf must be a string, got an object"),
         ({"regex": "a\0"}, "regex must not contain a NUL character"),
-        ({"regex": "x" * (MAX_CONSTRAINT_CHARS + 1)}, "regex must have at most 262144 characters"),
+        ({"regex": "x" * (MAX_CHARS["regex"] + 1)}, "regex must have at most 16384 characters"),
+        ({"ebnf": "x" * (MAX_CHARS["ebnf"] + 1)}, "ebnf must have at most 262144 characters"),
     ],
 )
 def test_wrong_values_are_refused(values: dict[str, Any], message: str) -> None:

@@ -18,8 +18,11 @@ KINDS: tuple[ConstraintKind, ...] = ("json_schema", "regex", "ebnf", "structural
 
 _JSON_KINDS = ("json_schema", "structural_tag")
 
-MAX_CONSTRAINT_CHARS = 1 << 18
-"""Longest text of a constraint. The largest schemas of public collections have half as many."""
+MAX_CHARS: dict[str, int] = {"regex": 1 << 14} | dict.fromkeys(
+    ("json_schema", "ebnf", "structural_tag"), 1 << 18
+)
+"""Longest text of each kind. The largest schemas of public collections have half as many; an
+expression costs time for each of its characters at every token."""
 
 
 class Constraint(NamedTuple):
@@ -41,9 +44,9 @@ def constraint_text(kind: str, value: Any) -> str | None:
             raise RequestError(f"{kind} cannot be written as JSON: {error}") from None
     if not isinstance(value, str):
         raise RequestError(f"{kind} must be a string, got {kind_of(value)}.")
-    if len(value) > MAX_CONSTRAINT_CHARS:
+    if len(value) > MAX_CHARS[kind]:
         raise RequestError(
-            f"{kind} must have at most {MAX_CONSTRAINT_CHARS} characters, got {len(value)}."
+            f"{kind} must have at most {MAX_CHARS[kind]} characters, got {len(value)}."
         )
     if "\0" in value:
         raise RequestError(f"{kind} must not contain a NUL character.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
@@ -15,6 +17,20 @@ from setpoint.grammar.cache import CompiledCache
 from setpoint.grammar.definition import definition, not_compiled
 from setpoint.grammar.vocabulary import Vocabulary
 
+LIMITS: dict[str, int] = {
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 10_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+}
+"""Less than llguidance's own limits: the work of one mask stays below some 100 ms, and the states
+that a sequence keeps below some 100 MB."""
+
+MASK_CREDIT_S = 0.25
+MASK_SHARE_S = 0.003
+"""Seconds of computing that a sequence's masks may take: the first, and the second for each token
+in addition. The masks of a usual schema take a tenth of the second."""
+
 
 class GuidanceGrammar:
     """One sequence's automaton. Once it is made, only the loop calls it."""
@@ -25,6 +41,7 @@ class GuidanceGrammar:
         self._matcher = matcher
         # A model without an end token has one for llguidance, which must not be sampled.
         self._forbidden = tokenizer.eos_tokens if ignore_eos or not vocabulary.eos_token_ids else ()
+        self._credit_s = MASK_CREDIT_S
         words = -(-tokenizer.vocab_size // 32)
         self._own = np.zeros(words, np.int32) if words != -(-vocabulary.size // 32) else None
         """Room for a mask of more tokens than the model has."""
@@ -35,7 +52,11 @@ class GuidanceGrammar:
 
     def fill_mask(self, words: Ids) -> None:
         target = words if self._own is None else self._own
+        began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(target.ctypes.data, target.nbytes)
+        self._credit_s += MASK_SHARE_S - (time.thread_time() - began)
+        if self._credit_s < 0:
+            raise RequestError(f"The grammar cannot be followed any further: {TOO_MUCH_WORK}.")
         if self._matcher.is_error():
             raise RequestError(f"The grammar cannot be followed any further: {why(self._matcher)}.")
         if self._own is not None:
@@ -51,10 +72,13 @@ class GuidanceGrammar:
         return self._matcher.is_stopped()
 
 
+TOO_MUCH_WORK = "it takes too much work to find the tokens that it allows"
+
+
 def why(matcher: LLMatcher) -> str:
     """Why a matcher that worked has stopped with an error."""
     if matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex"):
-        return "it takes too much work to find the tokens that it allows"
+        return TOO_MUCH_WORK
     reason, *_ = matcher.get_error().split("\n")
     return "it can match nothing" if reason.startswith("NoExtension") else reason
 
@@ -94,7 +118,7 @@ class GuidanceFactory:
             vocabulary.tokenizer,
             definition(constraint, vocabulary.special_tokens),
             log_level=0,
-            limits=LLParserLimits(verbose_errors=False),
+            limits=LLParserLimits(verbose_errors=False, **LIMITS),
         )
         if not matcher.is_error():
             matcher.compute_bitmask()  # a grammar that can match nothing fails here

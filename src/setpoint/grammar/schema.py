@@ -1,7 +1,8 @@
-"""JSON schemas on their way to llguidance."""
+"""JSON schemas on their way to a library: what it is not told, and what is refused before."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from setpoint.core.errors import RequestError
@@ -15,10 +16,30 @@ MAX_DEPTH = 64
 OPTIONS = "x-guidance"
 """The key of a schema under which llguidance looks for its options."""
 
+WHITESPACE = r"[ \n\r\t]{1,64}"
+"""Between two parts of a JSON text. Without a limit, a small model may write line breaks until it
+has no tokens left."""
+
+FORMATS = frozenset(
+    (
+        *("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6"),
+        *("time", "unknown", "uri", "uuid"),
+    )
+)
+"""The formats that llguidance enforces. Every other one is an annotation, as JSON Schema has it."""
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_SCHEMAS = (
+    *("items", "additionalItems", "contains", "propertyNames", "additionalProperties"),
+    *("unevaluatedItems", "unevaluatedProperties", "not", "if", "then", "else"),
+)
+"""Keywords whose value is a map of schemas, a list of schemas, or a schema."""
+
 
 def prepared_schema(schema: Any) -> dict[str, Any]:
-    """The schema with the options that it is compiled with. Raises RequestError (400) for what is
-    no schema, or is too deep."""
+    """The schema as it is compiled, with options. Raises RequestError (400) for what is no schema,
+    is too deep, or cannot be enforced."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
@@ -26,8 +47,51 @@ def prepared_schema(schema: Any) -> dict[str, Any]:
     if _is_deeper(schema, MAX_DEPTH):
         raise RequestError(f"the schema has more than {MAX_DEPTH} lists and objects inside others")
     given = schema.get(OPTIONS)
+    options = {"whitespace_pattern": WHITESPACE, **(given if isinstance(given, dict) else {})}
     # lenient would drop keywords that llguidance does not know, without a word.
-    return {**schema, OPTIONS: {**(given if isinstance(given, dict) else {}), "lenient": False}}
+    return {**_prepared(schema), OPTIONS: {**options, "lenient": False}}
+
+
+def _prepared(schema: Any) -> Any:
+    """A schema, and those in it, without what changes nothing and llguidance refuses."""
+    if not isinstance(schema, dict):
+        return schema
+    _check_bounds(schema)
+    kept = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            kept[key] = {name: _prepared(each) for name, each in value.items()}
+        elif key in _LISTS and isinstance(value, list):
+            kept[key] = [_prepared(each) for each in value]
+        elif key in _SCHEMAS:
+            kept[key] = _prepared(value)
+        elif not _changes_nothing(key, value):
+            kept[key] = value
+    return kept
+
+
+def _changes_nothing(key: str, value: Any) -> bool:
+    if key == "format":
+        return isinstance(value, str) and value not in FORMATS
+    return key == "uniqueItems" and value is False
+
+
+def _check_bounds(schema: dict[str, Any]) -> None:
+    """Refuse bounds that llguidance (1.9.1) gets wrong: it lets through the lower one itself."""
+    low = schema.get("exclusiveMinimum")
+    for name in ("maximum", "exclusiveMaximum"):
+        high = schema.get(name)
+        if not (_is_number(low) and _is_number(high)) or schema.get("type") == "integer":
+            continue
+        if low == math.floor(low) == math.floor(high) < high:
+            raise RequestError(
+                f"exclusiveMinimum {low} together with {name} {high} is not supported; give a"
+                " minimum instead"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
