@@ -111,6 +111,12 @@ def test_tokens_are_placed_and_chosen_as_the_reference_does(level: str):
         logits[5] = -torch.inf
         logits[6, :-1] = -torch.inf
         assert torch.equal(ops.best_tokens(logits), ref.best_tokens(logits))
+        words = torch.randint(-(1 << 31), 1 << 31, (3, columns // 32 + 2)).int()
+        words[1] = torch.tensor([0, -1])[torch.randint(0, 2, (columns // 32 + 2,))]
+        which, ours, theirs = torch.tensor([11, 0, 7]), logits.clone(), logits.clone()
+        ops.mask_tokens(ours, which, words)
+        ref.mask_tokens(theirs, which, words)
+        assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -51,6 +51,12 @@ class Ops(Protocol):
         finite or the row has a NaN."""
         ...
 
+    def mask_tokens(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
+        """Set logits [S, V] to -inf in place where a bit of words [R, >= V / 32] int32 is 0: bit v
+        of words[i], counted from the lowest of the first word, is token v of row rows[i], [R]
+        int64."""
+        ...
+
     def soft_cap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         """logits [S, V], overwritten -> cap · tanh(logits / cap)."""
         ...

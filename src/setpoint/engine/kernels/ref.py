@@ -36,6 +36,11 @@ class RefOps:
         best, ids = logits.max(dim=-1)
         return ids.where(best.isfinite(), -1)
 
+    def mask_tokens(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
+        bits = (words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
+        allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+        logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
+
     def soft_cap(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
         return logits.copy_((logits.to(_wide(logits.dtype)) / cap).tanh_().mul_(cap))
 

@@ -8,17 +8,24 @@ import torch
 
 from setpoint.core.plan import TokenMasks
 from setpoint.engine.kernels.device import to_device
+from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.sampling.columns import SamplingRows
 
 
-def edit_logits(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | None) -> torch.Tensor:
-    """logits [S, V] -> edited logits, in fp32 or wider; the same tensor if no row wants an edit."""
+def edit_logits(
+    logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | None, ops: Ops
+) -> torch.Tensor:
+    """logits [S, V] -> edited logits. If masks are the only edit they are applied in place, which
+    may be done again. Otherwise the result is a copy in fp32 or wider, or the same tensor if no row
+    wants an edit."""
     columns = rows.columns
     penalised = np.flatnonzero(columns["penalised"])
     # Rows that are below their minimum length; min_new is 0 for rows without stop ids.
     held = np.flatnonzero(columns["length"] - columns["num_prompt"] < columns["min_new"])
     biased = np.flatnonzero(columns["biased"])
-    if not (len(penalised) or len(held) or len(biased) or masks is not None):
+    if not (len(penalised) or len(held) or len(biased)):
+        if masks is not None:
+            _mask(logits, rows, masks, ops)
         return logits
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     if len(penalised):
@@ -28,7 +35,7 @@ def edit_logits(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | No
     if len(penalised):
         _scale_repeated(logits, rows, penalised)
     if masks is not None:
-        _mask(logits, rows, masks)
+        _mask(logits, rows, masks, ops)
     if len(biased):
         values = to_device(
             np.concatenate([rows.lists[slot].bias for slot in rows.slots[biased].tolist()]),
@@ -85,16 +92,13 @@ def _counts(
     return counts.scatter_add_(1, history, counted.to(logits.dtype))
 
 
-def _mask(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks) -> None:
+def _mask(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks, ops: Ops) -> None:
     """Set logits to -inf where the row's mask bit is 0."""
     row_of_slot = {slot: row for row, slot in enumerate(rows.slots.tolist())}
     index = to_device(
         np.array([row_of_slot[slot] for slot in masks.slots.tolist()], np.int64), logits.device
     )
-    words = to_device(masks.words, logits.device)
-    bits = (words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=logits.device)) & 1
-    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
-    logits[index] = logits[index].masked_fill(~allowed, -torch.inf)
+    ops.mask_tokens(logits, index, to_device(masks.words, logits.device))
 
 
 def _pairs(

@@ -47,10 +47,12 @@ def sample(
     peek: bool,
     best: torch.Tensor | None = None,
 ) -> Sampled:
-    """logits [S, V] -> a token per row. ``peek``: reading a value from the device costs nothing
-    (the device is the CPU). ``best``: the logits' ``ops.best_tokens`` if they are known."""
-    edited = edit_logits(logits, rows, masks)
-    ids = ops.best_tokens(edited) if best is None or edited is not logits else best
+    """logits [S, V] -> a token per row; masks may overwrite logits. ``peek``: reading a value from
+    the device costs nothing (the device is the CPU). ``best``: the logits' ``ops.best_tokens`` if
+    they are known."""
+    edited = edit_logits(logits, rows, masks, ops)
+    is_known = masks is None and edited is logits
+    ids = best if is_known and best is not None else ops.best_tokens(edited)
     drawn = np.flatnonzero(~rows.columns["greedy"])
     if len(drawn) == len(ids):
         ids = _draw(edited, rows.columns, peek).where(ids >= 0, -1)

@@ -127,6 +127,14 @@ struct BestCall {
   int32_t dtype, threads;
 };
 
+struct MaskCall {
+  void* logits;          // [.., cols]
+  const int64_t* which;  // [rows]: the masked rows of logits
+  const int32_t* words;  // [rows, words_per_row]
+  int64_t rows, cols, words_per_row;
+  int32_t dtype, threads;
+};
+
 struct ProgramOp {
   void (*kernel)(const void* call);
   const void* call;

@@ -147,6 +147,14 @@ class BestCall(ctypes.Structure):
     ]
 
 
+class MaskCall(ctypes.Structure):
+    _fields_ = [
+        *((name, _pointer) for name in ("logits", "which", "words")),
+        *((name, _i64) for name in ("rows", "cols", "words_per_row")),
+        *((name, _i32) for name in ("dtype", "threads")),
+    ]
+
+
 class ProgramOp(ctypes.Structure):
     _fields_ = [
         *((name, _pointer) for name in ("kernel", "call", "rows")),
@@ -174,6 +182,7 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
     RopeCall,
     AttentionCall,
     BestCall,
+    MaskCall,
     ProgramOp,
     ProgramCall,
 )

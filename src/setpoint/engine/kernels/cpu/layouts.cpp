@@ -128,6 +128,12 @@ std::string layouts() {
               {FIELD(logits), FIELD(out), FIELD(rows), FIELD(cols), FIELD(dtype), FIELD(threads)});
   }
   {
+    typedef MaskCall Call;
+    add<Call>(text, "MaskCall",
+              {FIELD(logits), FIELD(which), FIELD(words), FIELD(rows), FIELD(cols),
+               FIELD(words_per_row), FIELD(dtype), FIELD(threads)});
+  }
+  {
     typedef ProgramOp Call;
     add<Call>(
         text, "ProgramOp",

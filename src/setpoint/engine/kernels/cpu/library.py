@@ -28,6 +28,7 @@ from setpoint.engine.kernels.cpu.calls import (
     GatedCall,
     Int8LinearCall,
     LinearCall,
+    MaskCall,
     NormCall,
     PlaceCall,
     RopeCall,
@@ -61,6 +62,7 @@ KERNELS = {
     "attention_plan": Kernel(AttentionCall, "attention", "sequences"),
     "attention": Kernel(AttentionCall, "attention", "sequences"),
     "best_tokens": Kernel(BestCall, "sampling"),
+    "mask_tokens": Kernel(MaskCall, "sampling"),
     "block_rows": Kernel(BlockRowsCall, "embedding"),
     "embedding": Kernel(EmbeddingCall, "embedding"),
     "gelu_tanh_mul": Kernel(GatedCall, "activation"),
@@ -82,6 +84,7 @@ class Kernels:
     attention_plan: Callable[[int], None]
     attention: Callable[[int], None]
     best_tokens: Callable[[int], None]
+    mask_tokens: Callable[[int], None]
     block_rows: Callable[[int], None]
     embedding: Callable[[int], None]
     gelu_tanh_mul: Callable[[int], None]

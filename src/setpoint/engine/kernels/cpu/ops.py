@@ -13,6 +13,7 @@ from setpoint.engine.kernels.cpu.calls import (
     BestCall,
     EmbeddingCall,
     GatedCall,
+    MaskCall,
     NormCall,
     PlaceCall,
     RopeCall,
@@ -36,6 +37,8 @@ class CpuOps:
         self._place_address = ctypes.addressof(self._place)
         self._best = BestCall()
         self._best_address = ctypes.addressof(self._best)
+        self._mask = MaskCall()
+        self._mask_address = ctypes.addressof(self._mask)
         self._embedding = EmbeddingCall(dtype=DTYPES[dtype])
         self._embedding_address = ctypes.addressof(self._embedding)
         self._norm = NormCall(dtype=DTYPES[dtype])
@@ -87,6 +90,19 @@ class CpuOps:
         call.threads = torch.get_num_threads()
         self._kernels.best_tokens(self._best_address)
         return out
+
+    def mask_tokens(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
+        assert logits.is_contiguous()
+        assert rows.is_contiguous()
+        assert rows.dtype == torch.int64
+        assert words.is_contiguous()
+        assert words.dtype == torch.int32
+        call = self._mask
+        call.logits, call.which, call.words = logits.data_ptr(), rows.data_ptr(), words.data_ptr()
+        call.rows, call.cols, call.words_per_row = len(rows), logits.shape[1], words.shape[1]
+        call.dtype = DTYPES[logits.dtype]
+        call.threads = torch.get_num_threads()
+        self._kernels.mask_tokens(self._mask_address)
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
         assert ids.dtype == torch.int32

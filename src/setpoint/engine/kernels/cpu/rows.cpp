@@ -35,6 +35,22 @@ int64_t best(const T* logits, int64_t cols) {
   return c;
 }
 
+// Writes "minus", the bits of -inf, where the mask has no bit. Most words of a mask are all ones or
+// all zeros.
+template <class T>
+void mask(T* logits, const int32_t* words, int64_t cols, T minus) {
+  for (int64_t begin = 0; begin < cols; begin += 32) {
+    const uint32_t allowed = words[begin / 32];
+    if (allowed == 0xffffffffu) continue;
+    const int64_t count = cols - begin < 32 ? cols - begin : 32;
+    T* at = logits + begin;
+    if (allowed == 0)
+      for (int64_t i = 0; i < count; ++i) at[i] = minus;
+    else
+      for (int64_t i = 0; i < count; ++i) at[i] = allowed >> i & 1 ? at[i] : minus;
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -59,6 +75,17 @@ void setpoint_best_tokens(const BestCall* call) {
     call->out[row] = call->dtype == kBF16
                          ? best((const bf16*)call->logits + row * call->cols, call->cols)
                          : best((const float*)call->logits + row * call->cols, call->cols);
+  });
+}
+
+void setpoint_mask_tokens(const MaskCall* call) {
+  for_rows(call->rows, call->cols, call->threads, [=](int64_t row) {
+    const int64_t first = call->which[row] * call->cols;
+    const int32_t* words = call->words + row * call->words_per_row;
+    if (call->dtype == kBF16)
+      mask((uint16_t*)call->logits + first, words, call->cols, (uint16_t)0xff80);
+    else
+      mask((uint32_t*)call->logits + first, words, call->cols, 0xff800000u);
   });
 }
 
