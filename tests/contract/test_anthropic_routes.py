@@ -171,68 +171,75 @@ def test_tokens_are_counted_without_an_engine(serve: Serve) -> None:
     serve(scenario)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": None}, "model must be a string, got null."),
-        ({"messages": []}, "messages must not be empty."),
-        ({"messages": "hi"}, "messages must be a list, got a string."),
-        ({"messages": [5]}, "messages[0] must be an object, got a whole number."),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "got 'image'"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "messages must have at least one"),
-        ({"max_tokens": None}, "max_tokens must be a whole number, got null."),
-        ({"max_tokens": -1}, "max_tokens must be a whole number >= 0"),
-        ({"max_tokens": 1.5}, "max_tokens must be a whole number, got a number that is not whole."),
-        ({"temperature": "hot"}, "temperature must be a number, got a string."),
-        ({"temperature": -1}, "temperature must be between 0 and"),
-        ({"top_p": 0}, "top_p must be above 0"),
-        ({"top_k": 0}, "top_k must be -1 (disable), or at least 1, got 0."),
-        ({"stream": "yes"}, "stream must be true or false, got a string."),
-        ({"stop_sequences": "x"}, "stop_sequences must be a list, got a string."),
-        ({"stop_sequences": [""]}, "A stop string must not be empty."),
-        ({"stop_sequences": ["x"] * 40}, "At most 32 stop strings are allowed, got 40."),
-        ({"system": 5}, "system must be a string or a list, got a whole number."),
-        ({"system": [{"type": "image"}]}, "system[0].type must be text, got 'image'"),
-        ({"tools": [{"name": "f"}]}, "tools[0].input_schema is missing."),
-        ({"tools": [{"input_schema": {}}]}, "tools[0].name is missing."),
-        (
-            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-            "tools[0].type is 'web_search_20250305', a tool that Anthropic defines",
-        ),
-        ({"tool_choice": {"type": "any"}}, "tool_choice.type 'any' needs tools."),
-        ({"tool_choice": {"type": "tool"}}, "tool_choice.name is missing."),
-        ({"tool_choice": {"type": "some"}}, "tool_choice.type must not be 'some'"),
-        ({"tool_choice": "auto"}, "tool_choice must be an object, got a string."),
-        (
-            {
-                "tools": [{"name": "f", "input_schema": {}}],
-                "tool_choice": {"type": "tool", "name": "g"},
-            },
-            "tool_choice names 'g', which is none of the tools.",
-        ),
-        ({"thinking": {"type": "between_tools"}}, "thinking.type must be enabled, disabled or"),
-        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is missing."),
-        (
-            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-            "thinking.budget_tokens must be at least 1024 and less than max_tokens, got 1024.",
-        ),
-        ({"service_tier": "gold"}, "service_tier must not be 'gold'"),
-        ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "output_config.format.type"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported by this server yet."),
-        (
-            {"messages": [{"role": "user", "content": "a" * 5000}]},
-            "longer than the model's context",
-        ),
-    ],
-)
-def test_a_bad_field_is_named(serve: Serve, changes: dict[str, Any], message: str) -> None:
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"model": None}, "model must be a string, got null."),
+    ({"messages": []}, "messages must not be empty."),
+    ({"messages": "hi"}, "messages must be a list, got a string."),
+    ({"messages": [5]}, "messages[0] must be an object, got a whole number."),
+    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "got 'image'"),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, "messages must have at least one"),
+    ({"max_tokens": None}, "max_tokens must be a whole number, got null."),
+    ({"max_tokens": -1}, "max_tokens must be a whole number >= 0"),
+    ({"max_tokens": 1.5}, "max_tokens must be a whole number, got a number that is not whole."),
+    ({"temperature": "hot"}, "temperature must be a number, got a string."),
+    ({"temperature": -1}, "temperature must be between 0 and"),
+    ({"top_p": 0}, "top_p must be above 0"),
+    ({"top_k": 0}, "top_k must be -1 (disable), or at least 1, got 0."),
+    ({"stream": "yes"}, "stream must be true or false, got a string."),
+    ({"stop_sequences": "x"}, "stop_sequences must be a list, got a string."),
+    ({"stop_sequences": [""]}, "A stop string must not be empty."),
+    ({"stop_sequences": ["x"] * 40}, "At most 32 stop strings are allowed, got 40."),
+    ({"system": 5}, "system must be a string or a list, got a whole number."),
+    ({"system": [{"type": "image"}]}, "system[0].type must be text, got 'image'"),
+    ({"tools": [{"name": "f"}]}, "tools[0].input_schema is missing."),
+    ({"tools": [{"input_schema": {}}]}, "tools[0].name is missing."),
+    (
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        "tools[0].type is 'web_search_20250305', a tool that Anthropic defines",
+    ),
+    ({"tool_choice": {"type": "any"}}, "tool_choice.type 'any' needs tools."),
+    ({"tool_choice": {"type": "tool"}}, "tool_choice.name is missing."),
+    ({"tool_choice": {"type": "some"}}, "tool_choice.type must not be 'some'"),
+    ({"tool_choice": "auto"}, "tool_choice must be an object, got a string."),
+    (
+        {
+            "tools": [{"name": "f", "input_schema": {}}],
+            "tool_choice": {"type": "tool", "name": "g"},
+        },
+        "tool_choice names 'g', which is none of the tools.",
+    ),
+    (
+        {"thinking": {"type": "between_tools"}},
+        "thinking.type must be enabled, disabled, adaptive; got",
+    ),
+    ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is missing."),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        "thinking.budget_tokens must be at least 1024 and less than max_tokens, got 1024.",
+    ),
+    ({"service_tier": "gold"}, "service_tier must not be 'gold'"),
+    ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "output_config.format.type"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"a": "b" * (1 << 18)}}}},
+        "output_config.format.schema must have at most",
+    ),
+    ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported by this server yet."),
+    (
+        {"messages": [{"role": "user", "content": "a" * 5000}]},
+        "longer than the model's context",
+    ),
+]
+
+
+def test_a_bad_field_is_named(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        answer = await server.http.post(MESSAGES, json=BODY | changes)
-        assert answer.status_code == 400, answer.text
-        error = answer.json()
-        assert error.keys() == {"type", "error"}
-        assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
-        assert message in error["error"]["message"]
+        for changes, message in BAD_FIELDS:
+            answer = await server.http.post(MESSAGES, json=BODY | changes)
+            assert answer.status_code == 400, (changes, answer.text)
+            error = answer.json()
+            assert error.keys() == {"type", "error"}
+            assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+            assert message in error["error"]["message"], changes
         assert server.engine.submitted == []
 
     serve(scenario)

@@ -126,3 +126,41 @@ def test_a_choice_decides_whether_the_model_is_told_of_tools(
         assert ("Looks." in prompt) == (mode == "auto")
 
     serve(scenario, says("Hi", context_len=4096))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"a": 1}}}}, '{"a":1}'),
+        ({"output_format": {"type": "json_schema", "schema": {"a": 1}}}, '{"a":1}'),
+        ({"output_config": {"effort": "low"}}, None),
+    ],
+)
+def test_a_format_constrains_the_answer(
+    serve: Serve, body: dict[str, Any], expected: str | None
+) -> None:
+    async def scenario(server: Any) -> None:
+        await create(server, **body)
+        assert server.engine.submitted[0].sampling.json_schema == expected
+
+    serve(scenario, says("{}"))
+
+
+@pytest.mark.parametrize(
+    ("choice", "pattern"),
+    [
+        ({"type": "any"}, "look"),
+        ({"type": "tool", "name": "look"}, "look"),
+        ({"type": "any", "disable_parallel_tool_use": True}, "look"),
+    ],
+)
+def test_a_call_that_must_be_made_is_constrained(
+    serve: Serve, choice: dict[str, Any], pattern: str
+) -> None:
+    async def scenario(server: Any) -> None:
+        await create(server, tools=[LOOK], tool_choice=choice)
+        constraint = server.engine.submitted[0].sampling.constraint
+        assert constraint is not None
+        assert pattern in constraint.text
+
+    serve(scenario, says("Hi", context_len=4096))

@@ -118,7 +118,7 @@ scoring_body = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.one_of(
@@ -131,8 +131,8 @@ scoring_body = st.builds(
             ),
             st.tuples(st.sampled_from(["/v1/score", "/v1/rerank"]), scoring_body),
         ),
-        min_size=4,
-        max_size=8,
+        min_size=12,
+        max_size=20,
     )
 )
 def test_no_body_is_answered_with_500(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-import pytest
 from ollama_answers import post
 
 from setpoint.core.model import Pooling
@@ -80,22 +79,19 @@ def test_what_clients_ask_about_the_model(serve: Serve) -> None:
     serve(scenario, spec=spec, tool_call_parser="hermes", reasoning_parser="qwen3")
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/api/pull"),
-        ("POST", "/api/push"),
-        ("POST", "/api/create"),
-        ("POST", "/api/copy"),
-        ("DELETE", "/api/delete"),
-        ("POST", "/api/blobs/sha256:0"),
-    ],
-)
-def test_models_are_not_changed(serve: Serve, method: str, path: str) -> None:
+def test_models_are_not_changed(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        answer = await server.http.request(method, path, json={"model": "llama3"})
-        assert answer.status_code == 400
-        assert "the one model that it was started with" in answer.json()["error"]
+        for method, path in (
+            ("POST", "/api/pull"),
+            ("POST", "/api/push"),
+            ("POST", "/api/create"),
+            ("POST", "/api/copy"),
+            ("DELETE", "/api/delete"),
+            ("POST", "/api/blobs/sha256:0"),
+        ):
+            answer = await server.http.request(method, path, json={"model": "llama3"})
+            assert answer.status_code == 400
+            assert "the one model that it was started with" in answer.json()["error"]
 
     serve(scenario)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -83,35 +84,33 @@ def test_a_prompt_goes_through_the_template_unless_it_is_raw(serve: Serve) -> No
     serve(scenario)
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, {"temperature": 0.2, "top_p": 0.9, "max_new_tokens": None}),
-        ({"num_predict": 7}, {"max_new_tokens": 7}),
-        ({"num_predict": -1}, {"max_new_tokens": None}),
-        ({"num_predict": -2}, {"max_new_tokens": None}),
-        ({"temperature": 0, "seed": 5}, {"temperature": 0.0, "sampling_seed": 5}),
-        ({"top_k": 0, "top_p": 0.5}, {"top_k": -1, "top_p": 0.5}),
-        ({"top_k": 40, "min_p": 0.1}, {"top_k": 40, "min_p": 0.1}),
-        ({"repeat_penalty": 1.1}, {"repetition_penalty": 1.1}),
-        (
-            {"presence_penalty": 1, "frequency_penalty": -1},
-            {"presence_penalty": 1.0, "frequency_penalty": -1.0},
-        ),
-        ({"stop": "x"}, {"stop": ("x",)}),
-        ({"stop": ["x", "y"]}, {"stop": ("x", "y")}),
-        ({"mirostat": 0, "typical_p": 1.0, "tfs_z": 1}, {}),
-    ],
-)
-def test_options_become_sampling_parameters(
-    serve: Serve, options: dict[str, Any], expected: dict[str, Any]
-) -> None:
+OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"temperature": 0.2, "top_p": 0.9, "max_new_tokens": None}),
+    ({"num_predict": 7}, {"max_new_tokens": 7}),
+    ({"num_predict": -1}, {"max_new_tokens": None}),
+    ({"num_predict": -2}, {"max_new_tokens": None}),
+    ({"temperature": 0, "seed": 5}, {"temperature": 0.0, "sampling_seed": 5}),
+    ({"top_k": 0, "top_p": 0.5}, {"top_k": -1, "top_p": 0.5}),
+    ({"top_k": 40, "min_p": 0.1}, {"top_k": 40, "min_p": 0.1}),
+    ({"repeat_penalty": 1.1}, {"repetition_penalty": 1.1}),
+    (
+        {"presence_penalty": 1, "frequency_penalty": -1},
+        {"presence_penalty": 1.0, "frequency_penalty": -1.0},
+    ),
+    ({"stop": "x"}, {"stop": ("x",)}),
+    ({"stop": ["x", "y"]}, {"stop": ("x", "y")}),
+    ({"mirostat": 0, "typical_p": 1.0, "tfs_z": 1}, {}),
+]
+
+
+def test_options_become_sampling_parameters(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        for route, body in ((CHAT, BODY), (GENERATE, ASK)):
-            answer = await post(server, route, body | {"options": options})
-            sampling = server.engine.submitted[-1].sampling
-            assert {name: getattr(sampling, name) for name in expected} == expected
-            assert "warnings" not in answer
+        for options, expected in OPTIONS:
+            for route, body in ((CHAT, BODY), (GENERATE, ASK)):
+                answer = await post(server, route, body | {"options": options})
+                sampling = server.engine.submitted[-1].sampling
+                assert {name: getattr(sampling, name) for name in expected} == expected
+                assert "warnings" not in answer
 
     serve(scenario, says("Hi"), sampling_defaults={"temperature": 0.2, "top_p": 0.9})
 
@@ -207,61 +206,60 @@ def test_an_empty_chat_loads_the_model(serve: Serve, body: dict[str, Any]) -> No
     serve(scenario)
 
 
-@pytest.mark.parametrize(
-    ("route", "changes", "message"),
-    [
-        (CHAT, {"model": None}, "model must be a string, got null."),
-        (CHAT, {"messages": "hi"}, "messages must be a list, got a string."),
-        (CHAT, {"messages": [{"content": "a"}]}, "messages[0].role is missing."),
-        (CHAT, {"messages": [{"role": "bot"}]}, "messages[0].role must be one of system,"),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": [1]}]},
-            "messages[0].content must be a string, got a list.",
-        ),
-        (
-            CHAT,
-            {"messages": [*HI, {"role": "user", "content": "a", "images": ["aGk="]}]},
-            "messages[1].images: this model reads text only.",
-        ),
-        (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0] is the result of a"),
-        (CHAT, {"tools": [{"function": {}}]}, "tools[0].function.name is missing."),
-        (CHAT, {"tools": "f"}, "tools must be a list, got a string."),
-        (CHAT, {"format": "xml"}, 'format must be "json" or a JSON schema.'),
-        (CHAT, {"format": 5}, "format must be a string or an object, got a whole number."),
-        (CHAT, {"think": "much"}, "think must not be 'much'"),
-        (CHAT, {"think": True}, "think: this model does not think"),
-        (CHAT, {"stream": "no"}, "stream must be true or false, got a string."),
-        (CHAT, {"options": 5}, "options must be an object, got a whole number."),
-        (CHAT, {"options": {"temperature": "hot"}}, "options.temperature must be a number, got"),
-        (CHAT, {"options": {"temperature": -1}}, "options.temperature must be between 0 and"),
-        (CHAT, {"options": {"repeat_penalty": 3}}, "options.repeat_penalty must be above 0"),
-        (CHAT, {"options": {"num_predict": -3}}, "options.num_predict must be a whole number >="),
-        (CHAT, {"options": {"top_k": -5}}, "options.top_k must be between -1 and"),
-        (CHAT, {"options": {"mirostat": 2}}, "options.mirostat is not supported by this server."),
-        (CHAT, {"options": {"typical_p": 0.7}}, "options.typical_p is not supported"),
-        (CHAT, {"options": {"stop": [""]}}, "A stop string must not be empty."),
-        (CHAT, {"top_logprobs": 21, "logprobs": True}, "top_logprobs must be a whole number <= 20"),
-        (GENERATE, {"prompt": 5}, "prompt must be a string, got a whole number."),
-        (GENERATE, {"suffix": "b"}, "suffix is not supported by this server yet."),
-        (GENERATE, {"template": "{{ .Prompt }}"}, "template is not supported by this server yet."),
-        (GENERATE, {"context": [1, 2]}, "context is not supported by this server yet."),
-        (GENERATE, {"images": ["aGk="]}, "images is not supported by this server yet."),
-        (GENERATE, {"prompt": "a" * 5000}, "longer than the model's context"),
-        ("/api/embed", {"input": 5}, "input must be a string or a list, got a whole number."),
-        ("/api/embed", {"input": "a"}, "start it with --is-embedding to get embeddings."),
-        ("/api/show", {"model": None}, "model is missing."),
-    ],
-)
-def test_a_bad_field_is_named(
-    serve: Serve, route: str, changes: dict[str, Any], message: str
-) -> None:
+BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"model": None}, "model must be a string, got null."),
+    (CHAT, {"messages": "hi"}, "messages must be a list, got a string."),
+    (CHAT, {"messages": [{"content": "a"}]}, "messages[0].role is missing."),
+    (CHAT, {"messages": [{"role": "bot"}]}, "messages[0].role must be one of system,"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [1]}]},
+        "messages[0].content must be a string, got a list.",
+    ),
+    (
+        CHAT,
+        {"messages": [*HI, {"role": "user", "content": "a", "images": ["aGk="]}]},
+        "messages[1].images: this model reads text only.",
+    ),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "messages[0] is the result of a"),
+    (CHAT, {"tools": [{"function": {}}]}, "tools[0].function.name is missing."),
+    (CHAT, {"tools": "f"}, "tools must be a list, got a string."),
+    (CHAT, {"format": "xml"}, 'format must be "json" or a JSON schema.'),
+    (CHAT, {"format": {"a": "b" * (1 << 18)}}, "format must have at most"),
+    (CHAT, {"format": 5}, "format must be a string or an object, got a whole number."),
+    (CHAT, {"think": "much"}, "think must not be 'much'"),
+    (CHAT, {"think": True}, "think: this model does not think"),
+    (CHAT, {"stream": "no"}, "stream must be true or false, got a string."),
+    (CHAT, {"options": 5}, "options must be an object, got a whole number."),
+    (CHAT, {"options": {"temperature": "hot"}}, "options.temperature must be a number, got"),
+    (CHAT, {"options": {"temperature": -1}}, "options.temperature must be between 0 and"),
+    (CHAT, {"options": {"repeat_penalty": 3}}, "options.repeat_penalty must be above 0"),
+    (CHAT, {"options": {"num_predict": -3}}, "options.num_predict must be a whole number >="),
+    (CHAT, {"options": {"top_k": -5}}, "options.top_k must be between -1 and"),
+    (CHAT, {"options": {"mirostat": 2}}, "options.mirostat is not supported by this server."),
+    (CHAT, {"options": {"typical_p": 0.7}}, "options.typical_p is not supported"),
+    (CHAT, {"options": {"stop": [""]}}, "A stop string must not be empty."),
+    (CHAT, {"top_logprobs": 21, "logprobs": True}, "top_logprobs must be a whole number <= 20"),
+    (GENERATE, {"prompt": 5}, "prompt must be a string, got a whole number."),
+    (GENERATE, {"suffix": "b"}, "suffix is not supported by this server yet."),
+    (GENERATE, {"template": "{{ .Prompt }}"}, "template is not supported by this server yet."),
+    (GENERATE, {"context": [1, 2]}, "context is not supported by this server yet."),
+    (GENERATE, {"images": ["aGk="]}, "images is not supported by this server yet."),
+    (GENERATE, {"prompt": "a" * 5000}, "longer than the model's context"),
+    ("/api/embed", {"input": 5}, "input must be a string or a list, got a whole number."),
+    ("/api/embed", {"input": "a"}, "start it with --is-embedding to get embeddings."),
+    ("/api/show", {"model": None}, "model is missing."),
+]
+
+
+def test_a_bad_field_is_named(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        body = {CHAT: BODY, GENERATE: ASK}.get(route, {"model": "default"})
-        answer = await server.http.post(route, json=body | changes)
-        assert answer.status_code == 400, answer.text
-        assert answer.json().keys() == {"error"}
-        assert message in answer.json()["error"]
+        for route, changes, message in BAD_FIELDS:
+            body = {CHAT: BODY, GENERATE: ASK}.get(route, {"model": "default"})
+            answer = await server.http.post(route, json=body | changes)
+            assert answer.status_code == 400, (route, changes, answer.text)
+            assert answer.json().keys() == {"error"}
+            assert message in answer.json()["error"], (route, changes)
         assert server.engine.submitted == []
 
     serve(scenario)
@@ -314,3 +312,23 @@ def test_thinking_and_whole_calls_whole_and_streamed(serve: Serve) -> None:
         assert streamed == calls
 
     serve(scenario, says(CALLS, context_len=4096), reasoning_parser="deepseek-r1")
+
+
+@pytest.mark.parametrize(
+    ("given", "schema"),
+    [
+        (None, None),
+        ("", None),
+        ("json", {"type": "object"}),
+        ({"type": "string"}, {"type": "string"}),
+        ({}, {}),
+    ],
+)
+def test_a_format_is_a_schema(serve: Serve, given: Any, schema: Any) -> None:
+    async def scenario(server: Any) -> None:
+        for route, body in ((CHAT, BODY), (GENERATE, ASK)):
+            await post(server, route, body | {"format": given})
+            sent = server.engine.submitted[-1].sampling.json_schema
+            assert (sent if sent is None else json.loads(sent)) == schema
+
+    serve(scenario, says("{}"))

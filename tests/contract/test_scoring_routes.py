@@ -127,38 +127,36 @@ def test_a_reranker_ranks_by_its_answers(serve: Serve, monkeypatch: pytest.Monke
     serve(scenario)
 
 
-@pytest.mark.parametrize(
-    ("route", "changes", "message"),
-    [
-        (SCORE, {"query": None}, "query must be a string or a list, got null."),
-        (SCORE, {"items": []}, "items must not be empty."),
-        (SCORE, {"items": [1]}, "items must be strings if the query is one."),
-        (SCORE, {"items": ["a", [1]]}, "items must be strings if the query is one."),
-        (SCORE, {"query": [1]}, "items must be lists of token ids if the query is one."),
-        (SCORE, {"query": [999], "items": [[1]]}, "query has token id 999, outside the vocabulary"),
-        (SCORE, {"label_token_ids": []}, "label_token_ids must not be empty."),
-        (SCORE, {"label_token_ids": [999]}, "has token id 999, outside the vocabulary"),
-        (SCORE, {"label_token_ids": "yes"}, "label_token_ids must be a list, got a string."),
-        (SCORE, {"apply_softmax": 3}, "apply_softmax must be true or false, got a whole number."),
-        (SCORE, {"items": ["a" * 300]}, "longer than the model's context length"),
-        (RERANK, {"query": " ", "documents": ["a"]}, "query must not be empty."),
-        (RERANK, {"documents": []}, "documents must not be empty."),
-        (RERANK, {"documents": ["a", ""]}, "documents[1] must not be empty."),
-        (RERANK, {"documents": [5]}, "documents[0] must be a string, got a whole number."),
-        (RERANK, {"documents": ["a"], "top_n": 0}, "top_n must be at least 1, got 0."),
-        (RERANK, {"documents": ["a"]}, "/v1/rerank needs an embedding model (--is-embedding)"),
-        ("/v1/classify", {}, "Classification needs a model with a classification head"),
-        ("/classify", {}, "Classification needs a model with a classification head"),
-    ],
-)
-def test_a_bad_field_is_named(
-    serve: Serve, route: str, changes: dict[str, Any], message: str
-) -> None:
+BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
+    (SCORE, {"query": None}, "query must be a string or a list, got null."),
+    (SCORE, {"items": []}, "items must not be empty."),
+    (SCORE, {"items": [1]}, "items must be strings if the query is one."),
+    (SCORE, {"items": ["a", [1]]}, "items must be strings if the query is one."),
+    (SCORE, {"query": [1]}, "items must be lists of token ids if the query is one."),
+    (SCORE, {"query": [999], "items": [[1]]}, "query has token id 999, outside the vocabulary"),
+    (SCORE, {"label_token_ids": []}, "label_token_ids must not be empty."),
+    (SCORE, {"label_token_ids": [999]}, "has token id 999, outside the vocabulary"),
+    (SCORE, {"label_token_ids": "yes"}, "label_token_ids must be a list, got a string."),
+    (SCORE, {"apply_softmax": 3}, "apply_softmax must be true or false, got a whole number."),
+    (SCORE, {"items": ["a" * 300]}, "longer than the model's context length"),
+    (RERANK, {"query": " ", "documents": ["a"]}, "query must not be empty."),
+    (RERANK, {"documents": []}, "documents must not be empty."),
+    (RERANK, {"documents": ["a", ""]}, "documents[1] must not be empty."),
+    (RERANK, {"documents": [5]}, "documents[0] must be a string, got a whole number."),
+    (RERANK, {"documents": ["a"], "top_n": 0}, "top_n must be at least 1, got 0."),
+    (RERANK, {"documents": ["a"]}, "/v1/rerank needs an embedding model (--is-embedding)"),
+    ("/v1/classify", {}, "Classification needs a model with a classification head"),
+    ("/classify", {}, "Classification needs a model with a classification head"),
+]
+
+
+def test_a_bad_field_is_named(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        body = BODY if route == SCORE else {"query": "q"}
-        answer = await server.http.post(route, json=body | changes)
-        assert answer.status_code == 400, answer.text
-        assert message in answer.json()["error"]["message"]
+        for route, changes, message in BAD_FIELDS:
+            body = BODY if route == SCORE else {"query": "q"}
+            answer = await server.http.post(route, json=body | changes)
+            assert answer.status_code == 400, (route, changes, answer.text)
+            assert message in answer.json()["error"]["message"], (route, changes)
         assert server.engine.submitted == []
 
     serve(scenario)

@@ -14,12 +14,17 @@ from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.shown import shown
 from setpoint.frontend.apis.anthropic.history import history_of
+from setpoint.frontend.bodies import naming_as_sent
 from setpoint.frontend.chat.request import ChatRequest, Tool, ToolChoice
 from setpoint.frontend.intake import Options, check_key
 
 UNSUPPORTED = ("container", "mcp_servers")
 MIN_THINKING_BUDGET = 1024
 """Anthropic's lower bound of ``thinking.budget_tokens``."""
+
+
+_THINKING: Mapping[str, bool | None] = {"enabled": True, "disabled": False, "adaptive": None}
+"""``thinking.type`` -> whether the model thinks; None: as the chat template has it."""
 
 
 class ToolBody(msgspec.Struct):
@@ -87,11 +92,9 @@ class ConversationBody(msgspec.Struct, kw_only=True):
                     warnings.append(f"tools[{index}].{name} has no effect here.")
         if self.tool_choice is not None:
             self._check_choice(self.tool_choice)
-        if self.thinking is not None and self.thinking.type not in (
-            *("enabled", "disabled", "adaptive"),
-        ):
+        if self.thinking is not None and self.thinking.type not in _THINKING:
             raise RequestError(
-                "thinking.type must be enabled, disabled or adaptive, got"
+                f"thinking.type must be {', '.join(_THINKING)}; got"
                 f" {shown(self.thinking.type, 64)!r}."
             )
         return warnings
@@ -115,7 +118,7 @@ class ConversationBody(msgspec.Struct, kw_only=True):
             named_tool=named,
             parallel_tool_calls=self.tool_choice is None
             or not self.tool_choice.disable_parallel_tool_use,
-            thinking=_thinking_of(self.thinking),
+            thinking=None if self.thinking is None else _THINKING[self.thinking.type],
             variables={} if effort is None else {"reasoning_effort": effort},
             continue_final_message=self.messages[-1].get("role") == "assistant",
         )
@@ -167,8 +170,9 @@ class MessagesBody(ConversationBody, kw_only=True):
             "max_new_tokens": None,
         }
         if self.schema is not None:
-            raw["json_schema"] = msgspec.json.encode(self.schema).decode()
-        return SamplingParams.parse(raw)
+            raw["json_schema"] = self.schema
+        with naming_as_sent({"json_schema": "output_config.format.schema"}):
+            return SamplingParams.parse(raw)
 
 
 def _check_tool(tool: ToolBody, where: str) -> None:
@@ -200,8 +204,3 @@ def _mode_of(choice: ChoiceBody | None) -> tuple[ToolChoice, str]:
     if choice.type == "tool":
         return "required", choice.name or ""
     return _MODES[choice.type], ""
-
-
-def _thinking_of(body: ThinkingBody | None) -> bool | None:
-    """None, for "adaptive" and without the field, leaves it to the chat template."""
-    return None if body is None else {"enabled": True, "disabled": False}.get(body.type)

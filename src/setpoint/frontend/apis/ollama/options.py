@@ -62,7 +62,9 @@ class OptionsBody(msgspec.Struct, kw_only=True):
             return DEFAULT_NEW_TOKENS
         return self.num_predict if self.num_predict > 0 else None
 
-    def sampling(self, defaults: Mapping[str, float], schema: str | None) -> SamplingParams:
+    def sampling(
+        self, defaults: Mapping[str, float], schema: dict[str, Any] | None
+    ) -> SamplingParams:
         """The sampling parameters but for the limit of new tokens: the request's values, then the
         model's defaults, then the engine's. schema: the JSON schema that the answer must satisfy.
         Raises RequestError (400)."""
@@ -81,7 +83,7 @@ class OptionsBody(msgspec.Struct, kw_only=True):
             raw["json_schema"] = schema
         # "stop" is also an ordinary word of the messages.
         names = {name: f"options.{sent}" for name, sent in _NAMES.items() if name != "stop"}
-        with naming_as_sent(names):
+        with naming_as_sent(names | {"json_schema": "format"}):
             return SamplingParams.parse(raw)
 
     def warnings(self, context_len: int) -> list[str]:

@@ -20,9 +20,6 @@ from setpoint.frontend.intake import Options, check_key
 UNSUPPORTED = ("suffix", "template", "context", "images", "width", "height", "steps")
 """Keys of ``/api/generate`` that are refused by name."""
 
-ANY_OBJECT = '{"type":"object"}'
-"""The schema of ``"format": "json"``."""
-
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Think = bool | Literal["low", "medium", "high"]
 
@@ -88,15 +85,15 @@ class TextBody(AnyBody, kw_only=True):
             )
         return super().warnings(config)
 
-    def schema(self) -> str | None:
+    def schema(self) -> dict[str, Any] | None:
         """The JSON schema that the answer must satisfy. Raises RequestError (400)."""
-        if self.format in (None, ""):
+        if self.format is None or self.format == "":
             return None
         if isinstance(self.format, dict):
-            return msgspec.json.encode(self.format).decode()
+            return self.format
         if self.format != "json":
             raise RequestError('format must be "json" or a JSON schema.')
-        return ANY_OBJECT
+        return {"type": "object"}
 
     def request_options(self) -> Options:
         return Options(

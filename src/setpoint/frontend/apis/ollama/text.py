@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from setpoint.core.errors import RequestError
@@ -62,7 +62,7 @@ class TextApi:
         return self._exchange(raw, body, prepared, warnings, _response)
 
     @property
-    def _defaults(self) -> Any:
+    def _defaults(self) -> Mapping[str, float]:
         return self._service.config.sampling_defaults
 
     def _load(self, body: TextBody, warnings: list[str], render: Render) -> LoadReply:
