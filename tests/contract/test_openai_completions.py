@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from answers import says
+
+from setpoint.core.messages import LogprobBlock
+from setpoint.core.request import Request
+from setpoint.testing import fake_engine
+from setpoint.testing.fake_engine import FakeEngine
 
 Serve = Callable[..., None]
 
@@ -81,7 +87,10 @@ def test_a_harness_scores_continuations(serve: Serve, max_tokens: int) -> None:
     ("body", "message"),
     [
         ({"suffix": "end"}, "suffix is not supported: the served model continues a text"),
-        ({"best_of": 3}, "best_of is not supported by this server; use n."),
+        ({"best_of": 3, "stream": True}, "best_of larger than n needs stream to be false."),
+        ({"best_of": 1, "n": 2}, "best_of must be between n (2) and 4096, got 1."),
+        ({"best_of": 5000}, "best_of must be between n (1) and 4096, got 5000."),
+        ({"best_of": "x"}, "best_of must be a whole number, got a string."),
         ({"tools": [{"type": "function"}]}, "tools is not supported by this server yet."),
         ({"logprobs": 1001}, "logprobs must be between 0 and 1000, got 1001."),
         ({"prompt": []}, "prompt must not be empty."),
@@ -111,5 +120,39 @@ def test_best_of_all_is_all(serve: Serve, same: int | None) -> None:
             model="m", prompt="a", n=same or 1, best_of=same
         )
         assert len(answer.choices) == (same or 1)
+        body = {"prompt": "a", "n": None, "best_of": same and 1, "stream": True}
+        response = await server.http.post(ROUTE, json=body)
+        assert response.headers["content-type"].startswith("text/event-stream")
 
     serve(scenario, says("ok"))
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_the_best_of_several_samples_are_shown(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, logprobs: int | None
+) -> None:
+    """Sample k of a prompt answers with the letter k; c is the likeliest, then a."""
+    likelihoods = {"a": -1.0, "b": -3.0, "c": -0.5, "d": -2.0}
+    made = fake_engine._block
+
+    def block(request: Request, ids: Sequence[int]) -> LogprobBlock:
+        values = [likelihoods[chr(ids[0])]] * len(ids)
+        return msgspec.structs.replace(made(request, ids), values=values)
+
+    monkeypatch.setattr(fake_engine, "_block", block)
+
+    def script(request: Request) -> bytes:
+        return bytes([b"abcd"[int(request.rid.rpartition("_")[2])]])
+
+    async def scenario(server: Any) -> None:
+        body: dict[str, Any] = {"model": "m", "best_of": 4, "n": 2, "max_tokens": 3}
+        answer = await server.openai.completions.create(
+            prompt=["x", "yy"], logprobs=logprobs, **body
+        )
+        assert [choice.text for choice in answer.choices] == ["ccc", "aaa"] * 2
+        assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+        shown = [choice.logprobs and choice.logprobs.token_logprobs for choice in answer.choices]
+        assert shown == ([[-0.5] * 3, [-1.0] * 3] * 2 if logprobs is not None else [None] * 4)
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 2 * 4 * 3)
+
+    serve(scenario, FakeEngine(script=script))

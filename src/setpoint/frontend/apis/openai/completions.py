@@ -3,6 +3,7 @@ without HTTP."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from setpoint.frontend.apis.openai.prompts import read_prompts
 from setpoint.frontend.apis.openai.protocol import UNSUPPORTED, CommonBody
 from setpoint.frontend.apis.openai.replies import Reply, TextExchange, finish_fields
 from setpoint.frontend.intake import MAX_SEQUENCES, new_rid
-from setpoint.frontend.jobs import Piece, SequenceOutput
+from setpoint.frontend.jobs import Job, Piece, SequenceOutput
 from setpoint.frontend.service import Service
 from setpoint.frontend.text.tokenizer import Tokenizer
 
@@ -30,14 +31,33 @@ class CompletionBody(CommonBody, kw_only=True):
 
     def check(self) -> None:
         super().check()
-        if self.best_of not in (None, 1, self.n):
-            raise RequestError("best_of is not supported by this server; use n.")
+        self._check_best_of()
         if self.suffix:
             raise RequestError(
                 "suffix is not supported: the served model continues a text and fills no gaps."
             )
         if self.logprobs is not None:
             converted(self.logprobs, LogprobCount, "logprobs")
+
+    def _check_best_of(self) -> None:
+        if self.best_of is None or not self.chooses:
+            return
+        num_shown = self.n or 1
+        if not num_shown < self.best_of <= MAX_SEQUENCES:
+            raise RequestError(
+                f"best_of must be between n ({num_shown}) and {MAX_SEQUENCES}, got {self.best_of}."
+            )
+        if self.stream:
+            raise RequestError("best_of larger than n needs stream to be false.")
+
+    @property
+    def chooses(self) -> bool:
+        """Whether more samples are made than shown."""
+        return self.best_of not in (None, self.n or 1)
+
+    @property
+    def num_samples(self) -> int | None:
+        return self.best_of if self.chooses else self.n
 
     @property
     def max_new_tokens(self) -> int:
@@ -62,7 +82,11 @@ class CompletionApi:
         reply = Reply(
             rid, body, kind="text_completion", config=self._service.config, warnings=warnings
         )
-        maker = CompletionChoices(self._service.text.tokenizer, echo=bool(body.echo))
+        maker = CompletionChoices(
+            self._service.text.tokenizer, echo=bool(body.echo), logprobs=body.logprobs is not None
+        )
+        if body.chooses:
+            return _BestOfExchange(job, reply, maker, body)
         return TextExchange(job, reply, maker, is_stream=bool(body.stream))
 
     async def _requests(self, body: CompletionBody, rid: str) -> list[core.Request]:
@@ -73,7 +97,9 @@ class CompletionApi:
         if len(prompts) * sampling.n > MAX_SEQUENCES:
             raise RequestError(f"One request may ask for at most {MAX_SEQUENCES} sequences.")
         start = 0 if body.echo and body.logprobs is not None else -1
-        options = body.options(top_logprobs_num=body.logprobs, logprob_start_len=start)
+        # The best of several samples are found by their logprobs.
+        num_top = 0 if body.logprobs is None and body.chooses else body.logprobs
+        options = body.options(top_logprobs_num=num_top, logprob_start_len=start)
         rids = [rid] if len(prompts) == 1 else [f"{rid}_{index}" for index in range(len(prompts))]
         make = self._service.intake.requests
         return [
@@ -83,12 +109,37 @@ class CompletionApi:
         ]
 
 
+class _BestOfExchange(TextExchange):
+    """Shows the ``n`` likeliest of the ``best_of`` samples of each prompt."""
+
+    def __init__(
+        self, job: Job, reply: Reply, maker: CompletionChoices, body: CompletionBody
+    ) -> None:
+        super().__init__(job, reply, maker, is_stream=False)
+        self._num_shown, self._num_samples = body.n or 1, body.num_samples or 1
+
+    def reply(self, outputs: Sequence[SequenceOutput]) -> dict[str, Any]:
+        shown: list[SequenceOutput] = []
+        for first in range(0, len(outputs), self._num_samples):
+            samples = outputs[first : first + self._num_samples]
+            shown += sorted(samples, key=_likelihood, reverse=True)[: self._num_shown]
+        return self._reply.complete(outputs, self._maker, shown=shown)
+
+
+def _likelihood(output: SequenceOutput) -> float:
+    """The mean logprob of a sequence's tokens; 0 without any."""
+    values = [value for block in output.logprobs for value in block.values]
+    return sum(values) / len(values) if values else 0.0
+
+
 class CompletionChoices:
     """The choices of text completions, whole or in pieces. With ``echo`` the prompt comes first."""
 
-    def __init__(self, tokenizer: Tokenizer, *, echo: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, echo: bool, logprobs: bool) -> None:
+        """logprobs: whether they are shown."""
         self._tokenizer = tokenizer
         self._echo = echo
+        self._shows_logprobs = logprobs
         self._logprobs: dict[int, CompletionLogprobs] = {}
         """Index of each sequence of a stream -> its logprobs; made when the sequence's stream
         opens."""
@@ -96,7 +147,7 @@ class CompletionChoices:
     def whole(self, output: SequenceOutput) -> dict[str, Any]:
         prompt = self._prompt_text(output) if self._echo else ""
         logprobs = None
-        if output.request.return_logprob:
+        if self._shows_logprobs:
             maker = self._logprobs_of(output)
             echoed = maker.of_prompt(output.request, output.prompt_logprobs) if self._echo else None
             logprobs = maker.of_outputs(output.logprobs)
@@ -112,8 +163,9 @@ class CompletionChoices:
         maker = self._logprobs[output.index] = self._logprobs_of(output)
         if not self._echo:
             return None
-        wanted = output.request.return_logprob
-        logprobs = maker.of_prompt(output.request, output.prompt_logprobs) if wanted else None
+        logprobs = None
+        if self._shows_logprobs:
+            logprobs = maker.of_prompt(output.request, output.prompt_logprobs)
         return _chunk_choice(output, self._prompt_text(output), logprobs)
 
     def choice(self, piece: Piece) -> dict[str, Any] | None:

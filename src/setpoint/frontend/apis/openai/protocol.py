@@ -173,6 +173,11 @@ class CommonBody(SamplingBody, kw_only=True):
         return {**super().sent_as, "max_new_tokens": "max_tokens"}
 
     @property
+    def num_samples(self) -> int | None:
+        """How many sequences each prompt generates."""
+        return self.n
+
+    @property
     def continuous_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
@@ -194,7 +199,7 @@ class CommonBody(SamplingBody, kw_only=True):
         return self.sampling_with(
             defaults,
             max_new_tokens=max_new_tokens,
-            n=self.n,
+            n=self.num_samples,
             asked=constraint_of(self.response_format),
             asked_by="response_format",
         )

@@ -58,8 +58,18 @@ class Reply:
             # One string: OpenAI's clients declare metadata as a map from strings to strings.
             self._metadata["warnings"] = " ".join(warnings)
 
-    def complete(self, outputs: Sequence[SequenceOutput], maker: ChoiceMaker) -> dict[str, Any]:
-        choices = [self._with_hidden_state(maker.whole(output), output) for output in outputs]
+    def complete(
+        self,
+        outputs: Sequence[SequenceOutput],
+        maker: ChoiceMaker,
+        *,
+        shown: Sequence[SequenceOutput] | None = None,
+    ) -> dict[str, Any]:
+        """shown: those of the outputs that become choices, if not all do."""
+        choices = [
+            self._with_hidden_state({**maker.whole(output), "index": index}, output)
+            for index, output in enumerate(outputs if shown is None else shown)
+        ]
         return {
             **self._head,
             "choices": choices,
@@ -105,7 +115,7 @@ class Reply:
     def usage(self, outputs: Iterable[SequenceOutput]) -> dict[str, Any]:
         """The token counts. The n samples of a prompt share its tokens, which count once."""
         outputs = list(outputs)
-        firsts = outputs if len(outputs) == 1 else outputs[:: self._body.n or 1]
+        firsts = outputs if len(outputs) == 1 else outputs[:: self._body.num_samples or 1]
         num_prompt = sum(output.num_prompt for output in firsts)
         num_outputs = sum(output.num_outputs for output in outputs)
         num_reasoning = sum(map(self._reasoning_tokens, outputs))
