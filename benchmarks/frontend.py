@@ -62,15 +62,18 @@ CONTEXT = 100_000
 TEXT = "The quick brown fox — naïve, but not lazy — jumps over 13 dogs.\nThen it rests. "
 """What every answer repeats."""
 MESSAGES = [{"role": "user", "content": "Tell me a long story about a fox and thirteen dogs."}]
+TOOLS = [{"type": "function", "function": {"name": "find_fox", "parameters": {"type": "object"}}}]
+"""No answer calls it, but every piece of text is searched for calls."""
 STOPS = ["\n\nQuestion:", "###", "</answer>", "Then it sleeps"]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": MESSAGES}),
-    "chat, stop strings": ("/v1/chat/completions", {"messages": MESSAGES, "stop": STOPS}),
-    "chat, 5 logprobs": (
+    "chat with stop strings": ("/v1/chat/completions", {"messages": MESSAGES, "stop": STOPS}),
+    "chat with 5 logprobs": (
         "/v1/chat/completions",
         {"messages": MESSAGES, "logprobs": True, "top_logprobs": 5},
     ),
-    "chat, whole": ("/v1/chat/completions", {"messages": MESSAGES, "stream": False}),
+    "chat with tools": ("/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS}),
+    "chat not streamed": ("/v1/chat/completions", {"messages": MESSAGES, "stream": False}),
     "responses": ("/v1/responses", {"input": "Tell me a long story about a fox."}),
     "completions": ("/v1/completions", {"prompt": TEXT}),
     "generate": ("/generate", {"text": TEXT}),
@@ -251,6 +254,7 @@ async def measure(load: Load, text: TextProcessor, profiler: cProfile.Profile | 
         context_len=CONTEXT,
         max_req_input_len=CONTEXT,
         vocab_size=text.tokenizer.vocab_size,
+        tool_call_parser="hermes",
     )
     service = Service(config, EngineClient(), text, FixedOptions())
     line = EngineLine(SocketLink(ours))

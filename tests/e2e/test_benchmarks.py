@@ -98,8 +98,8 @@ def test_frontend_prints_a_figure_per_load() -> None:
     done = run("frontend.py", *load, "--only", "chat,generate")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert sum(line.endswith("µs per token") for line in lines) == 10
-    assert sum(": first tokens of " in line for line in lines) == 5
+    assert sum(line.endswith("µs per token") for line in lines) == 12
+    assert sum(": first tokens of " in line for line in lines) == 6
 
 
 def test_policies_reports_prefix_hits(tmp_path: Path) -> None:

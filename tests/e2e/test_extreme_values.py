@@ -41,6 +41,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [1]},
     "/v1/detokenize": {"tokens": [1]},
     "/v1/embeddings": {"input": "a"},
+    "/v1/score": {"query": "a", "items": ["b"], "label_token_ids": [1]},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
     "/v1/responses/input_tokens": {"input": "a"},
     "/v1/messages/count_tokens": {"model": "m", "messages": HI},
     "/v1/batches": {"input_file_id": "f", "endpoint": "/v1/completions"},
@@ -73,13 +75,13 @@ READS = [
     "/v1/files/{}/content",
     "/v1/batches/{}",
 ]
-EMPTY = {"/flush_cache", "/freeze_gc", "/stop_profile"}
-"""Posted without a body."""
+EMPTY = {"/flush_cache", "/freeze_gc", "/stop_profile", "/classify", "/v1/classify"}
+"""Posted without a body, or refused whatever it says."""
 UNDONE = {
     "/pause_generation": "/continue_generation",
     "/release_memory_occupation": "/resume_memory_occupation",
 }
-EMBEDS = ("/encode", "/v1/embeddings", "/api/embed", "/api/embeddings")
+EMBEDS = ("/encode", "/v1/embeddings", "/v1/rerank", "/api/embed", "/api/embeddings")
 STREAMS = ("text/event-stream", "application/x-ndjson")
 REFUSALS = (400, 401, 403, 404, 409, 413, 501)
 
