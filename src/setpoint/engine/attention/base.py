@@ -55,7 +55,7 @@ class AttentionVariant:
         assert self.window is None or self.window > 0
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, frozen=True, weakref_slot=True)
 class AttentionBatch:
     """The n rows (T tokens) of one forward pass, written by the runner before it. Row i owns tokens
     [cu_q[i], cu_q[i+1]).

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Callable
 
 import torch
 
@@ -43,14 +44,14 @@ class Plan:
             kv_dtype=DTYPES[shape.kv_dtype],
         )
         self.address = ctypes.addressof(self.call)
-        self._planned: AttentionBatch | None = None
-        """The batch that the plan is for. Holding it keeps its tensors at the addresses that the
-        call uses."""
+        self._planned: Callable[[], AttentionBatch | None] = lambda: None
+        """The batch that the plan is for. A weak reference: the batch lives as long as its step,
+        and its tensors may lie in memory that is to be given back after that."""
 
     def cover(self, batch: AttentionBatch) -> None:
         """Make the plan for this batch. This happens once per step, because every layer of a group
         sees the same rows."""
-        if batch is self._planned:
+        if batch is self._planned():
             return
         call = self.call
         call.cu_q = batch.cu_q.data_ptr()
@@ -61,7 +62,7 @@ class Plan:
         call.threads = torch.get_num_threads()
         call.rows = len(batch.kv_lens_host)
         self._kernels.attention_plan(self.address)
-        self._planned = batch
+        self._planned = weakref.ref(batch)
 
 
 class CpuAttention:

@@ -170,6 +170,7 @@ class ModelRunner:
         self.ways, self.forward_pass = [], None
         if MemoryPart.KV_CACHE in parts:
             self.pool.release()
+            self.claim_ahead = None
         if MemoryPart.WEIGHTS in parts:
             self.model = None
         self._give_back()
