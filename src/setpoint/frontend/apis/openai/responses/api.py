@@ -61,7 +61,7 @@ class ResponsesApi:
             body,
             sampling,
             config,
-            warnings=[*warnings, *prepared.warnings],
+            warnings=[*warnings, *body.without_effect(), *prepared.warnings],
             reasoning_tokens=prepared.reasoning_tokens,
         )
         return ResponseExchange(

@@ -40,13 +40,15 @@ text, not encrypted."""
 
 class Reasoning(msgspec.Struct):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Literal["auto"] | None = None
-    """A response has the reasoning itself, so "auto" gives no summary of it."""
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """A response has the reasoning itself and no summary of it."""
 
 
 class Text(msgspec.Struct):
     format: dict[str, Any] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """How OpenAI's models are asked for shorter or longer answers; other models know nothing of
+    it."""
 
 
 class FunctionTool(msgspec.Struct):
@@ -105,6 +107,17 @@ class ResponsesBody(InputBody, kw_only=True):
             )
         if self.background and self.store is False:
             raise RequestError("background needs store: the response is fetched by its id.")
+
+    def without_effect(self) -> list[str]:
+        """Warnings about keys that are accepted and ask for something that does not happen."""
+        warnings = []
+        if self.reasoning is not None and self.reasoning.summary in ("concise", "detailed"):
+            warnings.append(
+                "reasoning.summary has no effect: the response has the reasoning itself."
+            )
+        if self.text is not None and self.text.verbosity in ("low", "high"):
+            warnings.append("text.verbosity has no effect: the model does not know it.")
+        return warnings
 
     @property
     def sent_as(self) -> dict[str, str]:

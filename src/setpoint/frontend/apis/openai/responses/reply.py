@@ -54,7 +54,10 @@ class ResponseHead:
             "service_tier": "default",
             "store": body.store is not False,
             "temperature": sampling.temperature,
-            "text": {"format": (text and text.format) or {"type": "text"}, "verbosity": "medium"},
+            "text": {
+                "format": (text and text.format) or {"type": "text"},
+                "verbosity": (text and text.verbosity) or "medium",
+            },
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
             "tools": body.tools or [],
             "top_logprobs": 0,

@@ -1,0 +1,86 @@
+"""Responses that a server keeps: those in the background, those that are forgotten, and the limits
+of the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from answers import says
+
+from setpoint.frontend.storage.responses import KeptResponse, ResponseStore
+
+Serve = Callable[..., None]
+ROOM = 4096
+
+
+def test_background(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        responses = server.openai.responses
+        begun = await responses.create(model="default", input="hi", background=True)
+        assert (begun.status, begun.background) == ("in_progress", True)
+        async with asyncio.timeout(20):
+            while (answer := await responses.retrieve(begun.id)).status == "in_progress":
+                await asyncio.sleep(0.001)
+        assert (answer.status, answer.output_text) == ("completed", "Hello")
+        assert (await responses.cancel(begun.id)).status == "completed"
+        begun = await responses.create(model="default", input="hi", background=True)
+        while not server.engine.running:
+            await asyncio.sleep(0)
+        assert (await responses.cancel(begun.id)).status == "cancelled"
+        assert not server.engine.running
+        begun = await responses.create(model="default", input="hi", background=True)
+        await responses.delete(begun.id)
+        with pytest.raises(openai.NotFoundError):
+            await responses.retrieve(begun.id)
+        plain = await responses.create(model="default", input="hi")
+        with pytest.raises(openai.BadRequestError, match="does not run in the background"):
+            await responses.cancel(plain.id)
+
+    serve(scenario, says("Hello", context_len=ROOM, step_s=0.002))
+
+
+def test_what_is_not_stored_or_deleted_is_not_there(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        responses = server.openai.responses
+        unstored = await responses.create(model="default", input="hi", store=False)
+        deleted = await responses.create(model="default", input="hi")
+        await responses.delete(deleted.id)
+        for own_id in (unstored.id, deleted.id, "resp_of_somebody_else", "../x", "x" * 500):
+            with pytest.raises(openai.NotFoundError, match="previous_response_id: this server"):
+                await responses.create(model="default", input="hi", previous_response_id=own_id)
+            with pytest.raises(openai.NotFoundError):
+                await responses.retrieve(own_id)
+
+    serve(scenario, says("Hello", context_len=ROOM))
+
+
+def kept(own_id: str, text: str = "", **options: Any) -> KeptResponse:
+    return KeptResponse(response={"id": own_id, "output": [], "text": text}, inputs=[], **options)
+
+
+def test_the_least_recently_used_responses_go_first() -> None:
+    store = ResponseStore(max_responses=3, max_bytes=1000)
+    for name in "abc":
+        store.put(kept(name))
+    store.get("a")
+    store.put(kept("d"))
+    assert [name for name in "abcd" if name in store] == ["a", "c", "d"]
+    store.put(kept("e", "x" * 940))
+    assert [name for name in "abcde" if name in store] == ["e"]
+    store.put(kept("e", "x" * 10_000))
+    assert "e" not in store, "larger than everything together"
+
+
+def test_a_running_response_is_not_dropped() -> None:
+    store = ResponseStore(max_responses=2, max_bytes=1000)
+    store.put(kept("a", cancel=lambda: None))
+    for name in "bcd":
+        store.put(kept(name))
+    assert [name for name in "abcd" if name in store] == ["a", "d"]
+    store.put(kept("a"))
+    store.put(kept("e"))
+    assert [name for name in "ade" if name in store] == ["a", "e"]
