@@ -34,6 +34,7 @@ MISSING = {
     "/stop_expert_distribution_record": EXPERTS,
     "/dump_expert_distribution_record": EXPERTS,
     "/pd_role_switch": "separate engines for prefill and decode",
+    "/set_trace_level": "traces that change while it serves; --enable-trace is set at the start",
     "/slow_down": "slowing the engine down for tests",
     "/v1/audio/transcriptions": "audio",
 }
