@@ -116,6 +116,7 @@ def test_an_answer_satisfies_its_schema_or_is_calls(client: openai.OpenAI) -> No
             model="default",
             messages=ASKED,
             tools=[WEATHER],
+            parallel_tool_calls=False,
             response_format={
                 "type": "json_schema",
                 "json_schema": {"name": "x", "schema": PARAMETERS},
