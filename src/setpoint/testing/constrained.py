@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from jsonschema import Draft202012Validator, ValidationError
+from jsonschema.validators import validator_for
 
+from setpoint.core.errors import RequestError
 from setpoint.core.grammar import Grammar
+from setpoint.core.request import Request, pack_ids
+from setpoint.core.sampling import SamplingParams
+from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.grammar.guidance import GuidanceFactory
+from setpoint.grammar.vocabulary import Vocabulary
 
 MAX_TOKENS = 3000
 PATIENCE = 60
 """Number of tokens after which a draw tries to come to an end."""
-CLOSING = frozenset('"]},')
+CLOSING = frozenset('"]},>.@')
+"""Texts of the tokens that bring the end of an output nearer."""
 
 
 @dataclass(slots=True)
@@ -68,6 +80,70 @@ def random_output(
     return output
 
 
-def closing_tokens(texts: Iterable[tuple[int, Callable[[], str]]]) -> frozenset[int]:
-    """The tokens whose text is one closing character: a quote, a bracket, a brace, or a comma."""
-    return frozenset(token for token, text in texts if text() in CLOSING)
+@dataclass(slots=True)
+class Verdict:
+    """What became of one schema."""
+
+    outcome: Literal["passed", "refused", "failed", "unfinished"]
+    """failed: an output does not satisfy the schema. unfinished: a random output found no end."""
+    why: str = ""
+    compile_s: float = 0.0
+    mask_s: list[float] = field(default_factory=list)
+
+
+class SchemaJudge:
+    """Draws outputs under schemas over a real vocabulary, and validates them with jsonschema."""
+
+    def __init__(self, folder: str, *, vocab_size: int, ends: Collection[int]) -> None:
+        """folder: has the tokenizer. ends: the tokens that end an output."""
+        self._tokenizer = Tokenizer.from_folder(folder)
+        self._vocab_size = vocab_size
+        self._ends = tuple(ends)
+        vocabulary = Vocabulary(folder, vocab_size=vocab_size, eos_token_ids=self._ends)
+        self.make = GuidanceFactory(vocabulary)
+        known = range(self._tokenizer.vocab_size)
+        self._closers = {each for each in known if self._tokenizer.token_text(each) in CLOSING}
+
+    def verdict(self, schema: Any, *, samples: int) -> Verdict:
+        began = time.perf_counter()
+        request = request_under(json_schema=schema)
+        try:
+            self.make(request)
+        except RequestError as error:
+            return Verdict("refused", error.message, time.perf_counter() - began)
+        verdict = Verdict("passed", compile_s=time.perf_counter() - began)
+        kind = validator_for(schema, default=Draft202012Validator)
+        validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
+        for seed in range(samples):
+            output = random_output(
+                self.make(request),
+                random.Random(seed),
+                vocab_size=self._vocab_size,
+                ends=self._ends,
+                closers=self._closers,
+            )
+            verdict.mask_s += output.mask_s
+            if not output.is_whole:
+                verdict.outcome = "unfinished"
+                continue
+            text = self._tokenizer.decode(output.ids, skip_special_tokens=False)
+            try:
+                validator.validate(json.loads(text))
+            except (ValueError, ValidationError) as error:
+                verdict.outcome, verdict.why = "failed", f"{text[:200]!r}: {str(error)[:200]}"
+                break
+        return verdict
+
+
+def request_under(**constraint: Any) -> Request:
+    sampling = SamplingParams(**constraint)
+    return Request(rid="constrained", prompt_ids=pack_ids([1]), sampling=sampling, seed=0)
+
+
+def read_schemas(folder: Path) -> dict[str, Any]:
+    """ "file: name" -> schema, of all files in the folder."""
+    return {
+        f"{path.stem}: {name}": schema
+        for path in sorted(folder.glob("*.json"))
+        for name, schema in json.loads(path.read_text(encoding="utf-8")).items()
+    }

