@@ -15,6 +15,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from setpoint.core.messages import Finish
+from setpoint.core.model import Pooling
 from setpoint.frontend.arrival import arrival
 from setpoint.frontend.config import MetricsConfig
 from setpoint.frontend.ipc.line import EngineLine
@@ -22,7 +23,7 @@ from setpoint.observe.catalogue import SERIES
 from setpoint.observe.engine_metrics import EngineMetrics
 from setpoint.observe.figures import Figures
 from setpoint.observe.series import COMMON_LABELS, Kind, Scope
-from setpoint.testing.fake_engine import FakeEngine
+from setpoint.testing.fake_engine import EMBEDDING_SIZE, FakeEngine
 
 Serve = Callable[..., None]
 Found = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -357,3 +358,54 @@ def test_requests_go_on_counting_while_a_page_is_written(serve: Serve) -> None:
         assert counted == 20
 
     serve(scenario, engine(), metrics=MetricsConfig(custom_labels=("team",)))
+
+
+MESSAGES = [{"role": "user", "content": "abc"}]
+STREAMED = [
+    ("/generate", {"text": "abc", "sampling_params": {"max_new_tokens": 2}}),
+    ("/v1/completions", {"prompt": "abc", "max_tokens": 2}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2}),
+    ("/v1/responses", {"input": "abc", "max_output_tokens": 2, "store": False}),
+    ("/v1/messages", {"model": "default", "messages": MESSAGES, "max_tokens": 2}),
+    ("/api/chat", {"model": "default", "messages": MESSAGES, "options": {"num_predict": 2}}),
+    ("/api/generate", {"model": "default", "prompt": "abc", "options": {"num_predict": 2}}),
+]
+
+
+@pytest.mark.parametrize(("route", "body"), STREAMED, ids=lambda value: str(value))
+def test_every_api_counts_its_requests_from_their_arrival(
+    serve: Serve, route: str, body: dict[str, Any]
+) -> None:
+    async def scenario(server: Any) -> None:
+        arrivals: list[float] = []
+        server.service.readers.append(lambda output: arrivals.append(output.arrived_at))
+        for is_streaming in (False, True):
+            before = time.perf_counter()
+            response = await server.http.post(route, json={**body, "stream": is_streaming})
+            assert response.status_code == 200, response.text
+            assert before <= arrivals.pop() <= time.perf_counter()
+            assert not arrivals
+        found = await scrape(server)
+        for is_streaming in ("false", "true"):
+            one = {"is_streaming": is_streaming}
+            assert value(found, "sglang:num_requests_total", **one) == 1
+            assert value(found, "sglang:generation_tokens_total", **one) == 2
+            assert value(found, "sglang:time_to_first_token_seconds_count", **one) == 1
+        assert value(found, "sglang:inter_token_latency_seconds_count") == 2
+        assert value(found, "sglang:http_requests_total", endpoint=route) == 2
+
+    serve(scenario, engine(), metrics=MetricsConfig())
+
+
+def test_embeddings_are_requests_without_tokens(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        body = {"input": ["abc", "de"]}
+        assert (await server.http.post("/v1/embeddings", json=body)).status_code == 200
+        found = await scrape(server)
+        assert value(found, "sglang:num_requests_total", is_streaming="false") == 2
+        assert value(found, "sglang:prompt_tokens_total", is_streaming="false") == 5
+        assert value(found, "sglang:time_to_first_token_seconds_count", is_streaming="false") == 0
+        assert value(found, "sglang:e2e_request_latency_seconds_count", is_streaming="false") == 2
+
+    pooling = Pooling("last", normalize=True, size=EMBEDDING_SIZE, lengths=None, why="a test")
+    serve(scenario, engine(), metrics=MetricsConfig(), pooling=pooling)

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from dashboard import DEPLOY, queries
+from dashboard import DEPLOY, of_sglang, queries
 
 from setpoint.testing.server import ServerProcess, free_port, running_server, wait_until
 
@@ -75,7 +75,7 @@ def load(server: ServerProcess, over: threading.Event, number: int) -> None:
     PROMETHEUS is None, reason="no prometheus here (Debian: apt-get install prometheus)"
 )
 def test_every_query_of_the_dashboard_is_answered(tmp_path: Path) -> None:
-    """Prints the answers as a table (pytest -s)."""
+    """And the queries of SGLang's own dashboard. Prints the answers as a table (pytest -s)."""
     over = threading.Event()
     options = ["--enable-metrics", "--max-running-requests", "6", "--max-total-tokens", "1600"]
     with running_server(tmp_path / "server", *options) as server:
@@ -91,7 +91,7 @@ def test_every_query_of_the_dashboard_is_answered(tmp_path: Path) -> None:
                     lambda: asked(prometheus, "sum(rate(sglang:num_requests_total[20s]))") > [0.1]
                 )
                 wait_until(lambda: bool(asked(prometheus, "sglang:num_running_reqs offset 20s")))
-                rows = [(*each, asked(prometheus, each[2])) for each in queries()]
+                rows = [(*each, asked(prometheus, each[2])) for each in (*queries(), *of_sglang())]
                 alerts = httpx.get(f"{prometheus}/api/v1/rules", timeout=10).json()["data"]
         finally:
             over.set()
