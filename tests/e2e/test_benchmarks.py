@@ -185,3 +185,9 @@ def test_batch_counts_every_answer_and_times_both_ways(tmp_path: Path) -> None:
     record = json.loads(path.read_text())
     assert record["killed"]["wrong"] == []
     assert [len(walls) for walls in record["wall_s"].values()] == [1, 1]
+
+
+def test_formats_of_calls() -> None:
+    done = run("formats.py", "--pieces", "100")
+    assert done.returncode == 0, done.stderr
+    assert "calls: hermes" in done.stdout
