@@ -140,12 +140,12 @@ def test_what_is_not_searched_is_refused_with_its_reason(expression: str, why: s
     assert why in caught.value.message
 
 
-@pytest.mark.parametrize("expression", ["(a+)+b", "(a|a)*b", "(.*)*(.*)*b", "(a?){40}a{20}b"])
+@pytest.mark.parametrize("expression", ["(a+)+b", "(a|a)*b", "(.*)*(.*)*b", "(a?){28}a{20}b"])
 def test_a_hostile_expression_takes_linear_time(expression: str) -> None:
     """Python's search takes exponential time for these; the bound leaves a factor of a hundred to a
     slow machine."""
     pattern = compiled((expression,))
-    assert sum(map(len, pattern.follow)) <= MAX_EDGES
+    assert sum(each.bit_count() for each in pattern.follow) <= MAX_EDGES
     finder = StopFinder([], regexes=(expression,))
     started = time.process_time()
     finder.feed("a" * 2000)

@@ -21,11 +21,11 @@ from typing import Any
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
 
-MAX_EDGES = 2048
-"""Most pairs of a position and one that may follow it, in all expressions of a request. A step over
-as many takes about a tenth of a millisecond."""
-_MAX_KEPT_CHARS = 1024
-"""How many characters a pattern remembers the positions of."""
+MAX_EDGES = 512
+"""Most positions, and pairs of a position and one that may follow it, in all expressions of a
+request."""
+_MAX_REMEMBERED = 1024
+"""How many characters, and how many sets of positions, a pattern remembers the positions of."""
 _MAX_KEPT_PATTERNS = 256
 
 Test = Callable[[str], bool]
@@ -44,27 +44,45 @@ class _Part:
 
 @dataclass(slots=True)
 class StopPattern:
-    """The expressions of a request, compiled; immutable but for what it remembers."""
+    """The expressions of a request, compiled; immutable but for what it remembers. A set of
+    positions is an integer with their bits."""
 
     tests: list[Test] = field(default_factory=list)
     """Of each position."""
-    follow: list[set[int]] = field(default_factory=list)
+    follow: list[int] = field(default_factory=list)
     """Position -> the positions that may come next."""
-    first: set[int] = field(default_factory=set)
+    first: int = 0
     """The positions that a match may begin with."""
-    ends: dict[int, int] = field(default_factory=dict)
-    """A position that a match may end with -> the index of its expression."""
-    _taking: dict[str, frozenset[int]] = field(default_factory=dict)
+    ends: list[int] = field(default_factory=list)
+    """Of each expression: the positions that a match may end with."""
+    _taking: dict[str, int] = field(default_factory=dict)
+    _next: dict[int, int] = field(default_factory=dict)
 
-    def taking(self, character: str) -> frozenset[int]:
+    def taking(self, character: str) -> int:
         """The positions that take a character."""
         found = self._taking.get(character)
         if found is None:
-            if len(self._taking) >= _MAX_KEPT_CHARS:
-                self._taking.clear()
-            found = frozenset(at for at, test in enumerate(self.tests) if test(character))
+            _make_room(self._taking)
+            found = sum(1 << at for at, test in enumerate(self.tests) if test(character))
             self._taking[character] = found
         return found
+
+    def next(self, positions: int) -> int:
+        """The positions that may come after any of ``positions``."""
+        found = self._next.get(positions)
+        if found is None:
+            _make_room(self._next)
+            found, left = 0, positions
+            while left:
+                found |= self.follow[(left & -left).bit_length() - 1]
+                left &= left - 1
+            self._next[positions] = found
+        return found
+
+
+def _make_room(remembered: dict[Any, int]) -> None:
+    if len(remembered) >= _MAX_REMEMBERED:
+        remembered.clear()
 
 
 class StopSearch:
@@ -72,9 +90,9 @@ class StopSearch:
 
     def __init__(self, pattern: StopPattern) -> None:
         self._pattern = pattern
-        self._alive: dict[int, int] = {}
-        """Position that took the last character -> the earliest beginning of a match that is
-        there."""
+        self._alive: list[tuple[int, int]] = []
+        """(Where a match begins, the positions that took the last character), the earliest
+        beginning first; each position stands with the earliest beginning that reaches it."""
         self._length = 0
         self.matched: tuple[int, int, int] | None = None
         """The first match to be complete, and of those the longest: where it begins and ends, and
@@ -83,30 +101,35 @@ class StopSearch:
     @property
     def certain(self) -> int:
         """The length of the text that no later match can reach back to."""
-        return min(self._alive.values(), default=self._length)
+        return self._alive[0][0] if self._alive else self._length
 
     def feed(self, text: str) -> None:
         """Search more text, up to the end of the first match."""
-        pattern = self._pattern
         for character in text:
-            taking = pattern.taking(character)
-            alive: dict[int, int] = {}
-            for position, start in self._alive.items():
-                for following in pattern.follow[position] & taking:
-                    if start < alive.get(following, self._length):
-                        alive[following] = start
-            for position in pattern.first & taking:
-                alive.setdefault(position, self._length)
+            self._step(self._pattern.taking(character))
             self._length += 1
-            self._alive = alive
-            complete = [
-                (start, self._length, pattern.ends[position])
-                for position, start in alive.items()
-                if position in pattern.ends
-            ]
-            if complete:
-                self.matched = min(complete)
+            self.matched = self._complete()
+            if self.matched is not None:
                 return
+
+    def _step(self, taking: int) -> None:
+        alive, untaken = [], taking
+        for start, positions in self._alive:
+            reached = self._pattern.next(positions) & untaken
+            if reached:
+                alive.append((start, reached))
+                untaken &= ~reached
+        begun = self._pattern.first & untaken
+        if begun:
+            alive.append((self._length, begun))
+        self._alive = alive
+
+    def _complete(self) -> tuple[int, int, int] | None:
+        for start, positions in self._alive:
+            for index, ends in enumerate(self._pattern.ends):
+                if positions & ends:
+                    return start, self._length, index
+        return None
 
 
 @lru_cache(_MAX_KEPT_PATTERNS)
@@ -115,7 +138,7 @@ def compiled(expressions: tuple[str, ...]) -> StopPattern:
     bounded time, or that matches the empty text."""
     pattern = StopPattern()
     builder = _Builder(pattern)
-    for index, expression in enumerate(expressions):
+    for expression in expressions:
         try:
             with warnings.catch_warnings(action="ignore"):
                 tree = _parser.parse(expression)
@@ -126,10 +149,13 @@ def compiled(expressions: tuple[str, ...]) -> StopPattern:
             raise _refused(expression, str(error)) from None
         if part.is_optional:
             raise _refused(expression, "matches the empty text")
-        pattern.first |= part.first
-        for position in part.last:
-            pattern.ends[position] = index
+        pattern.first |= _bits(part.first)
+        pattern.ends.append(_bits(part.last))
     return pattern
+
+
+def _bits(positions: Collection[int]) -> int:
+    return sum(1 << position for position in positions)
 
 
 class _Refused(Exception):
@@ -174,7 +200,7 @@ class _Builder:
     def _position(self, test: Test) -> _Part:
         self._count(1)
         self._pattern.tests.append(test)
-        self._pattern.follow.append(set())
+        self._pattern.follow.append(0)
         here = frozenset((len(self._pattern.tests) - 1,))
         return _Part(here, here, is_optional=False)
 
@@ -208,8 +234,9 @@ class _Builder:
 
     def _connect(self, before: Collection[int], after: Collection[int]) -> None:
         self._count(len(before) * len(after))
+        bits = _bits(after)
         for position in before:
-            self._pattern.follow[position].update(after)
+            self._pattern.follow[position] |= bits
 
     def _count(self, num_edges: int) -> None:
         self._num_edges += num_edges
