@@ -79,6 +79,8 @@ class ChatRequest(AnyRequest, total=False):
 class PromptRequest(ChatRequest, total=False):
     input_ids: list[int] | list[list[int]]
     """Token ids in place of a prompt, or a list of such lists."""
+    return_hidden_states: bool | list[bool]
+    """Needs an Engine with ``enable_return_hidden_states``."""
 
 
 class EncodeRequest(AnyRequest, total=False):

@@ -358,3 +358,16 @@ def test_an_engine_that_cannot_start_leaves_nothing_behind(
     with pytest.raises(KeyboardInterrupt):
         Engine(str(tiny_model))
     assert {child.pid for child in psutil.Process().children()} == before
+
+
+def test_hidden_states(tiny_model: Path) -> None:
+    options = {"dtype": "float32", "enable_return_hidden_states": True}
+    with Engine(str(tiny_model), **options) as engine:
+        sampling = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}
+        result = engine.generate(PROMPTS[0], sampling, return_hidden_states=True)
+        meta = result["meta_info"]
+        prompt, *rest = meta["hidden_states"]
+        assert (len(prompt), len(rest)) == (meta["prompt_tokens"], 2)
+        assert {len(state) for state in (*prompt, *rest)} == {48}
+        with pytest.raises(TypeError, match="session_params"):
+            engine.generate(PROMPTS[0], sampling, session_params={"id": "x"})

@@ -271,7 +271,6 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             SERVING,
             "Let requests ask for the hidden states of their tokens (return_hidden_states).",
-            server_only=True,
         ),
     ] = False
     allow_auto_truncate: Annotated[

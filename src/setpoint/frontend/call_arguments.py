@@ -16,7 +16,7 @@ from setpoint.frontend.bodies import asks_for_something, parse
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_NO_KEYWORDS = {"text", "stream", "sampling_params", "no_logs"}
+_NO_KEYWORDS = {"text", "stream", "sampling_params", "no_logs", "session_params"}
 """Fields of a body that a call expresses in another way, or not at all."""
 
 
