@@ -268,6 +268,27 @@ def test_a_batch_goes_on_when_the_disk_has_room_again(
     serve(scenario, storage=Storage(tmp_path))
 
 
+def test_a_damaged_journal_ends_its_batch_alone(serve: Serve, tmp_path: Path) -> None:
+    ids: list[str] = []
+
+    async def begin(server: Any) -> None:
+        for number in range(2):
+            file_id = await upload(server, [batches.line(number)])
+            ids.append((await create(server, file_id)).id)
+
+    async def go_on(server: Any) -> None:
+        (fault,) = (await ended(server, ids[0])).errors.data
+        assert fault.code == "internal_error"
+        assert str(tmp_path) not in fault.message
+        assert (await ended(server, ids[1])).status == "completed"
+
+    storage = Storage(tmp_path)
+    serve(begin, FakeEngine(silent=True), storage=storage)
+    storage.close()
+    (tmp_path / "batches" / f"{ids[0]}.journal.jsonl").write_text("not a record\n")
+    serve(go_on, storage=Storage(tmp_path))
+
+
 def test_batches_wait_for_each_other(serve: Serve, tmp_path: Path) -> None:
     async def scenario(server: Any) -> None:
         file_id = await upload(server, [batches.line(n) for n in range(30)])

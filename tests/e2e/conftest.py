@@ -38,9 +38,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The tiny model in float32."""
+    """The tiny model in float32; it keeps files and batches."""
     with running_server(
-        tmp_path_factory.mktemp("server"), "--model-path", str(tiny_model), "--dtype", "float32"
+        tmp_path_factory.mktemp("server"),
+        *("--model-path", str(tiny_model), "--dtype", "float32"),
+        *("--file-storage-path", str(tmp_path_factory.mktemp("storage"))),
     ) as server:
         yield server
 

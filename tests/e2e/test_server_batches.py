@@ -14,8 +14,6 @@ import pytest
 
 from setpoint.testing.server import PATIENCE_S, ServerProcess, running_server, wait_until
 
-pytestmark = pytest.mark.full
-
 
 def options(model: Path, storage: Path) -> list[str]:
     return [
@@ -49,6 +47,20 @@ def num_done(client: openai.OpenAI, batch_id: str) -> int:
     return counts.completed
 
 
+def test_a_batch_of_a_server(tiny: ServerProcess) -> None:
+    with client_of(tiny) as client:
+        batch = client.batches.create(
+            input_file_id=upload(client, 5, max_tokens=4),
+            endpoint="/v1/completions",
+            completion_window="24h",
+        )
+        wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
+        batch = client.batches.retrieve(batch.id)
+        assert batch.output_file_id is not None
+        assert len(client.files.content(batch.output_file_id).content.splitlines()) == 5
+
+
+@pytest.mark.full
 def test_killed_again_and_again_every_request_is_answered_exactly_once(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -85,6 +97,7 @@ def test_killed_again_and_again_every_request_is_answered_exactly_once(
         assert "Traceback" not in server.errors
 
 
+@pytest.mark.full
 def test_clients_beside_a_batch(tiny_model: Path, tmp_path: Path) -> None:
     with (
         running_server(tmp_path / "s", *options(tiny_model, tmp_path / "storage")) as server,

@@ -43,6 +43,10 @@ _CHUNK_BYTES = 1 << 18
 """Bytes that are worked on before the event loop gets its turn."""
 
 
+class InvalidInputError(SetpointError):
+    """A file that cannot be the input of a batch."""
+
+
 class InterruptedBatchError(SetpointError):
     """A batch that cannot go on now, e.g. because the disk is full; its journal is kept."""
 
@@ -63,15 +67,13 @@ class BatchWorker:
                 continue
             try:
                 await self._work(batch)
-            except BatchError as error:
-                path = str(self._files.path(batch.input_file_id))
-                message = str(error).replace(path, "The input file")  # which only the server knows
-                await self._fail(batch, BatchFault("invalid_batch", message))
+            except InvalidInputError as error:
+                await self._fail(batch, BatchFault("invalid_input", str(error)))
             except (InterruptedBatchError, EngineDeadError, RequestError) as error:
                 logger.warning("Batch %s waits: %s", batch.id, error)
-                await asyncio.sleep(RETRY_S)
+                await self._changed(RETRY_S)
             except Exception:
-                # A bug that one batch triggers must not keep the others from their answers.
+                # A bug or a damaged journal must not keep the other batches from their answers.
                 logger.exception("An internal error ended batch %s.", batch.id)
                 fault = BatchFault("internal_error", "Internal error; the log has the details.")
                 await self._fail(batch, fault)
@@ -83,17 +85,26 @@ class BatchWorker:
             logger.warning("The failure of batch %s was not kept: %s", batch.id, error)
 
     async def _work(self, batch: Batch) -> None:
-        """Take a batch from wherever it is to its end. Raises BatchError for one that cannot be
-        run, InterruptedBatchError, EngineDeadError, RequestError (507)."""
-        path, limit = self._files.path(batch.input_file_id), self._service.config.max_body_bytes
-        with closing(JsonlSource(path, max_body_bytes=limit)) as source:
-            survey = await asyncio.to_thread(source.survey)
+        """Take a batch from wherever it is to its end. Raises InvalidInputError,
+        InterruptedBatchError, EngineDeadError, RequestError (507), BatchError for a damaged
+        journal."""
+        with ExitStack() as stack:
+            try:
+                source = stack.enter_context(closing(self._source(batch)))
+                survey = await asyncio.to_thread(source.survey)
+            except BatchError as error:
+                path = str(self._files.path(batch.input_file_id))  # nothing that clients know
+                raise InvalidInputError(str(error).replace(path, "The input file")) from None
             if not survey.num_requests:
-                raise BatchError("The input file holds no requests.")
+                raise InvalidInputError("The input file holds no requests.")
             if self._book.get(batch.id).status == "validating":
                 await self._book.advance(batch.id, "in_progress", num_requests=survey.num_requests)
             tally = await self._answer(batch.id, source, survey)
             await self._finalize(batch.id, source, survey, tally)
+
+    def _source(self, batch: Batch) -> JsonlSource:
+        path = self._files.path(batch.input_file_id)
+        return JsonlSource(path, max_body_bytes=self._service.config.max_body_bytes)
 
     async def _answer(self, batch_id: str, source: JsonlSource, survey: Survey) -> Tally:
         """Answer what is not answered yet, until all is, the batch is cancelled or its time is
