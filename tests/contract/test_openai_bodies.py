@@ -204,3 +204,34 @@ def test_an_unsupported_field_that_asks_for_nothing_is_accepted(
         )
 
     serve(scenario, says("ok"))
+
+
+def test_what_clients_send_without_effect_is_accepted_and_told_if_it_asks_for_more(
+    serve: Serve,
+) -> None:
+    hints = {
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "safety_identifier": "u",
+        "store": False,
+        "verbosity": "medium",
+        "reasoning_effort": "none",
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+    }
+    told = {"store": True, "verbosity": "low", "reasoning_effort": "high"}
+
+    async def scenario(server: Any) -> None:
+        for body in (hints, {**hints, **told}):
+            response = await server.http.post(CHAT, json={"messages": HI, **body})
+            assert response.status_code == 200, response.text
+            warnings = response.json()["metadata"].get("warnings", "")
+            for key in told:
+                assert (f"{key} has no effect" in warnings) == (body is not hints)
+        for key in ("service_tier", "verbosity", "reasoning_effort"):
+            response = await server.http.post(CHAT, json={"messages": HI, key: "huge"})
+            assert (response.status_code, response.json()["param"]) == (400, key)
+
+    serve(scenario, says("ok"))

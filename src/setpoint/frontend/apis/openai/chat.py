@@ -20,6 +20,7 @@ from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.intake import new_rid
 from setpoint.frontend.jobs import Piece, SequenceOutput
 from setpoint.frontend.service import Service
+from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.tokenizer import Tokenizer
 
 MAX_TOP_LOGPROBS = 20
@@ -51,14 +52,16 @@ class ChatBody(CommonBody, kw_only=True):
     modalities: list[str] | None = None
     functions: Any = None
     function_call: Any = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """How OpenAI's models are asked for shorter or longer answers; other models know nothing of
+    it."""
     # These ask a provider for something that does not change the answer, and have no effect here.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
-    service_tier: str | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
-    verbosity: str | None = None
 
     def check(self) -> None:
         super().check()
@@ -76,11 +79,17 @@ class ChatBody(CommonBody, kw_only=True):
             if asks_for_something(getattr(self, name)):
                 raise RequestError(f"{name} is OpenAI's older form; send {instead} instead.")
 
-    def without_effect(self) -> list[str]:
+    def without_effect(self, text: TextProcessor) -> list[str]:
         """Warnings about keys that are accepted and ask for something that does not happen."""
+        warnings = []
         if self.store:
-            return ["store has no effect: this server keeps no chat completions."]
-        return []
+            warnings.append("store has no effect: this server keeps no chat completions.")
+        if self.verbosity in ("low", "high"):
+            warnings.append("verbosity has no effect: the model does not know it.")
+        effort = self.reasoning_effort
+        if effort not in (None, "none") and not text.template_uses("reasoning_effort"):
+            warnings.append("reasoning_effort has no effect: the chat template does not know it.")
+        return warnings
 
     @property
     def sent_as(self) -> dict[str, str]:
@@ -120,7 +129,7 @@ class ChatApi:
             body,
             kind=kind,
             config=self._service.config,
-            warnings=[*warnings, *body.without_effect(), *prepared.warnings],
+            warnings=[*warnings, *body.without_effect(self._service.text), *prepared.warnings],
             reasoning_tokens=prepared.reasoning_tokens,
         )
         make = prepared.make_parser
