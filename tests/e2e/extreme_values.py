@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from setpoint.testing.byte_tokenizer import VOCAB_SIZE
 
+MOST_BYTES = 8 << 20
+"""Twice as much as a server takes."""
 HI = [{"role": "user", "content": "hi"}]
 POWERS = [7, 8, 15, 16, 24, 30, 31, 32, 33, 53, 62, 63, 64, 65, 128, 1024, 4096]
 INTS = sorted(
@@ -198,9 +200,8 @@ class Document:
                 return st.none()
             case "array":
                 each = self.values(schema.get("items") or {})
-                return st.lists(each, max_size=4) | st.builds(
-                    lambda item, count: [item] * count, each, st.sampled_from([33, 70, 1001, 5000])
-                )
+                counts = st.sampled_from([33, 70, 1001, 5000])
+                return st.lists(each, max_size=4) | st.builds(repeated, each, counts)
             case "object" if "properties" in schema:
                 some = self.fields(schema)
                 if name == "sampling_params":
@@ -220,6 +221,11 @@ class Document:
         while "$ref" in schema:
             schema = self._schemas[schema["$ref"].rpartition("/")[2]]
         return schema
+
+
+def repeated(item: Any, count: int) -> list[Any]:
+    """``count`` times the item, or as many as make a body that is too large by far."""
+    return [item] * min(count, 2 + MOST_BYTES // len(encoded(item)))
 
 
 def encoded(body: Any) -> bytes:

@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
-from extreme_values import HI, LOOP, TOOL, nested
+from extreme_values import EXPRESSIONS, GRAMMARS, HI, LOOP, SCHEMAS, TOOL, TOOLS, nested
 
 from setpoint.testing.server import PATIENCE_S, ServerProcess, running_server
 
-READY_S = 2.0
+READY_S = 5.0
 """Longest wait for /ready while hostile requests are worked on. A healthy server answers within
 milliseconds; the bound leaves room for a busy machine, and a loop that is held up by a grammar or a
 schema exceeds it."""
@@ -195,17 +195,55 @@ def message_of(path: str, answer: httpx.Response) -> str:
 
 
 @pytest.mark.timeout(300)
-def test_hostile_requests_are_refused_by_name_and_hold_up_nobody(server: ServerProcess) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_hostile_requests_are_refused_by_name_and_hold_up_nobody(
+    server: ServerProcess, stream: bool
+) -> None:
     wrong = {}
     with Beside(server) as beside, httpx.Client(timeout=PATIENCE_S) as http:
         for case, ((path, body), status, named) in REFUSED.items():
             begin = time.monotonic()
-            answer = http.post(server.url + path, json=body)
+            answer = http.post(server.url + path, json=body | ({"stream": True} if stream else {}))
             seconds = time.monotonic() - begin
             message = message_of(path, answer) if answer.status_code >= 400 else answer.text
             is_refused = answer.status_code == status and re.search(named, message)
             if not is_refused or len(message) > 2000 or seconds > 10:
                 wrong[case] = (answer.status_code, message[:500], round(seconds, 2))
+    assert wrong == {}
+    assert beside.status_codes == {200}
+    assert beside.longest_s < READY_S
+    assert beside.longest_gap_s < READY_S
+    assert not server.engine_is_gone()
+    assert "Traceback" not in server.errors
+
+
+COSTLY = {
+    **{f"schema {at}": chat(response_format=schema(each)) for at, each in enumerate(SCHEMAS)},
+    **{f"regex {at}": generate(regex=each) for at, each in enumerate(EXPRESSIONS)},
+    **{f"stop_regex {at}": generate(stop_regex=each) for at, each in enumerate(EXPRESSIONS)},
+    **{f"grammar {at}": generate(ebnf=each) for at, each in enumerate(GRAMMARS)},
+    **{f"tools {at}": chat(tools=each, tool_choice="required") for at, each in enumerate(TOOLS)},
+    "10,000 messages": chat(messages=HI * 10_000),
+    "10,000 parts": chat(
+        messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 10_000}]
+    ),
+    "nested repetitions": generate(regex="(((((a{30}){30}){30}){30}){30}){30}"),
+    "alternatives that begin alike": generate(regex="|".join(["ab" * 50 + "c"] * 2000)),
+    "a long stop string that nearly comes": generate(stop=["\x00" * 60_000]),
+}
+"""What may be honoured, but could cost much."""
+
+
+@pytest.mark.timeout(300)
+def test_what_could_cost_much_holds_up_nobody(server: ServerProcess) -> None:
+    wrong = {}
+    with Beside(server) as beside, httpx.Client(timeout=PATIENCE_S) as http:
+        for case, (path, body) in COSTLY.items():
+            begin = time.monotonic()
+            answer = http.post(server.url + path, json=body)
+            seconds = time.monotonic() - begin
+            if answer.status_code not in (200, 400) or seconds > 20:
+                wrong[case] = (answer.status_code, answer.text[:300], round(seconds, 2))
     assert wrong == {}
     assert beside.status_codes == {200}
     assert beside.longest_s < READY_S
