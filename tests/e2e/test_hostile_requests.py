@@ -234,6 +234,7 @@ COSTLY = {
 """What may be honoured, but could cost much."""
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_what_could_cost_much_holds_up_nobody(server: ServerProcess) -> None:
     wrong = {}

@@ -88,3 +88,11 @@ def test_its_masks_stay_within_their_budget(name: str) -> None:
     if began:
         spent_s = time.thread_time() - began
         assert spent_s < MASK_CREDIT_S + MASK_SHARE_S * num_tokens + 5
+
+
+def test_too_much_work_is_no_fault_of_the_token() -> None:
+    """Red before: "The grammar does not allow token 97", which it does."""
+    found = grammar(regex="(((((a{30}){30}){30}){30}){30}){30}")
+    assert ord("a") in allowed_tokens(found, VOCAB_SIZE)
+    with pytest.raises(RequestError, match="it takes too much work"):
+        found.accept(ord("a"))

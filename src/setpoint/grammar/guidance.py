@@ -48,6 +48,8 @@ class GuidanceGrammar:
 
     def accept(self, token: int) -> None:
         if not self._matcher.consume_token(token):
+            if why(self._matcher) == TOO_MUCH_WORK:
+                raise RequestError(f"The grammar cannot be followed any further: {TOO_MUCH_WORK}.")
             raise RequestError(f"The grammar does not allow token {token}.")
 
     def fill_mask(self, words: Ids) -> None:
@@ -77,9 +79,12 @@ TOO_MUCH_WORK = "it takes too much work to find the tokens that it allows"
 
 def why(matcher: LLMatcher) -> str:
     """Why a matcher that worked has stopped with an error."""
-    if matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex"):
-        return TOO_MUCH_WORK
     reason, *_ = matcher.get_error().split("\n")
+    if (
+        matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex")
+        or reason == "lexer error: too many expressions constructed"
+    ):
+        return TOO_MUCH_WORK
     return "it can match nothing" if reason.startswith("NoExtension") else reason
 
 
