@@ -66,10 +66,11 @@ def run(
     masks: TokenMasks | None = None,
     *,
     peek: bool = True,
+    knows_best: bool = False,
 ) -> Sampled:
-    return sample(
-        logits, table.sampling_rows(np.array(slots, np.int32)), masks, RefOps(), peek=peek
-    )
+    rows = table.sampling_rows(np.array(slots, np.int32))
+    best = RefOps().best_tokens(logits) if knows_best else None
+    return sample(logits, rows, masks, RefOps(), peek=peek, best=best)
 
 
 def edited(logits: np.ndarray, params: SamplingParams, ids: list[int]) -> np.ndarray:
@@ -275,6 +276,41 @@ def test_grammar_masks_forbid_tokens() -> None:
     ids = run(logits.clone(), table, [0, 1, 2], masks).ids.tensor.tolist()
     best = max(allowed[2], key=lambda token: float(logits[2, token]))
     assert ids == [int(logits[0].argmax()), 96, best]
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.99])
+@pytest.mark.parametrize("return_logprob", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_masks_mean_the_same_if_the_best_tokens_are_known(
+    share: float, return_logprob: bool, seed: int
+) -> None:
+    """A mask that allows the best token of a greedy row is not applied, and nobody can tell."""
+    draw = np.random.default_rng(seed)
+    params = [
+        *[GREEDY] * 3,
+        SamplingParams(temperature=0.8),
+        SamplingParams(temperature=0, logit_bias=((7, 9.0),)),
+        SamplingParams(temperature=0, frequency_penalty=1.5),
+        SamplingParams(temperature=0, min_new_tokens=200, max_new_tokens=400),
+        SamplingParams(temperature=0.7, top_p=0.5),
+    ]
+    if seed % 2:
+        params = [*params[:4], *[GREEDY] * 3, params[-1]]  # no edits but the masks
+    table = table_of(params, HISTORY[:8], return_logprob=return_logprob)
+    bits = draw.random((6, 128)) < share
+    bits[:, 40] = True
+    words = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+    masks = TokenMasks(np.array([7, 0, 3, 4, 5, 1], np.int32), words)
+    logits = torch.tensor(draw.normal(0, 2, (8, VOCAB)), dtype=torch.float32)
+    logits[1, 3] = torch.nan
+    outcomes = [
+        run(logits.clone(), table, list(range(8)), masks, knows_best=known)
+        for known in (False, True)
+    ]
+    assert outcomes[0].ids.tensor.tolist() == outcomes[1].ids.tensor.tolist()
+    if return_logprob:
+        values = [each.logprobs.values for each in outcomes if each.logprobs is not None]
+        np.testing.assert_array_equal(*values)
 
 
 @pytest.mark.parametrize(

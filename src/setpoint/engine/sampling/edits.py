@@ -4,6 +4,7 @@ bias (docs/sglang/sampling.md#order)."""
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from setpoint.core.plan import TokenMasks
@@ -92,12 +93,15 @@ def _counts(
     return counts.scatter_add_(1, history, counted.to(logits.dtype))
 
 
+def rows_of(masks: TokenMasks, rows: SamplingRows) -> npt.NDArray[np.int64]:
+    """The row that each mask is for."""
+    row_of_slot = {slot: row for row, slot in enumerate(rows.slots.tolist())}
+    return np.array([row_of_slot[slot] for slot in masks.slots.tolist()], np.int64)
+
+
 def _mask(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks, ops: Ops) -> None:
     """Set logits to -inf where the row's mask bit is 0."""
-    row_of_slot = {slot: row for row, slot in enumerate(rows.slots.tolist())}
-    index = to_device(
-        np.array([row_of_slot[slot] for slot in masks.slots.tolist()], np.int64), logits.device
-    )
+    index = to_device(rows_of(masks, rows), logits.device)
     ops.mask_tokens(logits, index, to_device(masks.words, logits.device))
 
 
