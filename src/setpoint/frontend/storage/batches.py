@@ -84,8 +84,11 @@ class BatchBook:
         self._batches = {
             batch.id: batch for batch in sorted(kept, key=lambda each: each.created_at)
         }
-        for batch in self.unfinished():
-            files.hold(batch.input_file_id, batch.id)
+        for batch in self._batches.values():
+            if batch.status in ENDED:
+                self.journal(batch).unlink(missing_ok=True)
+            else:
+                files.hold(batch.input_file_id, batch.id)
         for path in folder.glob(f"{PREFIX}*{PART}"):
             if is_id(path.name.removesuffix(PART).removesuffix(".json"), PREFIX):
                 path.unlink()
