@@ -80,7 +80,10 @@ EMPTY = {"/flush_cache", "/freeze_gc", "/stop_profile", "/classify", "/v1/classi
 UNDONE = {
     "/pause_generation": "/continue_generation",
     "/release_memory_occupation": "/resume_memory_occupation",
+    "/start_profile": "/stop_profile",
 }
+"""Route -> the one that ends its effect, so that the next case meets a server like the one before:
+a profile slows every step down and keeps what it sees."""
 EMBEDS = ("/encode", "/v1/embeddings", "/v1/rerank", "/api/embed", "/api/embeddings")
 STREAMS = ("text/event-stream", "application/x-ndjson")
 REFUSALS = (400, 401, 403, 404, 409, 413, 501)
