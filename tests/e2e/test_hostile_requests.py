@@ -119,6 +119,7 @@ REFUSED: dict[str, tuple[tuple[str, dict[str, Any]], int, str]] = {
         404,
         "file-0",
     ),
+    "a profile of nothing": (("/start_profile", {"activities": ["GPU"]}), 400, "activities"),
     "two constraints": (generate(regex="a", ebnf='root ::= "a"'), 400, "regex|ebnf"),
     "an unknown response_format": (chat(response_format={"type": "yaml"}), 400, "response_format"),
 }  # fmt: skip

@@ -41,6 +41,8 @@ class Profiler:
         way, if the file exists or its folder cannot be made."""
         if self._wanted is not None:
             raise RequestError("A profile is being made already; /stop_profile ends it.")
+        if not traced_activities(self._device, host=wanted.cpu, device_too=wanted.gpu):
+            raise RequestError("activities: nothing of these can be traced here; CPU always can.")
         path = Path(wanted.path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
