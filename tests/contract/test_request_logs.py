@@ -52,6 +52,30 @@ def test_a_request_is_two_lines_of_json(
     assert ("text" in finished["out"]) == (level >= 2)
 
 
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/responses", {"input": "SECRET", "instructions": "SECRET"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "SECRET"}], "max_tokens": 2}),
+        ("/api/generate", {"prompt": "SECRET", "system": "SECRET"}),
+        ("/v1/score", {"query": "SECRET", "items": ["SECRET"], "label_token_ids": [1]}),
+    ],
+)
+def test_parameters_alone_hold_nothing_that_people_wrote(
+    serve: Serve, caplog: pytest.LogCaptureFixture, route: str, body: Any
+) -> None:
+    caplog.set_level("INFO")
+
+    async def scenario(server: Any) -> None:
+        await server.http.post(route, json=body | {"model": "m", "temperature": 0.5})
+
+    settings = {"log_requests": True, "log_requests_level": 1, "log_requests_format": "json"}
+    serve(scenario, FakeEngine(), **settings)
+    received, *_ = events(caplog)
+    assert received["obj"]["temperature"] == 0.5
+    assert "SECRET" not in caplog.text
+
+
 def test_json_is_one_line_whatever_it_holds() -> None:
     """No character of a client's begins a line or reaches the terminal."""
     record = logging.makeLogRecord({"msg": json.dumps({"text": NASTY}), "is_json": True})

@@ -178,3 +178,10 @@ def test_a_wrong_system_prompt_is_named(system: Any, message: str) -> None:
     with pytest.raises(RequestError, match="system") as caught:
         history_of(system, [user("a")])
     assert caught.value.message.startswith(message)
+
+
+def test_many_messages_of_one_turn_are_joined_once() -> None:
+    """20,000 messages would be 20,000 copies of the text if it grew by each."""
+    history = history_of(None, [user(f"{number:0200}") for number in range(20_000)])
+    (turn,) = history
+    assert turn["content"].split("\n") == [f"{number:0200}" for number in range(20_000)]

@@ -21,7 +21,11 @@ SHOWN_CHARS = 2048
 """Length to which values are cut below level 3."""
 
 _METADATA = ("rid", "meta_info", "stream", "model")
-_CONTENTS = ("text", "input_ids", "output_ids", "messages", "prompt", "system")
+_CONTENTS = (
+    *("text", "input_ids", "output_ids", "messages", "prompt", "system", "tools"),
+    *("input", "instructions", "query", "items", "documents", "instruct"),
+)
+"""The keys of every API's bodies that hold what people wrote."""
 
 
 class RequestLog:

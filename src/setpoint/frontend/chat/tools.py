@@ -81,24 +81,29 @@ def told_in_messages(
     message. Calls are part of the assistant's text, and results that follow each other are one
     message of the user, as some templates insist on turns."""
     told: list[dict[str, Any]] = []
-    has_results = False
+    results: list[str] = []
     for message in messages:
         if message["role"] == "tool":
-            result = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if has_results:
-                told[-1]["content"] += f"\n{result}"
-            else:
-                told.append({"role": "user", "content": result})
-        elif message.get("tool_calls"):
+            results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
+            continue
+        _tell(told, results)
+        if message.get("tool_calls"):
             calls = "\n".join(_written(call["function"]) for call in message["tool_calls"])
             content = f"{message['content']}\n{calls}".strip()
             told.append({"role": "assistant", "content": content})
         else:
             told.append(dict(message))
-        has_results = message["role"] == "tool"
+    _tell(told, results)
     if tools:
         _describe(told, tools)
     return told
+
+
+def _tell(told: list[dict[str, Any]], results: list[str]) -> None:
+    """Write results that follow each other into the messages, and forget them."""
+    if results:
+        told.append({"role": "user", "content": "\n".join(results)})
+        results.clear()
 
 
 def _describe(told: list[dict[str, Any]], tools: Sequence[Tool]) -> None:

@@ -73,10 +73,10 @@ def history_of(
     its call."""
     if not messages:
         raise RequestError("messages must not be empty.")
-    history: list[Message] = []
+    said: list[Message] = []
     text = _joined(_without_billing(text) for text in _texts(system or "", "system"))
     if text:
-        history.append({"role": "system", "content": text})
+        said.append({"role": "system", "content": text})
     known_calls: set[str] = set()
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
@@ -90,8 +90,8 @@ def history_of(
             if role == "assistant"
             else _asked(role, blocks, f"{where}.content", known_calls)
         )
-        for each in made:
-            _append(history, each)
+        said += made
+    history = _turns(said)
     if history[-1].get("tool_calls"):
         raise RequestError(
             f"messages[{len(messages) - 1}] calls tools, so a message of the user with their"
@@ -100,14 +100,24 @@ def history_of(
     return history
 
 
-def _append(history: list[Message], message: Message) -> None:
-    """Add a message; consecutive messages of the user, or of the assistant, are one turn."""
-    last = history[-1] if history else {}
-    is_same = last.get("role") == message["role"] != "tool" and not last.get("tool_calls")
-    if not is_same:
-        history.append(message)
-        return
-    last.update({**message, "content": _joined((last["content"], message["content"]))})
+def _turns(messages: Sequence[Message]) -> list[Message]:
+    """The messages, of which consecutive ones of the user, or of the assistant, become one."""
+    turns: list[list[Message]] = []
+    for message in messages:
+        last = turns[-1][-1] if turns else {}
+        if last.get("role") == message["role"] != "tool" and not last.get("tool_calls"):
+            turns[-1].append(message)
+        else:
+            turns.append([message])
+    return [_turn(turn) for turn in turns]
+
+
+def _turn(messages: Sequence[Message]) -> Message:
+    turn: Message = {}
+    for message in messages:
+        turn |= message
+    # Joined once: a body may have 20,000 messages, and to copy the text for each takes seconds.
+    return turn | {"content": _joined(message["content"] for message in messages)}
 
 
 def _assistant(blocks: Sequence[Block], known_calls: set[str]) -> Message:
@@ -140,7 +150,7 @@ def _asked(role: str, blocks: Sequence[Block], where: str, known_calls: set[str]
         if isinstance(block, ToolResultBlock):
             messages.append(_result(block, f"{where}[{index}]", known_calls))
         elif isinstance(block, TextBlock):
-            _append(messages, {"role": role, "content": block.text})
+            messages.append({"role": role, "content": block.text})
     return messages
 
 

@@ -4,6 +4,7 @@ request. Pure data and conversions; knows nothing of the engine.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -128,7 +129,7 @@ class OllamaChatBody(TextBody, kw_only=True):
         """The messages for a chat template. Raises RequestError (400) for images, and for a result
         without a call before it."""
         history = []
-        unanswered: list[tuple[str, str]] = []  # id and name of each call
+        unanswered = _Unanswered([])
         for index, message in enumerate(self.messages):
             if message.images:
                 raise RequestError(f"messages[{index}].images: this model reads text only.")
@@ -136,14 +137,13 @@ class OllamaChatBody(TextBody, kw_only=True):
             if message.thinking:
                 neutral["reasoning_content"] = message.thinking
             if message.tool_calls:
-                unanswered = [
-                    (call.id or f"call_{index}_{number}", call.function.name)
+                ids = [
+                    call.id or f"call_{index}_{number}"
                     for number, call in enumerate(message.tool_calls)
                 ]
-                neutral["tool_calls"] = [
-                    _call(call_id, call)
-                    for (call_id, _), call in zip(unanswered, message.tool_calls, strict=True)
-                ]
+                calls = list(map(_call, ids, message.tool_calls))
+                neutral["tool_calls"] = calls
+                unanswered = _Unanswered(calls)
             if message.role == "tool":
                 neutral |= _answered(message, unanswered, f"messages[{index}]")
             history.append(neutral)
@@ -183,24 +183,41 @@ def is_served(name: str, served: str) -> bool:
     return name.removesuffix(":latest") in (served, "default")
 
 
+_ANY_CALL = "any", None
+
+
 def _call(call_id: str, call: CallBody) -> dict[str, Any]:
     function = {"name": call.function.name, "arguments": call.function.arguments or {}}
     return {"id": call_id, "type": "function", "function": function}
 
 
-def _answered(
-    message: MessageBody, unanswered: list[tuple[str, str]], where: str
-) -> dict[str, Any]:
-    """The fields that say which call a result belongs to: the one with its id, else the first of
-    its tool without a result, else the first without one. The call is taken out of
-    ``unanswered``."""
-    meant = next(
-        (call for call in unanswered if call[0] == message.tool_call_id),
-        next((call for call in unanswered if call[1] == message.tool_name), None),
-    )
-    if meant is None and unanswered and message.tool_call_id is None:
-        meant = unanswered[0]
-    if meant is None:
+class _Unanswered:
+    """The calls of one message that no result belongs to yet. To find one takes the same time
+    however many there are."""
+
+    def __init__(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        self._calls = dict(enumerate(calls))
+        self._found: dict[tuple[str, str | None], deque[int]] = {}
+        """What is known of a call -> the numbers of such calls, in order."""
+        for number, call in self._calls.items():
+            for known in (("id", call["id"]), ("name", call["function"]["name"]), _ANY_CALL):
+                self._found.setdefault(known, deque()).append(number)
+
+    def take(self, call_id: str | None, name: str | None) -> Mapping[str, Any] | None:
+        """The call that a result belongs to: the one with its id, else the first of its tool, else,
+        for a result without an id, the first. None if there is none."""
+        for known in (("id", call_id), ("name", name), *([_ANY_CALL] if call_id is None else [])):
+            numbers = self._found.get(known, ())
+            while numbers:
+                call = self._calls.pop(numbers.popleft(), None)
+                if call is not None:
+                    return call
+        return None
+
+
+def _answered(message: MessageBody, unanswered: _Unanswered, where: str) -> dict[str, Any]:
+    """The fields that say which call a result belongs to."""
+    call = unanswered.take(message.tool_call_id, message.tool_name)
+    if call is None:
         raise RequestError(f"{where} is the result of a tool, but no call before it waits for one.")
-    unanswered.remove(meant)
-    return {"tool_call_id": meant[0], "name": meant[1]}
+    return {"tool_call_id": call["id"], "name": call["function"]["name"]}

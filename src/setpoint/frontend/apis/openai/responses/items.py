@@ -186,6 +186,10 @@ def messages_of(
             if kind == "function_call":
                 known_calls.add(item["call_id"])
             _add_to_turn(messages, item)
+    for turn in messages:
+        for key in ("content", "reasoning_content"):
+            if isinstance(turn.get(key), list):
+                turn[key] = "\n".join(filter(None, turn[key]))
     if not any(message["role"] in ("user", "tool") for message in messages):
         raise RequestError(
             "input must have at least one message of the user, or the output of a call."
@@ -194,12 +198,14 @@ def messages_of(
 
 
 def _add_to_turn(messages: list[Message], item: Item) -> None:
-    """Add something that the model has said to its message, which it begins if it is the first."""
+    """Add something that the model has said to its message, which it begins if it is the first. Its
+    texts are lists here: a body may have 20,000 items, and to copy the text for each takes
+    seconds."""
     if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
+        messages.append({"role": "assistant", "content": []})
     turn = messages[-1]
     if item["type"] == "message":
-        turn["content"] = _joined(turn["content"], _text_of(item["content"], "content"))
+        turn["content"].append(_text_of(item["content"], "content"))
     elif item["type"] == "function_call":
         function = {"name": item["name"], "arguments": item["arguments"]}
         call = {"id": item["call_id"], "type": "function", "function": function}
@@ -208,8 +214,4 @@ def _add_to_turn(messages: list[Message], item: Item) -> None:
         # A reasoning of another provider is encrypted; nobody here can read it.
         parts = item.get("content") or item.get("summary") or []
         if text := _text_of(parts, "content"):
-            turn["reasoning_content"] = _joined(turn.get("reasoning_content", ""), text)
-
-
-def _joined(first: str, second: str) -> str:
-    return f"{first}\n{second}" if first and second else first or second
+            turn.setdefault("reasoning_content", []).append(text)
