@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from setpoint.checkpoint import gguf_tokenizer
 from setpoint.checkpoint.gguf_file import GGUFFile
+from setpoint.grammar.schema import prepared_schema
 from setpoint.testing.constrained import SchemaJudge, read_schemas
 
 SCHEMAS = read_schemas(Path(__file__).parents[1] / "schemas")
@@ -84,3 +86,31 @@ def test_outputs_satisfy_a_schema(judge: SchemaJudge, name: str) -> None:
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_outputs_satisfy_every_schema(judge: SchemaJudge, name: str) -> None:
     check(judge, name, samples=5)
+
+
+LISTED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        (LISTED, True),
+        ({**LISTED, "additionalProperties": True}, False),
+        ({**LISTED, "required": ["a", "b"]}, False),
+        ({**LISTED, "minProperties": 2}, False),
+        ({**LISTED, "patternProperties": {"^x": {}}}, False),
+        ({**LISTED, "const": {"a": 1, "b": 2}}, False),
+        ({**LISTED, "anyOf": [{"required": ["b"]}, {"required": ["c"]}]}, False),
+        ({**LISTED, "allOf": [{"properties": {"b": {}}, "required": ["b"]}]}, False),
+        ({**LISTED, "oneOf": [{"properties": {"b": {"const": 1}}, "required": ["b"]}]}, False),
+        ({**LISTED, "$ref": "#/$defs/x", "$defs": {"x": {"properties": {"b": {}}}}}, False),
+    ],
+)
+def test_an_object_has_the_listed_properties_unless_the_schema_speaks_of_others(
+    schema: dict[str, Any], closed: bool
+) -> None:
+    prepared = prepared_schema(schema)
+    assert (prepared.get("additionalProperties") is False) == closed
+    # The same inside others.
+    inner = prepared_schema({"type": "array", "items": schema})["items"]
+    assert (inner.get("additionalProperties") is False) == closed

@@ -36,6 +36,19 @@ _SCHEMAS = (
 )
 """Keywords whose value is a map of schemas, a list of schemas, or a schema."""
 
+_COMBINING = (
+    *("allOf", "oneOf", "not", "if", "dependentSchemas", "unevaluatedProperties"),
+    "$dynamicRef",
+)
+_ABOUT_PROPERTIES = ("properties", "patternProperties", "anyOf", "$ref")
+"""With the first, and with two of the second, several schemas describe one object."""
+
+_OPENING = (
+    *("additionalProperties", "patternProperties", "minProperties", "propertyNames"),
+    *("const", "enum"),
+)
+"""Keywords that speak of properties which ``properties`` does not list."""
+
 
 def prepared_schema(schema: Any) -> dict[str, Any]:
     """The schema as it is compiled, with options. Raises RequestError (400) for what is no schema,
@@ -48,26 +61,62 @@ def prepared_schema(schema: Any) -> dict[str, Any]:
         raise RequestError(f"the schema has more than {MAX_DEPTH} lists and objects inside others")
     given = schema.get(OPTIONS)
     options = {"whitespace_pattern": WHITESPACE, **(given if isinstance(given, dict) else {})}
+    prepared = _prepared(schema, closes=not _combines(schema))
     # lenient would drop keywords that llguidance does not know, without a word.
-    return {**_prepared(schema), OPTIONS: {**options, "lenient": False}}
+    return {**prepared, OPTIONS: {**options, "lenient": False}}
 
 
-def _prepared(schema: Any) -> Any:
-    """A schema, and those in it, without what changes nothing and llguidance refuses."""
+def _prepared(schema: Any, *, closes: bool) -> Any:
+    """A schema, and those in it, without what changes nothing and llguidance refuses. closes:
+    objects get only the properties that their schemas list, unless a schema says otherwise."""
     if not isinstance(schema, dict):
         return schema
     _check_bounds(schema)
     kept = {}
     for key, value in schema.items():
         if key in _MAPS and isinstance(value, dict):
-            kept[key] = {name: _prepared(each) for name, each in value.items()}
+            kept[key] = {name: _prepared(each, closes=closes) for name, each in value.items()}
         elif key in _LISTS and isinstance(value, list):
-            kept[key] = [_prepared(each) for each in value]
+            kept[key] = [_prepared(each, closes=closes) for each in value]
         elif key in _SCHEMAS:
-            kept[key] = _prepared(value)
+            kept[key] = _prepared(value, closes=closes)
         elif not _changes_nothing(key, value):
             kept[key] = value
+    if closes and _lists_all(schema):
+        kept["additionalProperties"] = False
     return kept
+
+
+def _lists_all(schema: dict[str, Any]) -> bool:
+    """Whether a schema lists properties and says nothing of others. JSON Schema allows any others
+    then, with which a small model goes on until it has no tokens left."""
+    listed, required = schema.get("properties"), schema.get("required", [])
+    return (
+        isinstance(listed, dict)
+        and isinstance(required, list)
+        and all(name in listed for name in required)
+        and not any(key in schema for key in _OPENING)
+    )
+
+
+def _combines(schema: Any) -> bool:
+    """Whether several schemas describe the same object anywhere: one of them may list what another
+    one does not."""
+    if not isinstance(schema, dict):
+        return False
+    if any(key in schema for key in _COMBINING):
+        return True
+    if sum(key in schema for key in _ABOUT_PROPERTIES) > 1:
+        return True
+    inner: list[Any] = []
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, dict):
+            inner += value.values()
+        elif key in _LISTS and isinstance(value, list):
+            inner += value
+        elif key in _SCHEMAS:
+            inner.append(value)
+    return any(_combines(each) for each in inner)
 
 
 def _changes_nothing(key: str, value: Any) -> bool:
