@@ -187,9 +187,9 @@ def test_abort_ends_by_the_beginning_of_a_rid(engine: Engine) -> None:
             "Did you mean max_new_tokens",
         ),
         (
-            {"prompt": "x", "sampling_params": {"regex": "a"}},
+            {"prompt": "x", "sampling_params": {"regex": "("}},
             RequestError,
-            "^regex is not supported yet",
+            "^Failed to compile regex grammar",
         ),
         ({"prompt": "x", "sampling_params": "hot"}, RequestError, "SamplingParams or a dict"),
         ({"prompt": "x", "input_ids": [1]}, RequestError, "Give prompt or input_ids, not both"),
@@ -214,6 +214,12 @@ def test_bad_requests_say_what_is_wrong(
         engine.generate(**arguments)
     with pytest.raises(error, match=message):
         next(engine.stream(**arguments))
+
+
+def test_an_answer_satisfies_its_expression(engine: Engine) -> None:
+    answer = engine.generate("x", {"regex": "[0-9]{3}", "max_new_tokens": 8})
+    assert answer["text"].isdigit()
+    assert len(answer["text"]) == 3
 
 
 def test_no_prompts_get_no_answers(engine: Engine) -> None:
