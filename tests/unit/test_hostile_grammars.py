@@ -48,13 +48,15 @@ HOSTILE = {
     "ebnf, ambiguous words": {"ebnf": 'start: e\ne: e e e | "a" | "ab" | "b"'},
     "ebnf, left recursion": {"ebnf": 'root ::= a\na ::= b "x" | "y"\nb ::= a | c\nc ::= b | a'},
     "ebnf, nested": {"ebnf": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000},
+    "ebnf, lines": {"ebnf": 'root ::= "x"' + "\n" * 200_000},
+    "ebnf, rules": {"ebnf": "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(9000))},
     "ebnf, complement": {"ebnf": "start: T\nT: /(?s:.*)/ & ~/(?s:.*)a.{12}b(?s:.*)/"},
     "tag, triggers": {
         "structural_tag": {
             "type": "structural_tag",
             "format": {
                 "type": "triggered_tags",
-                "triggers": [f"<{index}>" for index in range(300)],
+                "triggers": [f"<{index}>" for index in range(250)],
                 "tags": [
                     {
                         "type": "tag",
@@ -62,7 +64,7 @@ HOSTILE = {
                         "content": {"type": "any_text"},
                         "end": "!",
                     }
-                    for index in range(300)
+                    for index in range(250)
                 ],
             },
         }

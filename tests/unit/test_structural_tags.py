@@ -3,10 +3,14 @@ fault. Over the byte tokenizer, with the real library."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from grammar_cases import refusal, verdict
+
+from setpoint.grammar.tag_definition import lark_of
+from setpoint.grammar.tags import parsed
 
 JSON = {
     "type": "json_schema",
@@ -140,6 +144,13 @@ def test_the_legacy_form(text: str, wanted: str) -> None:
     assert verdict(text, structural_tag=legacy) == wanted
 
 
+MANY = {
+    "properties": {f"p{number}": {"type": "object"} for number in range(3000)},
+    "$defs": {f"d{number}": {"type": "object"} for number in range(3000)},
+}
+"""Definitions that each parameter could refer to, so that they are written for each."""
+
+
 def nested(depth: int) -> dict[str, Any]:
     return TEXT if depth == 0 else {"type": "optional", "content": nested(depth - 1)}
 
@@ -167,6 +178,8 @@ def nested(depth: int) -> dict[str, Any]:
         ({"type": "grammar", "grammar": "x"}, "the grammar cannot be read"),
         ({"type": "qwen_xml_parameter", "json_schema": {"properties": 1}}, "needs the schema"),
         (nested(100), "more than 32 formats inside each other"),
+        (triggered(triggers=[f"<{n}>" for n in range(300)]), "triggers may have at most 256"),
+        ({"type": "qwen_xml_parameter", "json_schema": MANY}, "more than 8388608 characters"),
     ],
 )
 def test_what_is_refused(tag: dict[str, Any], words: str) -> None:
@@ -190,3 +203,19 @@ def test_what_is_refused(tag: dict[str, Any], words: str) -> None:
 )
 def test_other_texts_are_refused(text: str, words: str) -> None:
     assert words in refusal(structural_tag=text)
+
+
+@pytest.mark.parametrize("at_least_one", [False, True])
+def test_tags_inside_each_other_do_not_double_the_grammar(at_least_one: bool) -> None:
+    """Red before: each level wrote the one inside it twice, megabytes for 2 KB."""
+    inner: dict[str, Any] = JSON
+    for _ in range(14):
+        tag = {"type": "tag", "begin": "<a>", "content": inner, "end": "</a>"}
+        inner = {
+            "type": "triggered_tags",
+            "triggers": ["<a"],
+            "tags": [tag],
+            "at_least_one": at_least_one,
+        }
+    text = json.dumps({"type": "structural_tag", "format": inner})
+    assert len(lark_of(parsed(text), {}, str)) < 10 * len(text)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
@@ -22,6 +22,13 @@ _SHOWN_AS = {"json_schema": "json"}
 _LISTING = re.compile(r"\s*\n\s*(\d+ \||<).*", re.DOTALL)
 """What llguidance writes below an error: lines of the definition, which the client did not write,
 and its own state."""
+
+_IN_LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.MULTILINE)
+"""As the library's own test, but linear: that one tries every line break as the beginning of all
+that follow, and holds the interpreter's lock meanwhile."""
+
+MAX_RULES = 5000
+"""Most rules of a grammar that is converted: the converter's time grows with their square."""
 
 MAX_WORDS = 1000
 """Longest reason that a client gets."""
@@ -59,7 +66,11 @@ def _json_schema(text: str) -> str:
 
 def _lark(text: str) -> str:
     """A grammar in Lark's syntax as it is; one in the EBNF of llama.cpp and xgrammar converted."""
+    if _IN_LARK.search(text):
+        return text
+    if text.count("::=") > MAX_RULES:
+        raise RequestError(f"the grammar has more than {MAX_RULES} rules")
     try:
-        return any_to_lark(text)
+        return gbnf_to_lark(text)
     except Exception as error:  # the converter raises its own, IndexError, and others
         raise RequestError(f"the grammar cannot be read ({error})") from None

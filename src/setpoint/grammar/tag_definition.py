@@ -23,6 +23,11 @@ from setpoint.grammar.tags import Format
 _ANY = "/(?s:.*)/"
 _SPACE = r"/[ \n\t]{0,16}/"
 
+MAX_CHARS = 8 << 20
+"""Longest definition that is written, in characters. What definitions of a schema have in common is
+written for each parameter in the style qwen_xml, so a definition can be much longer than its tag.
+"""
+
 
 def lark_of(tree: Format, special_tokens: Mapping[str, int], ebnf: Callable[[str], str]) -> str:
     """The Lark grammar of a structural tag.
@@ -43,6 +48,10 @@ class _Writer:
     rules: list[str] = field(default_factory=list)
     grammars: list[dict[str, Any]] = field(default_factory=list)
     """Clients' own grammars, to which rules refer by name."""
+    insides: dict[int, str] = field(default_factory=dict)
+    """id of a tag -> what matches it behind its ``begin``; written once, because tags inside each
+    other would otherwise double it at every level."""
+    num_chars: int = 0
 
     def expression(self, node: Format) -> str:
         """The right side of a rule that matches the format."""
@@ -55,7 +64,7 @@ class _Writer:
             case tags.ConstString(value):
                 return self._literal(value)
             case tags.JsonSchema(schema, style):
-                return self._parameters(schema) if style == "qwen_xml" else _json(schema)
+                return self._parameters(schema) if style == "qwen_xml" else self._json(schema)
             case tags.ParameterXml(schema):
                 return self._parameters(schema)
             case tags.Grammar(text):
@@ -107,19 +116,22 @@ class _Writer:
 
     def _behind(self, tag: tags.Tag, skipped: int = 0) -> str:
         """What follows a tag's ``begin``, of which ``skipped`` characters are matched already."""
-        parts = []
-        if skipped < len(tag.begin) and skipped:
-            parts.append(self._literal(tag.begin[skipped:]))
+        inside = self.insides.get(id(tag))
+        if inside is None:
+            inside = self.insides[id(tag)] = self._inside(tag)
+        begin = tag.begin[skipped:] if skipped else ""
+        return f"{self._literal(begin)} {inside}" if begin else inside
+
+    def _inside(self, tag: tags.Tag) -> str:
+        """The content and the end of a tag."""
         content = self._terminal(tag.content)
         if isinstance(tag.content, tags.AnyText):
-            parts.append(self._text_until(tag.ends, tag.content.excludes))
-        elif content is not None and not self._specials_in(*tag.ends):
+            return self._text_until(tag.ends, tag.content.excludes)
+        if content is not None and not self._specials_in(*tag.ends):
             ends = _one_of([json.dumps(end) for end in tag.ends])
-            parts.append(self._named_terminal(f"({content}) {ends}"))
-        else:
-            parts.append(f"({self.expression(tag.content)})")
-            parts.append(_one_of([self._literal(end) for end in tag.ends]))
-        return " ".join(part for part in parts if part)
+            return self._named_terminal(f"({content}) {ends}")
+        end = _one_of([self._literal(each) for each in tag.ends])
+        return f"({self.expression(tag.content)}) {end}"
 
     def _sequence(self, elements: list[Format]) -> str:
         parts, index = [], 0
@@ -152,7 +164,7 @@ class _Writer:
                 dispatched.append(f"{self._text_until([trigger], node.excludes)} {choices}")
         tag = self._named_rule(_one_of(dispatched))
         text = self._named_terminal(_text(node.excludes))
-        first = _one_of([self.expression(each) for each in node.tags])
+        first = _one_of([self.expression(each) for each in node.tags]) if node.at_least_one else ""
         if node.stop_after_first:
             return first if node.at_least_one else _one_of([tag, text])
         return f"{first} {tag}* {text}" if node.at_least_one else f"{tag}* {text}"
@@ -180,7 +192,7 @@ class _Writer:
                 value = self._named_terminal(f"{_SPACE} {choices} {_SPACE} {tail}")
             else:
                 inner = {**definitions, **each} if isinstance(each, dict) else each
-                value = f"{space} {_json(inner)} {space} {tail}"
+                value = f"{space} {self._json(inner)} {space} {tail}"
             sign = "" if name in schema.get("required", []) else "?"
             parts.append(f"({space} {head} {value}){sign}")
         return " ".join([*parts, space])
@@ -217,12 +229,26 @@ class _Writer:
     def _specials_in(self, *texts: str) -> bool:
         return any(token in text for text in texts for token in self.special_tokens)
 
+    def _json(self, schema: bool | dict[str, Any]) -> str:
+        body = f"%json {json.dumps(prepared_schema(schema))}"
+        self._count(body)
+        return body
+
+    def _count(self, body: str) -> None:
+        self.num_chars += len(body)
+        if self.num_chars > MAX_CHARS:
+            raise RequestError(
+                f"structural_tag makes a grammar of more than {MAX_CHARS} characters."
+            )
+
     def _named_terminal(self, body: str) -> str:
+        self._count(body)
         name = f"T{len(self.rules)}"
         self.rules.append(f"{name}: {body}")
         return name
 
     def _named_rule(self, body: str, *, lazy: bool = False) -> str:
+        self._count(body)
         name = f"r{len(self.rules)}"
         self.rules.append(f"{name}{'[lazy]' if lazy else ''}: {body}")
         return name
@@ -234,10 +260,6 @@ def _text(excludes: list[str]) -> str:
         return _ANY
     found = _one_of([json.dumps(each) for each in excludes])
     return f"{_ANY} & ~({_ANY} {found} {_ANY})"
-
-
-def _json(schema: bool | dict[str, Any]) -> str:
-    return f"%json {json.dumps(prepared_schema(schema))}"
 
 
 def _one_of(choices: list[str]) -> str:

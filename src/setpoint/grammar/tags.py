@@ -16,6 +16,9 @@ from setpoint.core.wording import plain
 MAX_DEPTH = 32
 """Most formats inside each other."""
 
+MAX_TRIGGERS = 256
+"""Most triggers of one format; each is compared with the others and with every tag."""
+
 
 class _Format(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
     """A part of the output."""
@@ -193,6 +196,8 @@ def _check(node: Format, path: str, depth: int) -> None:
 
 
 def _check_triggers(triggers: list[str], tags: list[Tag], path: str) -> None:
+    if len(triggers) > MAX_TRIGGERS:
+        raise RequestError(f"structural_tag.{path}.triggers may have at most {MAX_TRIGGERS}.")
     for trigger in triggers:
         others = [other for other in triggers if other is not trigger]
         if not trigger or any(other.startswith(trigger) for other in others):
