@@ -62,6 +62,16 @@ def test_a_template_without_tools_is_told_in_messages() -> None:
     assert "<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>" in prompt
 
 
+def test_tools_of_a_message_are_not_the_tools_of_a_turn() -> None:
+    template = (
+        "{% for message in messages %}{% if 'tools' in message %}{{ message['tools'] }}{% endif %}"
+        "<{{ message.role }}>{{ message.content }}{% endfor %}"
+    )
+    prompt = prompt_of(template, turn(USER, tools=(WEATHER,)))
+    assert "You can call functions." in prompt
+    assert '"name":"weather"' in prompt
+
+
 def test_without_a_system_message_the_first_question_tells_of_the_tools() -> None:
     prompt = prompt_of(CHATML, turn(USER, CALLED, RESULT, tools=(WEATHER,)))
     assert prompt.count("You can call functions.") == 1

@@ -50,7 +50,7 @@ class Chat:
         self._reasoning = Reasoning.of(service)
         if config.tool_call_parser != "none":
             self._tools = tool_format(config.tool_call_parser)
-        if not self._text.template_uses("tools"):
+        if not self._text.template_reads("tools"):
             self._tools = HERMES  # the format in which ``tools.told_in_messages`` asks for calls
 
     async def prompt_ids(self, request: ChatRequest) -> core.Ids:

@@ -34,7 +34,7 @@ async def chat_prompt(
     check_tools(request)
     messages = checked_messages(request.messages)
     started = _started(messages) if request.continue_final_message else ""
-    if not text.template_uses("developer"):
+    if not text.template_mentions("developer"):
         for message in messages:
             if message["role"] == "developer":
                 message["role"] = "system"
@@ -43,9 +43,9 @@ async def chat_prompt(
         # Templates of different families know one name or the other.
         variables |= {"enable_thinking": request.thinking, "thinking": request.thinking}
     tools = offered(request)
-    if text.template_uses("tools"):
+    if text.template_reads("tools"):
         variables["tools"] = for_template(tools) or None
-    elif tools or not text.template_uses("tool_calls"):
+    elif tools or not text.template_mentions("tool_calls"):
         messages = told_in_messages(messages, tools)
     variables.update(request.variables)
     return Prompt(await text.render_chat(messages, variables=variables), started, variables)

@@ -30,7 +30,7 @@ class Reasoning:
         """The reasoning in the answer to a prompt."""
         form = self.form
         starts_inside = form.starts_inside(prompt.rendered, started=prompt.started)
-        can_switch = bool(form.variable) and self._text.template_uses(form.variable)
+        can_switch = bool(form.variable) and self._text.template_reads(form.variable)
         is_expected = starts_inside or (
             can_switch
             and not prompt.started

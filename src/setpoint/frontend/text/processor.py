@@ -48,8 +48,9 @@ class TextProcessor:
     def __init__(self, tokenizer: Tokenizer, template: Template | None = None) -> None:
         self.tokenizer = tokenizer
         self._template = template
-        self._mentioned: dict[str, bool] = {}
-        """What ``template_uses`` has found; asked for a few fixed names at every request."""
+        self._found: dict[str, bool] = {}
+        """Expression -> whether the chat template's source has it; a few fixed ones are asked for
+        at every request."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._templates = ThreadPoolExecutor(1, thread_name_prefix="templates")
 
@@ -78,14 +79,21 @@ class TextProcessor:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    def template_uses(self, name: str) -> bool:
-        """Whether the chat template mentions a name, e.g. the variable "tools"."""
-        known = self._mentioned.get(name)
-        if known is None:
+    def template_mentions(self, word: str) -> bool:
+        """Whether a word occurs in the chat template, be it a role or the key of a message."""
+        return self._has(rf"\b{re.escape(word)}\b")
+
+    def template_reads(self, variable: str) -> bool:
+        """Whether the chat template reads a variable, e.g. "tools". A key of a message
+        (``message.tools``, ``message["tools"]``) is none."""
+        return self._has(rf"(?<![\w.'\"]){re.escape(variable)}(?![\w'\"])")
+
+    def _has(self, expression: str) -> bool:
+        found = self._found.get(expression)
+        if found is None:
             source = "" if self._template is None else self._template.source
-            known = re.search(rf"\b{re.escape(name)}\b", source) is not None
-            self._mentioned[name] = known
-        return known
+            found = self._found[expression] = re.search(expression, source) is not None
+        return found
 
     def min_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens of ``text``, which takes no tokenization."""

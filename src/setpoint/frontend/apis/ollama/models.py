@@ -140,7 +140,7 @@ class ModelApi:
             "completion": True,
             # Of models whose template knows nothing of tools, the prompt itself asks for calls.
             "tools": config.tool_call_parser != "none"
-            or not self._service.text.template_uses("tools"),
+            or not self._service.text.template_reads("tools"),
             "thinking": config.reasoning_parser != "none",
         }
         return [name for name, is_able in able.items() if is_able]

@@ -87,7 +87,7 @@ class ChatBody(CommonBody, kw_only=True):
         if self.verbosity in ("low", "high"):
             warnings.append("verbosity has no effect: the model does not know it.")
         effort = self.reasoning_effort
-        if effort not in (None, "none") and not text.template_uses("reasoning_effort"):
+        if effort not in (None, "none") and not text.template_reads("reasoning_effort"):
             warnings.append("reasoning_effort has no effect: the chat template does not know it.")
         return warnings
 

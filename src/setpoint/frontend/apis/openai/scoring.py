@@ -181,7 +181,7 @@ class ScoringApi:
     async def _by_answers(self, body: RerankBody, raw: dict[str, Any]) -> tuple[Job, _Judge]:
         """Scores say how much likelier the model answers "yes" than "no"."""
         text = self._service.text
-        if not text.template_uses("instruct"):
+        if not text.template_reads("instruct"):
             raise RequestError(
                 f"{RERANK_ROUTE} needs an embedding model (--is-embedding), or a model that answers"
                 " yes or no with the chat template of a reranker, which has the variable instruct"
