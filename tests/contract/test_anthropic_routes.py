@@ -146,12 +146,12 @@ def test_what_agents_send_besides_is_accepted(serve: Serve) -> None:
         answer = await server.http.post(MESSAGES, json=BODY | body, headers=headers)
         assert answer.json()["warnings"] == [
             "The key 'context_management' is unknown and was ignored.",
-            "The model org/tiny has answered.",
+            "The model 'claude-sonnet-4-5' is not served here; org/tiny answered.",
         ]
         thinking = {"type": "enabled", "budget_tokens": 1024}
         answer = await create(server, max_tokens=2000, thinking=thinking)
         assert answer["warnings"] == [
-            "thinking.budget_tokens has no effect here; max_tokens bounds the whole answer."
+            "thinking.budget_tokens has no effect here; max_tokens limits the whole answer."
         ]
 
     serve(scenario, says("Hello"))
@@ -206,7 +206,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
             "tools": [{"name": "f", "input_schema": {}}],
             "tool_choice": {"type": "tool", "name": "g"},
         },
-        "tool_choice names 'g', which is none of the tools.",
+        "tool_choice names 'g', but tools has no function with that name.",
     ),
     (
         {"thinking": {"type": "between_tools"}},

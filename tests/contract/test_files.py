@@ -85,7 +85,7 @@ def test_a_restart_finds_what_is_whole_and_removes_the_rest(
     (files / "notes.txt").write_bytes(b"not ours")
     with caplog.at_level(logging.WARNING):
         storage = Storage(tmp_path)
-    assert f"{damaged} describes no stored file; it is left alone." in caplog.messages
+    assert f"{damaged} is not the description of a stored file; it is ignored." in caplog.messages
     assert {"notes.txt", damaged.name, damaged.stem} < {*on_disk(tmp_path)}
     assert len(on_disk(tmp_path)) == 5
     serve(look, storage=storage)
@@ -110,7 +110,10 @@ def test_a_file_expires_when_it_should(serve: Serve, tmp_path: Path, clock: Cloc
 REFUSED: list[tuple[dict[str, str], str]] = [
     ({"purpose": "nonsense"}, "purpose must be one of assistants, batch, .*got 'nonsense'"),
     ({}, "purpose must be one of"),
-    ({"purpose": "batch", "color": "red"}, "The form has a part 'color'; it may have file"),
+    (
+        {"purpose": "batch", "color": "red"},
+        "'color' is not a known field of the form; it may have file",
+    ),
     ({"purpose": "x" * 2000}, "purpose may have at most 1024 bytes"),
     (
         {"purpose": "batch", "expires_after[anchor]": "created_at"},
@@ -151,11 +154,11 @@ def test_forms_without_a_file(serve: Serve, tmp_path: Path) -> None:
         assert "multipart/form-data" in await refusal(b"{}", {"content-type": "application/json"})
         assert "multipart/form-data" in await refusal(b"", {"content-type": "multipart/form-data"})
         assert "file is missing" in await refusal(part % b"purpose" + b"--b--\r\n")
-        assert "must be a file with a name" in await refusal(part % b"file" + b"--b--\r\n")
+        assert "must be a file with a filename" in await refusal(part % b"file" + b"--b--\r\n")
         assert "two parts with the name purpose" in await refusal(
             part % b"purpose" + part % b"purpose" + b"--b--\r\n"
         )
-        assert "ends in the middle" in await refusal(part % b"purpose")
+        assert "The form is incomplete" in await refusal(part % b"purpose")
         assert "not valid multipart" in await refusal(b"nonsense")
         named = (
             b'--b\r\ncontent-disposition: form-data; name="file"; filename="%s"\r\n\r\n\r\n--b--'
@@ -269,7 +272,7 @@ LISTS = {
     "limit=0": "limit must be from 1 to 10000",
     "limit=x": "limit",
     "order=up": "order must be asc or desc, got 'up'",
-    "after=file-9": "after: there is no 'file-9'",
+    "after=file-9": "after: this list has no entry 'file-9'",
 }
 
 

@@ -257,7 +257,7 @@ def test_a_reader_that_fails_does_not_fail_the_request(
     async def scenario(server: Any) -> None:
         server.service.readers.append(broken)
         await server.generate(text="abc", rid="r1", sampling_params={"max_new_tokens": 1})
-        assert "Cannot write down the end of request r1." in caplog.text
+        assert "Cannot log the end of request r1." in caplog.text
 
     serve(scenario, engine())
 

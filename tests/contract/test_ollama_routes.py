@@ -141,7 +141,7 @@ def test_what_has_no_effect_is_told(serve: Serve) -> None:
             "The key 'options.what' is unknown and was ignored.",
             "options: num_thread, num_gpu, num_ctx have no effect here; the context has 256"
             " tokens.",
-            "The model org/tiny has answered.",
+            "The model 'llama3:latest' is not served here; org/tiny answered.",
         ]
         told = (await post(server, CHAT, body))["warnings"]
         assert sorted(map(sorted, told)) == sorted(map(sorted, warnings))
@@ -171,7 +171,9 @@ def test_tool_results_belong_to_calls(serve: Serve) -> None:
         )
         assert (answer.status_code, answer.json()) == (
             400,
-            {"error": "messages[4] is the result of a tool, but no call before it waits for one."},
+            {
+                "error": "messages[4] is the result of a tool, but there is no earlier call without a result."
+            },
         )
 
     serve(scenario)

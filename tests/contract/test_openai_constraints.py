@@ -64,7 +64,7 @@ def test_the_engine_is_sent_the_constraint(serve: Serve, body: Any, constraint: 
         ),
         (
             {"regex": "a", "response_format": {"type": "json_object"}},
-            "response_format and regex exclude each other.",
+            "response_format and regex cannot be combined.",
         ),
         ({"regex": 5}, "regex must be a string, got a whole number."),
         (

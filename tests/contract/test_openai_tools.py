@@ -276,14 +276,14 @@ def test_reasoning_is_a_field_of_its_own_and_counted(serve: Serve) -> None:
         ({"tools": [TIME], "tool_choice": 5}, "tool_choice must be a string or an object, got"),
         (
             {"tools": [TIME], "tool_choice": {"type": "function", "function": {"name": "f"}}},
-            "tool_choice names 'f', which is none of the tools.",
+            "tool_choice names 'f', but tools has no function with that name.",
         ),
-        ({"tool_choice": "required"}, "tool_choice asks for a call, but there are no tools."),
-        ({"functions": [{"name": "f"}]}, "functions is OpenAI's older form; send tools instead."),
-        ({"function_call": "auto"}, "function_call is OpenAI's older form; send tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice requires a call, but tools is empty."),
+        ({"functions": [{"name": "f"}]}, "functions is OpenAI's older form; use tools instead."),
+        ({"function_call": "auto"}, "function_call is OpenAI's older form; use tool_choice"),
         (
             {"messages": [*HI, {"role": "tool", "tool_call_id": "x", "content": "y"}]},
-            "messages[1] is the result of a tool, but no message of the assistant before it has"
+            "messages[1] is the result of a tool, but no earlier message of the assistant has"
             " tool_calls.",
         ),
     ],

@@ -31,13 +31,13 @@ REFUSED = [
     ({"input": [USER, {"type": "function_call", "name": "f"}]}, "input[1].call_id is missing"),
     (
         {"input": [USER, {"type": "function_call_output", "call_id": "c", "output": "x"}]},
-        "input[1].call_id is 'c', which is the id of no function_call",
+        "input[1].call_id is 'c', but no earlier function_call",
     ),
     (
         {"input": [USER, CALL, {"type": "function_call_output", "call_id": "c", "output": 1}]},
         "input[2].output",
     ),
-    ({"input": [{"role": "system", "content": "x"}]}, "at least one message of the user"),
+    ({"input": [{"role": "system", "content": "x"}]}, "at least one user message"),
     ({"input": "x", "instructions": 1}, "instructions must be a string"),
     ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type must be 'function'"),
     ({"input": "x", "tools": [{"type": "mcp", "server_url": "x"}]}, "tools[0].type"),
@@ -57,7 +57,7 @@ REFUSED = [
     ({"input": "x", "text": {"verbosity": "loud"}}, "text.verbosity"),
     (
         {"input": "x", "text": {"format": {"type": "json_object"}}, "regex": "a"},
-        "text.format and regex exclude each other",
+        "text.format and regex cannot be combined",
     ),
     ({"input": "x", "reasoning": {"effort": "extreme"}}, "reasoning.effort"),
     ({"input": "x", "reasoning": {"summary": "long"}}, "reasoning.summary"),
@@ -69,7 +69,10 @@ REFUSED = [
     ({"input": "x", "metadata": {"a": {}}}, "metadata"),
     ({"input": "x", "include": ["message.output_text.logprobs"]}, "include[0] must be one of"),
     ({"input": "x", "top_logprobs": 2}, "top_logprobs is not supported"),
-    ({"input": "x", "background": True, "stream": True}, "background and stream exclude"),
+    (
+        {"input": "x", "background": True, "stream": True},
+        "background and stream cannot be combined",
+    ),
     ({"input": "x", "background": True, "store": False}, "background needs store"),
     ({"input": "x", "conversation": "conv_1"}, "conversation is not supported"),
     ({"input": "x", "prompt": {"id": "pmpt_1"}}, "prompt is not supported"),
@@ -94,7 +97,7 @@ def test_bodies_are_refused_by_name(serve: Serve) -> None:
 LISTS = {
     "limit=0": "limit must be from 1 to 100",
     "order=x": "order must be",
-    "after=x": "after: there is no",
+    "after=x": "after: this list has no entry",
 }
 
 

@@ -234,7 +234,7 @@ def test_an_agent_goes_on_by_the_id_of_the_last_response(serve: Serve) -> None:
         await responses.create(model="default", input=items, tools=[WEATHER])
         assert prompt_of(engine) == prompt
         await responses.delete(first.id)
-        with pytest.raises(openai.NotFoundError, match=r"input\[1\].id: this server keeps no"):
+        with pytest.raises(openai.NotFoundError, match=r"input\[1\].id: this server stores no"):
             await responses.create(model="default", input=items, tools=[WEATHER])
 
     serve(scenario, engine, **PARSERS)

@@ -130,9 +130,9 @@ def test_a_reranker_ranks_by_its_answers(serve: Serve, monkeypatch: pytest.Monke
 BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (SCORE, {"query": None}, "query must be a string or a list, got null."),
     (SCORE, {"items": []}, "items must not be empty."),
-    (SCORE, {"items": [1]}, "items must be strings if the query is one."),
-    (SCORE, {"items": ["a", [1]]}, "items must be strings if the query is one."),
-    (SCORE, {"query": [1]}, "items must be lists of token ids if the query is one."),
+    (SCORE, {"items": [1]}, "items must be strings if query is a string."),
+    (SCORE, {"items": ["a", [1]]}, "items must be strings if query is a string."),
+    (SCORE, {"query": [1]}, "items must be lists of token ids if query is a list of token ids."),
     (SCORE, {"query": [999], "items": [[1]]}, "query has token id 999, outside the vocabulary"),
     (SCORE, {"label_token_ids": []}, "label_token_ids must not be empty."),
     (SCORE, {"label_token_ids": [999]}, "has token id 999, outside the vocabulary"),

@@ -120,7 +120,7 @@ def test_ids_of_sessions(serve: Serve) -> None:
         ("/generate", {"session_params": {"id": "mine", "offset": "x"}}, "offset"),
         ("/generate", {"session_params": {"id": "mine", "offset": 1 << 70}}, "offset"),
         ("/generate", {"session_params": {"id": "mine"}, "sampling_params": {"n": 2}}, "n = 1"),
-        ("/generate", {"session_params": {"id": "mine"}, "text": ["a", "b"]}, "one prompt"),
+        ("/generate", {"session_params": {"id": "mine"}, "text": ["a", "b"]}, "a single prompt"),
         ("/generate", {"session_id": "radix"}, "session_id"),
     ],
 )

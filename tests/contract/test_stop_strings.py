@@ -58,10 +58,16 @@ def test_stop_expressions_do_what_stop_strings_do(serve: Serve, tokens_per_event
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("a(", "stop_regex 'a(' is wrong: missing ), unterminated subpattern at position 1."),
+        (
+            "a(",
+            "stop_regex 'a(' is not a valid expression: missing ), unterminated subpattern at position 1.",
+        ),
         (["a", "b*"], "stop_regex 'b*' matches the empty text."),
         ("a$", "stop_regex 'a$' uses an anchor, look-around, a reference or an atomic part."),
-        ("a{5000}", "stop_regex 'a{5000}' is too complex, alone or with the others."),
+        (
+            "a{5000}",
+            "stop_regex 'a{5000}' is too complex, alone or together with the other expressions.",
+        ),
         (5, "stop_regex[0] must be a string, got a whole number."),
         ("x" * 257, "An expression of stop_regex may have at most 256 bytes."),
         (["x"] * 33, "stop_regex may have at most 32 expressions, got 33."),

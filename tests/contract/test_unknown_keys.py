@@ -113,7 +113,7 @@ def test_many_unknown_keys_are_counted(serve: Serve) -> None:
             ),
         ),
         ({"guided_json": {"a": 1}}, "The key 'guided_json' is unknown and was ignored."),
-        ({"model": "gpt-4"}, "There is no model 'gpt-4' here: org/tiny has answered."),
+        ({"model": "gpt-4"}, "The model 'gpt-4' is not served here; org/tiny answered."),
     ],
 )
 def test_openai_answers_tell_in_their_metadata(

@@ -49,7 +49,7 @@ def test_release_and_resume(serve: Serve) -> None:
         engine.released = tuple(MemoryPart)
         again = await http.post("/release_memory_occupation", json={})
         assert again.status_code == 400
-        assert "released already" in again.json()["message"]
+        assert "already released" in again.json()["message"]
         engine.refuse_operation = "The engine is not idle: 3 requests are open."
         refused = await http.post("/resume_memory_occupation", json={"tags": ["weights"]})
         assert refused.status_code == 400

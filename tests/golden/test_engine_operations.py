@@ -236,7 +236,7 @@ def test_a_profile_of_some_steps(engine: Engine, tmp_path: Path) -> None:
     h.turn(2)
     assert h.replies[-1].ok
     h.operate(StartProfile(str(tmp_path / "other.json.gz")))
-    refused(h, "A profile is being made already")
+    refused(h, "A profile is already running")
     assert not path.exists()
     h.turn(2)
     assert path.exists()
@@ -245,7 +245,7 @@ def test_a_profile_of_some_steps(engine: Engine, tmp_path: Path) -> None:
     h.drain()
     assert h.outcomes["a"].ids == before["a"]
     h.operate(StopProfile())
-    refused(h, "No profile is being made")
+    refused(h, "No profile is running")
 
 
 def test_a_profile_that_is_stopped(engine: Engine, tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_profile_that_is_stopped(engine: Engine, tmp_path: Path) -> None:
     assert h.replies[-1].value["path"] == str(path)
     assert trace(path)
     h.operate(StartProfile(str(path)))
-    refused(h, "exists already")
+    refused(h, "already exists")
     h.operate(StartProfile(str(tmp_path / "never.json.gz"), start_step=5))
     h.operate(StopProfile())
     refused(h, "before its first step")
@@ -269,7 +269,7 @@ def test_a_folder_that_cannot_be_written(engine: Engine, tmp_path: Path) -> None
     h = engine.harness()
     (tmp_path / "file").write_text("")
     h.operate(StartProfile(str(tmp_path / "file" / "run.json.gz")))
-    refused(h, "cannot be made")
+    refused(h, "cannot be created")
     folder = tmp_path / "gone"
     h.operate(StartProfile(str(folder / "run.json.gz")))
     done(h)

@@ -111,7 +111,7 @@ def test_hidden_text_is_searched() -> None:
 @pytest.mark.parametrize(
     ("expression", "why"),
     [
-        ("a(", "is wrong: missing ), unterminated subpattern"),
+        ("a(", "is not a valid expression: missing ), unterminated subpattern"),
         ("[", "is wrong"),
         ("a{9999999999999}", "is wrong"),
         ("(" * 127 + "a" + ")" * 127, None),

@@ -147,8 +147,8 @@ def test_the_line_that_differs_in_every_request_of_claude_code_is_left_out() -> 
         (
             [user([{**RESULT, "content": "a"}])],
             (
-                "messages[0].content[0].tool_use_id is 'toolu_1', which is the id of no tool_use"
-                " block before it."
+                "messages[0].content[0].tool_use_id is 'toolu_1', but no earlier tool_use"
+                " block has that id."
             ),
         ),
         (
@@ -157,7 +157,7 @@ def test_the_line_that_differs_in_every_request_of_claude_code_is_left_out() -> 
         ),
         (
             [user("a"), assistant([CALL])],
-            "messages[1] calls tools, so a message of the user with their results must follow.",
+            "messages[1] calls tools, so it must be followed by a message of the user with their results.",
         ),
     ],
 )

@@ -40,7 +40,7 @@ def test_what_asks_for_nothing_constrains_nothing(kind: str, nothing: Any) -> No
         ({"regex": "a", "ebnf": "b"}, "Only one of json_schema, regex, ebnf, or structural_tag"),
         ({"json_schema": [1]}, "json_schema must be an object, or an object as JSON text"),
         ({"structural_tag": True}, "structural_tag must be an object"),
-        ({"json_schema": {"a": object()}}, "json_schema cannot be written as JSON"),
+        ({"json_schema": {"a": object()}}, "json_schema cannot be encoded as JSON"),
         ({"regex": 1}, "regex must be a string, got a whole number"),
         ({"ebnf": {"root": "a"}}, "ebnf must be a string, got an object"),
         ({"regex": "a\0"}, "regex must not contain a NUL character"),

@@ -66,7 +66,7 @@ def test_grammars(ebnf: str, text: str, wanted: str) -> None:
         ("json_schema", '{"type": "integer", "minimum": 2, "maximum": 1}', "minimum (2)"),
         ("json_schema", '{"$ref": "#"}', "json grammar: it can match nothing"),
         ("json_schema", '{"$ref": "http://x/y"}', "http://x/y"),
-        ("json_schema", '{"a":' * 200 + "1" + "}" * 200, "lists and objects inside"),
+        ("json_schema", '{"a":' * 200 + "1" + "}" * 200, "nests lists and objects"),
         ("json_schema", "[" * 100_000, "not valid JSON"),
         ("regex", "(", "regex grammar: "),
         ("regex", r"(a)\1", "backreferences are not supported"),

@@ -61,8 +61,8 @@ def test_a_config_file_and_keywords_may_have_lists(tmp_path: Any) -> None:
         (["--generation-tokens-buckets", "log", "10"], "must be 'default'"),
         (["--extra-metric-labels", "[1]"], "must be a JSON object"),
         (["--extra-metric-labels", '{"a": 1}'], "whose values are text"),
-        (["--extra-metric-labels", '{"9a": "b"}'], "'9a' cannot be a label"),
-        (["--extra-metric-labels", '{"model_name": "b"}'], "'model_name' is taken"),
+        (["--extra-metric-labels", '{"9a": "b"}'], "'9a' cannot be the name of a label"),
+        (["--extra-metric-labels", '{"model_name": "b"}'], "'model_name' is already in use"),
         (
             [
                 *("--extra-metric-labels", '{"team": "b"}'),
@@ -70,7 +70,10 @@ def test_a_config_file_and_keywords_may_have_lists(tmp_path: Any) -> None:
             ],
             "the same label twice",
         ),
-        (["--tokenizer-metrics-allowed-custom-labels", "a-b"], "'a-b' cannot be a label"),
+        (
+            ["--tokenizer-metrics-allowed-custom-labels", "a-b"],
+            "'a-b' cannot be the name of a label",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(line: list[str], words: str) -> None:
@@ -114,7 +117,7 @@ def test_the_folder_of_figures_is_made_at_the_start(tmp_path: Path) -> None:
     preflight(Options(export_metrics_to_file=True, export_metrics_to_file_dir=str(folder)))
     assert folder.is_dir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         preflight(
             Options(export_metrics_to_file=True, export_metrics_to_file_dir=f"{tmp_path}/file/x")
         )

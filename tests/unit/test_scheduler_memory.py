@@ -94,7 +94,7 @@ def test_released_memory_stops_the_engine_until_all_is_back(depth: int, tmp_path
     stats = h.cache.pool_stats()
     assert stats.free == stats.total, "what the cache held is gone"
     h.operate(ReleaseMemory([WEIGHTS]))
-    refused(h, "weights: this memory is released already.")
+    refused(h, "tags must not name memory that is already released: weights.")
     h.resume()
     num_plans = len(h.plans)
     h.submit("late", PROMPT, max_new_tokens=2)
@@ -106,7 +106,7 @@ def test_released_memory_stops_the_engine_until_all_is_back(depth: int, tmp_path
     h.turn(5)
     assert len(h.plans) == num_plans
     h.operate(RestoreMemory([WEIGHTS]))
-    refused(h, "weights: this memory is not released.")
+    refused(h, "tags must not name memory that is not released: weights.")
     h.operate(RestoreMemory([KV]))
     done(h)
     h.drain()
@@ -124,9 +124,9 @@ def test_memory_that_paused_requests_keep_is_not_released() -> None:
     h.pause(PauseMode.IN_PLACE)
     h.turn()
     h.operate(ReleaseMemory(ALL))
-    refused(h, "1 paused requests keep K and V in the cache.")
+    refused(h, "1 paused requests keep memory in the KV cache.")
     h.operate(LoadWeights("w", "auto", flush_cache=True))
-    refused(h, "1 paused requests keep K and V in the cache.")
+    refused(h, "1 paused requests keep memory in the KV cache.")
     assert not operator.done
     h.operate(ReleaseMemory([WEIGHTS, GRAPH]))
     done(h)

@@ -125,7 +125,7 @@ def test_a_template_that_cannot_be_compiled(source: str, message: str) -> None:
 def test_values_that_json_cannot_hold_are_refused() -> None:
     with process_of("{{ messages[0].content }}{{ number }}") as template:
         for value in (object(), {1, 2}.__iter__(), "\ud800"):
-            with pytest.raises(RequestError, match="cannot be written as JSON"):
+            with pytest.raises(RequestError, match="cannot be encoded as JSON"):
                 template.render(HI, variables={"number": value})
         assert template.render(HI, variables={"number": 1.5}) == "hi1.5"
         assert template.render([{"role": "user", "content": "漢字\n🚀\x00"}]) == "漢字\n🚀\x00"

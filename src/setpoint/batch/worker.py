@@ -70,7 +70,7 @@ class BatchWorker:
             except InvalidInputError as error:
                 await self._fail(batch, BatchFault("invalid_input", str(error)))
             except (InterruptedBatchError, EngineDeadError, RequestError) as error:
-                logger.warning("Batch %s waits: %s", batch.id, error)
+                logger.warning("Batch %s is interrupted, but will continue: %s", batch.id, error)
                 await self._changed(RETRY_S)
             except Exception:
                 # A bug or a damaged journal must not keep the other batches from their answers.
@@ -82,7 +82,7 @@ class BatchWorker:
         try:
             await self._book.advance(batch.id, "failed", errors=[fault])
         except RequestError as error:
-            logger.warning("The failure of batch %s was not kept: %s", batch.id, error)
+            logger.warning("The failure of batch %s could not be stored: %s", batch.id, error)
 
     async def _work(self, batch: Batch) -> None:
         """Take a batch from wherever it is to its end. Raises InvalidInputError,

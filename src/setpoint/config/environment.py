@@ -113,7 +113,8 @@ class EnvSettings(msgspec.Struct, frozen=True, kw_only=True):
     torch_profiler_dir: Annotated[
         str,
         EnvVar(
-            "SGLANG_TORCH_PROFILER_DIR", "Folder in which, or below which, profiles are written."
+            "SGLANG_TORCH_PROFILER_DIR",
+            "Folder for profiles; output_dir may name it or a folder below it.",
         ),
     ] = "/tmp"
 

@@ -36,11 +36,14 @@ def check_metrics(options: ObservabilityOptions) -> None:
         for name in names:
             if not _LABEL.fullmatch(name) or name.startswith("__"):
                 raise ConfigError(
-                    f"{flag}: {name!r} cannot be a label; use letters, digits and underscores, and"
-                    " no digit or double underscore at the beginning."
+                    f"{flag}: {name!r} cannot be the name of a label; use letters, digits and"
+                    " underscores, with"
+                    " no digit and no double underscore at the beginning."
                 )
             if name in _TAKEN:
-                raise ConfigError(f"{flag}: the label {name!r} is taken; use another name.")
+                raise ConfigError(
+                    f"{flag}: the label {name!r} is already in use; choose another name."
+                )
     if len({*extra, *custom}) < len(extra) + len(custom):
         raise ConfigError(
             "--extra-metric-labels and --tokenizer-metrics-allowed-custom-labels name the same"
@@ -101,7 +104,7 @@ def _by_rule(flag: str, words: Sequence[str]) -> tuple[float, ...]:
     try:
         numbers = [float(word) for word in rest]
     except ValueError:
-        raise ConfigError(f"{flag}: {' '.join(rest)!r} must be numbers.") from None
+        raise ConfigError(f"{flag}: {' '.join(rest)!r} must be a list of numbers.") from None
     if rule == "default" and not numbers:
         return ()
     if rule == "custom" and numbers:

@@ -36,7 +36,8 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             LOGS,
-            "Beginnings of paths that get no line per HTTP request, such as /metrics /health.",
+            "Path prefixes that are left out of the lines about HTTP requests, such as /metrics"
+            " /health.",
             metavar="PATH",
             server_only=True,
         ),
@@ -58,14 +59,14 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
         str,
         Option(
             LOGS,
-            "How --log-requests writes: lines of text, or one JSON object per line.",
+            "Format of the lines of --log-requests: text, or one JSON object per line.",
             choices=("text", "json"),
             live=True,
         ),
     ] = "text"
     enable_request_time_stats_logging: Annotated[
         bool,
-        Option(LOGS, "Log how long each request waited and ran in the engine, when it ends."),
+        Option(LOGS, "Log, for each request that ends, how long it waited and ran in the engine."),
     ] = False
     decode_log_interval: Annotated[
         int, Option(LOGS, "Decode steps between two 'Decode batch' lines.", low=1, live=True)
@@ -83,7 +84,12 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
     ] = False
     export_metrics_to_file_dir: Annotated[
         str | None,
-        Option(METRICS, "Folder of these files.", metavar="FOLDER", server_only=True),
+        Option(
+            METRICS,
+            "Folder for the files of --export-metrics-to-file.",
+            metavar="FOLDER",
+            server_only=True,
+        ),
     ] = None
     enable_metrics: Annotated[
         bool,
@@ -107,8 +113,8 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             METRICS,
-            "Labels that a client may give the series of its request; at most 200 combinations of"
-            " their values are told apart.",
+            "Labels that a client may set for its request; at most 200 combinations of"
+            " their values are distinguished.",
             metavar="NAME",
             server_only=True,
         ),
@@ -117,7 +123,7 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
         str,
         Option(
             METRICS,
-            "Header in which it does, as a JSON object.",
+            "Header in which clients send these labels, as a JSON object.",
             server_only=True,
         ),
     ] = "x-custom-labels"
@@ -135,7 +141,7 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
         tuple[float, ...],
         Option(
             METRICS,
-            "The same, of inter_token_latency_seconds.",
+            "Upper bounds of the buckets of inter_token_latency_seconds; SGLang's if not given.",
             metavar="SECONDS",
             low=0,
             server_only=True,
@@ -145,7 +151,7 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
         tuple[float, ...],
         Option(
             METRICS,
-            "The same, of e2e_request_latency_seconds.",
+            "Upper bounds of the buckets of e2e_request_latency_seconds; SGLang's if not given.",
             metavar="SECONDS",
             low=0,
             server_only=True,
@@ -155,7 +161,8 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             METRICS,
-            "The same, of the two histograms of prompt tokens: 'default', 'tse MIDDLE BASE COUNT'"
+            "Upper bounds of the buckets of both histograms of prompt tokens: 'default', 'tse"
+            " MIDDLE BASE COUNT'"
             " (distances from the middle grow as powers of the base, to both sides), or 'custom'"
             " and the bounds.",
             metavar="RULE",
@@ -166,7 +173,7 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             METRICS,
-            "The same, of generation_tokens_histogram.",
+            "Upper bounds of the buckets of generation_tokens_histogram, in the same form.",
             metavar="RULE",
             server_only=True,
         ),
@@ -189,8 +196,8 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
         str,
         Option(
             TRACES,
-            "Where the collector takes OTLP over HTTP: HOST:PORT, or a URL. Not over gRPC, which"
-            " has port 4317 by convention.",
+            "Address of the collector's receiver for OTLP over HTTP: HOST:PORT or a URL. gRPC, by"
+            " convention on port 4317, is not supported.",
             metavar="ADDRESS",
             server_only=True,
         ),
@@ -199,7 +206,7 @@ class ObservabilityOptions(ExecutionOptions, frozen=True, kw_only=True):
         str | None,
         Option(
             TRACES,
-            "The service that the spans belong to; setpoint if not given.",
+            "Name of the service in the spans; setpoint if not given.",
             metavar="NAME",
             server_only=True,
         ),

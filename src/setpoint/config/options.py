@@ -89,7 +89,7 @@ class Options(ObservabilityOptions, frozen=True, kw_only=True):
         bool,
         Option(
             COMPATIBILITY,
-            "Count metrics in every scheduler instead of the first one's alone.",
+            "Count metrics in every scheduler instead of only the first.",
             no_effect="there is one scheduler",
         ),
     ] = False
@@ -97,7 +97,7 @@ class Options(ObservabilityOptions, frozen=True, kw_only=True):
         bool,
         Option(
             COMPATIBILITY,
-            "Collect histograms of prompt and output tokens (of older guides).",
+            "Collect histograms of prompt and output tokens (in older guides).",
             no_effect="--enable-metrics always collects them",
         ),
     ] = False
@@ -105,8 +105,8 @@ class Options(ObservabilityOptions, frozen=True, kw_only=True):
         bool,
         Option(
             COMPATIBILITY,
-            "Keep the responses of /v1/responses for previous_response_id.",
-            no_effect="responses are always kept, within limits (docs/responses.md)",
+            "Store the responses of /v1/responses for previous_response_id.",
+            no_effect="responses are always stored, within limits (docs/responses.md)",
         ),
     ] = False
     trust_remote_code: Annotated[

@@ -136,7 +136,8 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             MODEL,
-            "How the model writes tool calls; auto goes by the chat template, none leaves calls in"
+            "Format of the model's tool calls; auto chooses by the chat template, none leaves"
+            " calls in"
             " the text (docs/tools-and-reasoning.md).",
             choices=(OPEN, NONE, *TOOL_CALL_PARSERS),
             metavar="FORMAT",
@@ -146,14 +147,14 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             MODEL,
-            "How the model marks its reasoning; auto goes by the chat template, none leaves it in"
+            "Format of the model's reasoning; auto chooses by the chat template, none leaves it in"
             " the text (docs/tools-and-reasoning.md).",
             choices=(OPEN, NONE, *REASONING_PARSERS),
             metavar="FORMAT",
         ),
     ] = OPEN
     weight_version: Annotated[
-        str, Option(MODEL, "Name of the weights' version, which answers and /model_info repeat.")
+        str, Option(MODEL, "Version name of the weights, shown in answers and /model_info.")
     ] = "default"
 
     # -- Server
@@ -175,8 +176,8 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             SERVER,
-            "Key of the routes that change the server (flush, abort, pause, memory, weights, …);"
-            " --api-key is theirs too if not given.",
+            "Key for the routes that change the server (flush, abort, pause, memory, weights, …);"
+            " --api-key if not given.",
             metavar="KEY",
             secret=True,
             server_only=True,
@@ -186,8 +187,9 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             SERVER,
-            "Folder below which /update_weights_from_disk may read checkpoints. Not given: it may"
-            " only read the served model again.",
+            "Folder below which /update_weights_from_disk may read checkpoints. Without it, the"
+            " route"
+            " can only read the served model again.",
             metavar="FOLDER",
             server_only=True,
         ),
@@ -297,7 +299,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             SERVING,
-            "JSON object with sampling parameters for requests to /generate that do not set them.",
+            "JSON object with default sampling parameters for requests to /generate.",
             metavar="JSON",
             server_only=True,
         ),
@@ -307,9 +309,9 @@ class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Option(
             SERVING,
-            "Keep uploaded files and batches in this folder (/v1/files, /v1/batches;"
-            " docs/batches.md). Clients can then fill up to 64 GiB of the disk. Without it both"
-            " routes refuse.",
+            "Store uploaded files and batches in this folder (/v1/files, /v1/batches;"
+            " docs/batches.md). Clients can then fill up to 64 GiB of the disk. Without it, both"
+            " routes answer 400.",
             metavar="FOLDER",
             server_only=True,
         ),

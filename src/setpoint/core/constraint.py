@@ -41,7 +41,7 @@ def constraint_text(kind: str, value: Any) -> str | None:
         try:
             value = msgspec.json.encode(value).decode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise RequestError(f"{kind} cannot be written as JSON: {error}") from None
+            raise RequestError(f"{kind} cannot be encoded as JSON: {error}") from None
     if not isinstance(value, str):
         raise RequestError(f"{kind} must be a string, got {kind_of(value)}.")
     if len(value) > MAX_CHARS[kind]:

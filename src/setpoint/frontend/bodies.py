@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from setpoint.core.errors import RequestError
+from setpoint.core.shown import shown
 from setpoint.core.wording import kind_of, plain
 from setpoint.frontend.intake import MAX_SEQUENCES
 from setpoint.frontend.json_shape import excess
@@ -56,6 +57,11 @@ def parse(body: dict[str, Any], kind: type[T], *, unsupported: Iterable[str] = (
     except msgspec.ValidationError as error:
         raise InvalidBodyError(plain(error)) from None
     return parsed
+
+
+def other_model_warning(asked: str, served: str) -> str:
+    """The warning for a client that asked for a model that is not served here."""
+    return f"The model '{shown(asked, 64)}' is not served here; {served} answered."
 
 
 def asks_for_something(value: Any) -> bool:

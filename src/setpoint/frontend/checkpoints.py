@@ -26,4 +26,4 @@ class NoCheckpoints:
     """Of a service whose engine loads no other weights."""
 
     def find(self, model_path: str, load_format: str | None) -> Checkpoint:
-        raise RequestError("This server loads no other weights.")
+        raise RequestError("This server cannot load other weights.")

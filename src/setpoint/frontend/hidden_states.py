@@ -30,7 +30,7 @@ def check_hidden_states(requests: Sequence[Request], config: FrontendConfig) -> 
     total = sum(_most_tokens(request, config) for request in asking) * config.hidden_size
     if total > MAX_NUMBERS:
         raise RequestError(
-            f"The answer could hold {total} numbers of hidden states ({config.hidden_size} for"
+            f"return_hidden_states: the answer could have {total} numbers ({config.hidden_size} for"
             f" each token); at most {MAX_NUMBERS} are allowed. Lower max_new_tokens, or send"
             " shorter prompts."
         )

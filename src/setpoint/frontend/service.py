@@ -220,7 +220,7 @@ class Service:
             try:
                 reader(output)
             except Exception:
-                logger.exception("Cannot write down the end of request %s.", shown(output.rid))
+                logger.exception("Cannot log the end of request %s.", shown(output.rid))
 
 
 def _internal_state(state: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:

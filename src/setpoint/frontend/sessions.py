@@ -117,10 +117,11 @@ class Sessions:
             self._close_idle()
             session_id = uuid.uuid4().hex if session_id is None else session_id
             if session_id in self._sessions:
-                raise RequestError(f"Session id {shown(session_id)} is open already.")
+                raise RequestError(f"Session id {shown(session_id)} is already open.")
             if len(self._sessions) >= MAX_SESSIONS:
                 raise RequestError(
-                    f"{MAX_SESSIONS} sessions are open already; close some (/close_session).",
+                    f"{MAX_SESSIONS} sessions are already open, the limit of this server; close"
+                    " some (/close_session).",
                     status_code=503,
                     err_type="ServiceUnavailableError",
                 )
@@ -147,7 +148,10 @@ class Sessions:
         with self._lock:
             session = self._find(params.id)
             if rid in session.nodes:
-                raise RequestError(f"The session has a request with rid {shown(rid)} already.")
+                raise RequestError(
+                    f"The session already has a request with the rid {shown(rid)}; choose another"
+                    " rid."
+                )
             parent = self._parent(session, params)
             if parent is not None:
                 before = parent.prompt
@@ -156,12 +160,12 @@ class Sessions:
                 ids = np.concatenate([before[: params.offset or None], ids])
             if session.num_ids + len(ids) > session.capacity:
                 raise RequestError(
-                    f"The session keeps {session.num_ids} tokens and would have"
+                    f"The session stores {session.num_ids} tokens and would get"
                     f" {len(ids)} more; its capacity_of_str_len is {session.capacity}."
                 )
             if sum(each.num_ids for each in self._sessions.values()) + len(ids) > MAX_IDS:
                 raise RequestError(
-                    "The sessions of this server keep too many tokens; close some"
+                    "The sessions of this server store too many tokens; close some"
                     " (/close_session).",
                     status_code=503,
                     err_type="ServiceUnavailableError",

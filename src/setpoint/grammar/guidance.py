@@ -49,7 +49,7 @@ class GuidanceGrammar:
     def accept(self, token: int) -> None:
         if not self._matcher.consume_token(token):
             if why(self._matcher) == TOO_MUCH_WORK:
-                raise RequestError(f"The grammar cannot be followed any further: {TOO_MUCH_WORK}.")
+                raise RequestError(f"The grammar cannot be applied any further: {TOO_MUCH_WORK}.")
             raise RequestError(f"The grammar does not allow token {token}.")
 
     def fill_mask(self, words: Ids) -> None:
@@ -58,9 +58,9 @@ class GuidanceGrammar:
         self._matcher.unsafe_compute_mask_ptr(target.ctypes.data, target.nbytes)
         self._credit_s += MASK_SHARE_S - (time.thread_time() - began)
         if self._credit_s < 0:
-            raise RequestError(f"The grammar cannot be followed any further: {TOO_MUCH_WORK}.")
+            raise RequestError(f"The grammar cannot be applied any further: {TOO_MUCH_WORK}.")
         if self._matcher.is_error():
-            raise RequestError(f"The grammar cannot be followed any further: {why(self._matcher)}.")
+            raise RequestError(f"The grammar cannot be applied any further: {why(self._matcher)}.")
         if self._own is not None:
             words[:] = self._own[: len(words)]
         if self._forbidden:

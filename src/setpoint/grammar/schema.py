@@ -58,7 +58,7 @@ def prepared_schema(schema: Any) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise RequestError("a schema must be an object, true or false")
     if _is_deeper(schema, MAX_DEPTH):
-        raise RequestError(f"the schema has more than {MAX_DEPTH} lists and objects inside others")
+        raise RequestError(f"the schema nests lists and objects more than {MAX_DEPTH} deep")
     given = schema.get(OPTIONS)
     options = {"whitespace_pattern": WHITESPACE, **(given if isinstance(given, dict) else {})}
     prepared = _prepared(schema, closes=not _combines(schema))
@@ -134,7 +134,7 @@ def _check_bounds(schema: dict[str, Any]) -> None:
             continue
         if low == math.floor(low) == math.floor(high) < high:
             raise RequestError(
-                f"exclusiveMinimum {low} together with {name} {high} is not supported; give a"
+                f"exclusiveMinimum {low} together with {name} {high} is not supported; use a"
                 " minimum instead"
             )
 

@@ -192,7 +192,7 @@ def _check(node: Format, path: str, depth: int) -> None:
         case _:
             pass
     if isinstance(node, AnyText | TriggeredTags) and "" in node.excludes:
-        raise RequestError(f"structural_tag.{path}.excludes must not have an empty string.")
+        raise RequestError(f"structural_tag.{path}.excludes must not contain an empty string.")
 
 
 def _check_triggers(triggers: list[str], tags: list[Tag], path: str) -> None:
@@ -218,4 +218,4 @@ def _not_empty(values: Iterable[Any], path: str) -> None:
 
 
 def _too_deep() -> RequestError:
-    return RequestError(f"structural_tag has more than {MAX_DEPTH} formats inside each other.")
+    return RequestError(f"structural_tag nests formats more than {MAX_DEPTH} deep.")

@@ -63,7 +63,8 @@ class LaunchedCheckpoints:
             raise RequestError(str(error)) from None
         if other := _difference(self._spec, spec):
             raise RequestError(
-                f"{model_path} is not a checkpoint of the running model: {other}. Start a server"
+                f"{model_path} is not a checkpoint of the running model: {other}. Start another"
+                " server"
                 " for it."
             )
         if load_format != "dummy" and not weight_files(folder):
@@ -75,8 +76,9 @@ class LaunchedCheckpoints:
         does not tell whether there is such a folder, unless it lies where the operator allows."""
         if self._allowed is None:
             raise RequestError(
-                "model_path may only name the model that the server was started with; the option"
-                " --update-weights-folder allows others.",
+                "model_path may only name the model that the server was started with. Start the"
+                " server with"
+                " --update-weights-folder FOLDER to allow others.",
                 status_code=403,
                 err_type="Forbidden",
             )
@@ -87,12 +89,12 @@ class LaunchedCheckpoints:
             inside = False
         if not inside:
             raise RequestError(
-                "model_path must name a folder below the one of --update-weights-folder.",
+                "model_path must be a folder below the folder of --update-weights-folder.",
                 status_code=403,
                 err_type="Forbidden",
             )
         if not folder.is_dir():
-            raise RequestError(f"model_path: there is no folder {shown(model_path)!r}.")
+            raise RequestError(f"model_path: the folder {shown(model_path)!r} does not exist.")
         return folder
 
 

@@ -59,9 +59,9 @@ def _check_folder(flag: str, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{flag} {folder} cannot be made: {error.strerror}.") from None
+        raise ConfigError(f"{flag} {folder} cannot be created: {error.strerror}.") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{flag} {folder}: nothing can be written there.")
+        raise ConfigError(f"{flag} {folder} is not writable.")
 
 
 def check_room(config: ResolvedConfig, model: ModelSpec) -> None:

@@ -232,7 +232,7 @@ def _operated(done: Operated) -> None:
         logger.warning("%s was refused: %s", done.what, shown(done.error))
     else:
         released = ", ".join(done.parts) or "none"
-        logger.info("%s is done. Memory released now: %s", done.what, released)
+        logger.info("%s is done. Released memory: %s", done.what, released)
 
 
 def log_fallback(fallback: Fallback) -> None:

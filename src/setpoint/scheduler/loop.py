@@ -90,7 +90,7 @@ class NoOperator:
     """Of a loop whose executor can do nothing besides steps."""
 
     def operate(self, call_id: int, operation: Operation) -> dict[str, Any]:
-        raise RequestError("This engine carries out no operations.")
+        raise RequestError("This engine does not support operations.")
 
 
 class Loop:

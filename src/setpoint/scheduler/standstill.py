@@ -93,17 +93,22 @@ class Standstill:
             case ReleaseMemory(parts):
                 again = sorted(state.released.intersection(parts))
                 if again:
-                    raise RequestError(f"{', '.join(again)}: this memory is released already.")
+                    raise RequestError(
+                        f"tags must not name memory that is already released: {', '.join(again)}."
+                    )
                 drops_cache = MemoryPart.KV_CACHE in parts
             case RestoreMemory(parts):
                 if there := sorted(set(parts) - state.released):
-                    raise RequestError(f"{', '.join(there)}: this memory is not released.")
+                    raise RequestError(
+                        f"tags must not name memory that is not released: {', '.join(there)}."
+                    )
             case LoadWeights():
                 drops_cache = operation.flush_cache
         if drops_cache and not state.can_flush:
             raise RequestError(
-                f"{num_running} paused requests keep K and V in the cache. Pause with mode retract"
-                " or abort to give it up."
+                f"{num_running} paused requests keep memory in the KV cache. Pause with the mode"
+                " retract"
+                " or abort to release it."
             )
 
     def _done(self, operation: Operation) -> None:

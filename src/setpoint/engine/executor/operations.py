@@ -71,7 +71,8 @@ class EngineOperator:
         """Change memory or weights."""
         if not self._runner.can_be_taken_apart:
             raise RequestError(
-                "Memory and weights cannot be changed with --enable-torch-compile: the compiled"
+                "Memory and weights cannot be changed if the server runs with"
+                " --enable-torch-compile: the compiled"
                 " code would be lost."
             )
         match operation:

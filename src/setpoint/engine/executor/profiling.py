@@ -40,7 +40,7 @@ class Profiler:
         """Begin with the step after ``start_step`` others. Raises RequestError if a trace is under
         way, if the file exists or its folder cannot be made."""
         if self._wanted is not None:
-            raise RequestError("A profile is being made already; /stop_profile ends it.")
+            raise RequestError("A profile is already running; stop it first (/stop_profile).")
         if not traced_activities(self._device, host=wanted.cpu, device_too=wanted.gpu):
             raise RequestError("activities: nothing of these can be traced here; CPU always can.")
         path = Path(wanted.path)
@@ -48,9 +48,9 @@ class Profiler:
             path.parent.mkdir(parents=True, exist_ok=True)
             exists = path.exists()
         except OSError as error:
-            raise ConfigError(f"The folder of the profile cannot be made: {error}") from None
+            raise ConfigError(f"The folder for the profile cannot be created: {error}") from None
         if exists:
-            raise RequestError(f"{path.name} exists already; choose another profile_id.")
+            raise RequestError(f"{path.name} already exists; choose another profile_id.")
         self._wanted, self._num_steps = wanted, 0
         if not wanted.start_step:
             self._begin(wanted)
@@ -59,10 +59,12 @@ class Profiler:
         """End the trace and write it; returns its path. Raises RequestError if there is none, or if
         it cannot be written."""
         if self._wanted is None:
-            raise RequestError("No profile is being made; /start_profile begins one.")
+            raise RequestError("No profile is running; start one first (/start_profile).")
         if self._trace is None:
             self._wanted = None
-            raise RequestError("The profile was stopped before its first step; nothing is written.")
+            raise RequestError(
+                "The profile was stopped before its first step, so no file was written."
+            )
         path = Path(self._wanted.path)
         trace, self._trace, self._wanted = self._trace, None, None
         trace.stop()
@@ -70,7 +72,7 @@ class Profiler:
             _write(trace, path)
         except (OSError, RuntimeError) as error:
             raise ConfigError(f"The profile cannot be written to {path}: {error}") from None
-        logger.info("The profile of %d steps is in %s", self._num_steps, path)
+        logger.info("Wrote the profile of %d steps to %s", self._num_steps, path)
         return str(path)
 
     def after_step(self) -> None:

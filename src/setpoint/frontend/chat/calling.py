@@ -19,7 +19,7 @@ from setpoint.frontend.chat.request import ChatRequest, Tool
 from setpoint.frontend.chat.tools import offered
 
 _NOT_PARSED = (
-    "It is not known how this model writes calls of tools (--tool-call-parser is none), so they"
+    "This server has no format for the model's tool calls (--tool-call-parser is none), so calls"
     " stay in the text."
 )
 

@@ -42,12 +42,14 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
             made |= _called(message, where)
             known_calls.update(call["id"] for call in made.get("tool_calls", ()))
         elif message.get("tool_calls"):
-            raise RequestError(f"{where}.tool_calls: only messages of the assistant call tools.")
+            raise RequestError(
+                f"{where}.tool_calls: only messages of the assistant may have tool_calls."
+            )
         elif role == "tool":
             _check_result(message, where, known_calls)
         flat.append(made)
     if not any(message["role"] in ("user", "tool") for message in flat):
-        raise RequestError("messages must have at least one message of the user or of a tool.")
+        raise RequestError("messages must have at least one user message or tool result.")
     return flat
 
 
@@ -97,7 +99,7 @@ class _Call(msgspec.Struct):
 def _called(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The ``tool_calls`` of an assistant's message, as templates read them; {} without any."""
     if message.get("function_call"):
-        raise RequestError(f"{where}.function_call is OpenAI's older form; send tool_calls.")
+        raise RequestError(f"{where}.function_call is OpenAI's older form; use tool_calls.")
     if not message.get("tool_calls"):
         return {}
     if not isinstance(message["tool_calls"], list):
@@ -137,10 +139,10 @@ def _check_result(message: Mapping[str, Any], where: str, known_calls: set[str])
         raise RequestError(f"{where}.tool_call_id must be a string, got {kind_of(call_id)}.")
     if not known_calls:
         raise RequestError(
-            f"{where} is the result of a tool, but no message of the assistant before it has"
+            f"{where} is the result of a tool, but no earlier message of the assistant has"
             " tool_calls."
         )
     if call_id and call_id not in known_calls:
         raise RequestError(
-            f"{where}.tool_call_id is {shown(call_id, 64)!r}, which is the id of no call before it."
+            f"{where}.tool_call_id is {shown(call_id, 64)!r}, but no earlier call has that id."
         )

@@ -59,7 +59,8 @@ def _started(messages: list[dict[str, Any]]) -> str:
     last = messages.pop()
     if last.get("tool_calls"):
         raise RequestError(
-            "continue_final_message: the last message has tool_calls, so its text has ended."
+            "continue_final_message: the last message has tool_calls, so its text cannot be"
+            " continued."
         )
     content: str = last["content"]
     return content

@@ -44,8 +44,8 @@ class Reasoning:
         not certain, because the tokenizer writes the end of the reasoning as ordinary text."""
         if len(self._end) != 1:
             raise RequestError(
-                f"A constraint cannot begin behind the reasoning, because {self.form.end!r} is not"
-                " one token of this model. Turn the reasoning off, or drop the constraint."
+                f"A constraint cannot begin after the reasoning, because {self.form.end!r} is not"
+                " one token of this model. Turn the reasoning off, or remove the constraint."
             )
         return self._end
 

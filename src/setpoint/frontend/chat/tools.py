@@ -30,11 +30,11 @@ def check_tools(request: ChatRequest) -> None:
             raise RequestError(f"tools[{index}]: two tools have the name {tool.name!r}.")
         names.add(tool.name)
     if request.tool_choice == "required" and not names:
-        raise RequestError("tool_choice asks for a call, but there are no tools.")
+        raise RequestError("tool_choice requires a call, but tools is empty.")
     for name in filter(None, (request.named_tool, *request.allowed_tools)):
         if name not in names:
             raise RequestError(
-                f"tool_choice names {shown(name, 64)!r}, which is none of the tools."
+                f"tool_choice names {shown(name, 64)!r}, but tools has no function with that name."
             )
 
 

@@ -80,7 +80,7 @@ class BatchBook:
         self._now = now
         kept, damaged = read_documents(folder, PREFIX, Batch)
         for path in damaged:
-            logger.warning("%s describes no batch; it is left alone.", path)
+            logger.warning("%s is not the description of a batch; it is ignored.", path)
         self._batches = {
             batch.id: batch for batch in sorted(kept, key=lambda each: each.created_at)
         }
@@ -205,7 +205,8 @@ class BatchBook:
         oldest = next((batch for batch in self._batches.values() if batch.status in ENDED), None)
         if oldest is None:
             raise RequestError(
-                f"{MAX_BATCHES} batches wait or run, the most that this server takes.",
+                f"{MAX_BATCHES} batches already wait or run, the limit of this server; retry"
+                " later.",
                 status_code=429,
                 err_type="TooManyRequests",
             )

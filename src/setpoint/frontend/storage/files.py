@@ -73,7 +73,7 @@ class FileStore:
             else:
                 damaged.append(self.document(file.id))
         for path in damaged:
-            logger.warning("%s describes no stored file; it is left alone.", path)
+            logger.warning("%s is not the description of a stored file; it is ignored.", path)
         known = {*self._files, *(path.stem for path in damaged)}
         for path in folder.glob(f"{PREFIX}*"):
             is_unfinished = path.suffix == PART or path.name not in known
@@ -114,7 +114,8 @@ class FileStore:
         if self._held.get(file.id):
             batch = next(iter(self._held[file.id]))
             raise RequestError(
-                f"File {file.id} is the input of {batch}, which has not ended; cancel that first."
+                f"File {file.id} is the input of {batch}, which has not ended; cancel the batch"
+                " first."
             )
         self._remove(file)
 
@@ -129,7 +130,7 @@ class FileStore:
         self._forget_expired()
         if len(self._files) + self._num_uploads >= self._limits.num_files:
             raise RequestError(
-                f"This server keeps at most {self._limits.num_files} files; delete some."
+                f"This server stores at most {self._limits.num_files} files; delete some."
             )
         return Upload(self, new_id(PREFIX), self._limits.file_bytes)
 

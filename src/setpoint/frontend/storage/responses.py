@@ -73,9 +73,10 @@ class ResponseStore:
             found = self._kept.get(response_id)
             if found is None:
                 raise RequestError(
-                    f"{name}: this server keeps no response {shown(response_id, 64)!r}. It was"
-                    " never made here, was not to be stored, was deleted, or was dropped because"
-                    " newer ones needed its place.",
+                    f"{name}: this server stores no response {shown(response_id, 64)!r}. It was"
+                    " never created here, was created with store false, was deleted, or was"
+                    " dropped because"
+                    " newer ones needed its space.",
                     status_code=404,
                     err_type="invalid_request_error",
                 )

@@ -31,7 +31,8 @@ def required(storage: Storage | None) -> Storage:
     """Raises RequestError (400) on a server that keeps nothing on disk."""
     if storage is None:
         raise RequestError(
-            "This server keeps no files and batches. Start it with --file-storage-path FOLDER to"
-            " have them kept there."
+            "This server does not store files and batches. Start it with --file-storage-path"
+            " FOLDER to"
+            " store them there."
         )
     return storage

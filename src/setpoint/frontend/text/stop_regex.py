@@ -144,7 +144,7 @@ def compiled(expressions: tuple[str, ...]) -> StopPattern:
                 tree = _parser.parse(expression)
             part = builder.sequence(tree, tree.state.flags)
         except (re.error, OverflowError, RecursionError) as error:
-            raise _refused(expression, f"is wrong: {error}") from None
+            raise _refused(expression, f"is not a valid expression: {error}") from None
         except _Refused as error:
             raise _refused(expression, str(error)) from None
         if part.is_optional:
@@ -241,7 +241,7 @@ class _Builder:
     def _count(self, num_edges: int) -> None:
         self._num_edges += num_edges
         if self._num_edges > MAX_EDGES:
-            raise _Refused("is too complex, alone or with the others")
+            raise _Refused("is too complex, alone or together with the other expressions")
 
 
 def _test(kind: Any, value: Any, flags: int) -> Test:

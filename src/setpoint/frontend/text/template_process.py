@@ -70,7 +70,7 @@ class TemplateProcess:
                 RenderJob(list(messages), add_generation_prompt, dict(variables or {}))
             )
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise RequestError(cannot_render(f"they cannot be written as JSON: {error}")) from None
+            raise RequestError(cannot_render(f"they cannot be encoded as JSON: {error}")) from None
         with self._lock:
             try:
                 if self._process is None:

@@ -94,8 +94,8 @@ def history_of(
     history = _turns(said)
     if history[-1].get("tool_calls"):
         raise RequestError(
-            f"messages[{len(messages) - 1}] calls tools, so a message of the user with their"
-            " results must follow."
+            f"messages[{len(messages) - 1}] calls tools, so it must be followed by a message of the"
+            " user with their results."
         )
     return history
 
@@ -157,8 +157,8 @@ def _asked(role: str, blocks: Sequence[Block], where: str, known_calls: set[str]
 def _result(block: ToolResultBlock, where: str, known_calls: set[str]) -> Message:
     if block.tool_use_id not in known_calls:
         raise RequestError(
-            f"{where}.tool_use_id is {shown(block.tool_use_id, 64)!r}, which is the id of no"
-            " tool_use block before it."
+            f"{where}.tool_use_id is {shown(block.tool_use_id, 64)!r}, but no earlier"
+            " tool_use block has that id."
         )
     text = _joined(_texts(block.content or "", f"{where}.content"))
     return {

@@ -14,6 +14,7 @@ from setpoint.frontend.apis.anthropic.protocol import (
     ConversationBody,
     MessagesBody,
 )
+from setpoint.frontend.bodies import other_model_warning
 from setpoint.frontend.chat.limits import limited
 from setpoint.frontend.chat.parser import parsed
 from setpoint.frontend.chat.prepare import Chat, PreparedChat
@@ -76,7 +77,7 @@ class MessageExchange:
         self._parser = prepared.make_parser()
         self._warnings = list(warnings)
         if body.model not in (config.served_model_name, "default"):
-            self._warnings.append(f"The model {config.served_model_name} has answered.")
+            self._warnings.append(other_model_warning(body.model, config.served_model_name))
         hidden = body.thinking is not None and body.thinking.display == "omitted"
         self._events = BlockEvents(show_thinking=not hidden)
         self._model = config.served_model_name

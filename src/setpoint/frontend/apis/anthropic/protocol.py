@@ -157,7 +157,7 @@ class MessagesBody(ConversationBody, kw_only=True):
                 f"thinking.budget_tokens must be at least {MIN_THINKING_BUDGET} and less than"
                 f" max_tokens, got {tokens}."
             )
-        return ["thinking.budget_tokens has no effect here; max_tokens bounds the whole answer."]
+        return ["thinking.budget_tokens has no effect here; max_tokens limits the whole answer."]
 
     def sampling(self, defaults: Mapping[str, float]) -> SamplingParams:
         """The sampling parameters but for the limit of new tokens: the request's values, then the

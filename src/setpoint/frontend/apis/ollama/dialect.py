@@ -100,7 +100,8 @@ class OllamaDialect(Dialect):
 
     async def refuse(self) -> Response:
         raise RequestError(
-            "This server serves the one model that it was started with; it does not fetch, make,"
+            "This server only serves the model that it was started with; it does not download,"
+            " create,"
             " copy or delete models."
         )
 

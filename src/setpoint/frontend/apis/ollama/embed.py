@@ -45,7 +45,7 @@ class EmbedApi:
     ) -> EmbedExchange:
         config, intake = self._service.config, self._service.intake
         if len(texts) > MAX_SEQUENCES:
-            raise RequestError(f"One request may have at most {MAX_SEQUENCES} texts.")
+            raise RequestError(f"input must have at most {MAX_SEQUENCES} texts.")
         check_dimensions(dimensions, config.pooling)
         requests = []
         for index, text in enumerate(texts):

@@ -14,6 +14,7 @@ from msgspec import Meta
 from setpoint.core.errors import RequestError
 from setpoint.frontend.apis.ollama.options import OptionsBody
 from setpoint.frontend.apis.openai.tools import FunctionTool, tools_of
+from setpoint.frontend.bodies import other_model_warning
 from setpoint.frontend.chat.request import ChatRequest
 from setpoint.frontend.config import FrontendConfig
 from setpoint.frontend.intake import Options, check_key
@@ -59,10 +60,10 @@ class AnyBody(msgspec.Struct, kw_only=True):
     def warnings(self, config: FrontendConfig) -> list[str]:
         """What the client should know about its body. Raises RequestError (400)."""
         check_key(self.model, "model")
-        told = self.own_options.warnings(config.context_len)
+        warnings = self.own_options.warnings(config.context_len)
         if not is_served(self.model, config.served_model_name):
-            told.append(f"The model {config.served_model_name} has answered.")
-        return told
+            warnings.append(other_model_warning(self.model, config.served_model_name))
+        return warnings
 
 
 class TextBody(AnyBody, kw_only=True):
@@ -219,5 +220,7 @@ def _answered(message: MessageBody, unanswered: _Unanswered, where: str) -> dict
     """The fields that say which call a result belongs to."""
     call = unanswered.take(message.tool_call_id, message.tool_name)
     if call is None:
-        raise RequestError(f"{where} is the result of a tool, but no call before it waits for one.")
+        raise RequestError(
+            f"{where} is the result of a tool, but there is no earlier call without a result."
+        )
     return {"tool_call_id": call["id"], "name": call["function"]["name"]}

@@ -77,18 +77,18 @@ class ChatBody(CommonBody, kw_only=True):
             raise RequestError("modalities other than text are not supported by this server.")
         for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
             if asks_for_something(getattr(self, name)):
-                raise RequestError(f"{name} is OpenAI's older form; send {instead} instead.")
+                raise RequestError(f"{name} is OpenAI's older form; use {instead} instead.")
 
     def without_effect(self, text: TextProcessor) -> list[str]:
         """Warnings about keys that are accepted and ask for something that does not happen."""
         warnings = []
         if self.store:
-            warnings.append("store has no effect: this server keeps no chat completions.")
+            warnings.append("store has no effect: this server does not store chat completions.")
         if self.verbosity in ("low", "high"):
-            warnings.append("verbosity has no effect: the model does not know it.")
+            warnings.append("verbosity has no effect: the model does not support it.")
         effort = self.reasoning_effort
         if effort not in (None, "none") and not text.template_reads("reasoning_effort"):
-            warnings.append("reasoning_effort has no effect: the chat template does not know it.")
+            warnings.append("reasoning_effort has no effect: the chat template does not use it.")
         return warnings
 
     @property

@@ -34,7 +34,7 @@ class CompletionBody(CommonBody, kw_only=True):
         self._check_best_of()
         if self.suffix:
             raise RequestError(
-                "suffix is not supported: the served model continues a text and fills no gaps."
+                "suffix is not supported: the served model can only continue a text."
             )
         if self.logprobs is not None:
             converted(self.logprobs, LogprobCount, "logprobs")
@@ -48,7 +48,7 @@ class CompletionBody(CommonBody, kw_only=True):
                 f"best_of must be between n ({num_shown}) and {MAX_SEQUENCES}, got {self.best_of}."
             )
         if self.stream:
-            raise RequestError("best_of larger than n needs stream to be false.")
+            raise RequestError("best_of must not be larger than n if stream is true.")
 
     @property
     def chooses(self) -> bool:

@@ -14,9 +14,8 @@ import msgspec
 from setpoint.core.constraint import KINDS
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
-from setpoint.core.shown import shown
 from setpoint.frontend.apis.openai.response_format import constraint_of
-from setpoint.frontend.bodies import naming_as_sent
+from setpoint.frontend.bodies import naming_as_sent, other_model_warning
 from setpoint.frontend.intake import Options, check_key, check_rid, namespace
 
 UNSUPPORTED = (
@@ -57,7 +56,7 @@ class AnyBody(msgspec.Struct, kw_only=True):
         served."""
         if self.model in (served, DEFAULT_MODEL, ""):
             return []
-        return [f"There is no model '{shown(self.model, 64)}' here: {served} has answered."]
+        return [other_model_warning(self.model, served)]
 
     def check(self) -> None:
         """Raise RequestError (400) for values that no engine could honour, or that this one cannot
@@ -125,7 +124,7 @@ class SamplingBody(AnyBody, kw_only=True):
         raw = {key: defaults.get(key) if value is None else value for key, value in raw.items()}
         given = {name: getattr(self, name) for name in KINDS if getattr(self, name)}
         if given and asked:
-            raise RequestError(f"{asked_by} and {next(iter(given))} exclude each other.")
+            raise RequestError(f"{asked_by} and {next(iter(given))} cannot be combined.")
         raw.update(
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,

@@ -121,7 +121,7 @@ class ScoringApi:
         items = [body.items] if isinstance(body.items, str) else body.items
         if isinstance(body.query, str):
             if not all(isinstance(item, str) for item in items):
-                raise RequestError("items must be strings if the query is one.")
+                raise RequestError("items must be strings if query is a string.")
             query = body.query
             return await read_prompts(
                 [item + query if body.item_first else query + item for item in items],
@@ -129,7 +129,7 @@ class ScoringApi:
                 name="items",
             )
         if not all(isinstance(item, list) for item in items):
-            raise RequestError("items must be lists of token ids if the query is one.")
+            raise RequestError("items must be lists of token ids if query is a list of token ids.")
         lists = await read_prompts(items, intake, name="items")
         asked = intake.prompt_ids(body.query, name="query")
         return [np.concatenate((ids, asked) if body.item_first else (asked, ids)) for ids in lists]
@@ -156,7 +156,7 @@ class ScoringApi:
         """Scores are cosines between the vectors of the query and of each document."""
         if body.instruct:
             raise RequestError(
-                "instruct is for rerankers; write it into the query of an embedding model, as its"
+                "instruct is for rerankers only. For an embedding model, write it into query as the"
                 " model card says."
             )
         intake, pooling = self._service.intake, self._service.config.pooling
@@ -215,7 +215,7 @@ def _check_documents(body: RerankBody) -> None:
     if not body.documents:
         raise RequestError("documents must not be empty.")
     if len(body.documents) >= MAX_SEQUENCES:
-        raise RequestError(f"One request may have at most {MAX_SEQUENCES - 1} documents.")
+        raise RequestError(f"documents must have at most {MAX_SEQUENCES - 1} entries.")
     for index, document in enumerate(body.documents):
         if not document.strip():
             raise RequestError(f"documents[{index}] must not be empty.")

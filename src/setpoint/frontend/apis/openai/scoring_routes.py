@@ -37,7 +37,7 @@ class ScoringRoutes:
 
     async def classify(self) -> Response:
         raise RequestError(
-            "Classification needs a model with a classification head, and this server loads none"
+            "Classification needs a model with a classification head, which this server cannot load"
             f" yet; {SCORE_ROUTE} gives the probabilities of a generating model's answers."
         )
 

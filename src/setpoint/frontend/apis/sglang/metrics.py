@@ -24,7 +24,7 @@ class MetricsRoutes:
         metrics = self._service.metrics
         if metrics is None:
             raise RequestError(
-                "This server counts no metrics; start it with --enable-metrics.", status_code=404
+                "Metrics are disabled; start the server with --enable-metrics.", status_code=404
             )
         page, content_type = await metrics.scrape(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type})

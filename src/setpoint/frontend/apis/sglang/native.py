@@ -78,7 +78,7 @@ class NativeApi:
         rids = rids_of(body.rid, count, is_batch)
         check_key(body.routing_key, "routing_key")
         if body.session_params is not None and (is_batch or num_sequences > 1):
-            raise RequestError("session_params takes one prompt, and n = 1.")
+            raise RequestError("session_params needs a single prompt and n = 1.")
         requests, turn = [], None
         for index, prompt in enumerate(prompts):
             with naming_prompt(index, len(prompts), is_list=is_batch):

@@ -86,14 +86,16 @@ class ProfileRoutes:
             inside = False
         if not inside:
             raise RequestError(
-                f"output_dir must lie in {base}; SGLANG_TORCH_PROFILER_DIR changes that folder."
+                f"output_dir must be {base} or a folder below it; SGLANG_TORCH_PROFILER_DIR sets"
+                " that folder."
             )
         parts = []
         for key in ("profile_prefix", "profile_id"):
             value = getattr(body, key)
             if value is not None and not NAME.fullmatch(value):
                 raise RequestError(
-                    f"{key} may have 100 letters, digits, dots, dashes and underscores."
+                    f"{key} must have at most 100 characters: letters, digits, dots, dashes and"
+                    " underscores."
                 )
             parts += [value] if value else []
         if body.profile_id is None:

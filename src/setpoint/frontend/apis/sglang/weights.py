@@ -109,7 +109,7 @@ class WeightRoutes:
         if body.abort_all_requests:
             self._engine.abort(abort_all=True)
         self._service.loaded(weight_version=body.new_version)
-        message = f"The weight version is {body.new_version} now."
+        message = f"The weight version is now {body.new_version}."
         answer = {"success": True, "message": message, "new_version": body.new_version}
         return json_response({**answer, **told})
 
@@ -131,10 +131,12 @@ class WeightRoutes:
         """The parts that the body means, each once."""
         if body.tags is not None:
             if not body.tags:
-                raise RequestError(f"tags is empty; it may name {', '.join(MemoryPart)}.")
+                raise RequestError(f"tags must not be empty; it may name {', '.join(MemoryPart)}.")
             return list(dict.fromkeys(body.tags))
         now = set((await self._engine.call("state")).value["released"])
         parts = [part for part in MemoryPart if (part in now) == released]
         if not parts:
-            raise RequestError(f"All memory is {'there' if released else 'released'} already.")
+            raise RequestError(
+                f"{'No memory is released' if released else 'All memory is already released'}."
+            )
         return parts

@@ -63,7 +63,11 @@ _REASONING_RULES = (
     _Rule("minimax-m3", ("<mm:think>",), "writes <mm:think>"),
     _Rule("mistral", ("[THINK]",), "writes [THINK]"),
     _Rule("kimi", ("◁think▷",), "writes ◁think▷"),
-    _Rule("granite_thinking_parser", ("Here is my thought process:",), "asks for thoughts"),
+    _Rule(
+        "granite_thinking_parser",
+        ("Here is my thought process:",),
+        "has the marker Here is my thought process:",
+    ),
     _Rule(
         "glm45",
         ("</think>", "enable_thinking", "<arg_key>"),

@@ -49,7 +49,8 @@ def check_metadata(metadata: Mapping[str, str] | None) -> None:
     for key, value in metadata.items():
         if len(key) > 64 or len(value) > 512:
             raise RequestError(
-                "metadata may have keys of at most 64 characters and values of at most 512; not so"
+                "metadata may have keys of at most 64 characters and values of at most 512; too"
+                " long is"
                 f" {shown(key, 64)!r}."
             )
 
@@ -73,7 +74,7 @@ def page(
     if after is not None:
         ids = [_id(item) for item in ordered]
         if after not in ids:
-            raise RequestError(f"after: there is no {shown(after, 64)!r} in this list.")
+            raise RequestError(f"after: this list has no entry {shown(after, 64)!r}.")
         ordered = ordered[ids.index(after) + 1 :]
     shown_items = ordered[:limit]
     return {

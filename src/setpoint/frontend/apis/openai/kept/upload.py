@@ -30,7 +30,7 @@ async def receive_file(request: Request, store: FileStore) -> StoredFile:
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise RequestError(
-            "Upload a file as multipart/form-data, with the fields purpose and file (with curl: -F"
+            "Upload the file as multipart/form-data with the fields purpose and file (with curl: -F"
             " purpose=batch -F file=@requests.jsonl)."
         )
     with store.upload() as upload:
@@ -103,9 +103,9 @@ class _Form:
     def check(self, upload: Upload) -> None:
         """Raise RequestError (400) for a form with which nothing can be done."""
         if not self._is_complete:
-            raise RequestError("The form ends in the middle.")
+            raise RequestError("The form is incomplete; its last part has no end.")
         if self.filename is None:
-            raise RequestError("file is missing: the form needs a part of that name.")
+            raise RequestError("file is missing; add a part with that name to the form.")
         if not upload.num_bytes:
             raise RequestError("file is empty.")
         if self.purpose not in PURPOSES:
@@ -133,10 +133,10 @@ class _Form:
         if self._name != "file":
             known = ", ".join(("file", *_FIELDS))
             raise RequestError(
-                f"The form has a part {shown(self._name, 64)!r}; it may have {known}."
+                f"{shown(self._name, 64)!r} is not a known field of the form; it may have {known}."
             )
         if b"filename" not in options:
-            raise RequestError("file must be a file with a name, not text.")
+            raise RequestError("file must be a file with a filename, not a text field.")
         self.filename = options[b"filename"].decode(errors="replace")
         if len(self.filename) > _MAX_NAME_CHARS or not self.filename.isprintable():
             raise RequestError(

@@ -103,20 +103,22 @@ class ResponsesBody(InputBody, kw_only=True):
                 )
         if self.background and self.stream:
             raise RequestError(
-                "background and stream exclude each other here: ask for the response by its id."
+                "background and stream cannot be combined; fetch the response by its id."
             )
         if self.background and self.store is False:
-            raise RequestError("background needs store: the response is fetched by its id.")
+            raise RequestError(
+                "background needs store to be true, because the response is fetched by its id."
+            )
 
     def without_effect(self) -> list[str]:
         """Warnings about keys that are accepted and ask for something that does not happen."""
         warnings = []
         if self.reasoning is not None and self.reasoning.summary in ("concise", "detailed"):
             warnings.append(
-                "reasoning.summary has no effect: the response has the reasoning itself."
+                "reasoning.summary has no effect: the response contains the reasoning itself."
             )
         if self.text is not None and self.text.verbosity in ("low", "high"):
-            warnings.append("text.verbosity has no effect: the model does not know it.")
+            warnings.append("text.verbosity has no effect: the model does not support it.")
         return warnings
 
     @property
@@ -165,8 +167,8 @@ def _tool(raw: Any, where: str) -> Tool:
     if kind != "function":
         got = repr(shown(kind, 64)) if isinstance(kind, str) else kind_of(kind)
         raise RequestError(
-            f"{where}.type must be 'function', got {got}: this server runs no tools itself, the"
-            " client does."
+            f"{where}.type must be 'function', got {got}: this server runs no tools itself; the"
+            " client runs them."
         )
     try:
         tool = msgspec.convert(raw, FunctionTool)

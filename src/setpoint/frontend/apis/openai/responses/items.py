@@ -117,7 +117,7 @@ def _referred(item_id: Any, where: str, find: Callable[[str], Item | None]) -> I
     item = find(item_id)
     if item is None:
         raise RequestError(
-            f"{where}.id: this server keeps no response with an output item"
+            f"{where}.id: this server stores no response with the output item"
             f" {shown(item_id, 64)!r}. Send the item itself.",
             status_code=404,
             err_type="invalid_request_error",
@@ -175,8 +175,8 @@ def messages_of(
         if kind == "function_call_output":
             if item["call_id"] not in known_calls:
                 raise RequestError(
-                    f"{where}.call_id is {shown(item['call_id'], 64)!r}, which is the id of no"
-                    " function_call before it."
+                    f"{where}.call_id is {shown(item['call_id'], 64)!r}, but no earlier"
+                    " function_call has that id."
                 )
             content = _text_of(item["output"], where)
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
@@ -191,9 +191,7 @@ def messages_of(
             if isinstance(turn.get(key), list):
                 turn[key] = "\n".join(filter(None, turn[key]))
     if not any(message["role"] in ("user", "tool") for message in messages):
-        raise RequestError(
-            "input must have at least one message of the user, or the output of a call."
-        )
+        raise RequestError("input must have at least one user message or function_call_output.")
     return messages
 
 

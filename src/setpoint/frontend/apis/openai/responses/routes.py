@@ -71,7 +71,7 @@ class ResponseRoutes:
 
     async def response(self, response_id: str, stream: bool = False) -> Response:
         if stream:
-            raise RequestError("stream: a response that is kept is returned whole here.")
+            raise RequestError("stream must be false: a stored response is returned whole.")
         return json_response(self._store.get(response_id).response)
 
     async def delete(self, response_id: str) -> Response:
@@ -85,7 +85,7 @@ class ResponseRoutes:
         kept = self._store.get(response_id)
         if not kept.response["background"]:
             raise RequestError(
-                f"Response {response_id} does not run in the background: its request ends with its"
+                f"Response {response_id} does not run in the background; its request ends when the"
                 " connection."
             )
         if kept.cancel is not None:
@@ -107,7 +107,8 @@ class ResponseRoutes:
     def _begin_in_background(self, exchange: ResponseExchange) -> Response:
         if len(self._background) >= MAX_BACKGROUND:
             raise RequestError(
-                f"{MAX_BACKGROUND} responses run in the background, the most that this server"
+                f"{MAX_BACKGROUND} responses already run in the background, the limit of this"
+                " server"
                 " takes.",
                 status_code=429,
                 err_type="TooManyRequests",
