@@ -2,7 +2,7 @@
 the order of their creation, beside the server's other requests.
 
 Works on a Service with a storage. What a batch has done is in its journal, so a server that was
-killed goes on with the batch where it stopped.
+killed continues the batch where it stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOOK_S = 0.5
 IDLE_S = 60.0
 """Seconds between two looks for expired files while no batch runs."""
 RETRY_S = 5.0
-"""Seconds before a batch goes on that a dead engine or a full disk has interrupted."""
+"""Seconds before a batch continues that a dead engine or a full disk interrupted."""
 PATIENCE_S = (1.0, 4.0, 16.0, 64.0)
 """Seconds before each further try of a request that a busy engine has refused."""
 OUTPUT_PURPOSE = "batch_output"

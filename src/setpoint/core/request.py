@@ -78,7 +78,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bring the hidden state of every token that is computed, the prompt's included. No beginning
     of the prompt is taken from the cache then, because its hidden states are not kept."""
     constrain_after: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_CONSTRAIN_AFTER)] = ()
-    """Token ids, in a row, after whose first occurrence in the outputs the constraint of
+    """Consecutive token ids after whose first occurrence in the outputs the constraint of
     ``sampling`` begins (the end of the reasoning); empty: it holds from the first output."""
 
     def prompt(self) -> Ids:

@@ -49,7 +49,7 @@ class PositionLogprobs:
 
 @dataclass(slots=True, frozen=True)
 class HiddenStates:
-    """Hidden states of consecutive positions of one sequence, behind the last norm."""
+    """Hidden states of consecutive positions of one sequence, after the last norm."""
 
     start: int
     """The first position."""

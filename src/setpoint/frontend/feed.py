@@ -42,7 +42,7 @@ class EngineView:
         self.token_usage = 0.0
         """Share of the KV pool that is neither free nor evictable."""
         self.max_running = 0
-        """How many sequences may run at once; 0 until the engine has told."""
+        """How many sequences may run at once; 0 until the engine has reported."""
         self.has_ended = False
         """Whether there is no engine to ask any more."""
         self.on_change: Callable[[], None] = lambda: None

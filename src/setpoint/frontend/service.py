@@ -179,7 +179,8 @@ class Service:
         return proposal
 
     def loaded(self, *, model_path: str | None = None, weight_version: str | None = None) -> None:
-        """Tell from now on that the engine's weights are these; None: what was told before."""
+        """Tell from now on that the engine's weights are these; None: the version reported
+        before."""
         config = self.config
         self.config = replace(
             config,

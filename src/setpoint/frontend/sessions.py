@@ -1,4 +1,4 @@
-"""Sessions: trees of finished requests. A later request goes on from any of them and sends only
+"""Sessions: trees of finished requests. A later request continues any of them and sends only
 what is new. The engine knows nothing of sessions: a turn becomes a whole prompt, whose beginning
 the prefix cache still has (docs/controls.md#sessions).
 
@@ -35,14 +35,14 @@ class SessionParams(msgspec.Struct, frozen=True):
 
     id: str
     rid: str | None = None
-    """The finished request to go on from; None: a new beginning in the session."""
+    """The finished request to continue; None: start with an empty prompt."""
     offset: Int64 | None = None
-    """Where the new tokens begin in that request's prompt and output, as the end of a Python slice;
-    0 or None: behind them."""
+    """How much to keep of that request's prompt and output, as the end of a Python slice;
+    0 or None: all of it."""
     replace: bool = False
-    """Forget what went on from ``rid`` so far; without ``rid``, forget the whole session."""
+    """Delete the requests that continued ``rid``; without ``rid``, all of the session."""
     drop_previous_output: bool = False
-    """Go on from the prompt of ``rid`` alone."""
+    """Continue the prompt of ``rid`` without its output."""
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class Sessions:
             del self._sessions[session_id]
 
     def goes_on(self, params: SessionParams) -> bool:
-        """Whether the request goes on from another, so that its text needs no beginning of its
+        """Whether the request continues another, so that its text needs no beginning of its
         own. Raises RequestError (400)."""
         with self._lock:
             return self._parent(self._find(params.id), params) is not None

@@ -1,4 +1,4 @@
-"""A constraint that begins in the middle of the output, behind the reasoning."""
+"""A constraint that begins in the middle of the output, after the reasoning."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from setpoint.core.request import Ids
 
 
 class ConstrainedAfter:
-    """Allows everything but the end of the output until ``ids`` have occurred in a row, then what
-    the grammar allows. An output that ended before would not satisfy the constraint."""
+    """Allows everything but the end of the output until ``ids`` have occurred consecutively, then
+    what the grammar allows. An output that ended before would not satisfy the constraint."""
 
     def __init__(self, grammar: Grammar, ids: Sequence[int], ends: Sequence[int]) -> None:
         """ends: the token ids that end an output."""

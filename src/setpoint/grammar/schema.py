@@ -1,4 +1,4 @@
-"""JSON schemas on their way to a library: what it is not told, and what is refused before."""
+"""JSON schemas on their way to a library: what is not passed to it, and what is refused before."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _prepared(schema: Any, *, closes: bool) -> Any:
 
 def _lists_all(schema: dict[str, Any]) -> bool:
     """Whether a schema lists properties and says nothing of others. JSON Schema allows any others
-    then, with which a small model goes on until it has no tokens left."""
+    then, with which a small model continues until it has no tokens left."""
     listed, required = schema.get("properties"), schema.get("required", [])
     return (
         isinstance(listed, dict)

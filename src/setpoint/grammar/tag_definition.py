@@ -49,7 +49,7 @@ class _Writer:
     grammars: list[dict[str, Any]] = field(default_factory=list)
     """Clients' own grammars, to which rules refer by name."""
     insides: dict[int, str] = field(default_factory=dict)
-    """id of a tag -> what matches it behind its ``begin``; written once, because tags inside each
+    """id of a tag -> what matches it after its ``begin``; written once, because tags inside each
     other would otherwise double it at every level."""
     num_chars: int = 0
 

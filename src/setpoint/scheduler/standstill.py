@@ -1,5 +1,5 @@
 """Standing still: what happens to the open requests when the engine is paused or gives memory back,
-and to their time limits when it goes on (docs/controls.md).
+and to their time limits when it continues (docs/controls.md).
 
 Works on the scheduler's state between two steps, with no step in flight.
 """
@@ -56,7 +56,7 @@ class Standstill:
         return events
 
     def resume(self) -> None:
-        """End the pause. The engine goes on unless memory is still given back."""
+        """End the pause. The engine continues unless memory is still given back."""
         state = self._state
         if state.pause is None:
             return
@@ -130,12 +130,12 @@ class Standstill:
                     self._end()
 
     def _begin(self) -> None:
-        """To be called before the engine is made to stand still."""
+        """To be called before the engine stops running steps."""
         if not self._state.stands_still:
             self._state.still_since = self._state.now
 
     def _end(self) -> None:
-        """To be called when one reason to stand still is gone. If it was the last, the time limits
+        """To be called when one reason for the stop is gone. If it was the last, the time limits
         of requests are moved by what they could not use."""
         state = self._state
         if state.stands_still:

@@ -54,8 +54,8 @@ class Chat:
             self._tools = HERMES  # the format in which ``tools.told_in_messages`` asks for calls
 
     async def prompt_ids(self, request: ChatRequest) -> core.Ids:
-        """The token ids of the conversation, for whoever counts them or generates in another way.
-        Raises RequestError (400)."""
+        """The token ids of the conversation, for callers that count them or generate in another
+        way. Raises RequestError (400)."""
         prompt = await chat_prompt(request, self._text, self._variables)
         return await self._encode(prompt.rendered + prompt.started)
 

@@ -20,7 +20,7 @@ class Prompt:
     rendered: str
     """What the chat template wrote."""
     started: str
-    """The beginning of the answer that the client supplied; it stands behind ``rendered``."""
+    """The beginning of the answer that the client supplied; it comes after ``rendered``."""
     variables: Mapping[str, Any]
     """What the template was given besides the messages."""
 

@@ -38,7 +38,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     named_tool: str = ""
     """With "required": the one tool to call; empty means any."""
     allowed_tools: tuple[str, ...] = ()
-    """Names of the only tools that may be called, of all that the model is told of; empty: any."""
+    """Names of the only tools that may be called, of all that the model sees; empty: any."""
     parallel_tool_calls: bool = True
     """False: at most one call in an answer."""
     thinking: bool | None = None

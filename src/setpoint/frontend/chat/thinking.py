@@ -78,7 +78,7 @@ class Thinking:
     """Whether the model reasons before this answer."""
 
     def opened(self) -> Thinking:
-        """The same behind a prompt that ends with ``opening``."""
+        """The same after a prompt that ends with ``opening``."""
         return replace(self, starts_inside=True)
 
     @property

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 def check_tools(request: ChatRequest) -> None:
-    """Raise RequestError (400) for tools that cannot be told apart or written down, and for a
+    """Raise RequestError (400) for tools that cannot be distinguished or written down, and for a
     choice among tools that do not exist."""
     names: set[str] = set()
     for index, tool in enumerate(request.tools):
@@ -39,7 +39,7 @@ def check_tools(request: ChatRequest) -> None:
 
 
 def offered(request: ChatRequest) -> Sequence[Tool]:
-    """The tools that the model is told of."""
+    """The tools that the model sees."""
     if request.tool_choice == "none":
         return ()
     if request.named_tool:
@@ -76,7 +76,7 @@ The results come back between <tool_response> and </tool_response>."""
 def told_in_messages(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
 ) -> list[dict[str, Any]]:
-    """The messages for a template that knows nothing of tools. Their description stands behind the
+    """The messages for a template that does not support tools. Their description comes after the
     system message, or before the first message of the user, as not every template takes a system
     message. Calls are part of the assistant's text, and results that follow each other are one
     message of the user, as some templates insist on turns."""

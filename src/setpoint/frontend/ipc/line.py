@@ -153,7 +153,7 @@ class EngineLine:
         )
 
     async def pause(self, mode: PauseMode) -> Reply:
-        """Pause the engine; returns when it stands still. Raises like ``call``."""
+        """Pause the engine; returns when it is paused. Raises like ``call``."""
         return await self._ask(lambda call_id: Pause(call_id, mode), "pause", CALL_TIMEOUT_S)
 
     async def resume(self) -> Reply:

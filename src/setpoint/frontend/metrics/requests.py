@@ -15,8 +15,8 @@ from setpoint.observe.catalogue import REQUEST_COUNTERS, REQUEST_HISTOGRAMS
 from setpoint.observe.series import Histogram, Kind, Series
 
 MAX_LABEL_SETS = 200
-"""Most different values of custom labels that are told apart; further ones count as OTHER. Clients
-choose them, and each set takes memory here and in Prometheus."""
+"""Most different values of custom labels that are distinguished; further ones count as OTHER.
+Clients choose them, and each set takes memory here and in Prometheus."""
 OTHER = "other"
 MAX_LABEL_CHARS = 128
 

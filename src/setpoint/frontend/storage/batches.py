@@ -1,5 +1,5 @@
 """The batches of a server: what clients asked for, and how far each has come. Every change is
-written to disk, so that a server that starts again goes on with what was under way. What runs the
+written to disk, so that a server that starts again continues what was under way. What runs the
 batches (``setpoint.batch.worker``) reads and advances them here."""
 
 from __future__ import annotations

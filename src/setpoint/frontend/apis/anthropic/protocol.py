@@ -63,7 +63,7 @@ class OutputBody(msgspec.Struct):
 
 class MetadataBody(msgspec.Struct):
     user_id: str | None = None
-    """An end user's name, for a provider's abuse detection; without effect here."""
+    """An end user's name, for a provider's abuse detection; has no effect here."""
 
 
 class ConversationBody(msgspec.Struct, kw_only=True):

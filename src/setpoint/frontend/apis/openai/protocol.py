@@ -49,7 +49,7 @@ class AnyBody(msgspec.Struct, kw_only=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     user: str | None = None
-    """An end user's name, for a provider's abuse detection; without effect here, as in SGLang."""
+    """An end user's name, for a provider's abuse detection; has no effect here, as in SGLang."""
 
     def other_model(self, served: str) -> list[str]:
         """A warning for a client that has named another model than the served one; any name is

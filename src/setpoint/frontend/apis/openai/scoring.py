@@ -116,7 +116,7 @@ class ScoringApi:
         return ScoringExchange(job, reply)
 
     async def _pairs(self, body: ScoreBody) -> list[Ids]:
-        """The prompts: the query with each item behind it, or before it."""
+        """The prompts: the query with each item after it, or before it."""
         intake = self._service.intake
         items = [body.items] if isinstance(body.items, str) else body.items
         if isinstance(body.query, str):

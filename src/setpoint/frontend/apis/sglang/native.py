@@ -159,7 +159,7 @@ class NativeApi:
     def _behind_reasoning(
         self, options: Sequence[Options], samplings: Sequence[SamplingParams]
     ) -> list[Options]:
-        """The options with constraints that begin behind the reasoning. Raises RequestError."""
+        """The options with constraints that begin after the reasoning. Raises RequestError."""
         if self._reasoning is None:
             raise RequestError("require_reasoning needs a server with --reasoning-parser.")
         end = self._reasoning.end_ids
@@ -169,7 +169,7 @@ class NativeApi:
         ]
 
     async def _turn(self, prompt: str | list[int], params: SessionParams, rid: str) -> Turn:
-        """The turn of a session. What goes on from an earlier request has no token that begins a
+        """The turn of a session. What continues an earlier request has no token that begins a
         text."""
         service = self._service
         goes_on = service.sessions.goes_on(params)

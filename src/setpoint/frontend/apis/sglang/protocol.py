@@ -62,7 +62,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     return_hidden_states: bool | list[bool] = False
     session_params: SessionParams | None = None
     require_reasoning: bool = False
-    """Whether the output begins in the reasoning: a constraint holds behind it, and its tokens are
+    """Whether the output begins in the reasoning: a constraint holds after it, and its tokens are
     counted."""
 
 

@@ -57,7 +57,7 @@ DEEPSEEK_V31 = HeadedCalls(
 
 
 def _elements(name: str, *, section: str, space: str = "") -> XmlCalls:
-    """The elements of V3.2 and later. space: what stands behind the mark in a tag."""
+    """The elements of V3.2 and later. space: the text after the mark in a tag."""
     mark = f"｜DSML｜{space}"
     return XmlCalls(
         name=name,

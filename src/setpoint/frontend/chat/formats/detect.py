@@ -18,7 +18,7 @@ class Detected(msgspec.Struct, frozen=True):
 class _Rule(msgspec.Struct, frozen=True):
     name: str
     has: tuple[str, ...]
-    """All of these stand in the template."""
+    """All of these occur in the template."""
     words: str
     """What the template does, for the reason."""
 

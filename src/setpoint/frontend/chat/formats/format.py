@@ -1,5 +1,5 @@
-"""What a format of tool calls or of reasoning offers to whoever prepares a chat. A format is how
-one family of models writes them; ``registry`` finds it by name."""
+"""What a format of tool calls or of reasoning offers to the code that prepares a chat. A format is
+how one family of models writes them; ``registry`` finds it by name."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class ReasoningFormat(Protocol):
 
     @property
     def begin(self) -> str:
-        """What stands before the reasoning."""
+        """The text before the reasoning."""
         ...
 
     @property
     def end(self) -> str:
-        """What stands between the reasoning and the answer: a constraint on the answer holds from
+        """The text between the reasoning and the answer: a constraint on the answer holds from
         here."""
         ...
 
@@ -67,7 +67,7 @@ class ReasoningFormat(Protocol):
 
     def starts_inside(self, prompt: str = "", *, started: str = "") -> bool:
         """Whether the output begins in the reasoning, without ``begin``. prompt: the text that the
-        chat template rendered. started: the beginning of the answer that the client supplied behind
+        chat template rendered. started: the beginning of the answer that the client supplied after
         it."""
         ...
 

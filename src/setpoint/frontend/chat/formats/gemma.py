@@ -29,14 +29,14 @@ class GemmaScan:
     becomes a string."""
 
     def __init__(self, quote: str) -> None:
-        """quote: the mark before and behind a string."""
+        """quote: the mark before and after a string."""
         self.is_done = False
         self._quote = quote
         self._quotes = Markers(quote)
         self._open: list[str] = []
         """The brackets that are open, each "{" or "["."""
         self._expected: Literal["key", "value", "string", "bare", "end"] = "value"
-        """"string" and "bare": more of such a value. "end": what stands behind one."""
+        """"string" and "bare": more of such a value. "end": the text after one."""
         self._parts: list[str] = []
         """The present key, or the present value without marks, as far as it has come."""
 

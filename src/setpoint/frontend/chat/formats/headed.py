@@ -1,4 +1,4 @@
-"""Calls whose arguments are a JSON object behind a header with the function's name."""
+"""Calls whose arguments are a JSON object after a header with the function's name."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class HeadedCalls:
 
     name: str
     section: tuple[str, str] = ("", "")
-    """What stands around all calls."""
+    """The text around all calls."""
     begin: str
-    """What stands before the header."""
+    """The text before the header."""
     header: re.Pattern[str]
     """Matches all between ``begin`` and the arguments. Its group "name" is the function, its group
     "id", if it has one, the call."""
     between: str = ""
-    """What may stand between the arguments and ``end``."""
+    """What may come between the arguments and ``end``."""
     end: str = ""
     scan: Callable[[], Scan] = JsonScan
     """Reads the arguments."""
@@ -68,13 +68,13 @@ class HeadedCalls:
 
 
 class Header(NamedTuple):
-    """What stands before the arguments of a call."""
+    """The text before the arguments of a call."""
 
     name: str
     """Empty: the text is no header."""
     call_id: str = ""
     stop: int = 0
-    """The index behind the header."""
+    """The index after the header."""
     is_empty: bool = False
     """Whether the call has no arguments: its end follows."""
 

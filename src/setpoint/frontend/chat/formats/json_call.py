@@ -28,9 +28,9 @@ class JsonCall:
         *,
         names: Collection[str] | None = None,
     ) -> None:
-        """begin: told the name. argue: told the arguments piece by piece, after that. names: if
-        not None, an object that names another function, or has keys that no call has, is no call;
-        so other JSON is not held back for long."""
+        """begin: called with the name. argue: called after that with each piece of the arguments.
+        names: if not None, an object that names another function, or has keys that no call has, is
+        no call; so other JSON is not held back for long."""
         self.has_begun = False
         self._begin = begin
         self._argue = argue
@@ -53,7 +53,7 @@ class JsonCall:
 
     def feed(self, text: str, at: int) -> tuple[Outcome, int]:
         """Read on. The second result is where the next text to read begins; "broken" means that no
-        call, or no more of one, stands there."""
+        call, or no more of one, is there."""
         while at < len(text):
             start = at
             if self._scan is not None:

@@ -1,5 +1,5 @@
 """Calls as JSON objects that have the function's name and the arguments, alone or in a list. The
-formats differ in what stands around them."""
+formats differ in the text around them."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ class JsonWriting(NamedTuple):
     """How a model writes calls."""
 
     before: str = ""
-    """What stands before each object."""
+    """The text before each object."""
     behind: str = ""
     between: str = ", "
     section: tuple[str, str] = ("", "")
-    """What stands around all objects together."""
+    """The text around all objects together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCalls:
-    """Implements ToolFormat for one call, or a list of calls, behind a marker."""
+    """Implements ToolFormat for one call, or a list of calls, after a marker."""
 
     name: str
     begin: str
-    """The marker. Empty: there is none, and a call stands at the start of the answer."""
+    """The marker. Empty: there is none, and a call begins at the start of the answer."""
     end: str = ""
-    """The marker behind the call or list. Empty: there is none."""
+    """The marker after the call or list. Empty: there is none."""
     may_be_bare: bool = False
     """Whether a call at the start of the answer may lack the marker. Without a marker only the
     names of the request's tools make a call."""
     header: re.Pattern[str] | None = None
-    """Matches what a model may also write behind the marker: a header (``HeadedCalls``), which the
+    """Matches what a model may also write after the marker: a header (``HeadedCalls``), which the
     arguments follow."""
     separators: str = ""
-    """Characters of which one may stand between calls that are in no list, or none. Empty: only
-    one call can stand there."""
+    """Characters of which one may come between calls that are in no list, or none. Empty: only
+    one call can come there."""
     arguments: str = "arguments"
     """What the model calls them; either name is understood."""
     written: JsonWriting

@@ -25,7 +25,7 @@ class Scan(Protocol):
     is_done: bool
 
     def feed(self, text: str, at: int) -> tuple[str, int]:
-        """The next text of the JSON, which never ends inside an escape, and the index behind the
+        """The next text of the JSON, which never ends inside an escape, and the index after the
         text that it was made of."""
         ...
 

@@ -16,7 +16,7 @@ as it can tell the meaning of, so that what is left stays short."""
 
 
 class CallMachine:
-    """A DeltaParser. A subclass says in ``_opened`` which state reads on behind a marker."""
+    """A DeltaParser. A subclass says in ``_opened`` which state reads on after a marker."""
 
     def __init__(self, markers: Markers) -> None:
         self._markers = markers
@@ -118,7 +118,7 @@ class CallMachine:
         return at < len(text)
 
     def _meets(self, marker: str) -> bool | None:
-        """Pass the marker, if it stands here; None if the text is too short to tell."""
+        """Pass the marker, if it is here; None if the text is too short to tell."""
         if self._text.startswith(marker, self._at):
             self._at += len(marker)
             return True

@@ -19,7 +19,7 @@ _NAMES = {"true": True, "false": False, "null": None, "none": None}
 
 
 class PythonScan:
-    """Finds the parenthesis that closes a call, from behind the one that opens it."""
+    """Finds the parenthesis that closes a call, from after the one that opens it."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -28,7 +28,7 @@ class PythonScan:
         """What ends the present string; empty outside of strings."""
 
     def feed(self, text: str, at: int, *, ended: bool) -> int:
-        """The index behind what has been read; in the end behind the closing parenthesis."""
+        """The index after what has been read; in the end after the closing parenthesis."""
         while at < len(text) and not self.is_done:
             stop = self._string(text, at) if self._quote else self._code(text, at, ended=ended)
             if stop == at:
@@ -77,7 +77,7 @@ class PythonScan:
 
 
 def keyword_arguments(text: str, tool: Tool | None) -> str:
-    """The JSON object of what stands between the parentheses of a call; empty if that is no list of
+    """The JSON object of the text between the parentheses of a call; empty if that is no list of
     plain values. Arguments without a name are those of the tool's schema, in its order."""
     try:
         call = _expression(f"f({text})")

@@ -27,7 +27,7 @@ class PythonicCalls:
 
     name: str
     section: tuple[str, str]
-    """What stands around the list."""
+    """The text around the list."""
     bare: bool = True
     """Whether the markers may be missing. Then only the names of the request's tools make a
     call."""

@@ -43,7 +43,7 @@ class MarkedReasoning:
 
 
 class _Parser:
-    """Before the reasoning (whitespace and ``begin``), in it, and behind it, where everything goes
+    """Before the reasoning (whitespace and ``begin``), in it, and after it, where everything goes
     to ``after``. Whitespace around the reasoning is dropped unless it is shown as text."""
 
     def __init__(

@@ -60,12 +60,12 @@ T = TypeVar("T")
 
 
 def tool_format(name: str) -> ToolFormat:
-    """Raises ConfigError for a name that is none."""
+    """Raises ConfigError for an unknown name."""
     return _looked_up(TOOL_FORMATS, name, "tool-call parser")
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
-    """Raises ConfigError for a name that is none."""
+    """Raises ConfigError for an unknown name."""
     return _looked_up(REASONING_FORMATS, name, "reasoning parser")
 
 

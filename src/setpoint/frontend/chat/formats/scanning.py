@@ -40,7 +40,7 @@ class Markers:
 
 class Trimmed:
     """Passes text on without the whitespace at its end, and without that at its start if
-    ``at_start``. Where ``interrupt`` divides the text, the whitespace before stays and that behind
+    ``at_start``. Where ``interrupt`` divides the text, the whitespace before stays and that after
     goes."""
 
     def __init__(self, *, at_start: bool) -> None:
@@ -73,5 +73,5 @@ class Trimmed:
         self._skipping = True
 
     def last(self) -> str:
-        """The whitespace at the end; none behind an interruption."""
+        """The whitespace at the end; none after an interruption."""
         return "" if self._skipping else "".join(self._held)

@@ -1,4 +1,4 @@
-"""The common part of formats whose calls each begin with a marker, and may stand together in a
+"""The common part of formats whose calls each begin with a marker, and may come together in a
 section with markers of its own."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from setpoint.frontend.chat.formats.scanning import Markers
 
 
 class SectionMachine(CallMachine):
-    """A subclass reads one call: ``_header`` from behind the marker that begins it, until it sets
+    """A subclass reads one call: ``_header`` from after the marker that begins it, until it sets
     ``_between`` as the state. What is no call becomes text, the markers before it included."""
 
     def __init__(
@@ -19,8 +19,8 @@ class SectionMachine(CallMachine):
         passed: tuple[str, ...] = (),
         bare: bool = True,
     ) -> None:
-        """passed: what may stand before and behind a call in a section, with no meaning of its own.
-        bare: whether a call may stand outside of a section."""
+        """passed: what may come before and after a call in a section, with no meaning of its own.
+        bare: whether a call may come outside of a section."""
         section_begin, section_end = section
         super().__init__(Markers(section_begin or call_begin, *([call_begin] if bare else [])))
         self._call_begin = call_begin

@@ -35,8 +35,8 @@ def json_value(schema: dict[str, Any]) -> Format:
 def calls(
     tags: list[Format], *, trigger: str, separator: str, required: bool, parallel: bool
 ) -> dict[str, Any]:
-    """The structural tag of calls that stand by themselves. tags: one for each tool, all beginning
-    with ``trigger``. separator: what stands between two calls.
+    """The structural tag of calls that are on their own. tags: one for each tool, all beginning
+    with ``trigger``. separator: the text between two calls.
 
     If ``required``, the answer is calls alone; otherwise any text, in which a tag follows every
     trigger.
@@ -55,8 +55,8 @@ def calls_in_section(
     required: bool,
     parallel: bool,
 ) -> dict[str, Any]:
-    """As ``calls``, for calls that stand together between the markers of a section. trigger: the
-    beginning of a section, if it is not all that stands before its first call."""
+    """As ``calls``, for calls that come together between the markers of a section. trigger: the
+    beginning of a section, if it is not all the text before its first call."""
     begin, end = section
     whole = tag(begin, _row(tags, separator=separator, parallel=parallel), end)
     if required:

@@ -28,27 +28,27 @@ class XmlCalls:
 
     name: str
     section: tuple[str, str] = ("", "")
-    """What stands around a call, or around all of them."""
+    """The text around a call, or around all of them."""
     passed: tuple[str, ...] = ()
-    """What else may stand before and behind a call."""
+    """What else may come before and after a call."""
     bare: bool = False
     """Whether a call may lack the section around it."""
     begin: str
-    """What stands before the function's name."""
+    """The text before the function's name."""
     name_end: str
-    """What stands behind it. Empty: the name ends where an argument or ``end`` begins."""
+    """The text after it. Empty: the name ends where an argument or ``end`` begins."""
     end: str
     key_begin: str
-    """What stands before the name of an argument."""
+    """The text before the name of an argument."""
     key_end: str
     value_begin: str = ""
-    """What stands before the value, if that is not ``key_end``."""
+    """The text before the value, if that is not ``key_end``."""
     value_end: str
     key: re.Pattern[str] = _KEY
     """Matches all between ``key_begin`` and ``key_end``. Its group "key" is the argument's name;
     its group "string", if it has one, is "true" for a string and "false" for JSON."""
     framed: bool = False
-    """Whether a line end stands before and behind each value."""
+    """Whether a line end comes before and after each value."""
     writing: XmlWriting
     """How a model writes calls that a structural tag asks for."""
     needs_special_tokens: bool = True

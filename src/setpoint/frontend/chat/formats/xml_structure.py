@@ -26,15 +26,15 @@ class XmlWriting:
     """How a model writes calls, line ends included."""
 
     call: Callable[[str], tuple[str, str]]
-    """What stands before and behind the arguments of the function of this name."""
+    """The text before and after the arguments of the function of this name."""
     argument: Callable[[str, bool], tuple[str, str]]
-    """What stands before and behind the value of the argument of this name; the second parameter
+    """The text before and after the value of the argument of this name; the second parameter
     says whether the value is a string."""
     section: tuple[str, str] = ("", "")
-    """What stands around all calls together."""
+    """The text around all calls together."""
     separator: str = ""
     trigger: str = ""
-    """The marker behind which a call must follow."""
+    """The marker after which a call must follow."""
 
 
 def xml_structure(

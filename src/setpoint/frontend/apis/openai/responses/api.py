@@ -90,7 +90,7 @@ class ResponsesApi:
         return {"object": "response.input_tokens", "input_tokens": len(ids)} | told
 
     def _earlier(self, body: InputBody) -> list[Item]:
-        """The conversation that the request goes on with."""
+        """The conversation that the request continues."""
         if body.previous_response_id is None:
             return []
         kept = self._store.get(body.previous_response_id, name="previous_response_id")
