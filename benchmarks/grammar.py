@@ -2,6 +2,7 @@
 take, and what masks add to a decode step.
 
     python benchmarks/grammar.py [--samples 3] [--only schemas|steps]
+        [--backend llguidance|xgrammar]
 
 Schemas: random outputs over the default model's vocabulary, validated with jsonschema. Steps: the
 default model decodes 64 requests with and without grammars, in turns.
@@ -43,9 +44,9 @@ LIST = {
 }
 
 
-def schemas(samples: int) -> None:
+def schemas(samples: int, backend: str) -> None:
     folder = locate(None, log=print).folder
-    judge = SchemaJudge(str(folder), vocab_size=49152, ends=(0, 2))
+    judge = SchemaJudge(str(folder), vocab_size=49152, ends=(0, 2), backend=backend)
     judge.verdict({}, samples=1)  # reads the tokenizer
     counts: Counter[str] = Counter()
     compile_s, mask_s = [], []
@@ -69,7 +70,7 @@ def quantiles(seconds: list[float]) -> str:
     return " ".join(f"{name} {value * 1e3:.2f} ms" for name, value in found.items())
 
 
-def steps() -> None:
+def steps(backend: str) -> None:
     """Tokens take the same number of steps in each variant, so that the times compare."""
     variants: dict[str, dict[str, Any]] = {
         "without": {},
@@ -77,7 +78,9 @@ def steps() -> None:
         "a list": {"json_schema": LIST},
     }
     seconds: dict[str, list[float]] = {name: [] for name in variants}
-    with Engine(log_level="warning", max_running_requests=NUM_REQUESTS) as engine:
+    with Engine(
+        log_level="warning", max_running_requests=NUM_REQUESTS, grammar_backend=backend
+    ) as engine:
         for turn in range(NUM_TURNS + 1):
             for name, constraint in variants.items():
                 short_s = decode_s(engine, constraint, SHORT)
@@ -105,12 +108,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--only", choices=("schemas", "steps"))
+    parser.add_argument("--backend", choices=("llguidance", "xgrammar"), default="llguidance")
     options = parser.parse_args()
     print(json.dumps(environment()))
     if options.only != "steps":
-        schemas(options.samples)
+        schemas(options.samples, options.backend)
     if options.only != "schemas":
-        steps()
+        steps(options.backend)
 
 
 if __name__ == "__main__":

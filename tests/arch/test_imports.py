@@ -98,6 +98,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"core", "engine.models", "engine.quant"},
         {"torch", "transformers"},
     ),
+    "engine.grammar": ({"core", "grammar"}, {"msgspec", "numpy", "xgrammar"}),
     "engine.runner": (
         {
             "core",
@@ -143,6 +144,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "frontend.text",
             "frontend.tracing",
             "grammar",
+            "engine.grammar",
             "engine.kernels",
             "engine.runner",
             "engine.executor",

@@ -5,30 +5,38 @@ from __future__ import annotations
 import re
 import tempfile
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 
 from setpoint.core.errors import RequestError
-from setpoint.core.grammar import Grammar
+from setpoint.core.grammar import Grammar, GrammarFactory
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
-from setpoint.grammar.guidance import GuidanceFactory
 from setpoint.grammar.vocabulary import Vocabulary
+from setpoint.launch.grammars import grammar_factory
 from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID, VOCAB_SIZE, write_byte_tokenizer
 
+BACKENDS = (
+    "llguidance",
+    pytest.param(
+        "xgrammar",
+        marks=pytest.mark.skipif(find_spec("xgrammar") is None, reason="xgrammar is an extra"),
+    ),
+)
 SPECIAL = {"<|bos|>": 256, "<|eos|>": EOS_ID, "<|im_start|>": 258, "<|im_end|>": IM_END_ID}
 ENDS = (EOS_ID, IM_END_ID)
 
 
 @cache
-def factory() -> GuidanceFactory:
+def factory(backend: str = "llguidance") -> GrammarFactory:
     with tempfile.TemporaryDirectory() as folder:
         write_byte_tokenizer(folder)
         vocabulary = Vocabulary(folder, vocab_size=VOCAB_SIZE, eos_token_ids=ENDS)
         assert vocabulary.tokenizer.vocab_size == VOCAB_SIZE
-    return GuidanceFactory(vocabulary)
+        return grammar_factory(backend, vocabulary)
 
 
 def request(*, constrain_after: tuple[int, ...] = (), **sampling: Any) -> Request:
@@ -41,8 +49,8 @@ def request(*, constrain_after: tuple[int, ...] = (), **sampling: Any) -> Reques
     )
 
 
-def grammar(**wanted: Any) -> Grammar:
-    return factory()(request(**wanted))
+def grammar(*, backend: str = "llguidance", **wanted: Any) -> Grammar:
+    return factory(backend)(request(**wanted))
 
 
 def allowed(grammar: Grammar, vocab_size: int = VOCAB_SIZE) -> set[int]:

@@ -5,10 +5,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from grammar_cases import ENDS, allowed, factory, grammar, ids_of, refusal, request, verdict
+from grammar_cases import (
+    BACKENDS,
+    ENDS,
+    allowed,
+    factory,
+    grammar,
+    ids_of,
+    refusal,
+    request,
+    verdict,
+)
 
 from setpoint.core.errors import RequestError
 from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID, VOCAB_SIZE
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.mark.parametrize(
@@ -23,8 +38,8 @@ from setpoint.testing.byte_tokenizer import EOS_ID, IM_END_ID, VOCAB_SIZE
         ("true", "12", "may end"),
     ],
 )
-def test_schemas(schema: object, text: str, wanted: str) -> None:
-    assert verdict(text, json_schema=schema) == wanted
+def test_schemas(backend: str, schema: object, text: str, wanted: str) -> None:
+    assert verdict(text, backend=backend, json_schema=schema) == wanted
 
 
 @pytest.mark.parametrize(
@@ -33,13 +48,17 @@ def test_schemas(schema: object, text: str, wanted: str) -> None:
         ("(yes|no)", "yes", "ends"),
         ("^abc$", "abc", "ends"),
         (r"\d{3}-\d{4}", "555-1234", "ends"),
-        (r"(?i)ab*", "AB", "may end"),
         ("[一-鿿]+", "中", "may end"),
         ("[^x]+/", "é/", "may end"),
+        ("[^x]+", "<|im_start|>", "no"),
     ],
 )
-def test_expressions(regex: str, text: str, wanted: str) -> None:
-    assert verdict(text, regex=regex) == wanted
+def test_expressions(backend: str, regex: str, text: str, wanted: str) -> None:
+    assert verdict(text, backend=backend, regex=regex) == wanted
+
+
+def test_expressions_of_llguidance() -> None:
+    assert verdict("AB", regex=r"(?i)ab*") == "may end"
 
 
 @pytest.mark.parametrize(
@@ -48,11 +67,14 @@ def test_expressions(regex: str, text: str, wanted: str) -> None:
         ('root ::= "a" | "b"', "b", "ends"),
         ('root ::= e\ne ::= t ("+" t)*\nt ::= [0-9]+ | "(" e ")"', "1+(2+3)", "may end"),
         ('root ::= "a"{2,3}', "aa", "may end"),
-        ('start: "a" B\nB: /[0-9]/', "a7", "ends"),
     ],
 )
-def test_grammars(ebnf: str, text: str, wanted: str) -> None:
-    assert verdict(text, ebnf=ebnf) == wanted
+def test_grammars(backend: str, ebnf: str, text: str, wanted: str) -> None:
+    assert verdict(text, backend=backend, ebnf=ebnf) == wanted
+
+
+def test_grammars_in_larks_syntax() -> None:
+    assert verdict("a7", ebnf='start: "a" B\nB: /[0-9]/') == "ends"
 
 
 @pytest.mark.parametrize(
@@ -81,41 +103,41 @@ def test_what_is_refused(kind: str, text: str, words: str) -> None:
     assert len(message) < 1200
 
 
-def test_a_constraint_is_compiled_once() -> None:
+def test_a_constraint_is_compiled_once(backend: str) -> None:
     wanted = request(regex="compiled once")
-    assert not factory().is_cached(wanted)
-    first, second = factory()(wanted), factory()(wanted)
-    assert factory().is_cached(wanted)
+    assert not factory(backend).is_cached(wanted)
+    first, second = factory(backend)(wanted), factory(backend)(wanted)
+    assert factory(backend).is_cached(wanted)
     first.accept(ord("c"))
     assert allowed(first) == {ord("o")}
     assert allowed(second) == {ord("c")}
 
 
-def test_a_token_that_is_not_allowed_raises() -> None:
-    found = grammar(regex="ab")
+def test_a_token_that_is_not_allowed_raises(backend: str) -> None:
+    found = grammar(backend=backend, regex="ab")
     with pytest.raises(RequestError, match="does not allow token 98"):
         found.accept(ord("b"))
 
 
-def test_every_end_token_may_end_an_output() -> None:
-    found = grammar(regex="a+")
+def test_every_end_token_may_end_an_output(backend: str) -> None:
+    found = grammar(backend=backend, regex="a+")
     found.accept(ord("a"))
     assert allowed(found) == {ord("a"), EOS_ID, IM_END_ID}
     found.accept(IM_END_ID)
     assert found.terminated
 
 
-def test_with_ignore_eos_an_output_ends_where_nothing_else_may_follow() -> None:
-    found = grammar(regex="a{1,2}", ignore_eos=True)
+def test_with_ignore_eos_an_output_ends_where_nothing_else_may_follow(backend: str) -> None:
+    found = grammar(backend=backend, regex="a{1,2}", ignore_eos=True)
     found.accept(ord("a"))
     assert allowed(found) == {ord("a")}
     found.accept(ord("a"))
     assert found.terminated
 
 
-def test_behind_the_reasoning() -> None:
+def test_behind_the_reasoning(backend: str) -> None:
     """Before, everything is allowed but the end; the ids must come in a row."""
-    found = grammar(regex="ab", constrain_after=tuple(ids_of("</t>")))
+    found = grammar(backend=backend, regex="ab", constrain_after=tuple(ids_of("</t>")))
     for token in ids_of("x</</t"):
         assert allowed(found) == set(range(VOCAB_SIZE)) - set(ENDS)
         found.accept(token)
@@ -127,8 +149,8 @@ def test_behind_the_reasoning() -> None:
     assert found.terminated
 
 
-def test_masks_have_no_bits_beyond_the_vocabulary() -> None:
+def test_masks_have_no_bits_beyond_the_vocabulary(backend: str) -> None:
     words = np.full(-(-VOCAB_SIZE // 32), -1, np.int32)
-    grammar(regex="(.|\n)*").fill_mask(words)
+    grammar(backend=backend, regex="(.|\n)*").fill_mask(words)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     assert not bits[VOCAB_SIZE:].any()

@@ -7,10 +7,10 @@ import random
 import time
 
 import pytest
-from grammar_cases import ENDS, grammar
+from grammar_cases import BACKENDS, ENDS, grammar
 
 from setpoint.core.errors import RequestError
-from setpoint.grammar.guidance import MASK_CREDIT_S, MASK_SHARE_S
+from setpoint.grammar.masks import MASK_CREDIT_S, MASK_SHARE_S
 from setpoint.testing.byte_tokenizer import VOCAB_SIZE
 from setpoint.testing.constrained import allowed_tokens
 
@@ -72,11 +72,12 @@ HOSTILE = {
 }
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", HOSTILE)
-def test_its_masks_stay_within_their_budget(name: str) -> None:
+def test_its_masks_stay_within_their_budget(name: str, backend: str) -> None:
     draw, num_tokens, began = random.Random(0), 0, 0.0
     try:
-        found = grammar(**HOSTILE[name])
+        found = grammar(backend=backend, **HOSTILE[name])
         began = time.thread_time()
         while num_tokens < 300 and not found.terminated:
             choices = [each for each in allowed_tokens(found, VOCAB_SIZE) if each not in ENDS]

@@ -53,14 +53,26 @@ SAMPLE = list(SCHEMAS)[::9]
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> SchemaJudge:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Has the default model's tokenizer."""
     if PACKAGE is None or PACKAGE.origin is None:
         pytest.skip("the default model's package is not installed")
     folder = tmp_path_factory.mktemp("smollm2")
     file = GGUFFile(next(Path(PACKAGE.origin).parent.glob("*.gguf")))
     tokens = gguf_tokenizer.read_tokens(file, vocab_size=VOCAB_SIZE)
     gguf_tokenizer.write(file, tokens, folder, context_len=8192, log=lambda line: None)
-    return SchemaJudge(str(folder), vocab_size=VOCAB_SIZE, ends=(0, 2))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def judge(folder: str) -> SchemaJudge:
+    return SchemaJudge(folder, vocab_size=VOCAB_SIZE, ends=(0, 2))
+
+
+@pytest.fixture(scope="module")
+def xgrammar_judge(folder: str) -> SchemaJudge:
+    pytest.importorskip("xgrammar")
+    return SchemaJudge(folder, vocab_size=VOCAB_SIZE, ends=(0, 2), backend="xgrammar")
 
 
 def check(judge: SchemaJudge, name: str, *, samples: int) -> None:
@@ -114,3 +126,12 @@ def test_an_object_has_the_listed_properties_unless_the_schema_speaks_of_others(
     # The same inside others.
     inner = prepared_schema({"type": "array", "items": schema})["items"]
     assert (inner.get("additionalProperties") is False) == closed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_outputs_of_xgrammar_satisfy_every_schema_or_it_is_refused(
+    xgrammar_judge: SchemaJudge, name: str
+) -> None:
+    verdict = xgrammar_judge.verdict(SCHEMAS[name], samples=2)
+    assert verdict.outcome != "failed", verdict.why

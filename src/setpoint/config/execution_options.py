@@ -124,8 +124,8 @@ class ExecutionOptions(SchedulingOptions, frozen=True, kw_only=True):
         Option(
             EXECUTION,
             "Library that constrains outputs to a schema, an expression or a grammar; none refuses"
-            " such requests.",
-            choices=("llguidance", "none"),
+            " such requests. xgrammar must be installed: `pip install 'setpoint[xgrammar]'`.",
+            choices=("llguidance", "xgrammar", "none"),
         ),
     ] = "llguidance"
     random_seed: Annotated[

@@ -43,7 +43,7 @@ KNOWN_VALUES = {
         "poolside_v1",
         "response_template",
     ),
-    "grammar_backend": ("xgrammar", "outlines"),
+    "grammar_backend": ("outlines",),
     "model_impl": ("mindspore",),
     "quantization": (
         *(

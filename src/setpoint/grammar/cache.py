@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from setpoint.core.constraint import Constraint
@@ -11,17 +12,18 @@ from setpoint.core.constraint import Constraint
 T = TypeVar("T")
 
 MAX_ENTRIES = 256
-MAX_CHARS = 8 << 20
-"""Most characters of all texts together; what is compiled takes a multiple of that."""
 
 
 class CompiledCache(Generic[T]):
     """Keeps the constraints that were used last. Safe to use from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, size_of: Callable[[Constraint, T], int], *, max_size: int) -> None:
+        """size_of: how much an entry counts towards ``max_size``; always the same for an entry."""
         self._lock = threading.Lock()
         self._entries: OrderedDict[Constraint, T] = OrderedDict()
-        self._num_chars = 0
+        self._size_of = size_of
+        self._max_size = max_size
+        self._size = 0
 
     def __contains__(self, constraint: Constraint) -> bool:
         return constraint in self._entries
@@ -38,7 +40,6 @@ class CompiledCache(Generic[T]):
             if constraint in self._entries:
                 return
             self._entries[constraint] = compiled
-            self._num_chars += len(constraint.text)
-            while len(self._entries) > MAX_ENTRIES or self._num_chars > MAX_CHARS:
-                oldest, _ = self._entries.popitem(last=False)
-                self._num_chars -= len(oldest.text)
+            self._size += self._size_of(constraint, compiled)
+            while len(self._entries) > MAX_ENTRIES or self._size > self._max_size:
+                self._size -= self._size_of(*self._entries.popitem(last=False))

@@ -11,17 +11,10 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
-from setpoint.core.shown import shown
-from setpoint.grammar.schema import ANY_JSON, prepared_schema
+from setpoint.grammar.refusal import not_compiled
+from setpoint.grammar.schema import prepared_schema, read_schema
 from setpoint.grammar.tag_definition import lark_of
 from setpoint.grammar.tags import parsed
-
-_SHOWN_AS = {"json_schema": "json"}
-
-
-_LISTING = re.compile(r"\s*\n\s*(\d+ \||<).*", re.DOTALL)
-"""What llguidance writes below an error: lines of the definition, which the client did not write,
-and its own state."""
 
 _IN_LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.MULTILINE)
 """As the library's own test, but linear: that one tries every line break as the beginning of all
@@ -29,15 +22,6 @@ that follow, and holds the interpreter's lock meanwhile."""
 
 MAX_RULES = 5000
 """Most rules of a grammar that is converted: the converter's time grows with their square."""
-
-MAX_WORDS = 1000
-"""Longest reason that a client gets."""
-
-
-def not_compiled(constraint: Constraint, why: str) -> RequestError:
-    name = _SHOWN_AS.get(constraint.kind, constraint.kind)
-    why = _LISTING.sub("", why).strip()
-    return RequestError(f"Failed to compile {name} grammar: {shown(why, MAX_WORDS)}")
 
 
 def definition(constraint: Constraint, special_tokens: Mapping[str, int]) -> str:
@@ -57,11 +41,7 @@ def definition(constraint: Constraint, special_tokens: Mapping[str, int]) -> str
 
 
 def _json_schema(text: str) -> str:
-    try:
-        schema = json.loads("{}" if text == ANY_JSON else text)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the schema is not valid JSON ({error})") from None
-    return LLMatcher.grammar_from_json_schema(json.dumps(prepared_schema(schema)))
+    return LLMatcher.grammar_from_json_schema(json.dumps(prepared_schema(read_schema(text))))
 
 
 def _lark(text: str) -> str:

@@ -10,11 +10,12 @@ from llguidance import LLMatcher, LLParserLimits
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
 from setpoint.core.grammar import Grammar
-from setpoint.core.plan import forbid
-from setpoint.core.request import Ids, Request
-from setpoint.grammar.after import ConstrainedAfter
+from setpoint.core.request import Ids
 from setpoint.grammar.cache import CompiledCache
-from setpoint.grammar.definition import definition, not_compiled
+from setpoint.grammar.definition import definition
+from setpoint.grammar.factory import CachingFactory
+from setpoint.grammar.masks import TOO_MUCH_WORK, MaskBudget, forbid_while_others, stuck
+from setpoint.grammar.refusal import not_compiled
 from setpoint.grammar.vocabulary import Vocabulary
 
 LIMITS: dict[str, int] = {
@@ -26,10 +27,8 @@ LIMITS: dict[str, int] = {
 """Less than llguidance's own limits: the work of one mask stays below some 100 ms, and the states
 that a sequence keeps below some 100 MB."""
 
-MASK_CREDIT_S = 0.25
-MASK_SHARE_S = 0.003
-"""Seconds of computing that a sequence's masks may take: the first, and the second for each token
-in addition. The masks of a usual schema take a tenth of the second."""
+MAX_CACHED_CHARS = 8 << 20
+"""Most characters of all cached texts together; what is compiled takes a multiple of that."""
 
 
 class GuidanceGrammar:
@@ -41,7 +40,7 @@ class GuidanceGrammar:
         self._matcher = matcher
         # A model without an end token has one for llguidance, which must not be sampled.
         self._forbidden = tokenizer.eos_tokens if ignore_eos or not vocabulary.eos_token_ids else ()
-        self._credit_s = MASK_CREDIT_S
+        self._budget = MaskBudget()
         words = -(-tokenizer.vocab_size // 32)
         self._own = np.zeros(words, np.int32) if words != -(-vocabulary.size // 32) else None
         """Room for a mask of more tokens than the model has."""
@@ -49,32 +48,24 @@ class GuidanceGrammar:
     def accept(self, token: int) -> None:
         if not self._matcher.consume_token(token):
             if why(self._matcher) == TOO_MUCH_WORK:
-                raise RequestError(f"The grammar cannot be applied any further: {TOO_MUCH_WORK}.")
+                raise stuck(TOO_MUCH_WORK)
             raise RequestError(f"The grammar does not allow token {token}.")
 
     def fill_mask(self, words: Ids) -> None:
         target = words if self._own is None else self._own
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(target.ctypes.data, target.nbytes)
-        self._credit_s += MASK_SHARE_S - (time.thread_time() - began)
-        if self._credit_s < 0:
-            raise RequestError(f"The grammar cannot be applied any further: {TOO_MUCH_WORK}.")
+        self._budget.spend(time.thread_time() - began)
         if self._matcher.is_error():
-            raise RequestError(f"The grammar cannot be applied any further: {why(self._matcher)}.")
+            raise stuck(why(self._matcher))
         if self._own is not None:
             words[:] = self._own[: len(words)]
         if self._forbidden:
-            ends = words.copy()
-            forbid(words, self._forbidden)
-            if not words.any():
-                words[:] = ends
+            forbid_while_others(words, self._forbidden)
 
     @property
     def terminated(self) -> bool:
         return self._matcher.is_stopped()
-
-
-TOO_MUCH_WORK = "it takes too much work to find the tokens that it allows"
 
 
 def why(matcher: LLMatcher) -> str:
@@ -88,34 +79,14 @@ def why(matcher: LLMatcher) -> str:
     return "it can match nothing" if reason.startswith("NoExtension") else reason
 
 
-class GuidanceFactory:
-    """Implements core.grammar.GrammarFactory."""
+class GuidanceFactory(CachingFactory[LLMatcher]):
+    """Grammars of llguidance."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._compiled: CompiledCache[LLMatcher] = CompiledCache()
-
-    def constrains(self, request: Request) -> bool:
-        return request.sampling.constraint is not None
-
-    def is_cached(self, request: Request) -> bool:
-        constraint = request.sampling.constraint
-        return constraint is not None and constraint in self._compiled
-
-    def __call__(self, request: Request) -> Grammar:
-        constraint = request.sampling.constraint
-        assert constraint is not None
-        matcher = self._compiled.get(constraint)
-        if matcher is None:
-            matcher = self._compile(constraint)
-            self._compiled.put(constraint, matcher)
-        vocabulary = self._vocabulary
-        grammar = GuidanceGrammar(
-            matcher.deep_copy(), vocabulary, ignore_eos=request.sampling.ignore_eos
+        super().__init__(
+            vocabulary,
+            CompiledCache(lambda constraint, _: len(constraint.text), max_size=MAX_CACHED_CHARS),
         )
-        if not request.constrain_after:
-            return grammar
-        return ConstrainedAfter(grammar, request.constrain_after, vocabulary.eos_token_ids)
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
         vocabulary = self._vocabulary
@@ -132,3 +103,6 @@ class GuidanceFactory:
         if matcher.is_error():
             raise not_compiled(constraint, matcher.get_error())
         return matcher
+
+    def _start(self, compiled: LLMatcher, *, ignore_eos: bool) -> Grammar:
+        return GuidanceGrammar(compiled.deep_copy(), self._vocabulary, ignore_eos=ignore_eos)

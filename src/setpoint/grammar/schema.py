@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from setpoint.core.errors import RequestError
@@ -16,9 +18,11 @@ MAX_DEPTH = 64
 OPTIONS = "x-guidance"
 """The key of a schema under which llguidance looks for its options."""
 
-WHITESPACE = r"[ \n\r\t]{1,64}"
-"""Between two parts of a JSON text. Without a limit, a small model may write line breaks until it
-has no tokens left."""
+MAX_WHITESPACE = 64
+"""Most characters of whitespace between two parts of a JSON text. Without a limit, a small model
+may write line breaks until it has no tokens left."""
+
+WHITESPACE = rf"[ \n\r\t]{{1,{MAX_WHITESPACE}}}"
 
 FORMATS = frozenset(
     (
@@ -50,15 +54,46 @@ _OPENING = (
 """Keywords that speak of properties which ``properties`` does not list."""
 
 
-def prepared_schema(schema: Any) -> dict[str, Any]:
-    """The schema as it is compiled, with options. Raises RequestError (400) for what is no schema,
-    is too deep, or cannot be enforced."""
+def read_schema(text: str) -> Any:
+    """The JSON of a ``json_schema``. Raises RequestError (400)."""
+    try:
+        return json.loads("{}" if text == ANY_JSON else text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the schema is not valid JSON ({error})") from None
+
+
+def checked_schema(schema: Any) -> dict[str, Any]:
+    """A schema as an object. Raises RequestError (400) for what is no schema or is too deep."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
         raise RequestError("a schema must be an object, true or false")
     if _is_deeper(schema, MAX_DEPTH):
         raise RequestError(f"the schema nests lists and objects more than {MAX_DEPTH} deep")
+    return schema
+
+
+def schemas_in(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and those inside it, without those that are true or false."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key, value in schema.items():
+        inner: Iterable[Any] = ()
+        if key in _MAPS and isinstance(value, dict):
+            inner = value.values()
+        elif key in _LISTS and isinstance(value, list):
+            inner = value
+        elif key in _SCHEMAS:
+            inner = (value,)
+        for each in inner:
+            yield from schemas_in(each)
+
+
+def prepared_schema(schema: Any) -> dict[str, Any]:
+    """The schema as llguidance compiles it, with options. Raises RequestError (400) for what is no
+    schema, is too deep, or cannot be enforced."""
+    schema = checked_schema(schema)
     given = schema.get(OPTIONS)
     options = {"whitespace_pattern": WHITESPACE, **(given if isinstance(given, dict) else {})}
     prepared = _prepared(schema, closes=not _combines(schema))
@@ -82,12 +117,12 @@ def _prepared(schema: Any, *, closes: bool) -> Any:
             kept[key] = _prepared(value, closes=closes)
         elif not _changes_nothing(key, value):
             kept[key] = value
-    if closes and _lists_all(schema):
+    if closes and lists_all(schema):
         kept["additionalProperties"] = False
     return kept
 
 
-def _lists_all(schema: dict[str, Any]) -> bool:
+def lists_all(schema: dict[str, Any]) -> bool:
     """Whether a schema lists properties and says nothing of others. JSON Schema allows any others
     then, with which a small model continues until it has no tokens left."""
     listed, required = schema.get("properties"), schema.get("required", [])
@@ -102,21 +137,10 @@ def _lists_all(schema: dict[str, Any]) -> bool:
 def _combines(schema: Any) -> bool:
     """Whether several schemas describe the same object anywhere: one of them may list what another
     one does not."""
-    if not isinstance(schema, dict):
-        return False
-    if any(key in schema for key in _COMBINING):
-        return True
-    if sum(key in schema for key in _ABOUT_PROPERTIES) > 1:
-        return True
-    inner: list[Any] = []
-    for key, value in schema.items():
-        if key in _MAPS and isinstance(value, dict):
-            inner += value.values()
-        elif key in _LISTS and isinstance(value, list):
-            inner += value
-        elif key in _SCHEMAS:
-            inner.append(value)
-    return any(_combines(each) for each in inner)
+    return any(
+        any(key in each for key in _COMBINING) or sum(key in each for key in _ABOUT_PROPERTIES) > 1
+        for each in schemas_in(schema)
+    )
 
 
 def _changes_nothing(key: str, value: Any) -> bool:

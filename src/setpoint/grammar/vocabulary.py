@@ -32,6 +32,15 @@ class Vocabulary:
         return self._both()[0]
 
     @property
+    def token_bytes(self) -> list[bytes]:
+        """What each of the model's tokens adds to the output; nothing if it has no text. A special
+        token has its name. Raises RequestError (400) like ``tokenizer``."""
+        tokenizer = self.tokenizer
+        known = min(self.size, tokenizer.vocab_size)
+        found = [tokenizer.decode_bytes([token]) for token in range(known)]
+        return found + [b""] * (self.size - known)
+
+    @property
     def special_tokens(self) -> dict[str, int]:
         """The ids of the tokens that no text is encoded to unless it spells them, by name."""
         return self._both()[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from setpoint.core.errors import RequestError
 from setpoint.core.grammar import Grammar, GrammarFactory
@@ -11,6 +12,9 @@ from setpoint.core.messages import Prepared
 from setpoint.core.request import Request
 from setpoint.launch.grammar_threads import GrammarThreads
 from setpoint.launch.job import EngineJob
+
+if TYPE_CHECKING:
+    from setpoint.grammar.vocabulary import Vocabulary
 
 
 class LazyFactory:
@@ -48,13 +52,22 @@ def _factory(job: EngineJob) -> GrammarFactory:
             "This server was started with --grammar-backend none, so it cannot constrain outputs"
             " (json_schema, regex, ebnf, structural_tag)."
         )
-    # Imported here for the reason that LazyFactory gives.
-    from setpoint.grammar.guidance import GuidanceFactory
-    from setpoint.grammar.vocabulary import Vocabulary
+    from setpoint.grammar.vocabulary import Vocabulary  # imported here as LazyFactory says
 
     spec = job.spec
-    return GuidanceFactory(
-        Vocabulary(
-            job.tokenizer_folder, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids
-        )
+    vocabulary = Vocabulary(
+        job.tokenizer_folder, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids
     )
+    return grammar_factory(backend, vocabulary)
+
+
+def grammar_factory(backend: str, vocabulary: Vocabulary) -> GrammarFactory:
+    """The factory of a library, which is imported here for the reason that LazyFactory gives;
+    xgrammar imports torch and transformers as well."""
+    if backend == "xgrammar":
+        from setpoint.engine.grammar.xgrammar_factory import XgrammarFactory
+
+        return XgrammarFactory(vocabulary)
+    from setpoint.grammar.guidance import GuidanceFactory
+
+    return GuidanceFactory(vocabulary)

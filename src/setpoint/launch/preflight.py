@@ -35,6 +35,11 @@ def preflight(options: Options) -> None:
     if options.enable_trace:
         otlp_url(options.otlp_traces_endpoint)
         _check_extra("--enable-trace", "trace", "opentelemetry.sdk.trace", OTLP_MODULE)
+    if options.grammar_backend == "xgrammar":
+        # It imports transformers, which its package does not name for every platform.
+        _check_extra(
+            "--grammar-backend xgrammar", "xgrammar", "xgrammar", "tvm_ffi", "transformers"
+        )
     if options.chat_template is not None:
         from setpoint.frontend.text.template import ChatTemplate
         from setpoint.frontend.text.template_source import find_chat_template

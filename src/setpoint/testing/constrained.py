@@ -15,13 +15,13 @@ from jsonschema import Draft202012Validator, FormatChecker, ValidationError
 from jsonschema.validators import validator_for
 
 from setpoint.core.errors import RequestError
-from setpoint.core.grammar import Grammar
+from setpoint.core.grammar import Grammar, GrammarFactory
 from setpoint.core.request import Request, pack_ids
 from setpoint.core.sampling import SamplingParams
 from setpoint.frontend.text.tokenizer import Tokenizer
-from setpoint.grammar.guidance import GuidanceFactory
 from setpoint.grammar.schema import FORMATS
 from setpoint.grammar.vocabulary import Vocabulary
+from setpoint.launch.grammars import grammar_factory
 
 MAX_TOKENS = 3000
 PATIENCE = 60
@@ -95,13 +95,21 @@ class Verdict:
 class SchemaJudge:
     """Draws outputs under schemas over a real vocabulary, and validates them with jsonschema."""
 
-    def __init__(self, folder: str, *, vocab_size: int, ends: Collection[int]) -> None:
-        """folder: has the tokenizer. ends: the tokens that end an output."""
+    def __init__(
+        self,
+        folder: str,
+        *,
+        vocab_size: int,
+        ends: Collection[int],
+        backend: str = "llguidance",
+    ) -> None:
+        """folder: has the tokenizer. ends: the tokens that end an output. backend: a value of
+        ``--grammar-backend``."""
         self._tokenizer = Tokenizer.from_folder(folder)
         self._vocab_size = vocab_size
         self._ends = tuple(ends)
         vocabulary = Vocabulary(folder, vocab_size=vocab_size, eos_token_ids=self._ends)
-        self.make = GuidanceFactory(vocabulary)
+        self.make: GrammarFactory = grammar_factory(backend, vocabulary)
         known = range(self._tokenizer.vocab_size)
         self._closers = {each for each in known if self._tokenizer.token_text(each) in CLOSING}
 

@@ -1,0 +1,1 @@
+"""Grammars of libraries that import torch, behind ``core.grammar``."""

@@ -1,0 +1,130 @@
+"""Which JSON schemas xgrammar (0.2.8) enforces. It ignores the keywords that it does not know, and
+those next to one that it takes instead of them; such schemas are refused here."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from setpoint.core.errors import RequestError
+from setpoint.core.shown import shown
+from setpoint.grammar.schema import FORMATS, checked_schema, lists_all, schemas_in
+
+_ANNOTATIONS = frozenset(
+    (
+        *("$schema", "$id", "$comment", "$defs", "definitions", "title", "description"),
+        *("default", "examples", "deprecated", "readOnly", "writeOnly"),
+    )
+)
+_ENFORCED = frozenset(
+    (
+        *("type", "enum", "const", "anyOf", "allOf", "$ref"),
+        *("properties", "required", "additionalProperties", "minProperties", "maxProperties"),
+        *("items", "prefixItems", "minItems", "maxItems"),
+        *("minLength", "maxLength", "pattern", "format"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    )
+)
+_FORMATS = FORMATS - {"ipv4", "unknown"}
+"""The formats that are passed on. xgrammar lets through leading zeros in ipv4, which is refused."""
+
+_ALONE = ("$ref", "const", "enum", "anyOf", "allOf")
+"""Keywords next to which xgrammar ignores all others."""
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "null": (type(None),),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+}
+
+
+_NO_ANCHOR = re.compile(r"(?<!\\)(?:\\\\)*(\\[ABGZz])")
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
+_UNESCAPED = re.compile(r'["]|\\\\|\\x|\\u00|\\c')
+
+
+def check_expression(regex: str) -> None:
+    """Raise RequestError (400) for what xgrammar ignores or takes as letters in an expression."""
+    if found := _NO_ANCHOR.search(regex) or _LOOK_AROUND.search(regex):
+        raise RequestError(
+            f"xgrammar does not support {found[found.lastindex or 0]} in expressions"
+        )
+
+
+def enforced_schema(schema: Any) -> dict[str, Any]:
+    """The schema as an object, changed in place: without formats that have no effect, and with
+    objects that have only the listed properties, as for llguidance. Raises RequestError (400) that
+    names what would be ignored."""
+    schema = checked_schema(schema)
+    for each in schemas_in(schema):
+        _prepare(each)
+    return schema
+
+
+def _prepare(schema: dict[str, Any]) -> None:
+    if schema.get("uniqueItems") is False:
+        del schema["uniqueItems"]
+    if schema.get("format") == "ipv4":
+        raise RequestError("xgrammar does not enforce format ipv4")
+    if "format" in schema and schema["format"] not in _FORMATS:
+        del schema["format"]
+    keys = schema.keys() - _ANNOTATIONS
+    if unknown := sorted(keys - _ENFORCED):
+        raise RequestError(f"xgrammar does not enforce {', '.join(unknown)}")
+    if "type" in keys and ("const" in keys or "enum" in keys) and _values_have_the_type(schema):
+        keys -= {"type"}
+    for alone in _ALONE:
+        if alone in keys and (ignored := sorted(keys - {alone})):
+            raise RequestError(f"xgrammar ignores {', '.join(ignored)} next to {alone}")
+    if len(schema.get("allOf") or ()) > 1:
+        raise RequestError("xgrammar does not enforce an allOf of several schemas")
+    if "multipleOf" in keys and schema.get("type") != "integer":
+        raise RequestError("xgrammar enforces multipleOf only with the type integer")
+    _check_string(schema)
+    _check_names(schema)
+    if lists_all(schema):
+        schema["additionalProperties"] = False
+
+
+def _check_string(schema: dict[str, Any]) -> None:
+    for first in ("pattern", "format"):
+        ignored = [each for each in ("minLength", "maxLength") if each in schema]
+        if first in schema and ignored:
+            raise RequestError(f"xgrammar ignores {', '.join(ignored)} next to {first}")
+    if "pattern" in schema and "format" in schema:
+        raise RequestError("xgrammar does not enforce pattern and format together")
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        check_expression(pattern)
+        if _UNESCAPED.search(pattern):
+            raise RequestError("xgrammar does not escape quotes and backslashes of a pattern")
+
+
+def _check_names(schema: dict[str, Any]) -> None:
+    reference = schema.get("$ref", "#")
+    if not (isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))):
+        raise RequestError(f"xgrammar does not follow the reference {shown(str(reference))}")
+    required, properties = schema.get("required"), schema.get("properties")
+    if isinstance(required, list):
+        declared = properties if isinstance(properties, dict) else {}
+        missing = [name for name in required if isinstance(name, str) and name not in declared]
+        if missing:
+            raise RequestError(
+                "xgrammar enforces required only for what properties declares, got"
+                f" {shown(missing[0])}"
+            )
+
+
+def _values_have_the_type(schema: dict[str, Any]) -> bool:
+    """Whether ``type`` allows all values of ``enum`` or ``const``, so that it changes nothing."""
+    given = schema["type"]
+    names = given if isinstance(given, list) else [given]
+    values = schema["enum"] if "enum" in schema else [schema["const"]]
+    if not isinstance(values, list) or not all(isinstance(name, str) for name in names):
+        return False
+    types = {each for name in names for each in _TYPES.get(name, ())}
+    return all(type(value) in types for value in values)

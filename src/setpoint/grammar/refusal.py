@@ -1,0 +1,24 @@
+"""The words with which a constraint is refused."""
+
+from __future__ import annotations
+
+import re
+
+from setpoint.core.constraint import Constraint
+from setpoint.core.errors import RequestError
+from setpoint.core.shown import shown
+
+_SHOWN_AS = {"json_schema": "json"}
+
+_LISTING = re.compile(r"\s*\n\s*(\d+ \||<).*", re.DOTALL)
+"""What llguidance writes below an error: lines of the definition, which the client did not write,
+and its own state."""
+
+MAX_WORDS = 1000
+"""Longest reason that a client gets."""
+
+
+def not_compiled(constraint: Constraint, why: str) -> RequestError:
+    name = _SHOWN_AS.get(constraint.kind, constraint.kind)
+    why = _LISTING.sub("", why).strip()
+    return RequestError(f"Failed to compile {name} grammar: {shown(why, MAX_WORDS)}")
