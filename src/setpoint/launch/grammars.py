@@ -67,7 +67,8 @@ def grammar_factory(backend: str, vocabulary: Vocabulary) -> GrammarFactory:
     if backend == "xgrammar":
         from setpoint.engine.grammar.xgrammar_factory import XgrammarFactory
 
-        return XgrammarFactory(vocabulary)
+        factory: GrammarFactory = XgrammarFactory(vocabulary)
+        return factory
     from setpoint.grammar.guidance import GuidanceFactory
 
     return GuidanceFactory(vocabulary)
