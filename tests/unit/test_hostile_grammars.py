@@ -48,6 +48,18 @@ HOSTILE = {
     "ebnf, ambiguous words": {"ebnf": 'start: e\ne: e e e | "a" | "ab" | "b"'},
     "ebnf, left recursion": {"ebnf": 'root ::= a\na ::= b "x" | "y"\nb ::= a | c\nc ::= b | a'},
     "ebnf, nested": {"ebnf": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000},
+    "ebnf, forced without end": {"ebnf": 'start: "x" | "y" A "b"\nA: "b"+'},
+    "tag, forced without end": {
+        "structural_tag": {
+            "type": "structural_tag",
+            "format": {
+                "type": "tag",
+                "begin": "a",
+                "content": {"type": "plus", "content": {"type": "const_string", "value": "b"}},
+                "end": "b",
+            },
+        }
+    },
     "ebnf, lines": {"ebnf": 'root ::= "x"' + "\n" * 200_000},
     "ebnf, rules": {"ebnf": "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(9000))},
     "ebnf, complement": {"ebnf": "start: T\nT: /(?s:.*)/ & ~/(?s:.*)a.{12}b(?s:.*)/"},

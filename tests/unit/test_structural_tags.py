@@ -179,6 +179,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"type": "qwen_xml_parameter", "json_schema": {"properties": 1}}, "needs the schema"),
         (nested(100), "nests formats more than 32 deep"),
         (triggered(triggers=[f"<{n}>" for n in range(300)]), "triggers may have at most 256"),
+        ({"type": "qwen_xml_parameter", "json_schema": {"required": 3}}, "required must be a list"),
         ({"type": "qwen_xml_parameter", "json_schema": MANY}, "more than 8388608 characters"),
     ],
 )

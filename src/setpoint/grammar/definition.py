@@ -13,7 +13,7 @@ from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
 from setpoint.grammar.refusal import not_compiled
 from setpoint.grammar.schema import prepared_schema, read_schema
-from setpoint.grammar.tag_definition import lark_of
+from setpoint.grammar.tag_definition import NO_FORCING, lark_of
 from setpoint.grammar.tags import parsed
 
 _IN_LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.MULTILINE)
@@ -47,10 +47,10 @@ def _json_schema(text: str) -> str:
 def _lark(text: str) -> str:
     """A grammar in Lark's syntax as it is; one in the EBNF of llama.cpp and xgrammar converted."""
     if _IN_LARK.search(text):
-        return text
+        return NO_FORCING + text
     if text.count("::=") > MAX_RULES:
         raise RequestError(f"the grammar has more than {MAX_RULES} rules")
     try:
-        return gbnf_to_lark(text)
+        return NO_FORCING + gbnf_to_lark(text)
     except Exception as error:  # the converter raises its own, IndexError, and others
         raise RequestError(f"the grammar cannot be read ({error})") from None

@@ -23,6 +23,10 @@ from setpoint.grammar.tags import Format
 _ANY = "/(?s:.*)/"
 _SPACE = r"/[ \n\t]{0,16}/"
 
+NO_FORCING = '%llguidance {"no_forcing": true}\n'
+"""First line of every Lark grammar. Without it the library writes down all that must follow before
+it makes a mask, and never returns where text is forced without end: start: A "b" with A: "b"+."""
+
 MAX_CHARS = 8 << 20
 """Longest definition that is written, in characters. What definitions of a schema have in common is
 written for each parameter in the style qwen_xml, so a definition can be much longer than its tag.
@@ -37,7 +41,8 @@ def lark_of(tree: Format, special_tokens: Mapping[str, int], ebnf: Callable[[str
     """
     writer = _Writer(special_tokens, ebnf)
     start = writer.expression(tree)
-    grammars = [{"lark_grammar": "\n".join([f"start: {start}", *writer.rules])}, *writer.grammars]
+    lark = NO_FORCING + "\n".join([f"start: {start}", *writer.rules])
+    grammars = [{"lark_grammar": lark}, *writer.grammars]
     return json.dumps({"grammars": grammars})
 
 
@@ -180,6 +185,10 @@ class _Writer:
         properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
         if not isinstance(schema, dict) or not isinstance(properties, dict):
             raise RequestError("structural_tag: the style qwen_xml needs the schema of an object.")
+        required = schema.get("required", [])
+        if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
+            raise RequestError("structural_tag: required must be a list of strings.")
+        names = set(required)
         definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         space = self._named_terminal(_SPACE)
         parts = []
@@ -193,7 +202,7 @@ class _Writer:
             else:
                 inner = {**definitions, **each} if isinstance(each, dict) else each
                 value = f"{space} {self._json(inner)} {space} {tail}"
-            sign = "" if name in schema.get("required", []) else "?"
+            sign = "" if name in names else "?"
             parts.append(f"({space} {head} {value}){sign}")
         return " ".join([*parts, space])
 
