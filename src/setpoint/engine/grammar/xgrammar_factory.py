@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import xgrammar
 
 from setpoint.core.constraint import Constraint, ConstraintKind
@@ -44,6 +45,15 @@ class Compiled:
     grammar: xgrammar.CompiledGrammar
     possible: Ids
     """[ceil(vocab / 32)] bits of the tokens that a mask may have."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Tokens:
+    """What is made of a tokenizer once."""
+
+    compiler: xgrammar.GrammarCompiler
+    in_json: npt.NDArray[np.uint8]
+    """[vocab] 1 for the tokens that JSON may contain."""
 
 
 class XgrammarGrammar:
@@ -112,24 +122,28 @@ class XgrammarFactory(CachingFactory[Compiled]):
             ),
         )
         self._lock = threading.Lock()
-        self._made: xgrammar.GrammarCompiler | None = None
+        self._made: _Tokens | None = None
 
-    def _compiler(self) -> xgrammar.GrammarCompiler:
+    def _tokens(self) -> _Tokens:
+        """Made by the first grammar: most servers never need it."""
         with self._lock:
             if self._made is None:
                 vocabulary = self._vocabulary
-                tokens = xgrammar.TokenizerInfo(
-                    vocabulary.token_bytes,
+                texts = vocabulary.token_bytes
+                info = xgrammar.TokenizerInfo(
+                    texts,
                     xgrammar.VocabType.RAW,
                     vocab_size=vocabulary.size,
                     stop_token_ids=list(vocabulary.eos_token_ids),
                 )
                 # One thread for each grammar, and no second cache.
-                self._made = xgrammar.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
+                compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+                in_json = np.array([_CONTROL.search(each) is None for each in texts], np.uint8)
+                self._made = _Tokens(compiler, in_json)
             return self._made
 
     def _compile(self, constraint: Constraint) -> Compiled:
-        compiler = self._compiler()
+        compiler = self._tokens().compiler
         try:
             definition = _definition(constraint)
             match constraint.kind:
@@ -158,10 +172,7 @@ class XgrammarFactory(CachingFactory[Compiled]):
         xgrammar lets through where a string has a length."""
         vocabulary = self._vocabulary
         bits = np.zeros(-(-vocabulary.size // 32) * 32, np.uint8)
-        bits[: vocabulary.size] = 1
-        if kind == "json_schema":
-            for token, text in enumerate(vocabulary.token_bytes):
-                bits[token] = _CONTROL.search(text) is None
+        bits[: vocabulary.size] = self._tokens().in_json if kind == "json_schema" else 1
         for name, token in vocabulary.special_tokens.items():
             if token < vocabulary.size:
                 is_spelt = kind == "structural_tag" and json.dumps(name)[1:-1] in definition
