@@ -73,14 +73,14 @@ def _arguments(writing: XmlWriting, schema: Mapping[str, Any]) -> Format | None:
     if schema.keys() - _OF_AN_OBJECT or not isinstance(properties, dict):
         return None
     wanted = schema.get("required", [])
-    if not isinstance(wanted, list) or not set(wanted) <= properties.keys():
+    if not _are_strings(wanted) or not (names := set(wanted)) <= properties.keys():
         return None
     parts: list[Format] = []
     for name, each in properties.items():
         part = _argument(writing, name, each)
         if part is None:
             return None
-        parts.append(part if name in wanted else {"type": "optional", "content": part})
+        parts.append(part if name in names else {"type": "optional", "content": part})
     if len(parts) == 1:
         return parts[0]
     return {"type": "sequence", "elements": parts or [{"type": "const_string", "value": ""}]}
