@@ -36,7 +36,7 @@ def preflight(options: Options) -> None:
         otlp_url(options.otlp_traces_endpoint)
         _check_extra("--enable-trace", "trace", "opentelemetry.sdk.trace", OTLP_MODULE)
     if options.grammar_backend == "xgrammar":
-        # It imports transformers, which its package does not name for every platform.
+        # It imports the two others, and can be installed without them.
         _check_extra(
             "--grammar-backend xgrammar", "xgrammar", "xgrammar", "tvm_ffi", "transformers"
         )
