@@ -39,6 +39,7 @@ TEXT = {"type": "string"}
         ("json_schema", {**TEXT, "pattern": "a", "maxLength": 3}, "ignores maxLength next to"),
         ("json_schema", {**TEXT, "pattern": "(?=a)a"}, "does not support (?= in expressions"),
         ("json_schema", {**TEXT, "pattern": 'a"'}, "does not escape quotes"),
+        ("json_schema", {**TEXT, "pattern": "(.{0,20}){3,20}"}, "at most 100 repetitions"),
         ("json_schema", {**TEXT, "format": "ipv4"}, "format ipv4"),
         ("json_schema", {"type": "object", "required": ["a"]}, "only for what properties declares"),
         ("json_schema", {"$ref": "http://x/y"}, "does not follow the reference http://x/y"),

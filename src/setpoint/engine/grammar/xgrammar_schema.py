@@ -4,6 +4,8 @@ those next to one that it takes instead of them; such schemas are refused here."
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from setpoint.core.errors import RequestError
@@ -45,6 +47,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _NO_ANCHOR = re.compile(r"(?<!\\)(?:\\\\)*(\\[ABGZz])")
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 _UNESCAPED = re.compile(r'["]|\\\\|\\x|\\u00|\\c')
+
+
+_REPEATED = re.compile(r"\{(\d{1,9}),?(\d{1,9})?\}")
+MAX_REPEATED = 100
+"""Most repetitions that the numbers of a pattern make together. With more, xgrammar (between 100
+and 300) lets quotes through that end the string too early."""
 
 
 def check_expression(regex: str) -> None:
@@ -102,6 +110,14 @@ def _check_string(schema: dict[str, Any]) -> None:
         check_expression(pattern)
         if _UNESCAPED.search(pattern):
             raise RequestError("xgrammar does not escape quotes and backslashes of a pattern")
+        if prod(_repetitions(pattern)) > MAX_REPEATED:
+            raise RequestError(f"xgrammar enforces at most {MAX_REPEATED} repetitions in a pattern")
+
+
+def _repetitions(pattern: str) -> Iterator[int]:
+    """The larger number of each ``{m,n}`` in an expression."""
+    for found in _REPEATED.finditer(pattern):
+        yield max(1, *(int(each) for each in found.groups("0")))
 
 
 def _check_names(schema: dict[str, Any]) -> None:
