@@ -49,7 +49,7 @@ _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 _UNESCAPED = re.compile(r'["]|\\\\|\\x|\\u00|\\c')
 
 
-_REPEATED = re.compile(r"\{(\d{1,9}),?(\d{1,9})?\}")
+_REPEATED = re.compile(r"\{(\d+),?(\d+)?\}")
 MAX_REPEATED = 100
 """Most repetitions that the numbers of a pattern make together. With more, xgrammar (between 100
 and 300) lets quotes through that end the string too early."""
