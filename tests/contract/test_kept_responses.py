@@ -63,20 +63,26 @@ def kept(own_id: str, text: str = "", **options: Any) -> KeptResponse:
 
 
 def test_the_least_recently_used_responses_go_first() -> None:
-    store = ResponseStore(max_responses=3, max_bytes=1000)
+    store = ResponseStore(max_responses=3, max_bytes=10_000)
     for name in "abc":
         store.put(kept(name))
     store.get("a")
     store.put(kept("d"))
     assert [name for name in "abcd" if name in store] == ["a", "c", "d"]
-    store.put(kept("e", "x" * 940))
+    store.put(kept("e", "x" * 9_000))
     assert [name for name in "abcde" if name in store] == ["e"]
-    store.put(kept("e", "x" * 10_000))
+    store.put(kept("e", "x" * 11_000))
     assert "e" not in store, "larger than everything together"
 
 
+def test_empty_values_take_memory_too() -> None:
+    store = ResponseStore(max_bytes=1_000_000)
+    store.put(KeptResponse(response={"id": "a", "output": []}, inputs=[{"x": [[]] * 100_000}]))
+    assert "a" not in store, "300 kB of JSON, and megabytes of lists"
+
+
 def test_a_running_response_is_not_dropped() -> None:
-    store = ResponseStore(max_responses=2, max_bytes=1000)
+    store = ResponseStore(max_responses=2, max_bytes=10_000)
     store.put(kept("a", cancel=lambda: None))
     for name in "bcd":
         store.put(kept(name))

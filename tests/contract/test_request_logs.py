@@ -156,7 +156,7 @@ def test_every_sequence_is_a_line_of_figures_in_the_file_of_its_hour(
     async def scenario(server: Any) -> None:
         export = RequestExport(tmp_path, server.service.book, now=now)
         server.service.readers.append(export.finished)
-        sampling = {"max_new_tokens": 3, "n": 2, "top_p": 0.5}
+        sampling = {"max_new_tokens": 3, "n": 2, "top_p": 0.5, "stop": ["secret end"]}
         await server.generate(text="secret words", sampling_params=sampling)
         await server.generate(input_ids=[1, 2], sampling_params={"max_new_tokens": 1})
 

@@ -22,6 +22,12 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 10_000
 """Most lines that wait for a slow disk; further ones are lost and counted."""
 
+CONTENTS = (
+    *("stop", "stop_token_ids", "stop_regex", "logit_bias"),
+    *("json_schema", "regex", "ebnf", "structural_tag"),
+)
+"""The sampling parameters that may hold a client's text or tokens, which no line contains."""
+
 
 class RequestExport:
     """Lines are written by a thread of its own, so that a slow disk holds up nobody. The end of the
@@ -43,7 +49,11 @@ class RequestExport:
         request = output.request
         parameters = {
             "rid": request.rid,
-            "sampling_params": msgspec.to_builtins(request.sampling),
+            "sampling_params": {
+                name: value
+                for name, value in msgspec.to_builtins(request.sampling).items()
+                if name not in CONTENTS
+            },
             "stream": request.stream,
             "return_logprob": request.return_logprob,
             "priority": request.priority,

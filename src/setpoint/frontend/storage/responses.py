@@ -16,7 +16,11 @@ from setpoint.core.shown import shown
 
 MAX_RESPONSES = 10_000
 MAX_BYTES = 256 << 20
-"""Most bytes of all kept responses as JSON, each counted with the whole conversation before it."""
+"""Most memory of all kept responses, estimated from their JSON; each is counted with the whole
+conversation before it."""
+
+BYTES_PER_VALUE = 64
+"""What a list, an object or a string takes in Python beside its content, roughly."""
 
 Item = Mapping[str, Any]
 
@@ -53,7 +57,7 @@ class ResponseStore:
     def put(self, kept: KeptResponse) -> None:
         """Keep a response, or its new state. One that runs in the background is never dropped."""
         own_id = kept.response["id"]
-        num_bytes = len(msgspec.json.encode([kept.response, kept.inputs, kept.earlier]))
+        num_bytes = _memory(msgspec.json.encode([kept.response, kept.inputs, kept.earlier]))
         with self._lock:
             self._drop(own_id)
             self._kept[own_id] = kept, num_bytes
@@ -110,3 +114,8 @@ class ResponseStore:
             self._num_bytes -= num_bytes
             for item in kept.response["output"]:
                 del self._items[item["id"]]
+
+
+def _memory(text: bytes) -> int:
+    """An estimate of the memory of a JSON text's values: an empty list is 3 bytes of text."""
+    return len(text) + BYTES_PER_VALUE * sum(map(text.count, (b",", b"[", b"{")))
