@@ -11,7 +11,7 @@ from setpoint.core.errors import RequestError
 
 ADAPTERS = "LoRA adapters"
 HICACHE = "a cache tier outside the KV pool (HiCache)"
-FROM_DISK = "weights that do not come from a folder; /update_weights_from_disk reads one"
+FROM_DISK = "weights from anywhere but a folder, which /update_weights_from_disk reads"
 REMOTE = "loading weights from another server"
 EXPERTS = "recording which experts tokens go to"
 MISSING = {
@@ -29,14 +29,16 @@ MISSING = {
     "/send_weights_to_remote_instance": REMOTE,
     "/get_remote_instance_transfer_engine_info": REMOTE,
     "/get_weights_by_name": "reading single weights, which are stored repacked",
-    "/weights_checker": "checking weights",
+    "/weights_checker": "checks of weights",
     "/start_expert_distribution_record": EXPERTS,
     "/stop_expert_distribution_record": EXPERTS,
     "/dump_expert_distribution_record": EXPERTS,
     "/pd_role_switch": "separate engines for prefill and decode",
-    "/set_trace_level": "traces that change while it serves; --enable-trace is set at the start",
-    "/slow_down": "slowing the engine down for tests",
+    "/set_trace_level": "traces that change while it serves; start it with --enable-trace",
+    "/slow_down": "a brake for tests",
     "/v1/audio/transcriptions": "audio",
+    "/invocations": "the form of /v1/chat/completions that SageMaker expects",
+    "/vertex_generate": "the form of /generate that Vertex AI expects",
 }
 """Path -> what the server cannot do."""
 
@@ -54,7 +56,7 @@ def install_missing(parent: APIRouter) -> None:
 def _refusing(path: str, what: str) -> Callable[[], Awaitable[Response]]:
     async def refuse() -> Response:
         raise RequestError(
-            f"{path} is not supported by this server yet: it does not have {what}.",
+            f"{path} is not supported by this server yet. It lacks {what}.",
             status_code=501,
             err_type="NotImplementedError",
         )
