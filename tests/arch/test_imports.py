@@ -16,7 +16,8 @@ from package_source import MODULES, ROOT, imports, is_below, top_level_imports
 ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), {"numpy", "msgspec"}),
     "planning": ({"core"}, set()),
-    "observe": ({"core"}, set()),
+    "observe": ({"core"}, {"msgspec"}),
+    "advisor": ({"observe"}, set()),
     "config": ({"core", "planning"}, {"msgspec", "psutil", "yaml"}),
     "checkpoint": ({"core"}, {"numpy", "gguf", "huggingface_hub", "tokenizers"}),
     "ipc": ({"core"}, {"msgspec"}),
@@ -217,6 +218,7 @@ CONTROL_PLANE = (
     "grammar",
     "recording",
     "frontend",
+    "advisor",
     "batch",
     "cli",
     "launch.server",

@@ -1,0 +1,139 @@
+"""What the doctor knows about a server: one shape for every source. Readers fill it, checks read
+it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from setpoint.observe.moments import Moment
+
+
+@dataclass(slots=True, frozen=True)
+class Evidence:
+    """A line of a source, or a sentence with figures that were computed from it."""
+
+    line: int
+    """From 1; 0 for what is not one line of a log."""
+    text: str
+    source: str = ""
+    """Name of the source, if there are several."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What a server said about itself when it started, or in ``/server_info``. None: unknown."""
+
+    engine: Literal["setpoint", "sglang"] | None = None
+    version: str | None = None
+    model: str | None = None
+    device: Literal["gpu", "cpu"] | None = None
+    """Of the ready line: available_gpu_mem or available_cpu_mem."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Server options by field name (max_running_requests, tp_size, …), as they were printed."""
+    max_total_num_tokens: int | None = None
+    """Size of the KV pool in tokens."""
+    max_running_requests: int | None = None
+    """As resolved, which may be less than the option (sglang#30160)."""
+    chunked_prefill_size: int | None = None
+    """-1: prompts are not split."""
+    max_prefill_tokens: int | None = None
+    context_len: int | None = None
+    available_gb: float | None = None
+    """Memory that is free when the server is ready: after weights, KV pool and graphs."""
+    total_gb: float | None = None
+    """Memory of the device."""
+    weights_gb: float | None = None
+    kv_gb: float | None = None
+    graph_gb: float | None = None
+    graph_batch_sizes: list[int] = field(default_factory=list)
+    """Batch sizes that have a captured decode graph."""
+    said: dict[str, Evidence] = field(default_factory=dict)
+    """Name of a field above, or of an option -> the line that says so."""
+
+
+EventKind = Literal[
+    "ready",
+    "retraction",
+    "oom",
+    "traceback",
+    "killed",
+    "watchdog",
+    "leak",
+    "queue-full",
+    "timeout",
+    "aborted",
+    "clipped",
+    "reduced",
+    "flushed",
+    "fallback",
+    "access-error",
+]
+"""retraction: the pool ran out of pages. oom: an allocation failed. killed: the process ended or
+was ended. leak: the accounting of the pool does not add up. queue-full, timeout, aborted: a request
+ended that way. reduced: a limit was lowered at start-up. access-error: an HTTP answer of 500 or
+above."""
+
+
+@dataclass(slots=True)
+class Event:
+    """Something that happened at one time. The first 64 of a kind are kept for each rank; all are
+    counted (``Rank.num_events``)."""
+
+    kind: EventKind
+    at: float | None
+    line: int
+    text: str
+    values: dict[str, float | str] = field(default_factory=dict)
+    """Figures of the message, by name. retraction: num, ratio_before, ratio_after. oom: tried_mib,
+    free_mib, total_mib, where (init, prefill, decode, or unknown)."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """One scheduler: of a tensor-parallel group only the first logs batches, of a data-parallel
+    group every one does."""
+
+    name: str
+    """As in the log's prefix ("DP0 TP0"); "" if there is only one."""
+    moments: list[Moment] = field(default_factory=list)
+    """In the order of time, at most a few thousand: readers merge neighbours of longer sources."""
+    events: list[Event] = field(default_factory=list)
+    num_events: dict[EventKind, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Source:
+    name: str
+    kind: Literal["log", "metrics", "server", "recording", "live"]
+    clock: Literal["timestamps", "estimated", "none"] = "timestamps"
+    """Where times come from. estimated: a log without timestamps, whose times follow from its
+    throughput figures. none: only the order is known."""
+    generation: str = ""
+    """What wrote it, as "SGLang 2024", "SGLang 0.5.23", "Setpoint"."""
+    num_lines: int = 0
+    num_batch_lines: int = 0
+    """Lines that report a batch."""
+    num_understood: int = 0
+    """Batch lines of which every field was read."""
+    unknown_fields: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the user should know about this source: truncation, several servers in one file, a clock
+    that goes backwards."""
+
+
+@dataclass(slots=True)
+class Observations:
+    """One life of one server."""
+
+    sources: list[Source]
+    facts: Facts
+    ranks: list[Rank]
+    ended: bool = False
+    """The source shows the end of the server's life (an orderly or another one)."""
+
+    @property
+    def coverage(self) -> float:
+        """Share of batch lines that were understood; 1 if the sources have none."""
+        total = sum(source.num_batch_lines for source in self.sources)
+        return sum(source.num_understood for source in self.sources) / total if total else 1.0
