@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from setpoint import __version__
-from setpoint.core.errors import ConfigError, SetpointError
+from setpoint.core.errors import ConfigError, SetpointError, SourceError
 
 if TYPE_CHECKING:
     from setpoint.config.commandline import CommandLine
@@ -34,14 +34,14 @@ options:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 for success, 2 for an option that cannot be honoured,
-    1 for every other error of ours."""
+    """Run a command; returns the exit code: 0 for success, 2 for an option that cannot be honoured
+    and for a source that the doctor cannot read, 1 for every other error of ours."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         return _run(arguments)
     except SetpointError as error:
         print(f"setpoint: error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return 2 if isinstance(error, ConfigError | SourceError) else 1
     except KeyboardInterrupt:
         signal.signal(
             signal.SIGINT, signal.SIG_IGN

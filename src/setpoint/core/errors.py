@@ -27,6 +27,11 @@ class OutOfMemoryError(SetpointError):
     with exit code 1."""
 
 
+class SourceError(SetpointError):
+    """A log, file, folder or server that the doctor cannot read: missing, empty, binary, silent, or
+    not about an engine. Ends the command with exit code 2."""
+
+
 class RequestError(SetpointError):
     """A request that is refused or aborted; the server keeps running.
 
