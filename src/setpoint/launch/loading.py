@@ -43,13 +43,10 @@ def load_engine(
     for fallback in loaded.fallbacks:
         observer.on(fallback)
     footprint = runner.footprint(step_tokens=config.step_tokens, context_len=config.context_len)
+    after = min(after, before - loaded.weight_bytes)
     plan = memory_model(
         config, spec, attention=loaded.attention, model_impl=loaded.model_impl
-    ).plan(
-        before,
-        available_after_load=min(after, before - loaded.weight_bytes),
-        footprint=footprint,
-    )
+    ).plan(before, available_after_load=after, footprint=footprint)
     pool = resolve_pool(config, plan.pool_tokens, limited_by=plan.limited_by)
     log_decisions(pool.decisions)
     report("making room for the KV cache")
@@ -58,7 +55,8 @@ def load_engine(
         max_slots=pool.max_running_requests,
         context_len=config.context_len,
     )
-    left = device_bytes(options.device)
+    # A CPU's pages count as taken only when they are first written; the pool will be.
+    left = max(min(device_bytes(options.device), after - plan.kv_bytes), 0)
     _log_memory(runner, plan, options, left)
     if runner.why_eager:
         how = "partly eagerly" if any(way.num_bytes for way in runner.ways) else "eagerly"
