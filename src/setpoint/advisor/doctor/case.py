@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field
+from typing import Any
 
-from setpoint.advisor.doctor.findings import PhaseSpan
+from setpoint.advisor.doctor.findings import Phase, PhaseSpan
+from setpoint.advisor.doctor.limits import AT_BUDGET, Limits, at_budget, binding_limit
+from setpoint.advisor.doctor.load import Load, weigh
 from setpoint.advisor.doctor.observations import Facts, Observations, Rank
+from setpoint.advisor.doctor.phases import MIN_GAP_S, label, running_of, spans
+from setpoint.observe.moments import Moment
+
+MIN_LINES = 5
+MIN_SECONDS = 20.0
+MANY_LINES = 20
+"""This many lines are evidence, however little time they span."""
+PINNED = 0.7
+"""Share of the moments with a queue in which the same number of requests runs, if that number is a
+cap that the source does not name."""
+LINES_PER_MINUTE = 60.0
+"""Batch lines of a minute, if the source has no clock: 40 decode steps take about a second."""
+LOADED: tuple[Phase, ...] = ("steady",)
 
 
 @dataclass(slots=True, frozen=True)
@@ -15,6 +32,22 @@ class Case:
     seen: Observations
     phases: dict[str, list[PhaseSpan]] = field(default_factory=dict)
     """By the name of the rank."""
+    loads: dict[str, Load] = field(default_factory=dict)
+    """Steady phases by the name of the rank."""
+    load: Load = field(default_factory=Load)
+    """Steady phases of all ranks, in the order of time."""
+    decoding: Load = field(default_factory=Load)
+    """Those moments of ``load`` in which requests generated, or all if none did: usage and running
+    requests are judged here, because lines about a prefill show them before their new requests
+    have joined."""
+    limits: Limits = field(default_factory=Limits)
+    slots_named: bool = False
+    """The source names the cap of ``limits.slots``; otherwise it is inferred from requests that
+    stand at one number."""
+    retractions_per_minute: float = 0.0
+    """Of the rank that has most, over its busy time."""
+    num_retractions: int = 0
+    """Of all ranks."""
 
     @property
     def facts(self) -> Facts:
@@ -23,3 +56,156 @@ class Case:
     @property
     def ranks(self) -> list[Rank]:
         return self.seen.ranks
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """A server option by its field name; ``default`` if the source does not tell it."""
+        value = self.facts.options.get(name)
+        return default if value is None else value
+
+    def number(self, name: str) -> float | None:
+        """A server option that is a number, or None."""
+        value = self.facts.options.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return float(value)
+
+    @property
+    def has_load(self) -> bool:
+        """Enough batches under load for a judgement."""
+        if len(self.load) < MIN_LINES:
+            return False
+        if len(self.load) >= MANY_LINES or not self.load.has_clock:
+            return True
+        return self.load.seconds >= MIN_SECONDS
+
+    @property
+    def conservativeness(self) -> float:
+        value = self.number("schedule_conservativeness")
+        return 1.0 if value is None else value
+
+    def queued(self, load: Load | None = None) -> Load:
+        """The part of a load in which requests wait."""
+        return (load or self.decoding).where(lambda moment: bool(moment.queue))
+
+    def share_of(self, limit: str) -> float:
+        """Share of the loaded time in which this limit binds."""
+        return self.load.share(lambda moment: binding_limit(moment, self.limits) == limit)
+
+
+def examine(seen: Observations) -> Case:
+    """The case of these observations."""
+    phases, loads = {}, {}
+    clock = all(source.clock != "none" for source in seen.sources)
+    for rank in seen.ranks:
+        labels = label(rank.moments)
+        ready = [event.at for event in rank.events if event.kind == "ready"]
+        phases[rank.name] = spans(rank.moments, labels, ready[0] if ready else None)
+        loads[rank.name] = _steady(rank.moments, labels, clock)
+    pairs = [
+        pair for load in loads.values() for pair in zip(load.moments, load.weights, strict=True)
+    ]
+    pairs.sort(key=lambda pair: pair[0].at)
+    load = Load(tuple(m for m, _ in pairs), tuple(w for _, w in pairs), clock)
+    decoding = load.where(lambda moment: moment.num_decode > 0)
+    decoding = decoding if len(decoding) >= MIN_LINES else load
+    limits, named = _limits(seen.facts, load, decoding)
+    counts = {rank.name: _retractions(rank) for rank in seen.ranks}
+    return Case(
+        seen=seen,
+        phases=phases,
+        loads=loads,
+        load=load,
+        decoding=decoding,
+        limits=limits,
+        slots_named=named,
+        num_retractions=sum(counts.values()),
+        retractions_per_minute=max(
+            (counts[rank.name] / _busy_minutes(rank, clock) for rank in seen.ranks), default=0.0
+        ),
+    )
+
+
+def _steady(moments: list[Moment], labels: list[Phase], clock: bool) -> Load:
+    weights = weigh(moments, MIN_GAP_S)
+    if not clock or not any(weights):
+        weights = [1.0] * len(moments)
+    kept = [index for index, name in enumerate(labels) if name in LOADED]
+    return Load(tuple(moments[i] for i in kept), tuple(weights[i] for i in kept), clock)
+
+
+def _retractions(rank: Rank) -> int:
+    counted = sum(moment.retractions for moment in rank.moments)
+    return max(counted, rank.num_events.get("retraction", 0))
+
+
+def _busy_minutes(rank: Rank, clock: bool) -> float:
+    """At least half a minute, so that one retraction in a short log is no rate."""
+    if clock:
+        minutes = sum(weigh(rank.moments, MIN_GAP_S)) / 60
+    else:
+        minutes = sum(max(moment.num_decode, 1) for moment in rank.moments) / LINES_PER_MINUTE
+    return max(minutes, 0.5)
+
+
+def _limits(facts: Facts, load: Load, decoding: Load) -> tuple[Limits, bool]:
+    slots, named = _slots(facts, decoding)
+    limits = Limits(slots=slots, prefill_tokens=_prefill_tokens(facts, load))
+    waiting = load.where(lambda moment: bool(moment.queue) and moment.num_prefill > 0)
+    full = waiting.where(lambda moment: at_budget(moment, limits))
+    decodes = sum(1 for moment in load.moments if moment.num_decode and not moment.num_prefill)
+    # Prefill goes before decode: where its batches are always full, few decode steps run between.
+    bound = len(full) >= max(3, 0.6 * len(waiting), 0.5 * decodes)
+    return Limits(limits.slots, limits.prefill_tokens, prefill_bound=bound), named
+
+
+def _slots(facts: Facts, decoding: Load) -> tuple[float | None, bool]:
+    """The cap of running requests of one rank, and whether the source names it."""
+    most = decoding.most(running_of) or 0.0
+    named = facts.max_running_requests
+    option = facts.options.get("max_running_requests")
+    if named is None and isinstance(option, int) and not isinstance(option, bool):
+        parts = facts.options.get("attn_dp_size") or facts.options.get("dp_size") or 1
+        divided = option // parts if isinstance(parts, int) and parts > 0 else option
+        named = divided if most <= divided else option
+    pipeline = facts.options.get("pp_size")
+    if named and isinstance(pipeline, int) and pipeline > 1 and most <= named // pipeline:
+        named //= pipeline
+    if named and most <= 1.05 * named:
+        return float(named), True
+    return _pinned(decoding), False
+
+
+def _pinned(decoding: Load) -> float | None:
+    """The number at which running requests stand still while others wait."""
+    waiting = decoding.where(lambda moment: bool(moment.queue) and moment.num_decode > 0)
+    running = [moment.running for moment in waiting.moments if moment.running is not None]
+    if len(running) < MIN_LINES:
+        return None
+    most = max(running)
+    if most != int(most) or most < 1:
+        return None
+    return most if sum(value == most for value in running) >= PINNED * len(running) else None
+
+
+def _prefill_tokens(facts: Facts, load: Load) -> float | None:
+    """Prompt tokens that one prefill batch may have."""
+    chunk, most = facts.chunked_prefill_size, facts.max_prefill_tokens
+    named = [
+        size
+        for size in (
+            chunk if chunk is not None else facts.options.get("chunked_prefill_size"),
+            most if most is not None else facts.options.get("max_prefill_tokens"),
+        )
+        if isinstance(size, int) and size > 0
+    ]
+    if chunk is not None or len(named) == 2:
+        return float(min(named)) if named else None
+    sizes = [
+        moment.new_tokens / moment.num_prefill for moment in load.moments if moment.num_prefill
+    ]
+    if len(sizes) < MIN_LINES or max(sizes) < 256:
+        return float(min(named)) if named else None
+    # Unnamed: batches that stop at one size show it, because the last prompt is cut there.
+    usual = statistics.mode(sizes)
+    same = sum(size >= AT_BUDGET * usual for size in sizes) >= 0.5 * len(sizes)
+    return usual if usual >= 0.98 * max(sizes) and sizes.count(usual) >= 3 and same else None

@@ -1,0 +1,95 @@
+"""What several checks need to put a finding together: lines to quote, confidence, effects."""
+
+from __future__ import annotations
+
+import math
+
+from setpoint.advisor.doctor.case import Case
+from setpoint.advisor.doctor.equations import StepTime, fit_step_time
+from setpoint.advisor.doctor.findings import Effect
+from setpoint.advisor.doctor.load import Load
+from setpoint.advisor.doctor.observations import Event, EventKind, Evidence
+
+HIGHEST = 0.97
+"""No check is surer than this of what it reads from a log."""
+
+
+def quote(load: Load, count: int = 3) -> tuple[Evidence, ...]:
+    """Some moments of a load, from its whole length."""
+    moments = load.moments
+    if not moments:
+        return ()
+    count = min(count, len(moments))
+    places = sorted({round(i * (len(moments) - 1) / max(count - 1, 1)) for i in range(count)})
+    return tuple(Evidence(moments[place].line, moments[place].text) for place in places)
+
+
+def quote_events(case: Case, kind: EventKind, count: int = 2) -> tuple[Evidence, ...]:
+    found = events(case, kind)
+    places = sorted({round(i * (len(found) - 1) / max(count - 1, 1)) for i in range(count)})
+    return tuple(Evidence(found[place].line, found[place].text) for place in places if found)
+
+
+def events(case: Case, kind: EventKind) -> list[Event]:
+    return [event for rank in case.ranks for event in rank.events if event.kind == kind]
+
+
+def said(case: Case, *names: str) -> tuple[Evidence, ...]:
+    """The line that tells the first of these facts or options that is known."""
+    found = [case.facts.said[name] for name in names if name in case.facts.said]
+    return tuple(found[:1])
+
+
+def confidence(case: Case, share: float, load: Load, best: float = HIGHEST) -> float:
+    """From how much of the time a cause holds (``share``), in how many moments it was seen, and
+    how much of the source was understood."""
+    seen = 1 - math.exp(-len(load) / 6)
+    value = (0.35 + 0.65 * share) * (0.6 + 0.4 * seen) * (0.5 + 0.5 * case.seen.coverage)
+    return round(max(0.05, min(value, best)), 2)
+
+
+def step_time(case: Case) -> StepTime | None:
+    """Time of a decode step by running requests, from the moments of this source that hold no
+    prefill."""
+    return fit_step_time(
+        (moment.running, moment.running / moment.gen_throughput)
+        for moment in case.load.moments
+        if moment.num_decode and not moment.num_prefill and moment.running and moment.gen_throughput
+    )
+
+
+def throughput_effect(case: Case, running: float, growth: float) -> Effect:
+    """Generated tokens per second if ``growth`` times as many requests run together. While reading
+    the weights takes most of a step, throughput grows with the batch; later it saturates. The
+    interval is [1, growth]; this source's own steps say where in it we are, if it has several
+    batch sizes."""
+    growth = max(growth, 1.0)
+    batches = f"{running:.0f} -> {running * growth:.0f} running requests"
+    fitted = step_time(case)
+    if fitted is None:
+        return Effect(
+            "gen throughput",
+            1.0,
+            round((1 + growth) / 2, 2),
+            round(growth, 2),
+            f"{batches}: between no gain and x{growth:.2f}; a middle value, because the source "
+            "shows no second batch size to measure the step time with",
+        )
+    expected = min(max(fitted.gain(running, growth), 1.0), growth)
+    return Effect(
+        "gen throughput",
+        round(1 + 0.5 * (expected - 1), 2),
+        round(expected, 2),
+        round(min(growth, 1 + 1.5 * (expected - 1)), 2),
+        f"{batches} at a step time of {1000 * fitted.base:.1f} ms + "
+        f"{1000 * fitted.per_request:.3f} ms x running, fitted to {fitted.num_points} lines of "
+        "this source",
+    )
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def per_minute(case: Case) -> str:
+    return f"{case.retractions_per_minute:.1f} retractions per minute"

@@ -1,0 +1,139 @@
+"""From observations to a report: all checks, ranked, without contradictions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from setpoint.advisor.doctor.case import Case, examine
+from setpoint.advisor.doctor.checks import CHECKS
+from setpoint.advisor.doctor.findings import Action, Finding, Report, RuledOut
+from setpoint.advisor.doctor.observations import Observations
+
+FATAL = ("server-dead", "pool-leak", "oom-init", "oom-decode", "oom-prefill")
+"""The server ended or its memory is wrong: nothing else matters before that is mended."""
+ADVICE = ("mem-headroom-low", "backend-suboptimal", "parallelism-suboptimal")
+"""Nothing binds because of them."""
+STATES = ("healthy", "not-enough-evidence")
+BINDING = (
+    "client-bound",
+    "seq-cap",
+    "kv-conservative",
+    "kv-optimistic",
+    "kv-full",
+    "prefill-budget",
+    "long-prompt-blocking",
+    "queue-too-long",
+    "graph-miss",
+    "mem-underused",
+    "prefix-miss",
+    "batch-too-large",
+)
+EXPLAINS: dict[str, tuple[str, ...]] = {
+    "mem-underused": ("kv-full", "kv-optimistic", "kv-conservative"),
+    "long-prompt-blocking": ("prefill-budget",),
+    "queue-too-long": ("kv-full",),
+    "graph-miss": ("client-bound",),
+    "batch-too-large": ("client-bound",),
+    "prefix-miss": ("client-bound", "kv-full", "prefill-budget"),
+}
+"""A cause that stands before others which it brings about, or which say less."""
+
+
+def diagnose(seen: Observations) -> Report:
+    """The report about one life of one server. Never raises for what a source may hold."""
+    case = examine(seen)
+    found = [finding for check in CHECKS if (finding := check.find(case)) is not None]
+    states = {finding.cause: finding for finding in found if finding.cause in STATES}
+    findings = without_contradictions(
+        ranked([finding for finding in found if finding.cause not in STATES])
+    )
+    if findings:
+        verdict, summary = findings[0].cause, findings[0].summary
+    elif "healthy" in states:
+        verdict, summary = "healthy", states["healthy"].summary
+    else:
+        verdict, summary = "not-enough-evidence", _too_little(case)
+    return Report(
+        verdict=verdict,
+        summary=summary,
+        findings=findings,
+        coverage=seen.coverage,
+        sources=seen.sources,
+        phases=case.phases,
+        missing=missing(case) if verdict == "not-enough-evidence" else (),
+    )
+
+
+def ranked(findings: list[Finding]) -> list[Finding]:
+    """The binding limit first: what ended the server, then the limit that binds most of the loaded
+    time, then advice, then causes that have no fixed id."""
+
+    def tier(finding: Finding) -> int:
+        for place, causes in enumerate((FATAL, BINDING, ADVICE)):
+            if finding.cause in causes:
+                return place
+        return 3
+
+    def weight(finding: Finding) -> float:
+        return finding.confidence * (1.0 if finding.share is None else finding.share)
+
+    order = sorted(findings, key=lambda finding: (tier(finding), -weight(finding)))
+    for cause, later in EXPLAINS.items():
+        places = {finding.cause: index for index, finding in enumerate(order)}
+        earlier = [places[other] for other in later if other in places]
+        if cause in places and earlier and min(earlier) < places[cause]:
+            order.insert(min(earlier), order.pop(places[cause]))
+    return order
+
+
+def without_contradictions(findings: list[Finding]) -> list[Finding]:
+    """Of findings that ask for opposite changes of one flag, the first stays and names the others
+    among its alternatives."""
+    kept: list[Finding] = []
+    for finding in findings:
+        against = next(
+            (index for index, other in enumerate(kept) if opposed(other.action, finding.action)),
+            None,
+        )
+        if against is None:
+            kept.append(finding)
+            continue
+        why = (
+            f"It would ask for the opposite change of {finding.action.flag}; its confidence is "
+            f"{finding.confidence:.2f}. {finding.summary}"
+        )
+        stays = kept[against]
+        alternatives = tuple(each for each in stays.ruled_out if each.cause != finding.cause)
+        kept[against] = replace(stays, ruled_out=(*alternatives, RuledOut(finding.cause, why)))
+    return kept
+
+
+def opposed(one: Action, other: Action) -> bool:
+    """Whether two actions cannot both be taken."""
+    if one.flag is None or one.flag != other.flag:
+        return False
+    if {one.direction, other.direction} == {"increase", "decrease"}:
+        return True
+    return one.direction == other.direction == "set" and one.value != other.value
+
+
+def _too_little(case: Case) -> str:
+    if not case.seen.ranks or not any(rank.moments for rank in case.ranks):
+        return "The source shows no batch of a server: there is nothing to judge."
+    return (
+        f"The source shows {len(case.load)} moments under steady load"
+        + (f" ({case.load.seconds:.0f} s)" if case.load.has_clock else "")
+        + ": too little to name a limit."
+    )
+
+
+def missing(case: Case) -> tuple[str, ...]:
+    """What would make an answer possible."""
+    wanted = []
+    if not case.has_load:
+        wanted.append("Give a log of at least a minute under the load that matters.")
+    if case.facts.max_running_requests is None or case.facts.max_total_num_tokens is None:
+        wanted.append("Keep the start of the log: its ready line shows caps, pool and free memory.")
+    if case.seen.coverage < 0.8:
+        wanted.append("Give the log as the server wrote it: many batch lines could not be read.")
+    return tuple(wanted)
