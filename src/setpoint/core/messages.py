@@ -98,11 +98,13 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):
-    """A control call, answered by one Reply with the same id. ``name`` is "flush_cache" or
-    "state"."""
+    """A control call, answered by one Reply with the same id. ``name`` is "flush_cache", "state" or
+    "moments"."""
 
     id: int
     name: str
+    since: int = 0
+    """The number of the first moment that is wanted."""
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True):

@@ -92,6 +92,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         decode_log_interval=config.options.decode_log_interval,
         request_times=config.options.enable_request_time_stats_logging,
         metrics=config.options.enable_metrics,
+        epoch=time.time() - clock.now(),
     )
     runner, pool = load_engine(config, spec, job.folder, readers)
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
@@ -131,6 +132,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
             | readers.info()
             | ({} if recording is None else {"recording": recording.info()})
         ),
+        moments=readers.moments.info,
     )
     gc.collect()
     gc.freeze()

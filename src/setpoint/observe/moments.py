@@ -4,6 +4,7 @@ of moments, whatever the source is: a log, ``/metrics``, a recording, or the eng
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -89,7 +90,7 @@ class Moment(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Seconds in turns of the loop, model_s included. The rest of the moment the engine waited for
     requests."""
     quantiles: dict[str, float] = {}
-    """Latencies in seconds, by names as "ttft_p95" or "itl_p50"."""
+    """Latencies in seconds, by names as "ttft_p95", "itl_p50" or "wait_p50" (in the queue)."""
     other: dict[str, float] = {}
     """Fields of a log line that have no place here, by their name in the line."""
 
@@ -137,6 +138,11 @@ def merged(moments: Sequence[Moment]) -> Moment:
         quantiles=_largest(moment.quantiles for moment in moments),
         other=_largest(moment.other for moment in moments),
     )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value that ``share`` of the values, which are in ascending order, do not exceed."""
+    return ordered[min(math.ceil(share * len(ordered)) or 1, len(ordered)) - 1]
 
 
 def _mean(moments: Sequence[Moment], value: Callable[[Moment], float | None]) -> float | None:

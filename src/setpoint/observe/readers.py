@@ -1,5 +1,5 @@
-"""The readers of a serving engine's stream, together: figures, log lines, times of turns, and the
-metrics if they are wanted."""
+"""The readers of a serving engine's stream, together: figures, log lines, times of turns, moments,
+and the metrics if they are wanted."""
 
 from __future__ import annotations
 
@@ -8,21 +8,30 @@ from typing import Any
 from setpoint.observe.engine_metrics import EngineMetrics
 from setpoint.observe.figures import Figures
 from setpoint.observe.logline import LogLines
+from setpoint.observe.moment_keeper import MomentKeeper
 from setpoint.observe.tee import Tee
 from setpoint.observe.turn_times import TurnTimes
 
 
 class EngineReaders(Tee):
     def __init__(
-        self, *, device: str, decode_log_interval: int, request_times: bool, metrics: bool
+        self,
+        *,
+        device: str,
+        decode_log_interval: int,
+        request_times: bool,
+        metrics: bool,
+        epoch: float = 0.0,
     ) -> None:
-        """request_times: log a line for each request that ends."""
+        """request_times: log a line for each request that ends. epoch: when the engine's clock
+        showed 0, in seconds since 1970."""
         self._figures = Figures(decode_log_interval=decode_log_interval)
         self._times = TurnTimes()
+        self.moments = MomentKeeper(epoch=epoch)
         self._metrics = EngineMetrics(self._figures) if metrics else None
         lines = LogLines(self._figures, device=device, request_times=request_times)
         also = () if self._metrics is None else (self._metrics,)
-        super().__init__(self._figures, lines, self._times, *also)
+        super().__init__(self._figures, lines, self._times, self.moments, *also)
 
     def info(self) -> dict[str, Any]:
         """What they add to the answer of a "state" call."""

@@ -108,9 +108,10 @@ class Loop:
         operator: Operator | None = None,
         heartbeat: Callable[[], None] = lambda: None,
         state_info: Callable[[], dict[str, Any]] = dict,
+        moments: Callable[[int], dict[str, Any]] = lambda since: {},
     ) -> None:
-        """``heartbeat`` is called every turn; ``state_info`` adds to the answer of a "state"
-        call."""
+        """``heartbeat`` is called every turn; ``state_info`` adds to the answer of a "state" call;
+        ``moments`` answers a "moments" call."""
         self._scheduler = scheduler
         self._executor = executor
         self._link = link
@@ -120,6 +121,7 @@ class Loop:
         self._operator = operator or NoOperator()
         self._heartbeat = heartbeat
         self._state_info = state_info
+        self._moments = moments
         self._inflight: deque[PendingStep] = deque()
         self._times = _TurnTimes()
         self._stopping = False
@@ -349,6 +351,8 @@ class Loop:
             }
             info = self._state_info() | counts | now
             return Reply(call.id, True, info)
+        if call.name == "moments":
+            return Reply(call.id, True, self._moments(call.since))
         if call.name == "flush_cache":
             flushed = state.can_flush
             num_tokens = state.cache.flush() if flushed else 0

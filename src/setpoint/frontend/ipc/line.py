@@ -138,10 +138,10 @@ class EngineLine:
         carry; then nothing is sent."""
         self._link.send(encode(message))
 
-    async def call(self, name: str, *, timeout_s: float = CALL_TIMEOUT_S) -> Reply:
-        """Make a control call. Raises EngineDeadError if the engine is not ready, dies, or does not
-        answer in time."""
-        return await self._ask(lambda call_id: Call(call_id, name), name, timeout_s)
+    async def call(self, name: str, *, since: int = 0, timeout_s: float = CALL_TIMEOUT_S) -> Reply:
+        """Make a control call (see ``core.messages.Call``). Raises EngineDeadError if the engine is
+        not ready, dies, or does not answer in time."""
+        return await self._ask(lambda call_id: Call(call_id, name, since), name, timeout_s)
 
     async def change(
         self, settings: Settings, options: list[OptionChange], *, by: str, why: str

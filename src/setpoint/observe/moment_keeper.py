@@ -1,0 +1,274 @@
+"""Adds up what an engine does into moments of a second. A reader of the stream of records: some
+additions for each record, and a bounded number of finished moments.
+
+Moments follow one another without gaps. One ends at the first turn of the loop that is a second
+after its beginning, so one with a long step is longer; a time without steps is one moment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from setpoint.core.records import (
+    Continued,
+    Paused,
+    PoolStats,
+    PreparationEnded,
+    PreparationStarted,
+    Record,
+    RequestAdmitted,
+    RequestDone,
+    Retraction,
+    StepDone,
+    Turn,
+    TurnDone,
+)
+from setpoint.core.result import EAGER
+from setpoint.observe.moments import Moment, quantile
+
+KEPT = 600
+"""Finished moments that are kept: ten minutes of a busy engine."""
+MOMENT_S = 1.0
+"""The shortest moment; a time without steps that is longer is a moment of its own."""
+
+
+class MomentKeeper:
+    def __init__(self, *, epoch: float = 0.0, kept: int | None = KEPT) -> None:
+        """epoch: when the engine's clock showed 0, in seconds since 1970. kept: how many finished
+        moments are kept at most; None: all."""
+        self._epoch = epoch
+        self._finished: deque[Moment] = deque(maxlen=kept)
+        self._next = 0
+        """Number of the next moment to be finished; the first one had 0."""
+        self._began = 0.0
+        """Clock seconds of the present moment's beginning, like those below."""
+        self._due = float("-inf")
+        """When the present moment can end; -inf before the first turn."""
+        self._turn_at = 0.0
+        self._rests_from = 0.0
+        """When the latest step was done."""
+        self._sums = _Sums()
+        self._present = _Present()
+        self._takes: dict[type[Record], Callable[[Any], None]] = {
+            Turn: self._turn,
+            StepDone: self._step,
+            TurnDone: self._turn_done,
+            RequestAdmitted: lambda admitted: self._sums.waits.append(admitted.waited_s),
+            RequestDone: lambda done: self._sums.end(done),
+            Retraction: lambda retraction: self._sums.retraction(retraction),
+            PreparationStarted: lambda record: self._present.prepare(1),
+            PreparationEnded: lambda record: self._present.prepare(-1),
+            Paused: lambda pause: self._present.hold(pause.num_running, pause.num_queued),
+            Continued: lambda record: self._present.hold(0, 0),
+        }
+
+    def on(self, record: Record) -> None:
+        # By type, because most records of a step are of no interest here.
+        take = self._takes.get(type(record))
+        if take is not None:
+            take(record)
+
+    def since(self, number: int) -> tuple[int, list[Moment]]:
+        """The finished moments from this number on, and the number of the first of them: a larger
+        one than was asked for if older moments are no longer kept."""
+        finished = self._finished
+        first = max(number, self._next - len(finished))
+        return first, [finished[index - self._next] for index in range(first, self._next)]
+
+    def info(self, number: int) -> dict[str, Any]:
+        """``since`` as the answer to a "moments" call."""
+        first, moments = self.since(number)
+        return {"first": first, "moments": moments}
+
+    def finish(self) -> None:
+        """Finish the present moment after the last record."""
+        if self._sums.num_steps:
+            self._end(max(self._rests_from, self._turn_at))
+
+    def _turn(self, turn: Turn) -> None:
+        self._turn_at = turn.at
+        if turn.at >= self._due:
+            self._advance(turn.at)
+
+    def _step(self, step: StepDone) -> None:
+        self._sums.step(step)
+        self._rests_from = step.finished_at
+        self._present.pool = step.pool
+
+    def _turn_done(self, turn: TurnDone) -> None:
+        self._sums.turn(turn)
+        self._rests_from = max(self._rests_from, self._turn_at + turn.turn_s)
+
+    def _advance(self, at: float) -> None:
+        if self._due > float("-inf"):
+            rests_from = max(self._rests_from, self._due)
+            if self._sums.num_steps and at - rests_from >= MOMENT_S:
+                self._end(rests_from)
+            self._end(at)
+        self._began, self._due = at, at + MOMENT_S
+
+    def _end(self, at: float) -> None:
+        seconds = at - self._began
+        self._finished.append(self._sums.moment(self._epoch + self._began, seconds, self._present))
+        self._next += 1
+        self._began = at
+        self._sums = _Sums()
+
+
+class _Present:
+    """What holds while no step is done: of an engine that is paused or waits for requests."""
+
+    def __init__(self) -> None:
+        self.running = self.queue = self.preparing = 0
+        self.pool: PoolStats | None = None
+        """After the latest step."""
+
+    def hold(self, running: int, queue: int) -> None:
+        self.running, self.queue = running, queue
+
+    def prepare(self, change: int) -> None:
+        self.preparing += change
+
+
+class _Sums:
+    """The present moment. Means are made of it at its end."""
+
+    def __init__(self) -> None:
+        self.num_prefill = self.num_decode = 0
+        self.running = self.running_max = 0
+        self.queue = self.queue_max = 0
+        self.queue_min: int | None = None
+        self.preparing = self.pending_tokens = 0
+        self.usage = self.usage_max = 0.0
+        self.tokens = 0
+        self.new_seqs = self.new_tokens = self.cached_tokens = self.largest_prefill = 0
+        self.output_tokens = 0
+        self.graph_hits = self.graph_misses = self.missed_running = 0
+        self.ratio = 0.0
+        self.refusals: dict[str, int] = {}
+        self.ended: dict[str, int] = {}
+        self.busy_s = self.model_s = 0.0
+        self.waits: list[float] = []
+        """Seconds in the queue before each admission."""
+        self.retractions = self.retracted = 0
+        self.ratio_before = self.ratio_after = 0.0
+        """Of the latest retraction."""
+
+    @property
+    def num_steps(self) -> int:
+        return self.num_prefill + self.num_decode
+
+    def step(self, step: StepDone) -> None:
+        running, queue = step.num_running, step.num_queued
+        if step.num_prefill_rows:
+            self.num_prefill += 1
+            self.new_seqs += step.num_new_seqs
+            self.new_tokens += step.num_new_tokens
+            self.cached_tokens += step.num_cached_tokens
+            self.largest_prefill = max(self.largest_prefill, step.num_new_tokens)
+        else:
+            self.num_decode += 1
+            if step.way == EAGER:
+                self.graph_misses += 1
+                self.missed_running += running
+            else:
+                self.graph_hits += 1
+        self.running += running
+        self.queue += queue
+        if running > self.running_max:
+            self.running_max = running
+        if queue > self.queue_max:
+            self.queue_max = queue
+        if self.queue_min is None or queue < self.queue_min:
+            self.queue_min = queue
+        self.preparing += step.num_preparing
+        self.pending_tokens += step.num_pending_tokens
+        used = step.pool.used
+        self.tokens += used
+        usage = step.pool.usage
+        self.usage += usage
+        if usage > self.usage_max:
+            self.usage_max = usage
+        self.output_tokens += step.num_sampled
+        self.ratio += step.new_token_ratio
+        for reason, count in step.refusals.items():
+            self.refusals[reason] = self.refusals.get(reason, 0) + count
+
+    def turn(self, turn: TurnDone) -> None:
+        self.busy_s += turn.turn_s
+        self.model_s += turn.model_s
+
+    def end(self, done: RequestDone) -> None:
+        status = done.finish.status_code
+        how = done.finish.type if status is None else str(status)
+        self.ended[how] = self.ended.get(how, 0) + 1
+
+    def retraction(self, retraction: Retraction) -> None:
+        self.retractions += 1
+        self.retracted += retraction.num_seqs
+        self.ratio_before, self.ratio_after = retraction.ratio_before, retraction.ratio_after
+
+    def moment(self, at: float, seconds: float, present: _Present) -> Moment:
+        pool = present.pool
+        moment = Moment(
+            at=at,
+            seconds=seconds,
+            ended=self.ended,
+            pool={} if pool is None else _pool(pool),
+            busy_s=self.busy_s,
+            model_s=self.model_s,
+            output_tokens=self.output_tokens,
+            retractions=self.retractions,
+            retracted=self.retracted,
+        )
+        if self.retractions:
+            moment.other = {"ratio_before": self.ratio_before, "ratio_after": self.ratio_after}
+        if self.waits:
+            self.waits.sort()
+            moment.quantiles = {
+                f"wait_p{share}": quantile(self.waits, share / 100) for share in (50, 95)
+            }
+        if self.num_steps:
+            self._fill(moment)
+            return moment
+        moment.running = moment.running_max = float(present.running)
+        moment.queue = moment.queue_min = moment.queue_max = float(present.queue)
+        moment.preparing = float(present.preparing)
+        if pool is not None:
+            moment.usage = moment.usage_max = pool.usage
+            moment.tokens = float(pool.used)
+        moment.gen_throughput = moment.input_throughput = 0.0
+        return moment
+
+    def _fill(self, moment: Moment) -> None:
+        """Of a moment with steps: their means, largest values and sums."""
+        steps, seconds = self.num_steps, max(moment.seconds, 1e-9)
+        moment.num_prefill, moment.num_decode = self.num_prefill, self.num_decode
+        moment.running, moment.running_max = self.running / steps, float(self.running_max)
+        moment.queue, moment.queue_max = self.queue / steps, float(self.queue_max)
+        moment.queue_min = float(self.queue_min or 0)
+        moment.preparing = self.preparing / steps
+        moment.pending_tokens = self.pending_tokens / steps
+        moment.usage, moment.usage_max = self.usage / steps, self.usage_max
+        moment.tokens = self.tokens / steps
+        moment.gen_throughput = self.output_tokens / seconds
+        moment.input_throughput = self.new_tokens / seconds
+        moment.new_seqs, moment.new_tokens = self.new_seqs, self.new_tokens
+        moment.cached_tokens, moment.largest_prefill = self.cached_tokens, self.largest_prefill
+        moment.graph_hits, moment.graph_misses = self.graph_hits, self.graph_misses
+        if self.graph_misses:
+            moment.missed_running = self.missed_running / self.graph_misses
+        moment.new_token_ratio = self.ratio / steps
+        moment.refusals = self.refusals
+
+
+def _pool(pool: PoolStats) -> dict[str, int]:
+    return {
+        "total": pool.total,
+        "free": pool.free,
+        "evictable": pool.evictable,
+        "locked": pool.locked,
+        "held": pool.held,
+    }
