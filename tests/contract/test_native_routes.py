@@ -377,7 +377,7 @@ def test_an_output_that_begins_in_the_reasoning(serve: Serve) -> None:
         body = {"text": "a", "require_reasoning": True, "sampling_params": {"regex": "a"}}
         response = await server.http.post("/generate", json=body)
         assert response.status_code == 400
-        assert "'</think>' is not one token" in response.json()["message"]
+        assert "can write '</think>' in different tokens" in response.json()["message"]
 
     script = [*b"hm</think>ok", EOS_ID]
     engine = FakeEngine(script=lambda request: script, eos_ids=frozenset({EOS_ID}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -36,14 +37,21 @@ TIME = Tool("time")
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
 
-def tokenizer_of(*markers: str) -> Tokenizer:
+def tokenizer_of(*markers: str, special: Sequence[str] = ()) -> Tokenizer:
     """The byte tokenizer, with markers that are one token each."""
     tokenizer = make_byte_tokenizer()
+    tokenizer.add_special_tokens([AddedToken(marker, normalized=False) for marker in special])
     tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in markers])
     return Tokenizer(tokenizer)
 
 
 PLAIN, WITH_MARKERS = tokenizer_of(), tokenizer_of("<think>", "</think>")
+CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+WITH_CHANNELS = tokenizer_of("final", special=CHANNELS)
+HARMONY = (
+    "{% for message in messages %}<|start|>{{ message.role }}<|message|>{{ message.content }}"
+    "<|end|>{% endfor %}<|start|>assistant"
+)
 
 
 def service_of(template: str, tokenizer: Tokenizer, **options: Any) -> Service:
@@ -217,6 +225,30 @@ def test_a_constraint_begins_behind_the_reasoning() -> None:
     assert said(chat, 'hm</think>{"city": "Rome"}') == ('{"city": "Rome"}', "hm", [])
 
 
+def test_with_channels_a_constraint_begins_in_the_last_one() -> None:
+    """No analysis is forced on the model: an answer without one has the channel final, too."""
+    how: dict[str, Any] = {"tokenizer": WITH_CHANNELS, "reasoning_parser": "gpt-oss"}
+    end = WITH_CHANNELS.encode("<|channel|>final<|message|>").tolist()
+    assert prepared(HARMONY, **how).requests[0].constrain_after == ()
+    chat = prepared(HARMONY, sampling={"json_schema": SCHEMA}, **how)
+    assert chat.requests[0].constrain_after == tuple(end)
+    assert prompt_of(chat, WITH_CHANNELS).endswith("<|start|>assistant")
+    answer = '<|channel|>final<|message|>{"city": "Rome"}'
+    assert said(chat, answer) == ('{"city": "Rome"}', "", [])
+    analysed = f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{answer}"
+    assert said(chat, analysed) == ('{"city": "Rome"}', "hm", [])
+
+
+def test_where_the_last_channel_is_open_a_constraint_holds_from_the_start() -> None:
+    chat = prepared(
+        HARMONY + "<|channel|>final<|message|>",
+        tokenizer=WITH_CHANNELS,
+        reasoning_parser="gpt-oss",
+        sampling={"json_schema": SCHEMA},
+    )
+    assert chat.requests[0].constrain_after == ()
+
+
 def test_without_reasoning_a_constraint_holds_from_the_start() -> None:
     how: dict[str, Any] = {"tokenizer": WITH_MARKERS, "sampling": {"json_schema": SCHEMA}}
     for chat in (
@@ -239,8 +271,12 @@ def test_a_client_is_told_of_reasoning_that_cannot_be_turned_off() -> None:
 
 
 def test_a_constraint_needs_a_certain_end_of_the_reasoning() -> None:
-    with pytest.raises(RequestError, match="'</think>' is not one token of this model"):
+    with pytest.raises(RequestError, match="can write '</think>' in different tokens"):
         prepared(QWEN3, reasoning_parser="qwen3", sampling={"regex": "a"})
+    for tokenizer in (PLAIN, tokenizer_of(special=CHANNELS)):
+        how: dict[str, Any] = {"tokenizer": tokenizer, "reasoning_parser": "gpt-oss"}
+        with pytest.raises(RequestError, match="A constraint cannot begin after the reasoning"):
+            prepared(HARMONY, sampling={"regex": "a"}, **how)
 
 
 @pytest.mark.parametrize("tokenizer", [PLAIN, WITH_MARKERS])

@@ -136,17 +136,26 @@ def test_with_ignore_eos_an_output_ends_where_nothing_else_may_follow(backend: s
 
 
 def test_behind_the_reasoning(backend: str) -> None:
-    """Before, everything is allowed but the end; the ids must come in a row."""
+    """Before, everything is allowed but the end; the ids must come in a row. The last of several
+    is the only one allowed where no other is missing."""
     found = grammar(backend=backend, regex="ab", constrain_after=tuple(ids_of("</t>")))
     for token in ids_of("x</</t"):
         assert allowed(found) == set(range(VOCAB_SIZE)) - set(ENDS)
         found.accept(token)
         assert not found.terminated
+    assert allowed(found) == {ord(">")}
     found.accept(ord(">"))
     assert allowed(found) == {ord("a")}
     for token in ids_of("ab"):
         found.accept(token)
     assert found.terminated
+
+
+def test_behind_a_single_token(backend: str) -> None:
+    found = grammar(backend=backend, regex="a", constrain_after=tuple(ids_of("<|im_start|>")))
+    assert allowed(found) == set(range(VOCAB_SIZE)) - set(ENDS)
+    found.accept(*ids_of("<|im_start|>"))
+    assert allowed(found) == {ord("a")}
 
 
 def test_masks_have_no_bits_beyond_the_vocabulary(backend: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from setpoint.core.grammar import Grammar
 from setpoint.core.plan import forbid
 from setpoint.core.request import Ids
@@ -11,7 +13,9 @@ from setpoint.core.request import Ids
 
 class ConstrainedAfter:
     """Allows everything but the end of the output until ``ids`` have occurred consecutively, then
-    what the grammar allows. An output that ended before would not satisfy the constraint."""
+    what the grammar allows. An output that ended before would not satisfy the constraint. Where
+    only the last of several ids is missing, only that one is allowed: gpt-oss may write more into
+    the header of its answer, and the constraint would never begin."""
 
     def __init__(self, grammar: Grammar, ids: Sequence[int], ends: Sequence[int]) -> None:
         """ends: the token ids that end an output."""
@@ -33,8 +37,13 @@ class ConstrainedAfter:
         if self._has_begun:
             self._grammar.fill_mask(words)
             return
-        words[:] = -1
-        forbid(words, self._ends)
+        before, last = self._ids[:-1], self._ids[-1]
+        if before and self._last[-len(before) :] == before:
+            words[:] = 0
+            words.view(np.uint32)[last // 32] = 1 << last % 32
+        else:
+            words[:] = -1
+            forbid(words, self._ends)
 
     @property
     def terminated(self) -> bool:

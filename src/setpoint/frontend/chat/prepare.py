@@ -71,7 +71,7 @@ class Chat:
             thinking = self._reasoning.behind(prompt)
             if thinking.is_expected and sampling.constraint is not None:
                 options = replace(options, constrain_after=self._reasoning.end_ids())
-                if not thinking.starts_inside:
+                if thinking.may_be_skipped:
                     # Without it the model could answer at once, and no constraint would ever begin.
                     written += thinking.opening
                     thinking = thinking.opened()

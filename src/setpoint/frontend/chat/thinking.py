@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from setpoint.core.errors import RequestError
 from setpoint.frontend.chat.formats.registry import reasoning_format
@@ -30,11 +31,14 @@ class Reasoning:
         """The reasoning in the answer to a prompt."""
         form = self.form
         starts_inside = form.starts_inside(prompt.rendered, started=prompt.started)
-        can_switch = bool(form.variable) and self._text.template_reads(form.variable)
-        is_expected = starts_inside or (
-            can_switch
-            and not prompt.started
+        is_on = (
+            bool(form.variable)
+            and self._text.template_reads(form.variable)
             and prompt.variables.get(form.variable) is not False
+        )
+        is_expected = starts_inside or (
+            (is_on or form.always_ends)
+            and not prompt.started
             and not prompt.rendered.rstrip().endswith(form.end)
         )
         return Thinking(self, starts_inside, is_expected)
@@ -42,12 +46,21 @@ class Reasoning:
     def end_ids(self) -> tuple[int, ...]:
         """The token ids after which the answer itself begins. Raises RequestError (400) if they are
         not certain, because the tokenizer writes the end of the reasoning as ordinary text."""
-        if len(self._end) != 1:
+        if not self._is_certain():
             raise RequestError(
-                f"A constraint cannot begin after the reasoning, because {self.form.end!r} is not"
-                " one token of this model. Turn the reasoning off, or remove the constraint."
+                "A constraint cannot begin after the reasoning, because this model can write"
+                f" {self.form.end!r} in different tokens. Turn the reasoning off, or remove the"
+                " constraint."
             )
         return self._end
+
+    def _is_certain(self) -> bool:
+        """Whether ``form.end`` is always the same tokens: one token, or special tokens with at most
+        one token of text between two of them."""
+        is_text = [each not in self._tokenizer.special_ids for each in self._end]
+        return len(self._end) == 1 or not (
+            is_text[0] or is_text[-1] or any(map(all, pairwise(is_text)))
+        )
 
     def num_tokens(self, output: SequenceOutput, *, starts_inside: bool) -> int:
         """How many of an output's tokens are reasoning, its markers included."""
@@ -75,11 +88,16 @@ class Thinking:
     starts_inside: bool
     """Whether the output begins in the reasoning."""
     is_expected: bool
-    """Whether the model reasons before this answer."""
+    """Whether reasoning, or at least the marker of its end, comes before this answer."""
 
     def opened(self) -> Thinking:
         """The same after a prompt that ends with ``opening``."""
         return replace(self, starts_inside=True)
+
+    @property
+    def may_be_skipped(self) -> bool:
+        """Whether the model could answer without ever writing the end of the reasoning."""
+        return not (self.starts_inside or self.reasoning.form.always_ends)
 
     @property
     def opening(self) -> str:

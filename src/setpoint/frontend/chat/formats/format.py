@@ -60,6 +60,11 @@ class ReasoningFormat(Protocol):
         ...
 
     @property
+    def always_ends(self) -> bool:
+        """Whether the model writes ``end`` before every answer, even if it has not reasoned."""
+        ...
+
+    @property
     def variable(self) -> str:
         """The variable of the chat template that turns reasoning on (true) or off (false); empty if
         there is none."""

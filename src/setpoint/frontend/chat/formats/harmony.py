@@ -161,6 +161,7 @@ class HarmonyReasoning:
     needs_special_tokens = True
     begin = f"{_CHANNEL}analysis{_MESSAGE}"
     end = _FINAL
+    always_ends = True
     variable = ""
 
     def starts_inside(self, prompt: str = "", *, started: str = "") -> bool:

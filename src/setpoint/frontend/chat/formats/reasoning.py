@@ -27,6 +27,7 @@ class MarkedReasoning:
     needs_special_tokens: bool = False
     ended_by: tuple[str, ...] = ()
     """Markers of calls, which end the reasoning where the model forgets ``end``."""
+    always_ends: bool = False
 
     def starts_inside(self, prompt: str = "", *, started: str = "") -> bool:
         # Only the end of the prompt counts: a user may write a marker, too.
