@@ -257,6 +257,7 @@ def test_an_error_of_the_engine_has_its_type(serve: Serve, status: int, kind: st
             answer = await server.http.post(MESSAGES, json=BODY | {"stream": stream})
             assert answer.status_code == status
             assert answer.json()["error"] == {"type": kind, "message": "No."}
+            assert answer.headers["request-id"] == server.engine.submitted[-1].rid
 
     serve(scenario, FakeEngine(refuse=lambda request: refuse))
 
@@ -295,6 +296,7 @@ def test_the_key_may_come_in_anthropics_header(serve: Serve) -> None:
         ):
             answer = await server.http.post(MESSAGES, json=BODY, headers=headers)
             assert answer.status_code == status, headers
+            assert answer.headers["request-id"]
             if status == 401:
                 assert answer.json()["error"]["type"] == "authentication_error"
         assert (await server.http.get("/v1/models", headers={"x-api-key": "secret"})).is_success
@@ -308,5 +310,10 @@ def test_unknown_paths_and_methods_are_told_in_anthropics_shape(serve: Serve) ->
         assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
         wrong = await server.http.get(MESSAGES)
         assert (wrong.status_code, wrong.json()["type"]) == (405, "error")
+        refused = await server.http.post(MESSAGES, json={})
+        ids = {answer.headers["request-id"] for answer in (missing, wrong, refused)}
+        assert len(ids) == 3
+        counted = await server.http.post(f"{MESSAGES}/count_tokens", json=BODY)
+        assert counted.headers["request-id"]
 
     serve(scenario)

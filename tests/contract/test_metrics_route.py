@@ -15,10 +15,10 @@ from scraping import OPEN_METRICS, Found, Serve, engine, scrape, value
 from setpoint.core.messages import Finish
 from setpoint.frontend.config import MetricsConfig
 from setpoint.frontend.ipc.line import EngineLine
-from setpoint.observe.catalogue import SERIES
+from setpoint.observe.catalogue import BY_NAME, SERIES
 from setpoint.observe.engine_metrics import EngineMetrics
 from setpoint.observe.figures import Figures
-from setpoint.observe.series import COMMON_LABELS, Kind, Scope
+from setpoint.observe.series import COMMON_LABELS, Histogram, Kind, Scope
 
 
 def test_requests_are_counted_as_their_clients_saw_them(serve: Serve) -> None:
@@ -198,6 +198,27 @@ def test_counters_never_go_back_and_a_dead_engine_leaves_its_last_figures(serve:
             assert value(after, "setpoint:ended_requests_total", how="length") == 4
         old, new = counters(before), counters(after)
         assert all(new[key] >= old[key] for key in old)
+
+    serve(scenario, first, metrics=MetricsConfig())
+
+
+def test_a_histogram_keeps_labels_that_only_an_earlier_engine_had(serve: Serve) -> None:
+    name = "sglang:per_stage_req_latency_seconds"
+    first, infos = engine(), [EngineMetrics(Figures(decode_log_interval=40)).info() for _ in "ab"]
+    observed = Histogram(BY_NAME[name].buckets)
+    observed.observe(0.5, times=3)
+    infos[0]["histograms"][name]["earlier"] = observed.plain()
+    first.metrics = infos[0]
+
+    async def scenario(server: Any) -> None:
+        assert value(await scrape(server), f"{name}_count", stage="earlier") == 3
+        server.line.died("The test ended it.")
+        server.service.engine.attach(EngineLine(engine(metrics=infos[1])))
+        for _ in range(2):
+            found = await scrape(server)
+            assert value(found, "setpoint:engine_starts_total") == 2
+            assert value(found, f"{name}_count", stage="earlier") == 3
+            assert value(found, f"{name}_count", stage="decode_forward") == 0
 
     serve(scenario, first, metrics=MetricsConfig())
 

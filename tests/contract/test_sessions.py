@@ -164,7 +164,7 @@ def test_what_is_under_way_or_failed_cannot_be_gone_on_from(serve: Serve) -> Non
 
 def test_sessions_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
-    monkeypatch.setattr(sessions, "MAX_IDS", 30)
+    monkeypatch.setattr(sessions, "MAX_BYTES", 2000)
 
     async def scenario(server: Any) -> None:
         small = await opened(server, capacity_of_str_len=10)
@@ -173,15 +173,48 @@ def test_sessions_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> 
         assert full.status_code == 400
         assert "capacity_of_str_len is 10" in full.json()["message"]
         large = await opened(server)
-        await ask(server, large, [1] * 18)
-        assert (await post(server, large, [1] * 3)).status_code == 503
+        await ask(server, large, [1] * 150)
+        refused = await post(server, large, [1] * 150)
+        assert refused.status_code == 503
+        assert "take too much memory" in refused.json()["message"]
         await opened(server)
         body = {"capacity_of_str_len": 5}
         assert (await server.http.post("/open_session", json=body)).status_code == 503
         await server.http.post("/close_session", json={"session_id": large})
-        await ask(server, await opened(server), [1] * 18)
+        await ask(server, await opened(server), [1] * 150)
 
     serve(scenario, counting())
+
+
+def test_many_short_requests_with_long_names_are_bounded(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "MAX_BYTES", 20_000)
+
+    async def scenario(server: Any) -> None:
+        session = await opened(server)
+        statuses = [
+            (await post(server, session, [1], own=f"{index:0200}")).status_code
+            for index in range(50)
+        ]
+        assert statuses == sorted(statuses), "200, and from some request on 503"
+        assert 20 < statuses.count(200) < 40
+        await server.http.post("/close_session", json={"session_id": session})
+        await ask(server, await opened(server), [1])
+
+    serve(scenario, counting())
+
+
+def test_requests_under_way_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_BYTES", 20_000)
+    book = sessions.Sessions()
+    params = sessions.SessionParams(book.open(None, capacity=100_000, timeout_s=None))
+    prompt = sessions.np.ones(1000, "i4")
+    turns = [book.turn(params, prompt, rid=str(index)) for index in range(4)]
+    with pytest.raises(sessions.RequestError, match="take too much memory"):
+        book.turn(params, prompt, rid="one more")
+    del turns[0]
+    book.turn(params, prompt, rid="one more")
 
 
 def test_an_idle_session_is_closed() -> None:

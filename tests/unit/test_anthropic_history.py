@@ -22,6 +22,10 @@ def text(content: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": content, **more}
 
 
+def thought(content: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": content, "signature": ""}
+
+
 def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
@@ -45,6 +49,21 @@ def assistant(content: Any) -> dict[str, Any]:
             None,
             [user("a"), assistant("b"), assistant([text("c")]), user("d")],
             [user("a"), assistant("b\nc"), user("d")],
+        ),
+        (
+            None,
+            [
+                user("a"),
+                assistant([thought("One."), text("b")]),
+                assistant("c"),
+                assistant([thought("Two."), CALL]),
+                user([RESULT]),
+            ],
+            [
+                user("a"),
+                assistant("b\nc") | {"reasoning_content": "One.\nTwo.", "tool_calls": [CALLED]},
+                {"role": "tool", "tool_call_id": "toolu_1", "content": ""},
+            ],
         ),
         (
             None,

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from sys import getsizeof
 from weakref import WeakSet
 
 import msgspec
@@ -24,8 +25,11 @@ from setpoint.core.shown import shown
 from setpoint.frontend.jobs import SequenceOutput
 
 MAX_SESSIONS = 1024
-MAX_IDS = 1 << 25
-"""Most token ids that all sessions together may keep: 128 MiB."""
+MAX_BYTES = 128 << 20
+"""Most memory that the requests of all sessions together may take, as ``_memory`` estimates it."""
+REQUEST_BYTES = 400
+"""What a request takes in Python besides its token ids and names: 320 bytes were measured."""
+ID_BYTES = 4
 IDLE_S = 3600.0
 """A session that names no timeout is closed after this many seconds without a request."""
 
@@ -49,6 +53,7 @@ class SessionParams(msgspec.Struct, frozen=True):
 class _Node:
     """A finished request."""
 
+    rid: str
     prompt: Ids
     outputs: Ids
     parent: str | None
@@ -57,6 +62,10 @@ class _Node:
     @property
     def num_ids(self) -> int:
         return len(self.prompt) + len(self.outputs)
+
+    @property
+    def num_bytes(self) -> int:
+        return _memory(self.num_ids, self.rid, self.parent)
 
 
 @dataclass(slots=True)
@@ -68,6 +77,8 @@ class _Session:
     nodes: dict[str, _Node] = field(default_factory=dict)
     """By rid; parents before children."""
     num_ids: int = 0
+    num_bytes: int = 0
+    """Estimated memory of the nodes."""
     turns: WeakSet[Turn] = field(default_factory=WeakSet)
     """Turns that have not ended. Weak, because a job may be dropped before it begins."""
 
@@ -78,7 +89,18 @@ class _Session:
             if node.parent is not None and (node.parent == below or node.parent in gone):
                 gone.add(rid)
         for rid in gone:
-            self.num_ids -= self.nodes.pop(rid).num_ids
+            node = self.nodes.pop(rid)
+            self.num_ids -= node.num_ids
+            self.num_bytes -= node.num_bytes
+
+    def add(self, node: _Node) -> None:
+        self.nodes[node.rid] = node
+        self.num_ids += node.num_ids
+        self.num_bytes += node.num_bytes
+
+    def memory(self) -> int:
+        """Estimated memory of the nodes, and of the turns under way with their prompts."""
+        return self.num_bytes + sum(turn.num_bytes for turn in self.turns)
 
 
 @dataclass(slots=True, frozen=True, eq=False, weakref_slot=True)
@@ -91,6 +113,10 @@ class Turn:
     rid: str
     prompt: Ids
     """The whole prompt."""
+
+    @property
+    def num_bytes(self) -> int:
+        return _memory(len(self.prompt), self.rid, self.params.rid)
 
     def recording(
         self, record: Callable[[SequenceOutput], None]
@@ -163,14 +189,15 @@ class Sessions:
                     f"The session stores {session.num_ids} tokens and would get"
                     f" {len(ids)} more; its capacity_of_str_len is {session.capacity}."
                 )
-            if sum(each.num_ids for each in self._sessions.values()) + len(ids) > MAX_IDS:
+            turn = Turn(self, session, params, rid, ids)
+            memory = sum(each.memory() for each in self._sessions.values())
+            if memory + turn.num_bytes > MAX_BYTES:
                 raise RequestError(
-                    "The sessions of this server store too many tokens; close some"
+                    "The sessions of this server take too much memory; close some"
                     " (/close_session).",
                     status_code=503,
                     err_type="ServiceUnavailableError",
                 )
-            turn = Turn(self, session, params, rid, ids)
             session.turns.add(turn)
             return turn
 
@@ -187,9 +214,7 @@ class Sessions:
             if params.replace:
                 session.forget(below=params.rid)
             outputs = np.array(output.output_ids, np.int32)
-            node = _Node(np.array(turn.prompt, np.int32), outputs, params.rid)
-            session.nodes[turn.rid] = node
-            session.num_ids += node.num_ids
+            session.add(_Node(turn.rid, np.array(turn.prompt, np.int32), outputs, params.rid))
 
     def _find(self, session_id: str) -> _Session:
         self._close_idle()
@@ -214,3 +239,9 @@ class Sessions:
         for session_id, session in list(self._sessions.items()):
             if not session.turns and now - session.used_at > session.timeout_s:
                 del self._sessions[session_id]
+
+
+def _memory(num_ids: int, *names: str | None) -> int:
+    """An estimate of the bytes of a request with these names: many short requests take far more
+    than their token ids."""
+    return REQUEST_BYTES + ID_BYTES * num_ids + sum(map(getsizeof, names))

@@ -44,7 +44,7 @@ class ApiKeyMiddleware:
         if refusal is None:
             await self._app(scope, receive, send)
             return
-        response = error_response(self._dialects, scope["path"], refusal)
+        response = error_response(self._dialects, scope, refusal)
         if refusal is _UNAUTHORIZED:
             response.headers["www-authenticate"] = "Bearer"
         await response(scope, receive, send)

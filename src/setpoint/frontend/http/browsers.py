@@ -44,7 +44,7 @@ class LocalOnlyMiddleware:
             " this machine only; see --api-key."
         )
         refusal = Refusal(message=message, status_code=403, err_type="Forbidden")
-        await error_response(self._dialects, scope["path"], refusal)(scope, receive, send)
+        await error_response(self._dialects, scope, refusal)(scope, receive, send)
 
     def _reason(self, scope: Scope) -> str | None:
         """Why the request is refused, or None."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
+from starlette.types import Scope
 
 from setpoint.frontend.http.routes import each_route
 from setpoint.frontend.refusal import Refusal
@@ -39,6 +40,10 @@ class Dialect(ABC):
     @abstractmethod
     def error_body(self, refusal: Refusal) -> Any:
         """The body of the answer to a refused request."""
+
+    def error_headers(self, scope: Scope) -> Mapping[str, str]:
+        """Headers of the answer to a refused request, besides the usual ones."""
+        return {}
 
     @abstractmethod
     def stream_end(self, refusal: Refusal | None) -> bytes:

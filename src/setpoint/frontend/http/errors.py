@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
 from setpoint.core.errors import EngineDeadError, RequestError, SetpointError
 from setpoint.frontend.http.dialect import Dialects
@@ -27,8 +28,11 @@ def json_response(content: Any, *, status_code: int = 200) -> Response:
     )
 
 
-def error_response(dialects: Dialects, path: str, refusal: Refusal) -> Response:
-    return json_response(dialects.error_body(path, refusal), status_code=refusal.status_code)
+def error_response(dialects: Dialects, scope: Scope, refusal: Refusal) -> Response:
+    path = scope["path"]
+    response = json_response(dialects.error_body(path, refusal), status_code=refusal.status_code)
+    response.headers.update(dialects.of(path).error_headers(scope))
+    return response
 
 
 class ErrorHandlers:
@@ -47,7 +51,7 @@ class ErrorHandlers:
         app.add_exception_handler(Exception, self._on_bug)
 
     def _respond(self, request: Request, refusal: Refusal) -> Response:
-        return error_response(self._dialects, request.url.path, refusal)
+        return error_response(self._dialects, request.scope, refusal)
 
     async def _on_refusal(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, SetpointError)

@@ -11,6 +11,8 @@ from setpoint.observe.series import Histogram
 
 Values = dict[str, dict[str, float]]
 """Name of a series -> value of its own label ("" without one) -> value."""
+Histograms = dict[str, dict[str, Histogram]]
+"""The same for histograms."""
 
 
 class EngineFigures:
@@ -24,7 +26,7 @@ class EngineFigures:
         """Its ``EngineMetrics.info``."""
         self._before: Values = {}
         """Counters of the engines before it."""
-        self._past: dict[str, dict[str, Histogram]] = {}
+        self._past: Histograms = {}
         """Histograms of the engines before it."""
         self.gauges: Values = {}
 
@@ -51,18 +53,18 @@ class EngineFigures:
                 of_series[label] = of_series.get(label, 0) + value
         return summed
 
-    def histograms(self) -> dict[str, dict[str, Histogram]]:
+    def histograms(self) -> Histograms:
         """Histograms of all engines together."""
-        summed: dict[str, dict[str, Histogram]] = {}
+        summed = {name: dict(values) for name, values in self._past.items()}
         for name, values in self._latest.get("histograms", {}).items():
+            of_series = summed.setdefault(name, {})
             for label, plain in values.items():
                 histogram = Histogram(BY_NAME[name].buckets)
                 histogram.add(plain)
-                past = self._past.get(name, {}).get(label)
-                if past is not None:
-                    histogram.add(past.plain())
-                summed.setdefault(name, {})[label] = histogram
-        return summed or self._past
+                if label in of_series:
+                    histogram.add(of_series[label].plain())
+                of_series[label] = histogram
+        return summed
 
 
 def _present(ready: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, float]:

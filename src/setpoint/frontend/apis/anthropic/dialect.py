@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -21,8 +21,12 @@ from setpoint.frontend.http.dialect import Dialect
 from setpoint.frontend.http.errors import json_response
 from setpoint.frontend.http.openapi import add_route
 from setpoint.frontend.http.sse import EventStream, cancelled_with_client, named_event
+from setpoint.frontend.intake import new_rid
 from setpoint.frontend.refusal import Refusal
 from setpoint.frontend.service import Service
+
+_REQUEST_ID = "request-id"
+"""The header from which Anthropic's clients take the id that they show with an error."""
 
 
 class AnthropicDialect(Dialect):
@@ -40,17 +44,23 @@ class AnthropicDialect(Dialect):
     def error_body(self, refusal: Refusal) -> dict[str, Any]:
         return error_body(refusal)
 
+    def error_headers(self, scope: Mapping[str, Any]) -> Mapping[str, str]:
+        return {_REQUEST_ID: scope.get("state", {}).get("rid") or f"req_{new_rid()}"}
+
     def stream_end(self, refusal: Refusal | None) -> bytes:
         return stream_end(refusal)
 
     async def create(self, request: Request) -> Response:
         exchange = await self._bodies.read(request, self._api.open)
+        request.state.rid = exchange.rid  # for the answer to an error, too
         response = await self._respond(request, exchange)
-        response.headers["request-id"] = exchange.rid
+        response.headers[_REQUEST_ID] = exchange.rid
         return response
 
     async def count(self, request: Request) -> Response:
-        return json_response(await self._bodies.read(request, self._api.count))
+        response = json_response(await self._bodies.read(request, self._api.count))
+        response.headers[_REQUEST_ID] = f"req_{new_rid()}"
+        return response
 
     async def _respond(self, request: Request, exchange: MessageExchange) -> Response:
         if exchange.is_stream:

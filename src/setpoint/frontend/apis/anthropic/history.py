@@ -117,7 +117,9 @@ def _turn(messages: Sequence[Message]) -> Message:
     for message in messages:
         turn |= message
     # Joined once: a body may have 20,000 messages, and to copy the text for each takes seconds.
-    return turn | {"content": _joined(message["content"] for message in messages)}
+    for key in turn.keys() & {"content", "reasoning_content"}:
+        turn[key] = _joined(message.get(key) for message in messages)
+    return turn
 
 
 def _assistant(blocks: Sequence[Block], known_calls: set[str]) -> Message:
