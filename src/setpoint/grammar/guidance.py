@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -18,7 +19,7 @@ from setpoint.grammar.masks import TOO_MUCH_WORK, MaskBudget, forbid_while_other
 from setpoint.grammar.refusal import not_compiled
 from setpoint.grammar.vocabulary import Vocabulary
 
-LIMITS: dict[str, int] = {
+LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 100_000,
     "step_max_items": 10_000,
     "max_lexer_states": 50_000,

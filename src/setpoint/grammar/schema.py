@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 from setpoint.core.errors import RequestError
 
@@ -107,7 +107,7 @@ def _prepared(schema: Any, *, closes: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
     _check_bounds(schema)
-    kept = {}
+    kept: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _MAPS and isinstance(value, dict):
             kept[key] = {name: _prepared(each, closes=closes) for name, each in value.items()}
@@ -163,7 +163,7 @@ def _check_bounds(schema: dict[str, Any]) -> None:
             )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -1,0 +1,309 @@
+"""Is the doctor right on a real server? Each scene provokes one cause with the default model, the
+doctor reads the log, its advice is followed, and the effect is measured against its prediction.
+
+    python benchmarks/doctor.py [--only seq-cap,kv-full] [--seconds 40] [--name doctor]
+
+A scene starts a server, keeps a number of users busy over HTTP for some time, and asks
+``setpoint doctor`` about the log. Then the advised flag (or the advised number of users) is applied
+to a new server under the same load. Scenes that need a machine with little memory put the server
+into a memory cgroup, and are skipped with the reason where this process may not make one. With
+--name, JSON goes to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from contenders import HttpServer, StartError, free_port
+from doctor_scenes import SCENES, Load, Scene
+from machine import environment, save, versions
+from serving import PACKAGES
+
+WARM_S = 6.0
+"""At the beginning of a load, not measured."""
+CGROUPS = Path("/sys/fs/cgroup/memory")
+
+
+@dataclass(slots=True)
+class Measured:
+    """What the clients saw, and what the log counted, after the first WARM_S seconds."""
+
+    gen_throughput: float
+    """Tokens per second."""
+    input_throughput: float
+    """Prompt tokens per second of requests that got their first token."""
+    ttft_s: float
+    """Median."""
+    itl_s: float
+    """Median time between two chunks."""
+    retractions_per_minute: float
+    running: float
+    """Mean over the decode lines."""
+
+    def figure(self, name: str) -> float | None:
+        """The figure that an effect predicts, by the doctor's name for it."""
+        return {
+            "gen throughput": self.gen_throughput,
+            "input throughput": self.input_throughput,
+            "time to first token": self.ttft_s,
+            "time between tokens": self.itl_s,
+            "retractions per minute": self.retractions_per_minute,
+            "running requests": self.running,
+        }.get(name)
+
+
+@dataclass(slots=True)
+class Run:
+    arguments: list[str]
+    users: int
+    measured: Measured
+    report: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Outcome:
+    scene: str
+    expected: str
+    before: Run
+    after: Run | None = None
+    figure: str | None = None
+    predicted: tuple[float, float, float] | None = None
+    measured: float | None = None
+    why_not: str = ""
+    """Why nothing was changed."""
+
+    @property
+    def is_inside(self) -> bool | None:
+        if self.predicted is None or self.measured is None:
+            return None
+        return self.predicted[0] <= self.measured <= self.predicted[2]
+
+
+class LimitedServer(HttpServer):
+    """``setpoint serve`` with its log in a file, perhaps with little memory."""
+
+    def __init__(self, scene: Scene, arguments: Sequence[str], log: Path) -> None:
+        port = free_port()
+        command = [sys.executable, "-m", "setpoint.cli", "serve", "--port", str(port), *arguments]
+        self._group: Path | None = None
+        if scene.memory_mib is not None:
+            self._group = _group(scene.memory_mib)
+            enter = 'echo $$ > "$0"/cgroup.procs && exec "$@"'
+            command = ["bash", "-c", enter, str(self._group), *command]
+        redirect = ["bash", "-c", 'exec "$@" > "$0" 2>&1', str(log)]
+        super().__init__(scene.name, [*redirect, *command], port=port, environment={})
+
+    def close(self) -> None:
+        super().close()
+        if self._group is not None:
+            self._group.rmdir()
+
+
+def _group(mib: int) -> Path:
+    """A memory cgroup (version 1) below this process's own. Raises StartError."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        own = next(line.split(":", 2)[2] for line in lines if line.split(":")[1] == "memory")
+        group = CGROUPS / own.strip("/") / f"setpoint-doctor-{os.getpid()}"
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(mib << 20))
+    except (OSError, StopIteration) as error:
+        raise StartError(f"no memory cgroup can be made here ({error!r})") from None
+    return group
+
+
+@dataclass(slots=True)
+class Clients:
+    """Users that ask, read the whole answer, and ask again."""
+
+    url: str
+    load: Load
+    chunks_s: list[float] = field(default_factory=list)
+    """Since the beginning, like all times here."""
+    gaps_s: list[float] = field(default_factory=list)
+    firsts: list[tuple[float, float, int]] = field(default_factory=list)
+    """When a first token came, how long it took, and the length of the prompt."""
+    num_asked: int = 0
+
+    async def work(self, users: int, seconds: float) -> None:
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.TCPConnector(limit=0)
+        begin = time.perf_counter()
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            tasks = [asyncio.create_task(self._user(session, begin)) for _ in range(users)]
+            done, _ = await asyncio.wait(tasks, timeout=seconds)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for task in done:
+                task.result()
+
+    async def _user(self, session: aiohttp.ClientSession, begin: float) -> None:
+        while True:
+            body = self.load.body(self.num_asked)
+            self.num_asked += 1
+            sent = last = time.perf_counter()
+            async with session.post(f"{self.url}/generate", json=body) as response:
+                if response.status != 200:
+                    raise RuntimeError((await response.text())[:300])
+                is_first = True
+                async for line in response.content:
+                    if not line.startswith(b"data: {"):
+                        continue
+                    now = time.perf_counter()
+                    if is_first:
+                        self.firsts.append((now - begin, now - sent, self.load.prompt_tokens))
+                    else:
+                        self.gaps_s.append(now - last)
+                    self.chunks_s.append(now - begin)
+                    last, is_first = now, False
+            await asyncio.sleep(self.load.think_s)
+
+    def measured(self, seconds: float, log: str) -> Measured:
+        window = seconds - WARM_S
+        firsts = [first for first in self.firsts if first[0] > WARM_S]
+        running = [
+            float(line.split("#running-req: ")[1].split(",")[0])
+            for line in log.splitlines()
+            if "Decode batch" in line
+        ]
+        return Measured(
+            sum(at > WARM_S for at in self.chunks_s) / window,
+            sum(length for _, _, length in firsts) / window,
+            statistics.median([took for _, took, _ in firsts] or [0.0]),
+            statistics.median(self.gaps_s or [0.0]),
+            log.count("KV cache pool is full. Retract requests.") / (seconds / 60),
+            statistics.fmean(running or [0.0]),
+        )
+
+
+async def play(scene: Scene, arguments: list[str], users: int, seconds: float) -> Run:
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "server.log"
+        server = LimitedServer(scene, arguments, log)
+        try:
+            await server.ready()
+            clients = Clients(server.url, scene.load)
+            await clients.work(users, seconds)
+            # As it is under load: the end of the load is in most logs that people look at.
+            text = log.read_text()
+        finally:
+            server.close()
+        log.write_text(text)
+        command = [sys.executable, "-m", "setpoint.cli", "doctor", str(log), "--json"]
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+        if asked.returncode not in (0, 1):
+            raise RuntimeError(f"setpoint doctor ended with {asked.returncode}: {asked.stderr}")
+        return Run(arguments, users, clients.measured(seconds, text), json.loads(asked.stdout))
+
+
+def advised(scene: Scene, action: Mapping[str, Any], run: Run) -> tuple[list[str], int] | str:
+    """Arguments and users once the advice is followed, or why that is not possible here."""
+    flag, value = action.get("flag"), action.get("value")
+    if flag is None:
+        if scene.expected != "client-bound" or not isinstance(value, int | float):
+            return f"outside the server: {action.get('text', '')}"
+        return run.arguments, max(int(value), run.users + 1)
+    arguments = list(run.arguments)
+    if value is True:
+        return [*arguments, flag], run.users
+    if flag in arguments:
+        arguments[arguments.index(flag) + 1] = str(value)
+        return arguments, run.users
+    return [*arguments, flag, str(value)], run.users
+
+
+async def measure(scene: Scene, seconds: float) -> Outcome:
+    before = await play(scene, list(scene.arguments), scene.users, seconds)
+    outcome = Outcome(scene.name, scene.expected, before)
+    findings = before.report["findings"]
+    if not findings:
+        outcome.why_not = "no finding"
+        return outcome
+    change = advised(scene, findings[0]["action"], before)
+    if isinstance(change, str):
+        outcome.why_not = change
+        return outcome
+    outcome.after = await play(scene, *change, seconds)
+    effect = findings[0].get("effect")
+    if effect:
+        was = before.measured.figure(effect["figure"])
+        now = outcome.after.measured.figure(effect["figure"])
+        outcome.figure = effect["figure"]
+        outcome.predicted = effect["low"], effect["expected"], effect["high"]
+        if was and now is not None:
+            outcome.measured = now / was
+    return outcome
+
+
+def row(outcome: Outcome) -> str:
+    before, report = outcome.before, outcome.before.report
+    action = report["findings"][0]["action"] if report["findings"] else {}
+    advice = f"`{action['flag']} {action['value']}`" if action.get("flag") else outcome.why_not
+    if action and not action.get("flag") and outcome.after is not None:
+        advice = f"{outcome.after.users} users"
+    cells = [
+        f"{outcome.scene}: `{' '.join(before.arguments) or 'no flags'}`, {before.users} users",
+        report["verdict"] + ("" if report["verdict"] == outcome.expected else " (**wrong**)"),
+        advice,
+        outcome.figure or "–",
+        _interval(outcome.predicted),
+        "–" if outcome.measured is None else f"{outcome.measured:.2f}",
+        {None: "–", True: "yes", False: "no"}[outcome.is_inside],
+        "–" if outcome.after is None else outcome.after.report["verdict"],
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _interval(predicted: tuple[float, float, float] | None) -> str:
+    return "–" if predicted is None else "{1:.2f} ({0:.2f} to {2:.2f})".format(*predicted)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="scenes by name, separated by commas")
+    parser.add_argument("--seconds", type=float, default=40.0, help="how long a load lasts")
+    parser.add_argument("--logs", type=Path, help="folder to keep reports in")
+    parser.add_argument("--name", help="keep the figures in benchmarks/results/<date>-<name>.json")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    chosen = [scene for scene in SCENES if not args.only or scene.name in args.only.split(",")]
+    load, outcomes = os.getloadavg()[0], []
+    print(environment(*PACKAGES))
+    print(
+        "| scene | verdict | advice | figure | predicted factor | measured | inside | verdict"
+        " afterwards |\n|---|---|---|---|---|---|---|---|"
+    )
+    for scene in chosen:
+        try:
+            outcomes.append(asyncio.run(measure(scene, args.seconds)))
+        except StartError as error:
+            print(f"| {scene.name} | skipped: {error} | | | | | | |")
+            continue
+        print(row(outcomes[-1]), flush=True)
+    if args.name:
+        figures = {"seconds": args.seconds, "scenes": [asdict(each) for each in outcomes]}
+        print(save(args.results, args.name, figures, packages=versions(*PACKAGES), load=load))
+
+
+if __name__ == "__main__":
+    main()
