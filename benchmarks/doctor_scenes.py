@@ -89,7 +89,7 @@ SCENES = (
         32,
         ("--max-total-tokens", "6000", "--schedule-conservativeness", "0.1"),
     ),
-    Scene("kv-full", "kv-full", Load(400, 64, exact=True), 48, memory_mib=1000),
+    Scene("kv-full", "kv-full", Load(200, 24, exact=True), 48, memory_mib=1000),
     Scene(
         "prefill-budget",
         "prefill-budget",
