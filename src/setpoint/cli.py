@@ -64,6 +64,7 @@ def _run(arguments: list[str]) -> int:
         "batch": _batch,
         "chat": _chat,
         "set": _set,
+        "doctor": _doctor,
         "replay": _replay,
     }
     if command in runs:
@@ -130,6 +131,13 @@ def _replay(arguments: list[str]) -> int:
     from setpoint.recording.command import replay
 
     return replay(line.own)
+
+
+def _doctor(arguments: list[str]) -> int:
+    line, _ = _read("doctor", arguments)
+    from setpoint.advisor.doctor.command import doctor
+
+    return doctor(line.own)
 
 
 def _set(arguments: list[str]) -> int:

@@ -18,6 +18,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "planning": ({"core"}, set()),
     "observe": ({"core"}, {"msgspec"}),
     "advisor": ({"observe"}, set()),
+    "advisor.doctor.report": ({"advisor", "observe"}, {"rich"}),
+    "advisor.doctor.command": ({"advisor", "advisor.doctor.report", "config", "core"}, {"rich"}),
     "config": ({"core", "planning"}, {"msgspec", "psutil", "yaml"}),
     "checkpoint": ({"core"}, {"numpy", "gguf", "huggingface_hub", "tokenizers"}),
     "ipc": ({"core"}, {"msgspec"}),
@@ -189,6 +191,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "cli": (
         {
+            "advisor.doctor.command",
             "batch.command",
             "bench",
             "bench.bare",

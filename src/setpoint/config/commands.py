@@ -17,6 +17,7 @@ from setpoint.config.bench import OURS, OfflineOptions
 from setpoint.config.bench_engine import OneBatchOptions, QualityOptions
 from setpoint.config.bench_serving import ServingOptions
 from setpoint.config.declare import Field, Option, Scalar, declared
+from setpoint.config.doctor_options import DoctorOptions
 from setpoint.config.options import OPTION_FIELDS
 from setpoint.config.sglang_known import KNOWN
 
@@ -276,6 +277,21 @@ REPLAY = Command(
     has_engine=False,
     sglang_flags=frozenset(),
 )
+DOCTOR = Command(
+    name="doctor",
+    summary="name the limit that binds a server, and the option to change",
+    description=(
+        "Read what Setpoint or any SGLang server says about itself, name the limit that binds it,"
+        " with evidence, and say which option to change and what to expect. Exit codes: 0 healthy,"
+        " 1 a limit was found or the evidence is not enough to tell, 2 a source cannot be read."
+    ),
+    arguments="SOURCE [SOURCE ...] [options]",
+    positional="",
+    rest="source",
+    own=DoctorOptions,
+    has_engine=False,
+    sglang_flags=frozenset(),
+)
 ENGINE = Command(
     name="Engine",
     summary="",
@@ -353,6 +369,7 @@ COMMANDS = {
         BATCH,
         CHAT,
         SET,
+        DOCTOR,
         REPLAY,
         BENCH_SERVING,
         BENCH_OFFLINE,

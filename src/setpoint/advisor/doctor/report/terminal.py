@@ -1,0 +1,286 @@
+"""A report in the terminal: the verdict, the number that proves it, what to type, what to expect.
+
+One screen unless everything is asked for. Without colours where the output is no terminal, and in
+plain ASCII where the terminal has nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from setpoint.advisor.doctor.checks.check import Check
+from setpoint.advisor.doctor.findings import Finding, Report
+from setpoint.advisor.doctor.observations import Evidence, Observations
+from setpoint.advisor.doctor.report import plots, wording
+from setpoint.advisor.doctor.report.figures import charts
+
+MAX_LINES = 45
+MAX_WIDTH, MIN_WIDTH = 100, 72
+COMMAND = "bold cyan"
+_LABEL = 9
+"""Columns of the words at the left."""
+_INDENT = 18
+"""Columns of the names in a list."""
+_STAMP = re.compile(r"^\[[^\]]*\] ")
+"""The time and rank with which a line of a log begins; its number says where it is."""
+_HELD = "\ue000"
+"""Stands for a space at which no line ends, while lines are made."""
+
+
+@dataclass(slots=True, frozen=True)
+class Room:
+    """How much of each part is shown."""
+
+    evidence: int
+    ruled_out: int
+    others: int
+    plot_height: int
+    num_plots: int
+    item_lines: int
+    """Lines of the screen for one line of evidence, and for the reason against an alternative."""
+
+
+ALL = Room(evidence=64, ruled_out=64, others=64, plot_height=6, num_plots=64, item_lines=64)
+SCREENS = (
+    Room(evidence=3, ruled_out=5, others=3, plot_height=4, num_plots=4, item_lines=2),
+    Room(evidence=2, ruled_out=4, others=2, plot_height=4, num_plots=4, item_lines=2),
+    Room(evidence=2, ruled_out=4, others=2, plot_height=3, num_plots=4, item_lines=2),
+    Room(evidence=2, ruled_out=3, others=1, plot_height=2, num_plots=4, item_lines=2),
+    Room(evidence=2, ruled_out=3, others=1, plot_height=2, num_plots=4, item_lines=1),
+    Room(evidence=2, ruled_out=2, others=1, plot_height=2, num_plots=2, item_lines=1),
+)
+"""From roomy to tight: the first that fits on one screen is taken."""
+
+
+def width_of(console: Console) -> int:
+    return min(max(console.width, MIN_WIDTH), MAX_WIDTH)
+
+
+def print_report(
+    console: Console,
+    report: Report,
+    seen: Observations,
+    checks: Mapping[str, Check],
+    others: Sequence[Report] = (),
+    *,
+    everything: bool = False,
+) -> None:
+    """``checks``: by cause. ``others``: reports about other lives in the same sources."""
+    for line in report_lines(console, report, seen, checks, others, everything=everything):
+        console.print(line, soft_wrap=True)
+
+
+def report_lines(
+    console: Console,
+    report: Report,
+    seen: Observations,
+    checks: Mapping[str, Check],
+    others: Sequence[Report] = (),
+    *,
+    everything: bool = False,
+) -> list[Text]:
+    """The lines of the screen, none wider than the console."""
+    page = _Page(console, report, seen, checks, others)
+    if everything:
+        return page.lines(ALL)
+    lines: list[Text] = []
+    for room in SCREENS:
+        lines = page.lines(room)
+        if len(lines) <= MAX_LINES:
+            break
+    return lines
+
+
+class _Page:
+    def __init__(
+        self,
+        console: Console,
+        report: Report,
+        seen: Observations,
+        checks: Mapping[str, Check],
+        others: Sequence[Report],
+    ) -> None:
+        self._console = console
+        self._report = report
+        self._seen = seen
+        self._checks = checks
+        self._lives = others
+        self._width = width_of(console)
+        self._charts = charts(report, seen)
+        self._script = plots.ASCII if console.options.ascii_only else plots.UNICODE
+
+    def lines(self, room: Room) -> list[Text]:
+        parts = [
+            self._verdict(),
+            self._action(room),
+            self._drawn(room),
+            self._evidence(room),
+            self._ruled_out(room),
+            self._others(room),
+            self._sources(),
+        ]
+        found: list[Text] = []
+        for part in parts:
+            lines = list(part)
+            if lines and found:
+                found.append(Text())
+            found += lines
+        for line in found:
+            line.rstrip()
+        return found
+
+    @property
+    def _first(self) -> Finding | None:
+        return self._report.findings[0] if self._report.findings else None
+
+    def _verdict(self) -> Iterator[Text]:
+        verdict = self._report.verdict
+        style = {"healthy": "bold green", "not-enough-evidence": "bold yellow"}.get(
+            verdict, "bold red"
+        )
+        check = self._checks.get(verdict)
+        title = check.title if check else verdict
+        first = self._first
+        sure = f"{wording.percent(first.confidence)} sure" if first else ""
+        right = ", ".join(part for part in (verdict, sure) if part)
+        room = self._width - len(title) - len(right)
+        if room >= 2:
+            yield Text(title, style=style) + Text(" " * room) + Text(right, style=plots.FAINT)
+        else:
+            yield from self._wrapped(Text(title, style=style))
+            yield Text(right, style=plots.FAINT)
+        yield from self._wrapped(Text(wording.printable(self._report.summary)))
+
+    def _action(self, room: Room) -> Iterator[Text]:
+        first = self._first
+        if first is None:
+            for missing in self._report.missing:
+                yield from self._labelled("To do", missing)
+            return
+        action = first.action
+        yield from self._labelled("Do", action.text, style="bold")
+        command = wording.typed(action)
+        if command:
+            before = wording.present(action, self._seen.facts)
+            line = Text(command, style=COMMAND)
+            line.append(f"   (now {before})" if before else "", style=plots.FAINT)
+            line.append(f"   {wording.how_to_change(action, self._seen)}", style=plots.FAINT)
+            yield from self._labelled("Type", line)
+        if first.effect is not None:
+            expected = wording.sentence(wording.effect_text(first.effect))
+            yield from self._labelled("Expect", f"{expected} {first.effect.why}")
+        after = {"Risk": first.risk, "Check": first.verify}
+        if room is ALL:
+            after["Wrong if"] = first.falsify
+        for name, text in after.items():
+            if text:
+                yield from self._labelled(name, text)
+        for missing in self._report.missing:
+            yield from self._labelled("Unknown", missing)
+
+    def _drawn(self, room: Room) -> Iterator[Text]:
+        charts = self._charts
+        if charts is None:
+            return
+        half = (self._width - 3) // 2
+        drawn = [
+            plots.plot(figure, charts, width=half, height=room.plot_height, script=self._script)
+            for figure in charts.figures[: room.num_plots]
+        ]
+        for index, (figure, lines) in enumerate(zip(charts.figures, drawn, strict=False)):
+            if charts.phases and index >= len(drawn) - 2:
+                label = plots.label_width(figure) + 1
+                bar = plots.phases(charts, width=half - label, script=self._script)
+                lines.append(Text(" " * label) + bar)
+        for index in range(0, len(drawn), 2):
+            right = drawn[index + 1] if index + 1 < len(drawn) else []
+            for row, line in enumerate(drawn[index]):
+                line.pad_right(half - len(line.plain))
+                yield line + Text("   ") + right[row] if right else line
+        if charts.clock:
+            yield from self._wrapped(Text(charts.clock, style=plots.FAINT))
+
+    def _evidence(self, room: Room) -> Iterator[Text]:
+        evidence = self._first.evidence if self._first else ()
+        if evidence:
+            yield _heading("Evidence", room.evidence, len(evidence))
+        several = len(self._report.sources) > 1
+        for one in _spread(evidence, room.evidence):
+            text = one.text if room is ALL else _STAMP.sub("", one.text)
+            yield from self._item(wording.where(one, several=several), text, room.item_lines)
+
+    def _ruled_out(self, room: Room) -> Iterator[Text]:
+        others = self._first.ruled_out if self._first else ()
+        if others:
+            yield _heading("What it is not", room.ruled_out, len(others))
+        for other in others[: room.ruled_out]:
+            yield from self._item(other.cause, other.why, room.item_lines)
+
+    def _others(self, room: Room) -> Iterator[Text]:
+        others = self._report.findings[1:]
+        if others:
+            yield _heading("Also found", room.others, len(others))
+        for finding in others[: room.others]:
+            yield from self._item(finding.cause, finding.summary, 2)
+            command = wording.typed(finding.action) or finding.action.text
+            yield from self._item("", command, 1, style=COMMAND)
+
+    def _sources(self) -> Iterator[Text]:
+        for note in wording.notes(self._report)[:3]:
+            yield from self._labelled("Note", note)
+        server = wording.about_server(self._seen, self._charts.seconds if self._charts else None)
+        for other in self._lives[:3]:
+            yield from self._labelled("Before", f"{other.verdict}: {other.summary}")
+        sources = self._report.sources
+        read = wording.about_source(sources[0]) if sources else ""
+        if len(sources) > 1:
+            read += f"; and {len(sources) - 1} more"
+        yield from self._labelled("Read", "; ".join(part for part in (read, server) if part))
+        yield from self._labelled(
+            "More", f"--all, --html FILE for large charts, --explain {self._report.verdict}"
+        )
+
+    def _labelled(self, label: str, text: str | Text, style: str = "") -> Iterator[Text]:
+        content = text if isinstance(text, Text) else Text(wording.printable(text), style=style)
+        for index, line in enumerate(self._wrapped(content, self._width - _LABEL)):
+            yield Text(f"{'' if index else label:<{_LABEL}}", style=plots.FAINT) + line
+
+    def _item(self, name: str, text: str, most: int, style: str = "") -> Iterator[Text]:
+        """A name, and its text behind it on at most so many lines."""
+        room = self._width - _INDENT
+        lines = list(self._wrapped(Text(wording.printable(text), style=style), room))
+        if len(lines) > most:
+            lines = lines[:most]
+            lines[-1].truncate(room - 1)
+            lines[-1].append("…" if self._script is plots.UNICODE else "~")
+        for index, line in enumerate(lines):
+            yield Text(f"  {'' if index else name:<{_INDENT - 2}}", style=plots.FAINT) + line
+
+    def _wrapped(self, text: Text, width: int | None = None) -> Iterator[Text]:
+        text.plain = text.plain.replace(" %", f"{_HELD}%")
+        for line in text.wrap(self._console, width or self._width, overflow="fold"):
+            line.rstrip()
+            line.plain = line.plain.replace(_HELD, " ")
+            yield line
+
+
+def _heading(name: str, shown: int, total: int) -> Text:
+    heading = Text(name, style="bold")
+    if shown < total:
+        heading.append(f"  {shown} of {total}", style=plots.FAINT)
+    return heading
+
+
+def _spread(evidence: Sequence[Evidence], count: int) -> list[Evidence]:
+    """As many of them, the first and the last included."""
+    if len(evidence) <= count:
+        return list(evidence)
+    if count == 1:
+        return [evidence[0]]
+    last = len(evidence) - 1
+    return [evidence[round(index * last / (count - 1))] for index in range(count)]

@@ -1,0 +1,170 @@
+"""Words of a report that the terminal and the page share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from setpoint.advisor.doctor.findings import Action, Effect, Report
+from setpoint.advisor.doctor.observations import Evidence, Facts, Observations, Source
+from setpoint.advisor.doctor.report.figures import Charts, Figure, duration
+
+_KINDS = {
+    "log": "log",
+    "metrics": "metrics",
+    "server": "server",
+    "recording": "recording",
+    "live": "live server",
+}
+
+
+def printable(text: str) -> str:
+    """A line of a log as it may be shown: without what steers a terminal or turns the direction of
+    the text."""
+    return "".join(
+        char if char.isprintable() else " " if char in "\t\n\r" else "\ufffd" for char in text
+    )
+
+
+def number(value: float) -> str:
+    """Three or four figures: "1,234", "12.3", "0.43"."""
+    if abs(value) >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """Never rounded up to 100 %."""
+    rounded = round(100 * share)
+    return f"{99 if rounded == 100 and share < 1 else rounded} %"
+
+
+def effect_text(effect: Effect) -> str:
+    """The figure and how it changes: "gen throughput rises by about 70 % (between 30 % and
+    110 %)"."""
+    low, expected, high = sorted((effect.low, effect.expected, effect.high))
+    if expected >= 2:
+        how = f"becomes about {expected:.1f} times what it is (between {low:.1f} and {high:.1f})"
+    elif low >= 1 and expected > 1.005:
+        how = f"rises by about {_gain(expected)} (between {_gain(low)} and {_gain(high)})"
+    elif high <= 1 and expected < 0.995:
+        how = f"falls by about {_gain(expected)} (between {_gain(high)} and {_gain(low)})"
+    else:
+        verb = "changes little" if abs(expected - 1) < 0.005 else f"changes by {_signed(expected)}"
+        how = f"{verb} (between {_signed(low)} and {_signed(high)})"
+    return f"{effect.figure} {how}"
+
+
+def _gain(factor: float) -> str:
+    return f"{abs(round(100 * (factor - 1)))} %"
+
+
+def _signed(factor: float) -> str:
+    change = round(100 * (factor - 1))
+    return f"{'−' if change < 0 else '+'}{abs(change)} %"
+
+
+def typed(action: Action) -> str:
+    """What to put on the command line; "" if the action is no option."""
+    if action.flag is None:
+        return ""
+    if action.value in (None, True):
+        return action.flag
+    return f"{action.flag} {value_text(action.value)}"
+
+
+def value_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def option(flag: str) -> str:
+    """The name of the field that a flag sets."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def present(action: Action, facts: Facts) -> str:
+    """The present value of the option, as the server said it; "" if it is unknown."""
+    if action.flag is None:
+        return ""
+    name = option(action.flag)
+    value = facts.options.get(name)
+    if value is None:
+        value = getattr(facts, name, None)
+    return "" if value is None else value_text(value)
+
+
+def how_to_change(action: Action, seen: Observations) -> str:
+    """How the option gets to the server; "" if the action is no option."""
+    if action.flag is None:
+        return ""
+    if action.live and seen.facts.engine == "setpoint":
+        url = next((source.name for source in seen.sources if "://" in source.name), "URL")
+        change = f"{option(action.flag)}={value_text(action.value)}"
+        return f"without a restart: setpoint set {url} {change}"
+    return "on the server's command line, with a restart"
+
+
+def about_source(source: Source) -> str:
+    """ "server.log: log of SGLang 0.5.23, 12,204 lines, 840 of them about batches"."""
+    of = f" of {printable(source.generation)}" if source.generation else ""
+    text = f"{printable(source.name)}: {_KINDS[source.kind]}{of}"
+    if source.num_lines:
+        text += f", {source.num_lines:,} lines, {source.num_batch_lines:,} of them about batches"
+    return text
+
+
+def about_server(seen: Observations, seconds: float | None) -> str:
+    """Which server was observed, and for how long; "" if nothing is known."""
+    parts = [printable(seen.facts.model)] if seen.facts.model else []
+    if len(seen.ranks) > 1:
+        parts.append(f"{len(seen.ranks)} ranks")
+    if seconds:
+        parts.append(duration(seconds))
+    return ", ".join(parts)
+
+
+def coverage_warning(report: Report) -> str:
+    """ "" if nearly every batch line was understood."""
+    if report.coverage >= 0.95:
+        return ""
+    unknown: dict[str, int] = {}
+    for source in report.sources:
+        for name, count in source.unknown_fields.items():
+            unknown[name] = unknown.get(name, 0) + count
+    names = sorted(unknown, key=lambda name: -unknown[name])[:3]
+    fields = f"; unknown: {', '.join(map(printable, names))}" if names else ""
+    return f"Only {percent(report.coverage)} of the batch lines were fully understood{fields}."
+
+
+def notes(report: Report) -> list[str]:
+    """What the reader should know about the sources."""
+    found = [printable(note) for source in report.sources for note in source.notes]
+    warning = coverage_warning(report)
+    return [*found, warning] if warning else found
+
+
+def factor(value: float) -> str:
+    return f"× {value:.2g}" if value < 10 else f"× {value:.0f}"
+
+
+def of_figure(figure: Figure, charts: Charts) -> str:
+    """ "median 43 %, top 47 %", in the steady phases if there are any."""
+    middle, most = charts.typical(figure)
+    unit = f" {figure.unit}" if figure.unit == "%" else figure.unit
+    if figure.bars:
+        return f"{number(sum(value for line in figure.lines.values() for _, value in line))} in all"
+    if figure.limit is not None:
+        return f"median {number(middle)} of {number(figure.limit)} {figure.limit_name}"
+    return f"median {number(middle)}{unit}, top {number(most)}{unit}"
+
+
+def where(evidence: Evidence, *, several: bool) -> str:
+    """ "line 1,204"; with the source if there are several."""
+    line = f"line {evidence.line:,}" if evidence.line else "computed"
+    return f"{evidence.source} {line}" if several and evidence.source else line
+
+
+def sentence(text: str) -> str:
+    """With a capital letter and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

@@ -1,0 +1,133 @@
+"""Charts: the lines go where the values are, silences stay empty, axes have units."""
+
+from __future__ import annotations
+
+import pytest
+from doctor_report_cases import BEGAN, report, seen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from setpoint.advisor.doctor.findings import Report
+from setpoint.advisor.doctor.observations import Facts, Observations, Rank, Source
+from setpoint.advisor.doctor.report.drawing import chart
+from setpoint.advisor.doctor.report.figures import Charts, charts, duration
+from setpoint.advisor.doctor.report.plots import ASCII, UNICODE, phases, plot
+from setpoint.observe.moments import Moment
+
+
+def drawn(moments: list[Moment], **facts: int) -> Charts:
+    observed = Observations([Source("x", "log")], Facts(**facts), [Rank("", moments)])
+    made = charts(Report("healthy", "", [], 1.0, []), observed)
+    assert made is not None
+    return made
+
+
+def rows(made: Charts, *, width: int = 40, height: int = 4) -> list[str]:
+    lines = plot(made.figures[0], made, width=width, height=height, script=ASCII)
+    return [line.plain for line in lines[1:-1]]
+
+
+def test_a_value_stands_in_its_row() -> None:
+    made = drawn([Moment(at=at, seconds=1, usage=0.02 if at < 50 else 0.99) for at in range(100)])
+    picture = rows(made)
+    assert picture[0].endswith("*" * 10)
+    assert "*" * 10 in picture[-1]
+    assert picture[-1].rstrip().endswith("*"), "the step is connected"
+
+
+def test_a_silence_stays_empty() -> None:
+    times = [*range(20), *range(980, 1000)]
+    picture = rows(drawn([Moment(at=at, seconds=1, usage=0.5) for at in times]))
+    assert "*" + " " * 25 in "".join(picture)
+
+
+def test_the_four_figures_come_first_and_a_far_limit_is_left_out() -> None:
+    made = charts(report(), seen())
+    assert made is not None
+    titles = [figure.title for figure in made.figures]
+    assert titles[:4] == [
+        "KV cache in use",
+        "Running requests",
+        "Waiting requests",
+        "Generated tokens",
+    ]
+    assert made.figures[1].limit == 64
+    far = drawn([Moment(at=at, seconds=1, running=3) for at in range(9)], max_running_requests=4096)
+    assert far.figures[0].limit is None
+    assert far.figures[0].top == 3
+
+
+def test_every_rank_has_a_line() -> None:
+    made = charts(report(), seen(ranks=3))
+    assert made is not None
+    assert set(made.figures[0].lines) == {"DP0 TP0", "DP1 TP0", "DP2 TP0"}
+    assert chart(made.figures[0], made).count("<title>DP") == 3
+
+
+def test_phases_and_evidence_are_marked() -> None:
+    made = charts(report(), seen())
+    assert made is not None
+    assert [span.phase for span in made.phases] == ["ramp", "steady", "drain"]
+    assert made.phases[-1].end == pytest.approx(made.seconds)
+    bar = phases(made, width=60, script=UNICODE).plain
+    assert len(bar) == 60
+    assert "steady" in bar
+    assert set(made.marks) == {61, 121, 180}
+    axis = plot(made.figures[0], made, width=60, height=3, script=UNICODE)[-1].plain
+    assert "▲" in axis
+    assert "5 min" in axis
+    assert sorted(made.marks.values())[0] == pytest.approx(120, abs=5)
+    assert made.begin == BEGAN
+
+
+def test_too_little_to_draw() -> None:
+    nothing = Observations([Source("x", "log")], Facts(), [Rank("", [Moment(at=1.0)])])
+    assert charts(report(), nothing) is None
+
+
+def test_a_source_without_times_says_so() -> None:
+    observed = seen()
+    observed.sources[0].clock = "none"
+    made = charts(report(), observed)
+    assert made is not None
+    assert made.clock == "The log has no times: the axis shows the order of its lines."
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 1e7),
+            st.none() | st.floats(0, 1),
+            st.none() | st.floats(0, 1e6),
+            st.integers(0, 3),
+        ),
+        min_size=2,
+        max_size=30,
+    ),
+    st.integers(20, 60),
+    st.integers(1, 6),
+)
+def test_any_moments_can_be_drawn(
+    values: list[tuple[float, float | None, float | None, int]], width: int, height: int
+) -> None:
+    moments = [
+        Moment(at=at, usage=usage, queue=queue, retractions=count)
+        for at, usage, queue, count in sorted(values, key=lambda value: value[0])
+    ]
+    observed = Observations([Source("x", "log")], Facts(), [Rank("", moments)])
+    made = charts(report(), observed)
+    for figure in made.figures if made else ():
+        for script in (ASCII, UNICODE):
+            lines = plot(figure, made, width=width, height=height, script=script)  # type: ignore[arg-type]
+            assert len(lines) == height + 2
+            assert all(len(line.plain) <= max(width, len(figure.title)) for line in lines)
+        assert "nan" not in chart(figure, made)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(45, "45 s"), (60, "1 min"), (90, "1 min 30 s"), (720, "12 min"), (12_000, "3 h 20 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
