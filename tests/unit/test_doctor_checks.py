@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
-from doctor_cases import decode, prefill, rank, seen
+from typing import Any
+
+import pytest
+from doctor_cases import decode, prefill, rank, retract, seen
 
 from setpoint.advisor.doctor.diagnose import diagnose
+from setpoint.advisor.doctor.findings import Report
+from setpoint.observe.moments import Moment
+
+READY: dict[str, Any] = {
+    "max_running_requests": 2048,
+    "max_total_num_tokens": 100_000,
+    "chunked_prefill_size": 8192,
+    "max_prefill_tokens": 16384,
+}
+
+
+def judge(lines: list[Moment], **facts: Any) -> Report:
+    return diagnose(seen(rank(lines), **{**READY, **facts}))
+
+
+def asked(report: Report) -> tuple[str | None, str | None]:
+    action = report.findings[0].action
+    return action.flag, action.direction
+
+
+def steady(running: int, queue: float, usage: float, count: int = 40) -> list[Moment]:
+    """Decode lines whose figures vary a little, with an admission every few lines."""
+    lines = []
+    for i in range(count):
+        lines.append(decode(running + i * 7 % 11 - 5, max(queue + i * 5 % 9, 0), usage))
+        if i % 4 == 0:
+            lines.append(prefill(1, 300, queue, running - 1, usage))
+    return lines
 
 
 def test_nothing_at_all_is_not_enough_evidence() -> None:
@@ -13,32 +44,263 @@ def test_nothing_at_all_is_not_enough_evidence() -> None:
     assert report.missing
 
 
-def test_an_empty_queue_with_room_is_the_clients_doing() -> None:
-    report = diagnose(seen(rank([decode(12, 0, 0.08) for _ in range(30)])))
-    assert report.verdict == "client-bound"
-    assert report.findings[0].action.flag is None
+def test_a_few_lines_are_not_enough_evidence() -> None:
+    assert judge(steady(100, 50, 0.5, 3)).verdict == "not-enough-evidence"
 
 
-def test_requests_that_stand_at_the_cap_with_room_in_the_pool() -> None:
-    lines = [decode(64, 300 + i % 7, 0.41) for i in range(30)]
-    report = diagnose(seen(rank(lines), max_running_requests=64, max_total_num_tokens=100_000))
-    assert report.verdict == "seq-cap"
-    action = report.findings[0].action
-    assert (action.flag, action.direction) == ("--max-running-requests", "increase")
-    assert 64 < action.value <= 64 * 0.9 / 0.41
+def test_lines_that_could_not_be_read_are_no_evidence() -> None:
+    observations = seen(rank(steady(100, 50, 0.5)), **READY)
+    observations.sources[0].num_understood //= 4
+    report = diagnose(observations)
+    assert (report.verdict, report.findings) == ("not-enough-evidence", [])
 
 
-def test_a_queue_with_room_and_nothing_else_is_the_reserve() -> None:
-    lines = [decode(100 + i % 9, 200 + i % 5, 0.6 + 0.01 * (i % 4)) for i in range(40)]
-    lines += [prefill(1, 300, 200, 100, 0.6) for _ in range(5)]
-    report = diagnose(seen(rank(lines), max_running_requests=2048, chunked_prefill_size=8192))
+class TestClientBound:
+    def test_an_empty_queue_with_room_is_the_clients_doing(self) -> None:
+        report = judge([decode(12, 0, 0.08) for _ in range(30)])
+        assert report.verdict == "client-bound"
+        assert asked(report) == (None, None)
+
+    def test_one_request_after_the_other_too(self) -> None:
+        lines = [prefill(1, 40, 0, 0, 0.0), *(decode(1, 0, 0.01) for _ in range(20))]
+        assert judge(lines).verdict == "client-bound"
+
+    def test_the_end_of_a_benchmark_is_not(self) -> None:
+        full = [decode(200 + i % 3, 300 - 10 * i, 0.95) for i in range(30)]
+        drain = [decode(200 - 5 * i, 0, 0.9 - 0.02 * i) for i in range(39)]
+        assert judge(full + drain).verdict == "healthy"
+
+    def test_a_pool_in_good_use_is_not(self) -> None:
+        assert judge([decode(200 + i % 5, 0, 0.93) for i in range(30)]).verdict == "healthy"
+
+    def test_all_slots_in_use_without_a_queue_are_not(self) -> None:
+        report = judge([decode(64, 0, 0.4) for _ in range(30)], max_running_requests=64)
+        assert report.verdict == "healthy"
+
+
+class TestSeqCap:
+    def test_requests_that_stand_at_the_cap_with_room_in_the_pool(self) -> None:
+        lines = [decode(64, 300 + i % 7, 0.41) for i in range(30)]
+        report = judge(lines, max_running_requests=64)
+        assert report.verdict == "seq-cap"
+        assert asked(report) == ("--max-running-requests", "increase")
+        assert 64 < report.findings[0].action.value <= 64 * 0.9 / 0.41
+
+    def test_a_cap_that_no_line_names(self) -> None:
+        lines = [decode(50, 300 + i % 7, 0.3) for i in range(30)]
+        assert diagnose(seen(rank(lines))).verdict == "seq-cap"
+
+    def test_the_option_holds_for_all_ranks_together(self) -> None:
+        ranks = [rank([decode(32, 90, 0.3) for _ in range(20)], f"DP{i}") for i in range(2)]
+        options = {"max_running_requests": 64, "dp_size": 2}
+        assert diagnose(seen(*ranks, options=options)).verdict == "seq-cap"
+
+    def test_a_cap_at_a_full_pool_costs_nothing(self) -> None:
+        lines = [decode(64, 100 + i % 7, 0.94) for i in range(30)]
+        assert judge(lines, max_running_requests=64).verdict in ("healthy", "kv-full")
+
+    def test_the_schedulers_own_reason_counts(self) -> None:
+        lines = [decode(40, 30, 0.3, refusals={"no_slot": 40, "blocked": 900}) for _ in range(30)]
+        report = diagnose(seen(rank(lines), max_running_requests=40))
+        assert report.verdict == "seq-cap"
+
+
+class TestKvConservative:
+    def test_a_queue_with_room_and_nothing_else_is_the_reserve(self) -> None:
+        report = judge(steady(100, 200, 0.6))
+        assert report.verdict == "kv-conservative"
+        assert asked(report) == ("--schedule-conservativeness", "decrease")
+        assert 0.1 <= report.findings[0].action.value < 0.3
+        assert {each.cause for each in report.findings[0].ruled_out} >= {
+            "seq-cap",
+            "prefill-budget",
+            "kv-full",
+        }
+
+    def test_a_value_that_cannot_go_lower_is_not_lowered(self) -> None:
+        report = judge(steady(100, 200, 0.3), options={"schedule_conservativeness": 0.1})
+        assert report.verdict == "kv-conservative"
+        assert asked(report) == (None, None)
+
+    def test_not_while_the_load_builds_up(self) -> None:
+        ramp = [prefill(8, 8000, 900 - 8 * i, 8 * i, 0.01 * i) for i in range(25)]
+        report = judge(ramp + [decode(200 + i % 4, 700 - i, 0.94) for i in range(40)])
+        assert report.verdict == "healthy"
+
+    def test_not_with_frequent_retractions(self) -> None:
+        lines = [decode(100 + i % 5, 50, 0.84 + 0.03 * (i % 3)) for i in range(60)]
+        report = diagnose(seen(retract(rank(lines), 12), **READY))
+        assert report.verdict == "kv-optimistic"
+
+    def test_not_when_another_pool_is_full(self) -> None:
+        lines = [decode(100 + i % 7, 50, 0.4, other_usage={"swa": 0.99}) for i in range(30)]
+        report = judge(lines)
+        assert report.verdict == "other-pool-full"
+        assert asked(report) == ("--swa-full-tokens-ratio", "increase")
+
+    def test_memory_refused_by_the_scheduler(self) -> None:
+        reasons = {"no_memory": 40, "blocked": 300}
+        lines = [decode(64, 30, 0.5, refusals=reasons) for _ in range(30)]
+        assert diagnose(seen(rank(lines))).verdict == "kv-conservative"
+
+
+class TestKvOptimistic:
+    def test_frequent_retractions_at_a_full_pool(self) -> None:
+        observations = seen(retract(rank(steady(100, 30, 0.97)), 10, 0.84), **READY)
+        report = diagnose(observations)
+        assert report.verdict == "kv-optimistic"
+        assert asked(report) == ("--schedule-conservativeness", "increase")
+        assert report.findings[0].action.value == pytest.approx(0.84 / 0.7, abs=0.01)
+
+    def test_one_a_minute_is_fine(self) -> None:
+        observations = seen(retract(rank(steady(200, 60, 0.95, 120)), 4), **READY)
+        assert diagnose(observations).verdict == "healthy"
+
+    def test_at_the_effective_maximum_the_pool_is_too_small(self) -> None:
+        options = {"schedule_conservativeness": 1.5}
+        observations = seen(retract(rank(steady(100, 30, 0.97)), 10), **READY, options=options)
+        assert diagnose(observations).verdict == "kv-full"
+
+
+class TestKvFull:
+    def test_a_queue_that_grows_at_a_full_pool(self) -> None:
+        lines = [decode(90 + i % 5, 40 + 8 * i, 0.98) for i in range(40)]
+        report = judge(lines, available_gb=5.5)
+        assert report.verdict == "kv-full"
+        assert asked(report) == ("--kv-cache-dtype", "set")
+
+    def test_a_small_batch_behind_which_more_wait(self) -> None:
+        assert judge([decode(20 + i % 2, 70, 0.97) for i in range(30)]).verdict == "kv-full"
+
+    def test_an_option_that_limits_the_pool_is_raised(self) -> None:
+        lines = [decode(20 + i % 2, 70, 0.97) for i in range(30)]
+        report = judge(lines, options={"max_total_tokens": 100_000})
+        assert asked(report) == ("--max-total-tokens", "increase")
+
+    def test_a_moderate_queue_is_healthy(self) -> None:
+        assert judge(steady(230, 300, 0.96)).verdict == "healthy"
+
+    def test_the_queue_of_an_offline_batch_shrinks(self) -> None:
+        lines = [decode(230 + i % 4, 1500 - 30 * i, 0.97) for i in range(45)]
+        assert judge(lines).verdict == "healthy"
+
+
+class TestPrefill:
+    def test_full_batches_of_many_prompts(self) -> None:
+        lines: list[Moment] = []
+        for i in range(20):
+            lines += [prefill(9, 8192, 400 + i, 40, 0.3) for _ in range(3)]
+            lines.append(decode(45 + i % 4, 400, 0.32))
+        report = judge(lines)
+        assert report.verdict == "prefill-budget"
+        assert asked(report) == ("--chunked-prefill-size", "increase")
+
+    def test_the_smaller_budget_is_raised(self) -> None:
+        lines = [prefill(9, 4096, 400, 40 + i % 3, 0.3) for i in range(40)]
+        report = judge(lines, max_prefill_tokens=4096)
+        assert asked(report) == ("--max-prefill-tokens", "increase")
+
+    def test_chunks_of_one_prompt_while_others_wait(self) -> None:
+        lines: list[Moment] = []
+        for i in range(8):
+            lines += [prefill(1, 8192, 12 + i, 6, 0.4) for _ in range(9)]
+            lines += [prefill(7, 1900, 3, 6, 0.45), decode(13, 4, 0.5), decode(11, 5, 0.5)]
+        report = judge(lines)
+        assert report.verdict == "long-prompt-blocking"
+        assert asked(report) == ("--chunked-prefill-size", "increase")
+
+    def test_full_batches_without_a_queue_are_no_limit(self) -> None:
+        lines = [prefill(2, 8192, 0, 40, 0.3) if i % 3 else decode(42, 0, 0.3) for i in range(40)]
+        assert judge(lines).verdict == "client-bound"
+
+
+class TestQueueTooLong:
+    def test_more_than_the_guides_bound(self) -> None:
+        report = judge(steady(230, 5200, 0.96))
+        assert report.verdict == "queue-too-long"
+        assert asked(report) == ("--max-queued-requests", "set")
+
+    def test_the_cap_that_holds_it_up_comes_first(self) -> None:
+        lines = [decode(32, 5200 + i, 0.2) for i in range(30)]
+        report = judge(lines, max_running_requests=32)
+        assert report.verdict == "seq-cap"
+        assert "queue-too-long" in [finding.cause for finding in report.findings]
+
+
+class TestPrefixMiss:
+    @staticmethod
+    def lines(hits: list[int]) -> list[Moment]:
+        lines: list[Moment] = []
+        for i in range(40):
+            cached = hits[i % len(hits)]
+            lines.append(prefill(2, 4000 - cached, 90, 100, 0.93, cached_tokens=cached))
+            lines.append(decode(100 + i % 5, 90, 0.93))
+        return lines
+
+    def test_some_batches_find_their_prefix_and_most_do_not(self) -> None:
+        report = judge(self.lines([3200, 0, 0, 0]), options={"schedule_policy": "fcfs"})
+        assert report.verdict == "prefix-miss"
+        assert (*asked(report), report.findings[0].action.value) == (
+            "--schedule-policy",
+            "set",
+            "lpm",
+        )
+
+    @pytest.mark.parametrize("hits", [[0, 0, 4], [900, 940, 910], [3600, 3500, 3550]])
+    def test_no_sharing_or_the_same_share_everywhere_is_not(self, hits: list[int]) -> None:
+        assert judge(self.lines(hits)).verdict == "healthy"
+
+    def test_not_if_the_policy_sorts_already(self) -> None:
+        report = judge(self.lines([3200, 0, 0, 0]), options={"schedule_policy": "lpm"})
+        assert report.verdict == "healthy"
+
+
+class TestBatchTooLarge:
+    @staticmethod
+    def lines(itl: float) -> list[Moment]:
+        return [
+            decode(n, 5, 0.7, gen_throughput=n / (0.02 + 0.0006 * n), quantiles={"itl_p50": itl})
+            for n in [200, 220, 240, 260, 280, 300] * 5
+        ]
+
+    def test_slow_tokens_of_a_large_batch(self) -> None:
+        report = judge(self.lines(0.17))
+        assert report.verdict == "batch-too-large"
+        assert asked(report) == ("--max-running-requests", "decrease")
+        assert report.findings[0].action.value == pytest.approx((0.1 - 0.02) / 0.0006, rel=0.1)
+
+    def test_never_without_latencies(self) -> None:
+        lines = [decode(300, 0, 0.95, gen_throughput=500) for _ in range(30)]
+        assert judge(lines).verdict == "healthy"
+
+
+class TestOthers:
+    def test_one_rank_waits_while_another_has_room(self) -> None:
+        busy = rank([decode(200 + i % 5, 80, 0.95) for i in range(30)], "DP0")
+        idle = rank([decode(20, 0, 0.1) for _ in range(30)], "DP1")
+        report = diagnose(seen(busy, idle, **READY))
+        assert report.verdict == "rank-imbalance"
+
+    def test_requests_that_wait_for_grammars(self) -> None:
+        lines = [decode(8, 0, 0.1, preparing=24) for _ in range(30)]
+        assert judge(lines).verdict == "grammar-queue"
+
+    def test_a_loop_that_is_busy_outside_the_model(self) -> None:
+        lines = [decode(100 + i % 5, 9, 0.9, busy_s=0.97, model_s=0.3) for i in range(40)]
+        for line in lines:
+            line.seconds = 1.0
+        report = diagnose(seen(rank(lines, gap=1.0), **READY))
+        assert report.verdict == "host-bound"
+
+    def test_an_option_that_makes_admission_wait(self) -> None:
+        lines = [decode(50, 9, 0.4, refusals={"decode_turn": 30}) for _ in range(30)]
+        report = judge(lines, options={"prefill_decode_interval": 16})
+        assert asked(report) == ("--prefill-decode-interval", "decrease")
+
+
+def test_the_limit_that_binds_most_of_the_time_is_the_verdict() -> None:
+    lines = [decode(64, 80, 0.4) for _ in range(15)] + steady(40, 80, 0.5, 60)
+    report = judge(lines, max_running_requests=64)
     assert report.verdict == "kv-conservative"
-    action = report.findings[0].action
-    assert (action.flag, action.direction) == ("--schedule-conservativeness", "decrease")
-    assert 0.1 <= action.value < 0.4
-
-
-def test_the_end_of_a_benchmark_is_not_the_clients_doing() -> None:
-    full = [decode(200 + i % 3, 300 - 10 * i, 0.95) for i in range(30)]
-    drain = [decode(200 - 5 * i, 0, 0.9 - 0.02 * i) for i in range(40)]
-    assert diagnose(seen(rank(full + drain))).verdict != "client-bound"
+    lines = steady(40, 80, 0.5, 15) + [decode(64, 80, 0.4) for _ in range(60)]
+    assert judge(lines, max_running_requests=64).verdict == "seq-cap"

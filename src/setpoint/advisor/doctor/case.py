@@ -13,6 +13,7 @@ from setpoint.advisor.doctor.observations import Facts, Observations, Rank
 from setpoint.advisor.doctor.phases import MIN_GAP_S, label, running_of, spans
 from setpoint.observe.moments import Moment
 
+MIN_COVERAGE = 0.5
 MIN_LINES = 5
 MIN_SECONDS = 20.0
 MANY_LINES = 20
@@ -71,8 +72,8 @@ class Case:
 
     @property
     def has_load(self) -> bool:
-        """Enough batches under load for a judgement."""
-        if len(self.load) < MIN_LINES:
+        """Enough batches under load, read well enough, for a judgement."""
+        if len(self.load) < MIN_LINES or self.seen.coverage < MIN_COVERAGE:
             return False
         if len(self.load) >= MANY_LINES or not self.load.has_clock:
             return True

@@ -29,7 +29,7 @@ BINDING = (
     "batch-too-large",
 )
 EXPLAINS: dict[str, tuple[str, ...]] = {
-    "mem-underused": ("kv-full", "kv-optimistic", "kv-conservative"),
+    "mem-underused": ("kv-full",),
     "long-prompt-blocking": ("prefill-budget",),
     "queue-too-long": ("kv-full",),
     "graph-miss": ("client-bound",),
@@ -37,6 +37,8 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "prefix-miss": ("client-bound", "kv-full", "prefill-budget"),
 }
 """A cause that stands before others which it brings about, or which say less."""
+
+UNEXPLAINED = "Requests wait, and nothing in the source tells why."
 
 
 def diagnose(seen: Observations) -> Report:
@@ -47,12 +49,13 @@ def diagnose(seen: Observations) -> Report:
     findings = without_contradictions(
         ranked([finding for finding in found if finding.cause not in STATES])
     )
+    state = states.get("healthy") or states.get("not-enough-evidence")
     if findings:
         verdict, summary = findings[0].cause, findings[0].summary
-    elif "healthy" in states:
-        verdict, summary = "healthy", states["healthy"].summary
+    elif state is not None:
+        verdict, summary = state.cause, state.summary
     else:
-        verdict, summary = "not-enough-evidence", _too_little(case)
+        verdict, summary = "not-enough-evidence", UNEXPLAINED
     return Report(
         verdict=verdict,
         summary=summary,
@@ -61,6 +64,7 @@ def diagnose(seen: Observations) -> Report:
         sources=seen.sources,
         phases=case.phases,
         missing=missing(case) if verdict == "not-enough-evidence" else (),
+        evidence=() if findings or state is None else state.evidence,
     )
 
 
@@ -115,16 +119,6 @@ def opposed(one: Action, other: Action) -> bool:
     if {one.direction, other.direction} == {"increase", "decrease"}:
         return True
     return one.direction == other.direction == "set" and one.value != other.value
-
-
-def _too_little(case: Case) -> str:
-    if not case.seen.ranks or not any(rank.moments for rank in case.ranks):
-        return "The source shows no batch of a server: there is nothing to judge."
-    return (
-        f"The source shows {len(case.load)} moments under steady load"
-        + (f" ({case.load.seconds:.0f} s)" if case.load.has_clock else "")
-        + ": too little to name a limit."
-    )
 
 
 def missing(case: Case) -> tuple[str, ...]:

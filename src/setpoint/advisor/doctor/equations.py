@@ -15,6 +15,8 @@ MAX_CONSERVATIVENESS = 1.43
 MIN_CONSERVATIVENESS = 0.1
 GOOD_USAGE = 0.93
 """Usage to aim at: the guides call more than 0.9 good, and 1 means retractions."""
+HEADROOM_GB = 8.0
+"""Free memory when the server is ready, above which the guides give the rest to the pool."""
 ACTIVATION_MB_PER_TOKEN = 1.5
 """Memory of activations for each prompt token of a batch, as SGLang's own estimate of
 --mem-fraction-static has it."""
@@ -99,5 +101,33 @@ def fit_step_time(points: Iterable[tuple[float, float]]) -> StepTime | None:
     return StepTime(base, slope, len(kept))
 
 
-def activation_gb(tokens: float) -> float:
-    return tokens * ACTIVATION_MB_PER_TOKEN / 1024
+def queue_limit(running: float) -> int:
+    """The --max-queued-requests at which a request waits about twice as long as it is served
+    (Little's law), within what the guides call a healthy queue."""
+    return rounded(min(max(2 * running, 100.0), 2000.0))
+
+
+def mem_fraction_for(
+    present: float | None, available_gb: float | None, total_gb: float | None
+) -> float | None:
+    """The --mem-fraction-static that leaves 6.5 GB, the middle of the guides' 5 to 8: each GB of
+    the rest is 1 / total of the fraction. None if no memory is to spare, or too little is known."""
+    if available_gb is None or available_gb <= HEADROOM_GB or not total_gb or present is None:
+        return None
+    value = present + (available_gb - 6.5) / total_gb
+    return round(min(value, 0.97), 3) if value > present else None
+
+
+def prefill_size_for(present: float, waiting_tokens: float | None, free_gb: float | None) -> int:
+    """The size of prefill batches that takes the waiting prompts in fewer steps: twice to four
+    times today's, as far as the memory that is free when the server is ready holds their
+    activations and 3 GB remain; a multiple of 256."""
+    factor = 2.0
+    if waiting_tokens is not None and waiting_tokens > 8 * present:
+        factor = 4.0
+    size = min(present * factor, max(32768.0, 2 * present))
+    if free_gb is not None:
+        room = max(free_gb - 3.0, 0.0) * 1024 / ACTIVATION_MB_PER_TOKEN
+        size = min(size, present + room)
+    step = 256 if present >= 256 else 1
+    return max(int(size // step * step), int(present) + step)

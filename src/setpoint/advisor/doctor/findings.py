@@ -88,6 +88,8 @@ class Report:
     sources: list[Source]
     phases: dict[str, list[PhaseSpan]] = field(default_factory=dict)
     """By the name of the rank."""
+    evidence: tuple[Evidence, ...] = ()
+    """Of a verdict that is not the cause of a finding."""
     missing: tuple[str, ...] = ()
     """What a source would have to show for a surer answer; for not-enough-evidence what to do to
     get it."""

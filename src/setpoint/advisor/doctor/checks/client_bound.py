@@ -94,7 +94,7 @@ CHECK = Check(
     equation="requests to keep open = running x 0.9 / usage, at most the cap of running requests "
     "and at most 8 times today's",
     picture="""\
-clients  . . . .          queue            running (room for 256)
-  -> request ->   [                ] ->  [####............................]
-                    always empty            12 run, usage 0.05""",
+clients . . . .        queue             running (room for 256)
+  -> request ->  [              ] ->  [###........................]
+                   always empty          12 run, usage 0.05""",
 )

@@ -67,24 +67,31 @@ def throughput_effect(case: Case, running: float, growth: float) -> Effect:
     batches = f"{running:.0f} -> {running * growth:.0f} running requests"
     fitted = step_time(case)
     if fitted is None:
-        return Effect(
+        return estimate(
             "gen throughput",
             1.0,
-            round((1 + growth) / 2, 2),
-            round(growth, 2),
+            (1 + growth) / 2,
+            growth,
             f"{batches}: between no gain and x{growth:.2f}; a middle value, because the source "
             "shows no second batch size to measure the step time with",
         )
     expected = min(max(fitted.gain(running, growth), 1.0), growth)
-    return Effect(
+    return estimate(
         "gen throughput",
-        round(1 + 0.5 * (expected - 1), 2),
-        round(expected, 2),
-        round(min(growth, 1 + 1.5 * (expected - 1)), 2),
+        1 + 0.5 * (expected - 1),
+        expected,
+        min(growth, 1 + 1.5 * (expected - 1)),
         f"{batches} at a step time of {1000 * fitted.base:.1f} ms + "
         f"{1000 * fitted.per_request:.3f} ms x running, fitted to {fitted.num_points} lines of "
         "this source",
     )
+
+
+def estimate(figure: str, low: float, expected: float, high: float, why: str) -> Effect:
+    """An effect whose interval holds the expected value, whatever the observations were."""
+    low, high = min(low, high), max(low, high)
+    expected = min(max(expected, low), high)
+    return Effect(figure, round(low, 3), round(expected, 3), round(high, 3), why)
 
 
 def percent(share: float) -> str:

@@ -20,6 +20,11 @@ from setpoint.advisor.doctor.load import Load
 MIN_SHARE = 0.5
 """Share of the loaded time in which only the reserve is left as the reason."""
 
+CLEARLY_FREE = 0.85
+"""From this usage on, what is held back is hardly worth a change."""
+FEW = 0.05
+"""Waiting requests for each running one below which letting them in changes nothing."""
+
 
 def find(case: Case) -> Finding | None:
     if not case.has_load or case.limits.prefill_bound or case.retractions_per_minute > 1:
@@ -33,6 +38,8 @@ def find(case: Case) -> Finding | None:
     if share < MIN_SHARE or usage is None or not running:
         return None
     queue = held.median(lambda moment: moment.queue) or 1.0
+    if queue < FEW * running or usage >= CLEARLY_FREE:
+        return None
     present = case.conservativeness
     value, growth = conservativeness_for(present, usage, running, queue)
     return Finding(
@@ -108,9 +115,9 @@ CHECK = Check(
     "requests may still generate: their max_new_tokens less what they have, times an estimate of "
     "how much of it they will use (the new-token ratio). Clients often ask for a large "
     "max_new_tokens and stop early. Then the reserve is never used: memory is free, requests wait.",
-    rule="In at least half of the loaded time requests wait, usage is below 0.9, the running "
-    "requests are below their cap, prefill batches are not at their budget, and there is at most "
-    "about one retraction a minute.",
+    rule="In at least half of the loaded time requests wait (one for 20 running ones, or "
+    "more), usage is below 0.9 (median below 0.85), the running requests are below their cap, "
+    "prefill batches are not at their budget, and there is at most about one retraction a minute.",
     counter_evidence="Low usage with a queue has other causes, which are looked at first: the cap "
     "of running requests, also one that was silently lowered or that no line names (seq-cap); the "
     "budget of prefill batches (prefill-budget); one long prompt at a time (long-prompt-blocking); "

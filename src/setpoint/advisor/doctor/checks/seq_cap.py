@@ -23,6 +23,9 @@ from setpoint.advisor.doctor.phases import running_of
 MIN_SHARE = 0.4
 """Share of the loaded time in which the cap binds."""
 
+FEW = 0.05
+"""Waiting requests for each slot below which another slot changes nothing."""
+
 
 def find(case: Case) -> Finding | None:
     if not case.has_load or not case.limits.slots:
@@ -34,6 +37,8 @@ def find(case: Case) -> Finding | None:
         return None
     slots = case.limits.slots
     queue = capped.quantile(lambda moment: moment.queue, 0.9) or 1.0
+    if queue < FEW * slots:
+        return None
     tokens = capped.median(lambda moment: moment.tokens)
     value = running_for(
         slots,
@@ -133,7 +138,7 @@ CHECK = Check(
     equation="value = cap x 0.9 / usage, at most pool / tokens per request, "
     "at most cap + waiting requests",
     picture="""\
-queue                     running, cap 64              KV pool
-[################# 310 ] -> [################] 64 of 64   [#####.......] 0.41
-                             no slot is free               much is free""",
+queue               running, cap 64             KV pool
+[########### 310 ]  [############] 64 of 64     [#####.......] 0.41
+                    no slot is free             much is free""",
 )

@@ -1,0 +1,163 @@
+"""prefill-budget: prompts wait for room in prefill batches."""
+
+from __future__ import annotations
+
+from setpoint.advisor.doctor.case import Case
+from setpoint.advisor.doctor.checks.check import Check
+from setpoint.advisor.doctor.checks.common import (
+    confidence,
+    estimate,
+    per_minute,
+    percent,
+    quote,
+    said,
+)
+from setpoint.advisor.doctor.checks.long_prompts import chunks_of_one
+from setpoint.advisor.doctor.equations import prefill_size_for
+from setpoint.advisor.doctor.findings import Action, Effect, Finding, RuledOut
+from setpoint.advisor.doctor.limits import FULL, at_budget, binding_limit
+
+MIN_SHARE = 0.4
+
+
+def find(case: Case) -> Finding | None:
+    if not case.has_load:
+        return None
+    bound = case.load.where(lambda moment: binding_limit(moment, case.limits) == "prefill-budget")
+    share = sum(bound.weights) / (sum(case.load.weights) or 1.0)
+    usage = case.decoding.median(lambda moment: moment.usage)
+    if share < MIN_SHARE or (usage is not None and usage >= FULL):
+        return None
+    full = bound.where(lambda moment: at_budget(moment, case.limits))
+    blocking, _ = chunks_of_one(case)
+    if len(blocking) > 0.5 * len(full) > 0:
+        return None
+    action = prefill_action(case)
+    queue = bound.median(lambda moment: moment.queue) or 1.0
+    size = case.limits.prefill_tokens
+    at = f" at their budget of {size:.0f} tokens" if size else ", as the scheduler's reasons say"
+    return Finding(
+        cause="prefill-budget",
+        confidence=confidence(case, min(1.0, share + 0.1), bound, 0.93),
+        summary=f"Prompts wait for room in prefill batches: in {percent(share)} of the loaded time "
+        f"these are{at} while about {queue:.0f} requests wait.",
+        evidence=quote(full if len(full) else bound)
+        + said(case, "chunked_prefill_size", "max_prefill_tokens"),
+        action=action,
+        effect=prefill_effect(case, action),
+        ruled_out=_alternatives(case, usage),
+        risk="Activations of larger batches take memory (about 1.5 MB a token), and running "
+        "requests wait longer for their next token while one is computed.",
+        verify="#new-token of the prefill lines follows the new budget, input throughput rises, "
+        "and #queue-req falls.",
+        falsify="Input throughput stays the same with larger batches: then the device computes as "
+        "fast as it can, and more devices are the remedy.",
+        share=round(share, 3),
+    )
+
+
+def prefill_action(case: Case) -> Action:
+    """Raise the budget that binds."""
+    chunk = case.facts.chunked_prefill_size
+    chunk = chunk if chunk is not None else _whole(case.number("chunked_prefill_size"))
+    most = case.facts.max_prefill_tokens
+    most = most if most is not None else _whole(case.number("max_prefill_tokens"))
+    per_batch = case.number("prefill_max_requests")
+    seqs = case.load.quantile(lambda m: m.new_seqs / m.num_prefill if m.num_prefill else None, 0.5)
+    if per_batch and seqs and seqs >= 0.9 * per_batch:
+        value = int(2 * per_batch)
+        return _raise("--prefill-max-requests", per_batch, value)
+    size = case.limits.prefill_tokens or (chunk if chunk and chunk > 0 else most) or 8192
+    waiting = case.load.median(lambda moment: moment.pending_tokens)
+    value = prefill_size_for(size, waiting, case.facts.available_gb)
+    by_total = most is not None and (chunk is None or chunk <= 0 or most < chunk)
+    if by_total or _refused_by(case, "token_budget") > _refused_by(case, "chunk_budget"):
+        return _raise("--max-prefill-tokens", size, value)
+    action = _raise("--chunked-prefill-size", size, value)
+    if most is not None and most < value:
+        note = f" Raise --max-prefill-tokens to {value} with it: it would bind next."
+        return Action(
+            action.text + note, action.flag, action.direction, action.value, live=action.live
+        )
+    return action
+
+
+def _raise(flag: str, present: float, value: int) -> Action:
+    text = f"Start the server with {flag} {value} (now {present:.0f})."
+    return Action(text, flag, "increase", value, live=True)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _refused_by(case: Case, reason: str) -> int:
+    return sum(moment.refusals.get(reason, 0) for moment in case.load.moments)
+
+
+def prefill_effect(case: Case, action: Action) -> Effect:
+    return estimate(
+        "input throughput",
+        1.0,
+        1.1,
+        1.5,
+        "a larger batch costs the device the same for each token; what it saves is the fixed cost "
+        "of a step and the wait between steps (chunks four times as large gave about 10 % in "
+        "sglang#29358)",
+    )
+
+
+def _alternatives(case: Case, usage: float | None) -> tuple[RuledOut, ...]:
+    why = []
+    running = case.decoding.median(lambda moment: moment.running)
+    if case.limits.slots and running is not None:
+        why.append(
+            RuledOut("seq-cap", f"About {running:.0f} of {case.limits.slots:.0f} slots are used.")
+        )
+    if usage is not None:
+        why.append(RuledOut("kv-full", f"The median usage is {usage:.2f}: memory is free."))
+    prefills = case.load.where(lambda moment: moment.num_prefill > 0)
+    full = prefills.where(lambda moment: at_budget(moment, case.limits))
+    why.append(
+        RuledOut(
+            "kv-conservative",
+            f"{len(full)} of {len(prefills)} prefill batches use their whole budget; a reserve "
+            "that binds would leave them small.",
+        )
+    )
+    blocking, _ = chunks_of_one(case)
+    why.append(
+        RuledOut(
+            "long-prompt-blocking",
+            f"{len(blocking)} of them are chunks of one prompt alone.",
+        )
+    )
+    why.append(RuledOut("kv-optimistic", f"There are {per_minute(case)}."))
+    return tuple(why)
+
+
+CHECK = Check(
+    cause="prefill-budget",
+    title="Prompts wait for room in prefill batches",
+    find=find,
+    meaning="A prefill batch takes at most --chunked-prefill-size and at most --max-prefill-tokens "
+    "prompt tokens. So many prompts arrive that each batch is full: memory and slots are free, but "
+    "requests wait for their prompt to be computed. As prefill goes before decode, the running "
+    "requests wait, too.",
+    rule="In at least 40 % of the loaded time requests wait while prefill batches are at 90 % or "
+    "more of their budget, or lines between such batches show a queue (60 % of the prefill batches "
+    "with a queue are full, and there are at least half as many of them as decode lines); usage is "
+    "below 0.9. Setpoint's own records name the reasons (token_budget, chunk_budget).",
+    counter_evidence="Full batches at the beginning of a load are its ramp. Full batches of one "
+    "single prompt are long-prompt-blocking. Where decode lines dominate, admission fails for "
+    "another reason, because a decode step runs only if no prefill batch can be formed.",
+    guide="SGLang's tuning guide, 2026: process long prompts with a large chunk "
+    "(--chunked-prefill-size 16384 for offline batches and long contexts). The older guides name "
+    "the option only as a remedy for memory that runs out in prefill: lower it to 4096 or 2048.",
+    equation="value = 2 x the budget (4 x if more than 8 batches wait), at most 32768 and at most "
+    "what the free memory less 3 GB holds at 1.5 MB a token",
+    picture="""\
+queue                      prefill batch, budget 8192
+[ aaa bbb ccc ddd ... ] -> [aaaaabbbbbbbbccccccddd|  full each time
+                             decode waits meanwhile""",
+)

@@ -1,0 +1,102 @@
+"""rank-imbalance: requests wait at one rank while another has nothing to do."""
+
+from __future__ import annotations
+
+from setpoint.advisor.doctor.case import MIN_LINES, Case
+from setpoint.advisor.doctor.checks.check import Check
+from setpoint.advisor.doctor.checks.common import confidence, estimate, quote
+from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
+from setpoint.advisor.doctor.load import Load
+
+MIN_QUEUE = 4.0
+MIN_QUEUED = 0.5
+LESS = 0.25
+"""The idle rank has at most this share of the busy rank's queue …"""
+FEWER = 0.75
+"""… and of its running requests."""
+
+
+def find(case: Case) -> Finding | None:
+    loads = {name: load for name, load in case.loads.items() if len(load) >= MIN_LINES}
+    if len(loads) < 2 or not case.has_load:
+        return None
+    busy = max(loads, key=lambda name: _queue(loads[name]))
+    idle = min(loads, key=lambda name: (_queue(loads[name]), _running(loads[name])))
+    queue, rest = _queue(loads[busy]), _queue(loads[idle])
+    share = loads[busy].share(lambda moment: bool(moment.queue))
+    if queue < MIN_QUEUE or share < MIN_QUEUED or rest > LESS * queue:
+        return None
+    if _running(loads[idle]) > FEWER * _running(loads[busy]):
+        return None
+    lengths = ", ".join(f"{name or 'rank'}: {_queue(load):.0f}" for name, load in loads.items())
+    mean = sum(_queue(load) for load in loads.values()) / len(loads)
+    return Finding(
+        cause="rank-imbalance",
+        confidence=confidence(case, share, loads[busy], 0.9),
+        summary=f"Requests wait at one rank while another has room: {queue:.0f} wait at {busy}, "
+        f"{rest:.0f} at {idle}, where {_running(loads[idle]):.0f} run.",
+        evidence=quote(loads[busy], 2) + quote(loads[idle], 2),
+        action=_action(case),
+        effect=estimate(
+            "time in the queue of the busiest rank",
+            0.0,
+            mean / queue,
+            1.0,
+            f"mean queues of the ranks: {lengths}; spread evenly each has {mean:.0f}",
+        ),
+        ruled_out=(
+            RuledOut(
+                "client-bound",
+                f"The empty queue of {idle} is not the clients' doing: {busy} has {queue:.0f}.",
+            ),
+        ),
+        risk="Spreading by load may send a request to a rank that does not have its prefix cached.",
+        verify="The queues of the ranks are of similar length.",
+        falsify="Requests carry a rank or a session of their own choice: then the client spreads "
+        "them.",
+        share=share,
+    )
+
+
+def _queue(load: Load) -> float:
+    return load.mean(lambda moment: moment.queue) or 0.0
+
+
+def _running(load: Load) -> float:
+    return load.mean(lambda moment: moment.running) or 0.0
+
+
+def _action(case: Case) -> Action:
+    """The option's values changed their names: old servers have shortest_queue."""
+    known = case.option("load_balance_method")
+    if known in ("total_requests", "total_tokens", "shortest_queue", "minimum_tokens"):
+        return Action(
+            "Look at what spreads the requests in front of the ranks: the server itself counts "
+            f"load already (--load-balance-method {known})."
+        )
+    return Action(
+        "Start the server with --load-balance-method total_requests (shortest_queue in older "
+        "versions), or put a router in front that counts load.",
+        "--load-balance-method",
+        "set",
+        "total_requests",
+    )
+
+
+CHECK = Check(
+    cause="rank-imbalance",
+    title="Requests wait at one rank while another has room",
+    find=find,
+    meaning="With data parallelism each rank has a queue and a pool of its own. If requests are "
+    "spread in turn, or by prefix alone, one rank may get the long ones: it has a queue while "
+    "others wait for work. What the busy rank's limit is, its own lines tell.",
+    rule="One rank has a queue in at least half of its loaded time (mean at least 4), another has "
+    "at most a quarter of it and at most three quarters as many running requests.",
+    counter_evidence="Ranks of tensor parallelism log the same batches, or only the first logs at "
+    "all: they show no difference.",
+    guide="SGLang's tuning guides, 2025 and 2026: for data parallelism use the router (model "
+    "gateway) rather than --dp-size; it spreads requests by load and by cached prefix.",
+    picture="""\
+DP0  queue [########## 80 ]  running [########]
+DP1  queue [            0 ]  running [##      ]""",
+)
