@@ -17,7 +17,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), {"numpy", "msgspec"}),
     "planning": ({"core"}, set()),
     "observe": ({"core"}, {"msgspec"}),
-    "advisor": ({"observe"}, set()),
+    "advisor": ({"core", "observe"}, {"msgspec", "numpy", "zstandard"}),
     "advisor.doctor.report": ({"advisor", "observe"}, {"rich"}),
     "advisor.doctor.command": ({"advisor", "advisor.doctor.report", "config", "core"}, {"rich"}),
     "config": ({"core", "planning"}, {"msgspec", "psutil", "yaml"}),

@@ -1,0 +1,1 @@
+"""The readers: logs, ``/metrics``, running servers and recordings become observations."""

@@ -1,0 +1,151 @@
+"""Opens a log, whatever it is packed in, and cuts it into blocks of whole lines.
+
+Blocks depend on the bytes of the log alone, not on how they arrive, so that a pipe gives the same
+observations as a file.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+
+from setpoint.core.errors import SourceError
+
+STDIN = "-"
+BLOCK = 1 << 20
+"""Bytes of a block, to which its last line is added."""
+MAX_LINE = 1 << 16
+"""Bytes of a line that are looked at; request logs may have prompts of any length."""
+
+_GZIP_FORMAT = 31
+_PACKED = 1 << 14  # bytes that are unpacked at a time: they may become a thousand times as many
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_WIDE = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+_COLOURS = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]|\x1b\][^\x07\n]*\x07")
+_CONTROL = bytes(sorted({*range(32), 127} - set(b"\t\n\v\f\r\b\x1b")))
+
+
+@contextmanager
+def opened(name: str) -> Iterator[Iterator[bytes]]:
+    """The bytes of a log in chunks, unpacked, as UTF-8 (or what else has ASCII in it).
+
+    name: a path, or "-" for standard input. Raises SourceError if there is nothing to read, or if
+    it is not text; what is damaged later on ends the log where the damage begins.
+    """
+    if name == STDIN:
+        yield _text(name, iter(lambda: sys.stdin.buffer.read(BLOCK), b""))
+        return
+    try:
+        with Path(name).open("rb") as file:
+            yield _text(name, _unpacked(name, file))
+    except OSError as error:
+        why = error.strerror or error
+        raise SourceError(f"Cannot read {name}: {why}. A log file was expected.") from error
+
+
+def _unpacked(name: str, file: BinaryIO) -> Iterator[bytes]:
+    magic = file.read(4)
+    file.seek(0)
+    if magic.startswith(_GZIP):
+        chunks = _inflated(file)
+    elif magic == _ZSTD:
+        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        chunks = iter(lambda: reader.read(BLOCK), b"")
+    else:
+        chunks = iter(lambda: file.read(BLOCK), b"")
+    empty = True
+    try:
+        for chunk in chunks:
+            empty = empty and not chunk
+            yield chunk
+    except (zlib.error, zstandard.ZstdError) as error:
+        if empty:
+            raise SourceError(f"Cannot unpack {name}: {error}. It is damaged.") from error
+        # A copy that broke off: what is there counts.
+
+
+def _inflated(file: BinaryIO) -> Iterator[bytes]:
+    """The parts of a gzip file up to its end or to where it was cut off."""
+    inflate = zlib.decompressobj(_GZIP_FORMAT)
+    while packed := file.read(_PACKED):
+        while packed:
+            yield inflate.decompress(packed)
+            packed = inflate.unused_data
+            if inflate.eof:
+                inflate = zlib.decompressobj(_GZIP_FORMAT)
+
+
+def _text(name: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    first = b""
+    for chunk in chunks:
+        first += chunk  # chunks may be empty
+        if len(first) >= MAX_LINE:
+            break
+    shown = "Standard input" if name == STDIN else name
+    if not first:
+        raise SourceError(f"{shown} is empty. The log of a server was expected.")
+    wide = _WIDE.get(first[:2])
+    if wide is not None and not first.startswith(codecs.BOM_UTF32_LE):
+        return _narrowed(wide, first, chunks)
+    # A log that was truncated while it was open begins with zeros.
+    head = first.lstrip(b"\0")[:MAX_LINE]
+    if len(head) - len(head.translate(None, _CONTROL)) > len(head) / 100:
+        raise SourceError(f"{shown} is a binary file. The log of a server was expected.")
+    return _from(first.removeprefix(codecs.BOM_UTF8), chunks)
+
+
+def _narrowed(encoding: str, first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """UTF-16 (of PowerShell's ``>``) as UTF-8."""
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    for chunk in _from(first[2:], chunks):
+        yield decoder.decode(chunk).encode("utf-8", "replace")
+
+
+def _from(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from chunks
+
+
+def blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Blocks of whole lines without the last newline, in order, and whether the last line of the
+    block is complete: only the last line of a log may not be.
+
+    Colours are gone, and a line ends with "\\n" alone. Of an endless line, at least ``MAX_LINE``
+    bytes are kept.
+    """
+    parts: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        start = 0
+        while size + len(chunk) - start >= BLOCK:
+            # The cut is at the first line end at or after BLOCK bytes.
+            end = chunk.find(b"\n", max(start, start + BLOCK - size - 1))
+            if end < 0:
+                break
+            parts.append(chunk[start:end])
+            yield _cleaned(b"".join(parts)), True
+            parts, size, start = [], 0, end + 1
+        rest = chunk[start:]
+        if size >= BLOCK + MAX_LINE:  # in an endless line: one byte tells that it is long
+            continue
+        parts.append(rest)
+        size += len(rest)
+    last = b"".join(parts)
+    if last:
+        yield _cleaned(last.removesuffix(b"\n")), last.endswith(b"\n")
+
+
+def _cleaned(block: bytes) -> bytes:
+    if b"\x1b" in block:
+        block = _COLOURS.sub(b"", block)
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
+    return block
