@@ -17,6 +17,7 @@ from setpoint.core.request import Request
 from setpoint.frontend.arrival import Arrival, arrival
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.mailbox import Mailbox
+from setpoint.frontend.latencies import Latencies
 from setpoint.frontend.metrics.requests import RequestMetrics, SequenceFacts, SequenceMeter
 from setpoint.frontend.text.detokenizer import make_detokenizer
 from setpoint.frontend.text.stops import StopFinder
@@ -70,7 +71,10 @@ class SequenceOutput:
         self.timing: Timing | None = None
         """The engine's part of the time to the first token."""
         self.meter: SequenceMeter | None = None
-        """Counts the sequence, if anything does; written by the Job."""
+        """Counts the sequence, if anything does; written by the Job, like the next one."""
+        self.latencies: Latencies | None = None
+        """Takes the times of its tokens."""
+        self._last_token_at = 0.0
         self._tokenizer = tokenizer
         self._detokenizer = make_detokenizer(
             tokenizer, skip_special_tokens=sampling.skip_special_tokens
@@ -108,7 +112,7 @@ class SequenceOutput:
         """Add an event. A stop string in its text ends the sequence at the token that completed
         it."""
         num_kept, text = self._decode(event)
-        if num_kept and (self.meter is not None or self.first_token_at is None):
+        if num_kept:
             self._time(num_kept, time.perf_counter())
         if event.finish is not None and not self._stopped:
             text += self._flush()
@@ -139,8 +143,14 @@ class SequenceOutput:
         return Piece(self, text, num_kept, block)
 
     def _time(self, num_tokens: int, now: float) -> None:
+        latencies = self.latencies
         if self.first_token_at is None:
             self.first_token_at = now
+            if latencies is not None:
+                latencies.first(now - self.arrived_at, now)
+        elif latencies is not None:
+            latencies.between((now - self._last_token_at) / num_tokens, num_tokens, now)
+        self._last_token_at = now
         if self.meter is not None:
             self.meter.tokens(num_tokens, now)
 
@@ -217,12 +227,14 @@ class Job:
         *,
         on_finish: Callable[[SequenceOutput], None],
         metrics: RequestMetrics | None = None,
+        latencies: Latencies | None = None,
     ) -> None:
-        """metrics: counts the sequences, if given."""
+        """metrics: counts the sequences, if given. latencies: takes the times of their tokens."""
         self._client = client
         self._mailbox = Mailbox()
         self._on_finish = on_finish
         self._metrics = metrics
+        self._latencies = latencies
         self._came = came = arrival()
         self._open: dict[int, int] = {}
         """Index -> number of the submission, for sequences that have not ended."""
@@ -245,6 +257,7 @@ class Job:
                     output.request, self._mailbox, output.index
                 )
                 output.submitted_at = time.perf_counter()
+                output.latencies = self._latencies
                 if metrics is not None:
                     output.meter = metrics.meter(output.request, self._came.at, labels)
         except SetpointError:

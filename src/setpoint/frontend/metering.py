@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from setpoint.frontend.book import RequestBook
 from setpoint.frontend.config import FrontendConfig, MetricsConfig
 from setpoint.frontend.ipc.client import EngineClient
+from setpoint.frontend.limit_news import LimitNews
 from setpoint.frontend.metrics.engines import EngineFigures
 from setpoint.frontend.metrics.http import HttpMetrics
 from setpoint.frontend.metrics.requests import RequestMetrics
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def make_metrics(
-    config: FrontendConfig, metrics: MetricsConfig, client: EngineClient, book: RequestBook
+    config: FrontendConfig,
+    metrics: MetricsConfig,
+    client: EngineClient,
+    book: RequestBook,
+    news: LimitNews,
 ) -> Metrics:
     # Here, because prometheus_client takes a tenth of a second that most starts can save.
     from setpoint.frontend.metrics.exposition import Metrics
@@ -32,6 +37,7 @@ def make_metrics(
             "setpoint:lowered_limits": {(): book.lowered_limits},
             "setpoint:lost_exports": {(): book.lost_exports},
             "setpoint:warned_requests": {(): book.warned_bodies},
+            "setpoint:binding_limit": {(limit,): on for limit, on in news.binding.items()},
         }
 
     return Metrics(

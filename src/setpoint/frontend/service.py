@@ -26,6 +26,7 @@ from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.ipc.mailbox import Mailbox
 from setpoint.frontend.jobs import Job, SequenceOutput
+from setpoint.frontend.latencies import Latencies
 from setpoint.frontend.live import LiveOptions, Proposal
 from setpoint.frontend.metering import make_metrics
 from setpoint.frontend.request_log import RequestLog
@@ -34,6 +35,7 @@ from setpoint.frontend.storage.responses import ResponseStore
 from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.unknown_keys import unknown_keys
+from setpoint.frontend.watching import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +71,13 @@ class Service:
         self.readers: list[Callable[[SequenceOutput], None]] = []
         """Called with every sequence of a client that has ended; filled at the start."""
         self.sessions = Sessions()
+        self._latencies = Latencies()
+        self.watch = Watch(engine, self._latencies)
+        """Watches only while somebody runs it."""
         self.metrics = (
             None
             if config.metrics is None
-            else make_metrics(config, config.metrics, engine, self.book)
+            else make_metrics(config, config.metrics, engine, self.book, self.watch.news)
         )
 
     def job(
@@ -91,7 +96,14 @@ class Service:
         self.intake.check_logprobs(requests)
         check_hidden_states(requests, self.config)
         metrics = None if self.metrics is None else self.metrics.requests
-        make = partial(Job, self.engine, self.text.tokenizer, requests, metrics=metrics)
+        make = partial(
+            Job,
+            self.engine,
+            self.text.tokenizer,
+            requests,
+            metrics=metrics,
+            latencies=self._latencies,
+        )
         is_logged = not no_logs and self._log.received(requests, received, api)
         finished = partial(self._finished, is_logged=is_logged)
         return make(on_finish=finished if turn is None else turn.recording(finished))
@@ -148,17 +160,18 @@ class Service:
         and how requests ended. Raises EngineDeadError."""
         line = self.engine.choose()
         state = await line.call("state")
-        options, engine, live = self.config.server_info, line.info, self.live.frontend
-        decisions = *options.get("decisions", ()), *engine.get("decisions", ()), *live.decisions
         return {
-            **options,
-            **engine,
-            **live.options,
-            "decisions": list(decisions),
+            **self.known_info(line),
             "kv_events": None,
-            "internal_states": [_internal_state(state.value, engine)],
+            "internal_states": [_internal_state(state.value, line.info)],
             "requests": self.book.info(),
         }
+
+    def known_info(self, line: EngineLine) -> dict[str, Any]:
+        """The part of ``server_info`` that the engine of this line need not be asked for."""
+        options, engine, live = self.config.server_info, line.info, self.live.frontend
+        decisions = *options.get("decisions", ()), *engine.get("decisions", ()), *live.decisions
+        return {**options, **engine, **live.options, "decisions": list(decisions)}
 
     async def change(self, values: Mapping[str, Any], *, by: str, why: str = "") -> Proposal:
         """Change options while requests run, all between the same two steps. ``by`` and ``why`` are

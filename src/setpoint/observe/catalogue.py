@@ -210,6 +210,11 @@ SERVER_SERIES = (
         ),
         ("setpoint:engine_up", "Whether an engine takes requests now."),
         ("setpoint:engine_figures_age_seconds", "Age of the scheduler's series."),
+        (
+            "setpoint:binding_limit",
+            "1 for the limit that bound in the last two minutes, 0 for those that bound before.",
+            "limit",
+        ),
     ),
 )
 

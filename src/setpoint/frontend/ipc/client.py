@@ -60,6 +60,16 @@ class EngineClient:
         return len(self._open)
 
     @property
+    def num_submitted(self) -> int:
+        """Requests sent so far."""
+        return self._next_seq_id
+
+    @property
+    def line(self) -> EngineLine | None:
+        """The latest one, which may have ended; None before the first."""
+        return self._line
+
+    @property
     def is_ready(self) -> bool:
         """Whether a request would be processed now."""
         return self._line is not None and self._line.is_ready
