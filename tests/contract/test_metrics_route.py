@@ -104,6 +104,7 @@ def test_every_series_is_shown_with_its_labels(serve: Serve) -> None:
                 "sglang:cuda_graph_passes",
                 "setpoint:queue_refusals",
                 "setpoint:ended_requests",
+                "setpoint:binding_limit",
             }
         assert response.headers["content-type"].startswith("application/openmetrics-text")
         assert response.text.endswith("# EOF\n")

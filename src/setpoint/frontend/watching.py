@@ -8,6 +8,7 @@ moments; those of the next one come after a gap.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ from setpoint.frontend.ipc.line import EngineLine
 from setpoint.frontend.latencies import Latencies
 from setpoint.frontend.limit_news import Diagnosis, LimitNews
 from setpoint.observe.moments import Moment
+
+logger = logging.getLogger(__name__)
 
 KEPT_S = 600.0
 FOLLOWED_S, LOOK_S = 1.0, 5.0
@@ -67,8 +70,8 @@ class Doctor(Protocol):
         """Judge these moments of the life. Called in a thread."""
         ...
 
-    def limit_of(self, life: Life, moment: Moment) -> str | None:
-        """The limit that binds in this moment, if it tells."""
+    def limits_of(self, life: Life, moments: Sequence[Moment]) -> list[str | None]:
+        """The limit that binds in each of these moments, if it tells."""
         ...
 
 
@@ -141,10 +144,13 @@ class Watch:
     async def _tell(self) -> None:
         if self.doctor is None or self._life is None:
             return
-        moments = self._life.last(WINDOW_S)
-        self.news.take(
-            await asyncio.to_thread(self.doctor.examine, self._life, moments), time.monotonic()
-        )
+        life, moments = self._life, self._life.last(WINDOW_S)
+        try:
+            found = await asyncio.to_thread(self.doctor.examine, life, moments)
+        except Exception:
+            logger.exception("The doctor failed; the server goes on without its advice.")
+        else:
+            self.news.take(found, time.monotonic())
 
     async def look(self) -> None:
         """Ask the engine for the moments that it has finished since it was last asked. An engine
@@ -161,14 +167,14 @@ class Watch:
             life.silence = ""
             self._take(life, reply.value)
 
-    async def examine(self, seconds: float) -> tuple[Diagnosis, list[Moment]] | None:
-        """What the doctor says now about the last ``seconds`` of the present engine's life, and the
-        moments of that time. None if there is no doctor, or there has been no engine."""
+    async def examine(self, seconds: float) -> tuple[Diagnosis, list[Moment], Life] | None:
+        """What the doctor says now about the last ``seconds`` of the latest engine's life, the
+        moments of that time, and the life. None if there is no doctor, or has been no engine."""
         await self.look()
         if self.doctor is None or self._life is None:
             return None
-        moments = self._life.last(seconds)
-        return await asyncio.to_thread(self.doctor.examine, self._life, moments), moments
+        life, moments = self._life, self._life.last(seconds)
+        return await asyncio.to_thread(self.doctor.examine, life, moments), moments, life
 
     def _present_life(self) -> Life | None:
         line, life = self._client.line, self._life
@@ -185,9 +191,10 @@ class Watch:
         for moment in moments:
             seen = self._latencies.quantiles(moment.at, moment.seconds)
             moment.quantiles = {**moment.quantiles, **seen}
-            if self.doctor is not None:
-                self._limits[moment.at] = self.doctor.limit_of(life, moment)
         life.moments.extend(moments)
+        if self.doctor is not None:
+            limits = self.doctor.limits_of(life, moments)
+            self._limits.update(zip((moment.at for moment in moments), limits, strict=True))
         if moments:
             oldest = moments[-1].at + moments[-1].seconds - KEPT_S
             for kept in (self._before, life.moments):

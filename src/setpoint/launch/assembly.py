@@ -19,6 +19,7 @@ from setpoint.frontend.request_export import RequestExport
 from setpoint.frontend.service import Service
 from setpoint.frontend.storage.storage import Storage
 from setpoint.launch.checkpoints import LaunchedCheckpoints
+from setpoint.launch.doctor import ServerDoctor
 from setpoint.launch.engine import Launched
 from setpoint.launch.live import LiveConfig
 
@@ -78,15 +79,16 @@ def make_service(
         health_generates=config.env.health_endpoint_generation,
         health_timeout_s=config.env.health_check_timeout_s,
     )
-    running = Running.started(engine.asked, config, info["max_total_num_tokens"])
+    live = LiveConfig(Running.started(engine.asked, config, info["max_total_num_tokens"]))
     checkpoints = LaunchedCheckpoints(options, source, spec)
-    service = Service(frontend, client, engine.text, LiveConfig(running), storage, checkpoints)
+    service = Service(frontend, client, engine.text, live, storage, checkpoints)
     _add_readers(service, options)
     return service
 
 
 def _add_readers(service: Service, options: Options) -> None:
-    """Add what writes down the ends of requests."""
+    """Add the doctor, and what writes down the ends of requests."""
+    service.watch.doctor = ServerDoctor(service)
     if options.export_metrics_to_file and options.export_metrics_to_file_dir is not None:
         export = RequestExport(Path(options.export_metrics_to_file_dir), service.book)
         service.readers.append(export.finished)

@@ -94,7 +94,7 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
         metrics=config.options.enable_metrics,
         epoch=time.time() - clock.now(),
     )
-    runner, pool = load_engine(config, spec, job.folder, readers)
+    runner, pool, left = load_engine(config, spec, job.folder, readers)
     rules, settings = scheduler_config(config, pool, spec), live_settings(config, pool)
     cache = cache_config(config.options, runner.pool)
     recording = None
@@ -138,7 +138,8 @@ def _build(job: EngineJob, socket: EngineSocket, started: float, at_end: ExitSta
     gc.freeze()
     now = time.perf_counter()
     info = _ready_info(runner, pool) | {
-        "phases": {"engine wait": waited - started, "weights and pool": now - waited}
+        "available_bytes": left,
+        "phases": {"engine wait": waited - started, "weights and pool": now - waited},
     }
     socket.send(Ready(info))
     return loop
@@ -164,6 +165,7 @@ def _ready_info(runner: ModelRunner, pool: PoolConfig) -> dict[str, Any]:
         "max_req_len": pool.max_req_len,
         "max_req_input_len": pool.max_req_input_len,
         "weight_bytes": runner.report.weight_bytes,
+        "kv_bytes": runner.pool.num_bytes,
         "weights": runner.report.weights,
         "model_impl": runner.report.model_impl,
         "kernels": runner.report.ops,

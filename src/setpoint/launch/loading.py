@@ -29,9 +29,10 @@ logger = logging.getLogger(__name__)
 
 def load_engine(
     config: ResolvedConfig, spec: ModelSpec, folder: str, observer: Observer
-) -> tuple[ModelRunner, PoolConfig]:
-    """Load the weights, then size the pool from the memory that is really left. The observer gets a
-    record of everything that runs in a slower way than it could."""
+) -> tuple[ModelRunner, PoolConfig, int]:
+    """Load the weights, then size the pool from the memory that is really left. Returns also the
+    bytes that are free after that. The observer gets a record of everything that runs in a slower
+    way than it could."""
     options = config.options
     check_device(torch.device(options.device))
     before = device_bytes(options.device)
@@ -76,7 +77,7 @@ def load_engine(
             available_bytes=left,
         )
     )
-    return runner, pool
+    return runner, pool, left
 
 
 def _log_weights(runner: ModelRunner, spec: ModelSpec, available: int) -> None:

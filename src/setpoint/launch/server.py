@@ -151,11 +151,13 @@ async def _answer(
 
 
 async def _work(service: Service) -> None:
-    """Run the batches of clients until cancelled."""
-    if service.storage is not None:
-        from setpoint.batch.worker import BatchWorker
+    """Watch the engine, and run the batches of clients, until cancelled."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(service.watch.run())
+        if service.storage is not None:
+            from setpoint.batch.worker import BatchWorker
 
-        await BatchWorker(service, service.storage).run()
+            group.create_task(BatchWorker(service, service.storage).run())
 
 
 async def _cut_when(urged: asyncio.Event, server: Server) -> None:

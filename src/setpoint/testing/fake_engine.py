@@ -40,6 +40,7 @@ from setpoint.core.messages import (
 from setpoint.core.operations import Operation
 from setpoint.core.request import Request
 from setpoint.frontend.live import FrontendSettings, Proposal
+from setpoint.observe.moments import Moment
 
 EMBEDDING_SIZE = 4
 
@@ -74,6 +75,10 @@ class FakeEngine:
     """An abort to answer a request with, e.g. "queue full"."""
     metrics: dict[str, Any] = field(default_factory=lambda: {"gauges": {}})
     """What the engine answers as ``EngineMetrics.info``."""
+    moments: list[Moment] = field(default_factory=list)
+    """What it has told or will tell of itself, in answer to "moments" calls."""
+    num_asked: int = 0
+    """How many such calls came."""
     mute: bool = False
     """While set, answers no call."""
     silent: bool = False
@@ -120,6 +125,9 @@ class FakeEngine:
                 self.running.pop(seq_id, None)
             case Call() if self.mute:
                 return
+            case Call(call_id, "moments", since):
+                self.num_asked += 1
+                self._reply(call_id, value={"first": since, "moments": self.moments[since:]})
             case Call(call_id, name):
                 held = self.running and self.paused is not PauseMode.RETRACT
                 self._reply(call_id, ok=name != "flush_cache" or not held, value=self._state())

@@ -11,6 +11,7 @@ from setpoint.frontend.apis.openai.dialect import OpenAIDialect
 from setpoint.frontend.apis.openai.errors import error_body, stream_end
 from setpoint.frontend.apis.sglang.admin import FLUSH_ROUTE, AdminRoutes
 from setpoint.frontend.apis.sglang.controls import ControlBodies, ControlRoutes
+from setpoint.frontend.apis.sglang.doctor import DoctorRoutes
 from setpoint.frontend.apis.sglang.loads import LoadRoutes
 from setpoint.frontend.apis.sglang.log_settings import LOGGING_ROUTE, LogSettingsRoutes
 from setpoint.frontend.apis.sglang.metrics import METRICS_ROUTE, MetricsRoutes
@@ -61,6 +62,7 @@ class SGLangDialect(Dialect):
         install_missing(self.router)
         LoadRoutes(service).install(self.router)
         MetricsRoutes(service).install(self.router)
+        DoctorRoutes(service).install(self.router)
 
     def error_body(self, refusal: Refusal) -> dict[str, Any]:
         return error_body(refusal)

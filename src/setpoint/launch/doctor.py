@@ -1,0 +1,59 @@
+"""The doctor of a server: gives the frontend's watch (``frontend.watching``) the advisor's checks,
+which the frontend does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from setpoint.advisor.doctor.contract import contract
+from setpoint.advisor.doctor.diagnose import ADVICE, STATES, diagnose
+from setpoint.advisor.doctor.limits import Limits, binding_limit
+from setpoint.advisor.doctor.observations import Observations
+from setpoint.advisor.doctor.readers.info import facts_of
+from setpoint.advisor.doctor.readers.kept import live_observations
+from setpoint.frontend.limit_news import Diagnosis
+from setpoint.frontend.service import Service
+from setpoint.frontend.watching import Life
+from setpoint.observe.moments import Moment
+
+WANTS_MORE = "client-bound"
+"""The server waits for requests: no limit of its own binds."""
+
+
+class ServerDoctor:
+    """Implements ``frontend.watching.Doctor``."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def examine(self, life: Life, moments: Sequence[Moment]) -> Diagnosis:
+        report = diagnose(self._observations(life, moments))
+        action = report.findings[0].action.text if report.findings else ""
+        binds = report.verdict not in (*STATES, *ADVICE, WANTS_MORE, "server-dead")
+        return Diagnosis(
+            limit=report.verdict,
+            binds=binds,
+            sentence=f"{report.summary} {action}".rstrip(),
+            report=contract(report),
+        )
+
+    def limits_of(self, life: Life, moments: Sequence[Moment]) -> list[str | None]:
+        facts = facts_of(self._service.known_info(life.line), engine="setpoint")
+        sizes = [
+            size
+            for size in (facts.chunked_prefill_size, facts.max_prefill_tokens)
+            if size and size > 0
+        ]
+        limits = Limits(slots=facts.max_running_requests, prefill_tokens=min(sizes, default=None))
+        found = (binding_limit(moment, limits) for moment in moments)
+        return [None if limit == "unknown" else limit for limit in found]
+
+    def _observations(self, life: Life, moments: Sequence[Moment]) -> Observations:
+        note = life.silence and f"{life.silence} The report is about the time before."
+        return live_observations(
+            self._service.known_info(life.line),
+            moments,
+            name=self._service.config.served_model_name,
+            death=life.death,
+            note="" if life.death else note,
+        )

@@ -1,0 +1,242 @@
+"""``GET /doctor``, the log line and the metric, on a fake engine that tells moments from a script."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from setpoint.frontend import limit_news, watching
+from setpoint.frontend.config import MetricsConfig
+from setpoint.frontend.ipc.line import EngineLine
+from setpoint.launch.doctor import ServerDoctor
+from setpoint.observe.moments import Moment
+from setpoint.testing.fake_engine import FakeEngine
+
+Serve = Callable[..., None]
+INFO = {
+    "version": "1.2.3",
+    "device": "cpu",
+    "max_running_requests": 2,
+    "max_total_num_tokens": 10_000,
+    "schedule_conservativeness": 1.0,
+}
+
+
+def capped(count: int, *, at: float = 1000.0) -> list[Moment]:
+    """Two run, and fourteen wait for their slots."""
+    return [
+        Moment(
+            at=at + second,
+            seconds=1.0,
+            num_decode=50,
+            running=2.0,
+            running_max=2.0,
+            queue=14.0,
+            queue_min=14.0,
+            queue_max=14.0,
+            usage=0.05,
+            usage_max=0.05,
+            tokens=500.0,
+            gen_throughput=100.0,
+            output_tokens=100,
+            refusals={"no_slot": 50, "blocked": 650},
+            new_token_ratio=0.5,
+            busy_s=0.99,
+            model_s=0.9,
+        )
+        for second in range(count)
+    ]
+
+
+async def busy(server: Any) -> asyncio.Task[Any]:
+    """A request that is open until its task is cancelled or the engine dies."""
+    server.engine.silent = True
+    task = asyncio.create_task(server.http.post("/generate", json={"text": "a"}))
+    while not server.engine.running:
+        await asyncio.sleep(0)
+    return task
+
+
+async def doctor(server: Any, query: str = "") -> Any:
+    response = await server.http.get(f"/doctor{query}")
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def with_doctor(server: Any) -> None:
+    server.service.watch.doctor = ServerDoctor(server.service)
+
+
+def test_the_report_names_the_cap(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        with_doctor(server)
+        server.engine.moments = capped(60)
+        found = await doctor(server)
+        assert found["verdict"] == "seq-cap"
+        (first, *_) = found["findings"]
+        assert first["action"]["flag"] == "--max-running-requests"
+        assert first["action"]["direction"] == "increase"
+        assert first["action"]["value"] > 2
+        assert any("14.0 wait" in each["text"] for each in first["evidence"])
+        assert found["sources"][0]["kind"] == "live"
+        assert "moments" not in found
+
+    serve(scenario, FakeEngine(max_running=2), server_info=INFO)
+
+
+def test_the_window_is_as_long_as_was_asked_for(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        with_doctor(server)
+        server.engine.moments = capped(60)
+        found = await doctor(server, "?seconds=30&moments=true")
+        assert len(found["moments"]) == 30
+        assert found["moments"][-1]["refusals"] == {"no_slot": 50, "blocked": 650}
+        assert found["server_info"]["max_total_num_tokens"] == 1000  # the engine's word
+        assert found["ended"] == ""
+        for wrong in ("0", "-1", "nan", "inf", "x"):
+            response = await server.http.get(f"/doctor?seconds={wrong}")
+            assert response.status_code == 400, wrong
+            assert "seconds" in response.json()["message"]
+
+    serve(scenario, FakeEngine(max_running=2), server_info=INFO)
+
+
+def test_a_server_without_work_says_what_it_misses(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        assert (await server.http.get("/doctor")).status_code == 404
+        with_doctor(server)
+        found = await doctor(server)
+        assert found["verdict"] == "not-enough-evidence"
+        assert found["missing"]
+
+    serve(scenario, server_info=INFO)
+
+
+def test_it_needs_the_key(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        with_doctor(server)
+        assert (await server.http.get("/doctor")).status_code == 401
+        headers = {"authorization": "Bearer secret"}
+        assert (await server.http.get("/doctor", headers=headers)).status_code == 200
+
+    serve(scenario, api_key="secret", server_info=INFO)
+
+
+def test_a_dead_engine_leaves_a_report_and_the_next_one_begins_anew(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        with_doctor(server)
+        server.engine.moments = capped(60)
+        await doctor(server)
+        server.line.died("The process was ended by SIGKILL.")
+        found = await doctor(server)
+        assert "was ended by SIGKILL" in found["sources"][0]["notes"][0]
+        second = FakeEngine(max_running=2, moments=capped(3, at=1200.0))
+        server.service.engine.attach(EngineLine(second))
+        found = await doctor(server, "?moments=true")
+        assert found["verdict"] == "not-enough-evidence"
+        assert [each["at"] for each in found["moments"]] == [1200.0, 1201.0, 1202.0]
+        # Those who watch see both lives, and the gap between.
+        assert [each.at for each in server.service.watch.moments][58:] == [
+            *(1058.0, 1059.0),
+            *(1200.0, 1201.0, 1202.0),
+        ]
+
+    serve(scenario, FakeEngine(max_running=2), server_info=INFO)
+
+
+def test_an_engine_that_does_not_answer_leaves_the_moments_of_before(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "ANSWER_S", 0.05)
+
+    async def scenario(server: Any) -> None:
+        with_doctor(server)
+        server.engine.moments = capped(60)
+        await doctor(server)
+        server.engine.mute = True
+        found = await doctor(server)
+        assert found["verdict"] == "seq-cap"
+        (note,) = found["sources"][0]["notes"]
+        assert "did not answer" in note
+        server.engine.mute = False
+        assert (await doctor(server))["sources"][0]["notes"] == []
+
+    serve(scenario, FakeEngine(max_running=2), server_info=INFO)
+
+
+def limits(page: str) -> dict[str, float]:
+    return {
+        sample.labels["limit"]: sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == "setpoint:binding_limit"
+    }
+
+
+def test_the_log_and_the_metric_tell_of_a_limit_and_of_its_end(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("LOOK_S", "EXAMINE_S"):
+        monkeypatch.setattr(watching, name, 0.01)
+    monkeypatch.setattr(limit_news, "LOG_EVERY_S", 0.0)
+    monkeypatch.setattr(watching, "REST_S", 0.05)
+
+    async def page(server: Any, wanted: dict[str, float]) -> None:
+        async with asyncio.timeout(20):
+            while limits((await server.http.get("/metrics")).text) != wanted:
+                await asyncio.sleep(0.01)
+
+    async def scenario(server: Any) -> None:
+        with_doctor(server)
+        server.engine.moments = capped(60)
+        watching_task = asyncio.create_task(server.service.watch.run())
+        await asyncio.sleep(0.05)
+        assert server.engine.num_asked == 0, "nobody asks an idle engine"
+        request = await busy(server)
+        await page(server, {"seq-cap": 1.0})
+        while not (lines := [record.getMessage() for record in caplog.records]):
+            await asyncio.sleep(0.01)
+        assert lines[0].startswith("Doctor: the limit that binds is seq-cap. ")
+        assert "--max-running-requests" in lines[0]
+        await asyncio.sleep(0.1)
+        assert len(caplog.records) == 1, "once for a change"
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        await page(server, {"seq-cap": 0.0})
+        watching_task.cancel()
+
+    with caplog.at_level(logging.INFO, "setpoint.frontend.limit_news"):
+        serve(scenario, FakeEngine(max_running=2), server_info=INFO, metrics=MetricsConfig())
+
+
+def test_followers_have_the_engine_asked_and_see_what_clients_saw(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "FOLLOWED_S", 0.01)
+
+    async def scenario(server: Any) -> None:
+        with_doctor(server)
+        watch = server.service.watch
+        task = asyncio.create_task(watch.run())
+        await server.generate(text="abcd", sampling_params={"max_new_tokens": 8})
+        began = watch._latencies._seconds[0][0]
+        server.engine.moments = capped(2, at=began - 0.25)
+        with watch.followed(), watch.followed():
+            async with asyncio.timeout(20):
+                while len(watch.moments) < 2:
+                    await asyncio.sleep(0.01)
+        assert {"ttft_p50", "ttft_p95", "itl_p50", "itl_p99"} <= watch.moments[0].quantiles.keys()
+        assert watch.limit_at(began - 0.25) == "seq-cap"
+        assert watch.limit_at(1.0) is None
+        await asyncio.sleep(0.05)
+        num_asked = server.engine.num_asked
+        await asyncio.sleep(0.1)
+        assert server.engine.num_asked <= num_asked + 1
+        task.cancel()
+
+    serve(scenario, FakeEngine(max_running=2), server_info=INFO)
