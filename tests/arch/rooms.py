@@ -9,7 +9,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "planning": ({"core"}, set()),
     "observe": ({"core"}, {"msgspec"}),
     "advisor": ({"core", "observe"}, {"msgspec", "numpy", "zstandard"}),
-    "advisor.doctor.report": ({"advisor", "observe"}, {"rich"}),
+    "advisor.doctor.report": ({"advisor", "core", "observe"}, {"rich"}),
     "advisor.doctor.command": ({"advisor", "advisor.doctor.report", "config", "core"}, {"rich"}),
     "config": ({"core", "planning"}, {"msgspec", "psutil", "yaml"}),
     "checkpoint": ({"core"}, {"numpy", "gguf", "huggingface_hub", "tokenizers"}),

@@ -12,6 +12,7 @@ from setpoint.advisor.doctor.observations import Facts, Observations, Rank, Sour
 from setpoint.advisor.doctor.report.drawing import chart
 from setpoint.advisor.doctor.report.figures import Charts, charts, duration
 from setpoint.advisor.doctor.report.plots import ASCII, UNICODE, phases, plot
+from setpoint.advisor.doctor.report.wording import of_figure
 from setpoint.observe.moments import Moment
 
 
@@ -53,7 +54,8 @@ def test_the_four_figures_come_first_and_a_far_limit_is_left_out() -> None:
     ]
     assert made.figures[1].limit == 64
     far = drawn([Moment(at=at, seconds=1, running=3) for at in range(9)], max_running_requests=4096)
-    assert far.figures[0].limit is None
+    assert far.figures[0].drawn_limit is None
+    assert of_figure(far.figures[0], far) == "median 3 of 4,096 slots"
     assert far.figures[0].top == 3
 
 

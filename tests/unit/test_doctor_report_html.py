@@ -54,7 +54,8 @@ def read(html: str) -> Balance:
 
 
 def test_the_page_says_what_the_terminal_says() -> None:
-    text = " ".join(read(page(report(), seen(), BY_CAUSE)).words)
+    text = "".join(read(page(report(), seen(), BY_CAUSE)).words)
+    text = text.replace("\N{NO-BREAK SPACE}", " ")
     for said in (
         report().summary,
         finding().action.text,

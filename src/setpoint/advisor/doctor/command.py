@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 
 from setpoint.advisor.doctor.checks import BY_CAUSE, CHECKS
+from setpoint.advisor.doctor.contract import contract
+from setpoint.advisor.doctor.diagnose import diagnose
 from setpoint.advisor.doctor.findings import Report
-from setpoint.advisor.doctor.observations import Observations
+from setpoint.advisor.doctor.lives import main_one
+from setpoint.advisor.doctor.readers.sources import observe_sources
 from setpoint.advisor.doctor.report.explain import print_check, print_list
-from setpoint.advisor.doctor.report.terminal import MAX_WIDTH
+from setpoint.advisor.doctor.report.html import page
+from setpoint.advisor.doctor.report.live import watch
+from setpoint.advisor.doctor.report.terminal import MAX_WIDTH, print_report
+from setpoint.advisor.doctor.watching import Watched
 from setpoint.config.doctor_options import DoctorOptions
 from setpoint.core.errors import ConfigError
 
@@ -43,17 +52,35 @@ def make_console(*, no_color: bool) -> Console:
 def _run(options: DoctorOptions, console: Console) -> int:
     if options.explain is not None:
         return _explain(console, options.explain)
-    raise ConfigError("the doctor reads nothing yet; --explain works.")
+    if not options.source:
+        raise ConfigError(
+            "say what to read: setpoint doctor SOURCE, which is a log, - or a server's URL."
+        )
+    if options.watch:
+        _check_watch(options)
+        return code_of(watch(console, Watched(options.source), BY_CAUSE))
+    with _waiting(options):
+        lives = observe_sources(options.source, seconds=options.seconds)
+    reports = [(diagnose(seen), seen) for seen in lives]
+    report, seen = main_one(reports)
+    others = [other for other, _ in reports if other is not report]
+    if options.html is not None:
+        _write(Path(options.html), page(report, seen, BY_CAUSE, others))
+    if options.json:
+        print(json.dumps(contract(report, others), indent=2))
+    else:
+        print_report(console, report, seen, BY_CAUSE, others, everything=options.all)
+    return code_of(report)
 
 
-def main_one(reports: Sequence[tuple[Report, Observations]]) -> tuple[Report, Observations]:
-    """Of several lives in one source the latest with a finding; else the latest that is healthy."""
-
-    def weight(place: int) -> tuple[int, int]:
-        verdict = reports[place][0].verdict
-        return {"not-enough-evidence": 0, "healthy": 1}.get(verdict, 2), place
-
-    return reports[max(range(len(reports)), key=weight)]
+def _check_watch(options: DoctorOptions) -> None:
+    for name in ("json", "html", "all"):
+        if getattr(options, name):
+            raise ConfigError(f"--watch renews one screen; --{name} needs a run without it.")
+    if "-" in options.source:
+        raise ConfigError(
+            "--watch reads a log again and again, which standard input does not allow."
+        )
 
 
 def code_of(report: Report) -> int:
@@ -70,3 +97,22 @@ def _explain(console: Console, cause: str) -> int:
         )
     print_check(console, BY_CAUSE[cause])
     return 0
+
+
+@contextmanager
+def _waiting(options: DoctorOptions) -> Iterator[None]:
+    """Says on a terminal what is being waited for."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    watched = [name for name in options.source if "://" in name]
+    text = f"watching {watched[0]} for {options.seconds:g} s" if watched else "reading"
+    with Console(stderr=True).status(text):
+        yield
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {path} cannot be written: {error.strerror}.") from None

@@ -35,9 +35,9 @@ def chart(figure: Figure, charts: Charts) -> str:
         f'<span class="flag" style="left:{100 * at / charts.seconds:.2f}%">▲</span>'
         for at in charts.marks.values()
     ]
-    if figure.limit is not None:
-        top = 100 - 100 * figure.limit / figure.top
-        name = f"{number(figure.limit)} {figure.limit_name}"
+    if figure.drawn_limit is not None:
+        top = 100 - 100 * figure.drawn_limit / figure.top
+        name = f"{number(figure.drawn_limit)} {figure.limit_name}"
         labels.append(f'<span class="cap" style="top:{top:.2f}%">{escape(name)}</span>')
     return (
         f"<figure><figcaption><b>{escape(figure.title)}</b>"
@@ -79,8 +79,8 @@ def _shapes(figure: Figure, charts: Charts) -> Iterator[str]:
             if len(figure.lines) == 1:
                 yield f'<path class="band" d="{band}"/>'
             yield f'<path class="stroke" d="{means}">{title}</path>'
-    if figure.limit is not None:
-        y = _y(figure.limit, figure)
+    if figure.drawn_limit is not None:
+        y = _y(figure.drawn_limit, figure)
         yield f'<line class="limit" x1="0" x2="{_WIDTH:g}" y1="{y:.1f}" y2="{y:.1f}"/>'
 
 

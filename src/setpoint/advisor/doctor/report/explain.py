@@ -25,7 +25,7 @@ def print_list(console: Console, checks: Sequence[Check]) -> None:
     width = max((len(check.cause) for check in checks), default=0)
     for check in checks:
         console.print(
-            Text(f"{_INDENT}{check.cause:<{width}}  ", style="cyan") + Text(check.title),
+            Text.assemble((f"{_INDENT}{check.cause:<{width}}  ", "cyan"), check.title),
             soft_wrap=True,
         )
     console.print(Text("setpoint doctor --explain CAUSE tells more.", style=plots.FAINT))
@@ -33,7 +33,7 @@ def print_list(console: Console, checks: Sequence[Check]) -> None:
 
 def check_lines(console: Console, check: Check) -> Iterator[Text]:
     width = width_of(console)
-    yield Text(check.title, style="bold") + Text(f"   {check.cause}", style=plots.FAINT)
+    yield Text.assemble((check.title, "bold"), (f"   {check.cause}", plots.FAINT))
     yield from _paragraphs(console, check.meaning, width)
     if check.picture:
         yield Text()
@@ -59,4 +59,4 @@ def _paragraphs(console: Console, text: str, width: int, style: str = "") -> Ite
     lines = Text(text.strip(), style=style).wrap(console, width - len(_INDENT))
     for line in lines:
         line.rstrip()
-        yield Text(_INDENT) + line
+        yield Text.assemble(_INDENT, line)

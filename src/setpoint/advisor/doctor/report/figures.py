@@ -9,6 +9,7 @@ from statistics import median
 
 from setpoint.advisor.doctor.findings import PhaseSpan, Report
 from setpoint.advisor.doctor.observations import Observations
+from setpoint.advisor.doctor.phases import running_of
 from setpoint.observe.moments import Moment
 
 Points = list[tuple[float, float]]
@@ -33,10 +34,15 @@ class Figure:
     top: float
     """Where the axis of values ends; it begins at 0."""
     limit: float | None = None
-    """A value that the figure cannot exceed."""
+    """A value that the figure cannot exceed. It may be far above the top."""
     limit_name: str = ""
     bars: bool = False
     """Counts, each of which stands for itself and is not connected with its neighbours."""
+
+    @property
+    def drawn_limit(self) -> float | None:
+        """The limit, if it is in the chart."""
+        return self.limit if self.limit is not None and self.limit <= self.top else None
 
 
 @dataclass(slots=True, frozen=True)
@@ -105,9 +111,7 @@ def _figures(seen: Observations, begin: float) -> list[Figure]:
     slots = facts.max_running_requests
     wanted = [
         _figure(seen, begin, "KV cache in use", "%", lambda m: _times(m.usage, 100), top=100),
-        _figure(
-            seen, begin, "Running requests", "", lambda m: m.running, limit=slots, name="slots"
-        ),
+        _figure(seen, begin, "Running requests", "", running_of, limit=slots, name="slots"),
         _figure(seen, begin, "Waiting requests", "", lambda m: m.queue),
         _figure(seen, begin, "Generated tokens", "/s", lambda m: m.gen_throughput),
         _figure(seen, begin, "Prefix cache hits", "%", _hits, top=100),
@@ -157,15 +161,14 @@ def _figure(
     if not values or hidden(values):
         return None
     largest = max(values)
-    if limit is not None and largest < limit / 4:
-        limit = None  # far above everything that happened: the axis would only show the limit
     return Figure(
         title=title,
         unit=unit,
         lines=lines,
-        top=top or _nice(max(largest, limit or 0.0)),
+        # A limit far above everything that happened would leave no room for that.
+        top=top or _nice(max(largest, limit if limit and limit <= 2 * largest else 0.0)),
         limit=limit,
-        limit_name=name if limit is not None else "",
+        limit_name=name,
         bars=bars,
     )
 

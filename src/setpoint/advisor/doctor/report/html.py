@@ -3,6 +3,7 @@ that comes from a source is escaped."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -10,12 +11,16 @@ from importlib.resources import files
 from setpoint import __version__
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.findings import Effect, Finding, Report
-from setpoint.advisor.doctor.observations import Evidence, Observations
+from setpoint.advisor.doctor.observations import Observations
 from setpoint.advisor.doctor.report import wording
 from setpoint.advisor.doctor.report.drawing import chart
 from setpoint.advisor.doctor.report.figures import charts
 from setpoint.advisor.doctor.report.wording import printable
 
+_WHOLE = re.compile(r"((?:--|#)[a-z][\w-]+)")
+"""Options, and fields of a log line."""
+_LINE = 400
+"""Characters of a line of a log that are shown; server_args have thousands."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """A browser loads nothing and runs nothing, whatever a log holds."""
 
@@ -29,13 +34,13 @@ def page(
     """``checks``: by cause. ``others``: reports about other lives in the same sources."""
     view = _View(report, seen, checks, others)
     body = "".join(part for part in view.parts() if part)
-    title = _text(f"{report.verdict}: {view.title(report.verdict)}")
+    title = _plain(f"{report.verdict}: {view.title(report.verdict)}")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f"<title>{title}</title><style>{_style()}</style></head>"
-        f'<body class="{_text(report.verdict)}"><main>{body}</main></body></html>\n'
+        f'<body class="{_plain(report.verdict)}"><main>{body}</main></body></html>\n'
     )
 
 
@@ -43,14 +48,25 @@ def _style() -> str:
     return files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 
 
-def _text(text: str) -> str:
+def _plain(text: str) -> str:
     return escape(printable(text))
+
+
+def _text(text: str) -> str:
+    """As prose: a word with a hyphen in it is not divided, and a number stays with its unit."""
+    parts = _WHOLE.split(printable(text))
+    whole = [
+        f"<span class=nb>{escape(part)}</span>" if index % 2 else escape(part)
+        for index, part in enumerate(parts)
+    ]
+    return "".join(whole).replace(" %", "&nbsp;%")
 
 
 def _tag(name: str, text: str, kind: str = "") -> str:
     """ "" if there is no text."""
     attribute = f' class="{kind}"' if kind else ""
-    return f"<{name}{attribute}>{_text(text)}</{name}>" if text else ""
+    content = _plain(text) if name == "code" else _text(text)
+    return f"<{name}{attribute}>{content}</{name}>" if text else ""
 
 
 def _card(heading: str, content: Iterable[str] | str, kind: str = "") -> str:
@@ -76,8 +92,7 @@ class _View:
         self._first = report.findings[0] if report.findings else None
 
     def title(self, cause: str) -> str:
-        check = self._checks.get(cause)
-        return check.title if check else cause
+        return wording.title(cause, self._checks)
 
     def parts(self) -> Iterator[str]:
         first = self._first
@@ -88,7 +103,7 @@ class _View:
         yield _card("What would help", self._missing())
         yield _card("What the server did", self._drawn())
         if first is not None:
-            yield _card("Evidence", _log(first.evidence, several=len(self._report.sources) > 1))
+            yield _card("Evidence", _log(first, several=len(self._report.sources) > 1))
             yield _card("What it is not", self._ruled_out(first))
         yield _card("Also found", (self._other(each) for each in self._report.findings[1:]))
         yield _card("Other lives of the server in the same sources", self._lives())
@@ -105,24 +120,28 @@ class _View:
     def _verdict(self) -> str:
         facts = [f"<span>cause <b>{_text(self._report.verdict)}</b></span>"]
         if self._first is not None:
-            facts.append(f"<span><b>{wording.percent(self._first.confidence)}</b> sure</span>")
+            facts.append(
+                f"<span><b>{_text(wording.percent(self._first.confidence))}</b> sure</span>"
+            )
             if self._first.share is not None:
-                share = wording.percent(self._first.share)
+                share = _text(wording.percent(self._first.share))
                 facts.append(f"<span>binds in <b>{share}</b> of the time under load</span>")
-        coverage = wording.percent(self._report.coverage)
+        coverage = _text(wording.percent(self._report.coverage))
         facts.append(f"<span><b>{coverage}</b> of the batch lines understood</span>")
+        title = self.title(self._report.verdict)
         return (
-            f'<header class="card verdict">{_tag("h1", self.title(self._report.verdict))}'
-            f"{_tag('p', self._report.summary, 'number')}"
+            f'<header class="card verdict">{_tag("h1", title)}'
+            f"{_tag('p', wording.proof(self._report.summary, title), 'number')}"
             f'<div class="facts">{"".join(facts)}</div></header>'
         )
 
     def _prescription(self, finding: Finding) -> str:
-        action = finding.action
+        what, more = wording.split(finding.action.text)
         return _card(
             "What to do",
             (
-                _tag("p", action.text, "do"),
+                _tag("p", what, "do"),
+                _tag("p", more),
                 self._command(finding),
                 _definitions({"How to check": finding.verify, "Wrong if": finding.falsify}),
             ),
@@ -143,7 +162,7 @@ class _View:
         parts = [] if effect is None else [_interval(effect)]
         if effect is not None:
             parts.append(_tag("p", wording.sentence(wording.effect_text(effect))))
-            parts.append(_tag("p", effect.why, "note"))
+            parts.append(_tag("p", wording.sentence(effect.why), "note"))
         parts.append(_definitions({"Risk": finding.risk}))
         return _card("What to expect", parts)
 
@@ -171,10 +190,11 @@ class _View:
         sure = f"{finding.cause}, {wording.percent(finding.confidence)} sure"
         effect = finding.effect
         expected = "" if effect is None else wording.sentence(wording.effect_text(effect))
-        title = _text(self.title(finding.cause))
+        title = self.title(finding.cause)
         return (
-            f'<div class="other"><h3>{title}<span class="pill">{_text(sure)}</span></h3>'
-            f"{_tag('p', finding.summary)}{_tag('p', finding.action.text)}"
+            f'<div class="other"><h3>{_text(title)}<span class="pill">{_text(sure)}</span></h3>'
+            f"{_tag('p', wording.proof(finding.summary, title))}"
+            f"{_tag('p', finding.action.text)}"
             f"{self._command(finding)}{_tag('p', expected, 'note')}"
             f"{self._folded_evidence(finding)}</div>"
         )
@@ -182,7 +202,7 @@ class _View:
     def _folded_evidence(self, finding: Finding) -> str:
         if not finding.evidence:
             return ""
-        log = _log(finding.evidence, several=len(self._report.sources) > 1)
+        log = _log(finding, several=len(self._report.sources) > 1)
         return f'<details class="note"><summary>Evidence</summary>{log}</details>'
 
     def _lives(self) -> Iterator[str]:
@@ -226,13 +246,18 @@ class _View:
             yield _tag("p", note, "note")
 
 
-def _log(evidence: Sequence[Evidence], *, several: bool) -> str:
+def _log(finding: Finding, *, several: bool) -> str:
     rows = "".join(
         f'<span class="where">{_text(wording.where(each, several=several))}</span>'
-        f'<span class="line">{_text(each.text)}</span>'
-        for each in evidence
+        f'<span class="line">{_plain(_cut(each.text, finding))}</span>'
+        for each in finding.evidence
     )
     return f'<div class="log">{rows}</div>' if rows else ""
+
+
+def _cut(text: str, finding: Finding) -> str:
+    part = wording.excerpt(text, finding, _LINE)
+    return part if len(part) <= _LINE else f"{part[:_LINE]} …"
 
 
 def _definitions(items: Mapping[str, str]) -> str:

@@ -32,6 +32,8 @@ class Script:
     dots_x: int
     dots_y: int
     axis: str
+    end: str
+    """Of the axis, where the largest value stands."""
     corner: str
     rule: str
     mark: str
@@ -45,8 +47,12 @@ class Script:
         return chr(_BRAILLE + bits) if self.dots_y > 1 else "*"
 
 
-UNICODE = Script(dots_x=2, dots_y=4, axis="┤", corner="└", rule="─", mark="▲", dash="╌", edge="╎")
-ASCII = Script(dots_x=1, dots_y=1, axis="|", corner="+", rule="-", mark="^", dash=".", edge="|")
+UNICODE = Script(
+    dots_x=2, dots_y=4, axis="│", end="┤", corner="└", rule="─", mark="▲", dash="╌", edge="╎"
+)
+ASCII = Script(
+    dots_x=1, dots_y=1, axis="|", end="+", corner="+", rule="-", mark="^", dash=".", edge="|"
+)
 
 
 def plot(figure: Figure, charts: Charts, *, width: int, height: int, script: Script) -> list[Text]:
@@ -56,13 +62,14 @@ def plot(figure: Figure, charts: Charts, *, width: int, height: int, script: Scr
     rows = height * script.dots_y
     limit_row = (
         None
-        if figure.limit is None
-        else (rows - 1 - _row(figure.limit, figure.top, rows)) // script.dots_y
+        if figure.drawn_limit is None
+        else (rows - 1 - _row(figure.drawn_limit, figure.top, rows)) // script.dots_y
     )
     lines = [_title(figure, charts, width)]
     for row in range(height):
         name = _axis(figure, figure.top) if row == 0 else ""
-        line = Text(f"{name:>{label}}", style=FAINT) + Text(script.axis, style=FAINT)
+        axis = script.axis if row else script.end
+        line = Text.assemble((f"{name:>{label}}{axis}", FAINT))
         for column in range(width - label - 1):
             bits = cells.get((column, row), 0)
             if bits:
@@ -98,7 +105,7 @@ def label_width(figure: Figure) -> int:
 
 def _title(figure: Figure, charts: Charts, width: int) -> Text:
     text = of_figure(figure, charts)
-    title = Text(figure.title, style="bold")
+    title = Text.assemble((figure.title, "bold"))
     if len(figure.title) + len(text) + 2 <= width:
         title.append("  " + text, style=FAINT)
     return title

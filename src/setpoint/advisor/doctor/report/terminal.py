@@ -15,7 +15,7 @@ from rich.text import Text
 
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.findings import Finding, Report
-from setpoint.advisor.doctor.observations import Evidence, Observations
+from setpoint.advisor.doctor.observations import Observations
 from setpoint.advisor.doctor.report import plots, wording
 from setpoint.advisor.doctor.report.figures import charts
 
@@ -47,6 +47,7 @@ class Room:
 
 ALL = Room(evidence=64, ruled_out=64, others=64, plot_height=6, num_plots=64, item_lines=64)
 SCREENS = (
+    Room(evidence=3, ruled_out=6, others=4, plot_height=6, num_plots=4, item_lines=2),
     Room(evidence=3, ruled_out=5, others=3, plot_height=4, num_plots=4, item_lines=2),
     Room(evidence=2, ruled_out=4, others=2, plot_height=4, num_plots=4, item_lines=2),
     Room(evidence=2, ruled_out=4, others=2, plot_height=3, num_plots=4, item_lines=2),
@@ -82,6 +83,7 @@ def report_lines(
     checks: Mapping[str, Check],
     others: Sequence[Report] = (),
     *,
+    max_lines: int = MAX_LINES,
     everything: bool = False,
 ) -> list[Text]:
     """The lines of the screen, none wider than the console."""
@@ -91,9 +93,9 @@ def report_lines(
     lines: list[Text] = []
     for room in SCREENS:
         lines = page.lines(room)
-        if len(lines) <= MAX_LINES:
-            break
-    return lines
+        if len(lines) <= max_lines:
+            return lines
+    return lines[:max_lines]
 
 
 class _Page:
@@ -143,18 +145,19 @@ class _Page:
         style = {"healthy": "bold green", "not-enough-evidence": "bold yellow"}.get(
             verdict, "bold red"
         )
-        check = self._checks.get(verdict)
-        title = check.title if check else verdict
+        title = wording.title(verdict, self._checks)
         first = self._first
         sure = f"{wording.percent(first.confidence)} sure" if first else ""
         right = ", ".join(part for part in (verdict, sure) if part)
         room = self._width - len(title) - len(right)
         if room >= 2:
-            yield Text(title, style=style) + Text(" " * room) + Text(right, style=plots.FAINT)
+            yield Text.assemble((title, style), " " * room, (right, plots.FAINT))
         else:
             yield from self._wrapped(Text(title, style=style))
             yield Text(right, style=plots.FAINT)
-        yield from self._wrapped(Text(wording.printable(self._report.summary)))
+        yield from self._wrapped(
+            Text(wording.printable(wording.proof(self._report.summary, title)))
+        )
 
     def _action(self, room: Room) -> Iterator[Text]:
         first = self._first
@@ -163,17 +166,20 @@ class _Page:
                 yield from self._labelled("To do", missing)
             return
         action = first.action
-        yield from self._labelled("Do", action.text, style="bold")
+        what, more = wording.split(action.text)
+        yield from self._labelled("Do", what, style="bold")
+        if more:
+            yield from self._labelled("", more)
         command = wording.typed(action)
         if command:
             before = wording.present(action, self._seen.facts)
-            line = Text(command, style=COMMAND)
-            line.append(f"   (now {before})" if before else "", style=plots.FAINT)
-            line.append(f"   {wording.how_to_change(action, self._seen)}", style=plots.FAINT)
+            hint = f"   (now {before})" if before else ""
+            hint += f"   {wording.how_to_change(action, self._seen)}"
+            line = Text.assemble((command, COMMAND), (hint, plots.FAINT))
             yield from self._labelled("Type", line)
         if first.effect is not None:
             expected = wording.sentence(wording.effect_text(first.effect))
-            yield from self._labelled("Expect", f"{expected} {first.effect.why}")
+            yield from self._labelled("Expect", f"{expected} {wording.sentence(first.effect.why)}")
         after = {"Risk": first.risk, "Check": first.verify}
         if room is ALL:
             after["Wrong if"] = first.falsify
@@ -196,12 +202,12 @@ class _Page:
             if charts.phases and index >= len(drawn) - 2:
                 label = plots.label_width(figure) + 1
                 bar = plots.phases(charts, width=half - label, script=self._script)
-                lines.append(Text(" " * label) + bar)
+                lines.append(Text.assemble(" " * label, bar))
         for index in range(0, len(drawn), 2):
             right = drawn[index + 1] if index + 1 < len(drawn) else []
             for row, line in enumerate(drawn[index]):
                 line.pad_right(half - len(line.plain))
-                yield line + Text("   ") + right[row] if right else line
+                yield Text.assemble(line, "   ", right[row]) if right else line
         if charts.clock:
             yield from self._wrapped(Text(charts.clock, style=plots.FAINT))
 
@@ -210,8 +216,11 @@ class _Page:
         if evidence:
             yield _heading("Evidence", room.evidence, len(evidence))
         several = len(self._report.sources) > 1
-        for one in _spread(evidence, room.evidence):
-            text = one.text if room is ALL else _STAMP.sub("", one.text)
+        for one in evidence[: room.evidence]:
+            text = one.text
+            if room is not ALL:
+                size = room.item_lines * (self._width - _INDENT - 8)
+                text = wording.excerpt(_STAMP.sub("", text), self._first, size)
             yield from self._item(wording.where(one, several=several), text, room.item_lines)
 
     def _ruled_out(self, room: Room) -> Iterator[Text]:
@@ -248,7 +257,8 @@ class _Page:
     def _labelled(self, label: str, text: str | Text, style: str = "") -> Iterator[Text]:
         content = text if isinstance(text, Text) else Text(wording.printable(text), style=style)
         for index, line in enumerate(self._wrapped(content, self._width - _LABEL)):
-            yield Text(f"{'' if index else label:<{_LABEL}}", style=plots.FAINT) + line
+            head = f"{'' if index else label:<{_LABEL}}"
+            yield Text.assemble((head, plots.FAINT), line)
 
     def _item(self, name: str, text: str, most: int, style: str = "") -> Iterator[Text]:
         """A name, and its text behind it on at most so many lines."""
@@ -259,7 +269,8 @@ class _Page:
             lines[-1].truncate(room - 1)
             lines[-1].append("…" if self._script is plots.UNICODE else "~")
         for index, line in enumerate(lines):
-            yield Text(f"  {'' if index else name:<{_INDENT - 2}}", style=plots.FAINT) + line
+            head = f"  {'' if index else name:<{_INDENT - 2}}"
+            yield Text.assemble((head, plots.FAINT), line)
 
     def _wrapped(self, text: Text, width: int | None = None) -> Iterator[Text]:
         text.plain = text.plain.replace(" %", f"{_HELD}%")
@@ -270,17 +281,7 @@ class _Page:
 
 
 def _heading(name: str, shown: int, total: int) -> Text:
-    heading = Text(name, style="bold")
+    heading = Text.assemble((name, "bold"))
     if shown < total:
         heading.append(f"  {shown} of {total}", style=plots.FAINT)
     return heading
-
-
-def _spread(evidence: Sequence[Evidence], count: int) -> list[Evidence]:
-    """As many of them, the first and the last included."""
-    if len(evidence) <= count:
-        return list(evidence)
-    if count == 1:
-        return [evidence[0]]
-    last = len(evidence) - 1
-    return [evidence[round(index * last / (count - 1))] for index in range(count)]

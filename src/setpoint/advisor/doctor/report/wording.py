@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from setpoint.advisor.doctor.findings import Action, Effect, Report
+from setpoint.advisor.doctor.checks.check import Check
+from setpoint.advisor.doctor.findings import Action, Effect, Finding, Report
 from setpoint.advisor.doctor.observations import Evidence, Facts, Observations, Source
 from setpoint.advisor.doctor.report.figures import Charts, Figure, duration
 
@@ -88,10 +90,22 @@ def present(action: Action, facts: Facts) -> str:
     if action.flag is None:
         return ""
     name = option(action.flag)
-    value = facts.options.get(name)
-    if value is None:
-        value = getattr(facts, name, None)
-    return "" if value is None else value_text(value)
+    asked, held = facts.options.get(name), getattr(facts, name, None)
+    if asked is None or held is None or asked == held:
+        value = held if asked is None else asked
+        return "" if value is None else value_text(value)
+    return f"{value_text(asked)}, of which the server made {value_text(held)}"
+
+
+def title(cause: str, checks: Mapping[str, Check]) -> str:
+    check = checks.get(cause)
+    return check.title if check else printable(cause)
+
+
+def split(text: str) -> tuple[str, str]:
+    """The first sentence, and the others."""
+    first, stop, rest = text.partition(". ")
+    return (first + ".", rest) if stop else (text, "")
 
 
 def how_to_change(action: Action, seen: Observations) -> str:
@@ -151,12 +165,13 @@ def factor(value: float) -> str:
 def of_figure(figure: Figure, charts: Charts) -> str:
     """ "median 43 %, top 47 %", in the steady phases if there are any."""
     middle, most = charts.typical(figure)
-    unit = f" {figure.unit}" if figure.unit == "%" else figure.unit
+    if figure.unit == "%":
+        return f"median {percent(middle / 100)}, top {percent(most / 100)}"
     if figure.bars:
         return f"{number(sum(value for line in figure.lines.values() for _, value in line))} in all"
     if figure.limit is not None:
         return f"median {number(middle)} of {number(figure.limit)} {figure.limit_name}"
-    return f"median {number(middle)}{unit}, top {number(most)}{unit}"
+    return f"median {number(middle)}{figure.unit}, top {number(most)}{figure.unit}"
 
 
 def where(evidence: Evidence, *, several: bool) -> str:
@@ -165,6 +180,22 @@ def where(evidence: Evidence, *, several: bool) -> str:
     return f"{evidence.source} {line}" if several and evidence.source else line
 
 
+def excerpt(text: str, finding: Finding | None, size: int) -> str:
+    """The part of a long line that names the option of the finding; the beginning if none does."""
+    name = option(finding.action.flag) if finding and finding.action.flag else ""
+    at = text.find(name) if name else -1
+    if len(text) <= size or at < 0 or at + len(name) + 16 <= size:
+        return text
+    return f"… {text[max(0, at - size // 3) :]}"
+
+
+def proof(summary: str, heading: str) -> str:
+    """A summary below its title, which it may begin with."""
+    return sentence(summary.removeprefix(f"{heading}: "))
+
+
 def sentence(text: str) -> str:
-    """With a capital letter and a full stop."""
+    """With a capital letter and a full stop; "" stays so."""
+    if not text:
+        return ""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
