@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from hypothesis import HealthCheck, event, given, settings
+from any_input import Calls, Serve, anything, check_answers, real, some, whole, words
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from setpoint.testing.fake_engine import FakeEngine
-
-Serve = Callable[..., None]
 CHAT = "/v1/chat/completions"
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8)
-)
-anything = st.recursive(
-    scalars,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-whole = st.integers(-1, 300)
-real = st.floats(-1, 3)
-words = st.text(max_size=5)
 ids = st.lists(st.integers(0, 259), min_size=1, max_size=4)
 SHARED = {
     "n": st.integers(1, 3), "temperature": real, "top_p": real, "top_k": whole, "min_p": real, "frequency_penalty": real,
@@ -59,19 +37,6 @@ OPENAI = SHARED | OPTIONS | {
     "reasoning_effort": words, "tools": st.lists(words, max_size=1),
     "chat_template_kwargs": st.dictionaries(words, words, max_size=2), "continue_final_message": st.booleans(),
 }  # fmt: skip
-
-
-def some(plausible: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    """A few keys, with plausible values; in a third of the cases one more with any value."""
-    wild = st.dictionaries(st.sampled_from(sorted(plausible)), anything, min_size=1, max_size=1)
-    pairs = st.sampled_from(sorted(plausible)).flatmap(
-        lambda key: st.tuples(st.just(key), plausible[key])
-    )
-    return st.builds(
-        lambda mild, wild: dict(mild) | wild,
-        st.lists(pairs, max_size=3),
-        st.just({}) | st.just({}) | wild,
-    )
 
 
 content = (
@@ -107,13 +72,5 @@ openai_body = st.builds(
         max_size=8,
     )
 )
-def test_no_body_is_answered_with_500(
-    serve: Serve, calls: list[tuple[str, dict[str, Any]]]
-) -> None:
-    async def scenario(server: Any) -> None:
-        for path, body in calls:
-            response = await server.http.post(path, json=body)
-            event(f"{path} {response.status_code}")  # shown by --hypothesis-show-statistics
-            assert response.status_code in (200, 400), (path, body, response.text)
-
-    serve(scenario, FakeEngine(tokens_per_event=64))
+def test_no_body_is_answered_with_500(serve: Serve, calls: Calls) -> None:
+    check_answers(serve, calls)
