@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from any_input import Calls, Serve, anything, check_answers, real, some, whole, words
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -63,14 +64,23 @@ openai_body = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(
-    st.lists(
-        st.tuples(st.just("/generate"), generate_body)
-        | st.tuples(st.sampled_from([CHAT, "/v1/completions"]), openai_body),
-        min_size=4,
-        max_size=8,
-    )
+CALLS = st.lists(
+    st.tuples(st.just("/generate"), generate_body)
+    | st.tuples(st.sampled_from([CHAT, "/v1/completions"]), openai_body),
+    min_size=4,
+    max_size=8,
 )
+EXAMPLES = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=20, **EXAMPLES)
+@given(CALLS)
 def test_no_body_is_answered_with_500(serve: Serve, calls: Calls) -> None:
+    check_answers(serve, calls)
+
+
+@pytest.mark.full
+@settings(max_examples=300, **EXAMPLES)
+@given(CALLS)
+def test_none_of_many_bodies_is_answered_with_500(serve: Serve, calls: Calls) -> None:
     check_answers(serve, calls)
