@@ -304,3 +304,23 @@ def test_the_limit_that_binds_most_of_the_time_is_the_verdict() -> None:
     assert report.verdict == "kv-conservative"
     lines = steady(40, 80, 0.5, 15) + [decode(64, 80, 0.4) for _ in range(60)]
     assert judge(lines, max_running_requests=64).verdict == "seq-cap"
+
+
+def test_health_checks_are_no_load() -> None:
+    lines = [prefill(1, 12, 0, 0, 0.0) if i % 12 else decode(1, 0, 0.0) for i in range(60)]
+    assert judge(lines).verdict == "not-enough-evidence"
+
+
+def test_at_a_full_pool_full_prefill_batches_between_decode_steps_show_memory() -> None:
+    lines: list[Moment] = []
+    for i in range(20):
+        lines += [prefill(1, 8192, 60 + 4 * i, 25, 0.95) for _ in range(3)]
+        lines.append(decode(26 + i % 2, 60 + 4 * i, 0.97))
+    assert judge(lines).verdict == "kv-full"
+
+
+def test_prompts_that_are_not_split_fill_a_batch_when_the_next_does_not_fit() -> None:
+    lines = [prefill(2, 700 + 40 * (i % 8), 90, 300 + i, 0.5) for i in range(40)]
+    report = judge(lines, chunked_prefill_size=-1, max_prefill_tokens=1024)
+    assert report.verdict == "prefill-budget"
+    assert asked(report) == ("--max-prefill-tokens", "increase")

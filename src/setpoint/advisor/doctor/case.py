@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from setpoint.advisor.doctor.findings import Phase, PhaseSpan
@@ -16,6 +16,7 @@ from setpoint.observe.moments import Moment
 MIN_COVERAGE = 0.5
 MIN_LINES = 5
 MIN_SECONDS = 20.0
+MIN_DECODING = 0.1
 MANY_LINES = 20
 """This many lines are evidence, however little time they span."""
 PINNED = 0.7
@@ -23,6 +24,8 @@ PINNED = 0.7
 cap that the source does not name."""
 LINES_PER_MINUTE = 60.0
 """Batch lines of a minute, if the source has no clock: 40 decode steps take about a second."""
+MIN_BUDGET = 256
+"""Smaller prefill batches are not taken for full ones."""
 LOADED: tuple[Phase, ...] = ("steady",)
 
 
@@ -38,9 +41,9 @@ class Case:
     load: Load = field(default_factory=Load)
     """Steady phases of all ranks, in the order of time."""
     decoding: Load = field(default_factory=Load)
-    """Those moments of ``load`` in which requests generated, or all if none did: usage and running
-    requests are judged here, because lines about a prefill show them before their new requests
-    have joined."""
+    """Those moments of ``load`` in which requests generated, or all if these are too few to stand
+    for it: usage and running requests are judged here, because lines about a prefill show them
+    before their new requests have joined."""
     limits: Limits = field(default_factory=Limits)
     slots_named: bool = False
     """The source names the cap of ``limits.slots``; otherwise it is inferred from requests that
@@ -108,7 +111,8 @@ def examine(seen: Observations) -> Case:
     pairs.sort(key=lambda pair: pair[0].at)
     load = Load(tuple(m for m, _ in pairs), tuple(w for _, w in pairs), clock)
     decoding = load.where(lambda moment: moment.num_decode > 0)
-    decoding = decoding if len(decoding) >= MIN_LINES else load
+    if len(decoding) < max(MIN_LINES, MIN_DECODING * len(load)):
+        decoding = load
     limits, named = _limits(seen.facts, load, decoding)
     counts = {rank.name: _retractions(rank) for rank in seen.ranks}
     return Case(
@@ -130,8 +134,13 @@ def _steady(moments: list[Moment], labels: list[Phase], clock: bool) -> Load:
     weights = weigh(moments, MIN_GAP_S)
     if not clock or not any(weights):
         weights = [1.0] * len(moments)
-    kept = [index for index, name in enumerate(labels) if name in LOADED]
+    kept = [i for i, name in enumerate(labels) if name in LOADED and tells(moments[i])]
     return Load(tuple(moments[i] for i in kept), tuple(weights[i] for i in kept), clock)
+
+
+def tells(moment: Moment) -> bool:
+    """Whether it shows a batch or a queue; a moment may hold nothing but a retraction."""
+    return moment.running is not None or moment.queue is not None or moment.usage is not None
 
 
 def _retractions(rank: Rank) -> int:
@@ -150,13 +159,14 @@ def _busy_minutes(rank: Rank, clock: bool) -> float:
 
 def _limits(facts: Facts, load: Load, decoding: Load) -> tuple[Limits, bool]:
     slots, named = _slots(facts, decoding)
-    limits = Limits(slots=slots, prefill_tokens=_prefill_tokens(facts, load))
+    tokens, whole = _prefill_tokens(facts, load)
+    limits = Limits(slots=slots, prefill_tokens=tokens, whole_prompts=whole)
     waiting = load.where(lambda moment: bool(moment.queue) and moment.num_prefill > 0)
     full = waiting.where(lambda moment: at_budget(moment, limits))
     decodes = sum(1 for moment in load.moments if moment.num_decode and not moment.num_prefill)
     # Prefill goes before decode: where its batches are always full, few decode steps run between.
     bound = len(full) >= max(3, 0.6 * len(waiting), 0.5 * decodes)
-    return Limits(limits.slots, limits.prefill_tokens, prefill_bound=bound), named
+    return replace(limits, prefill_bound=bound), named
 
 
 def _slots(facts: Facts, decoding: Load) -> tuple[float | None, bool]:
@@ -188,25 +198,33 @@ def _pinned(decoding: Load) -> float | None:
     return most if sum(value == most for value in running) >= PINNED * len(running) else None
 
 
-def _prefill_tokens(facts: Facts, load: Load) -> float | None:
-    """Prompt tokens that one prefill batch may have."""
-    chunk, most = facts.chunked_prefill_size, facts.max_prefill_tokens
-    named = [
-        size
-        for size in (
-            chunk if chunk is not None else facts.options.get("chunked_prefill_size"),
-            most if most is not None else facts.options.get("max_prefill_tokens"),
-        )
-        if isinstance(size, int) and size > 0
-    ]
-    if chunk is not None or len(named) == 2:
-        return float(min(named)) if named else None
+def _prefill_tokens(facts: Facts, load: Load) -> tuple[float | None, bool]:
+    """Prompt tokens that one prefill batch may have, and whether prompts stay whole in it."""
+    chunk = _size(facts.chunked_prefill_size, facts.options.get("chunked_prefill_size"))
+    most = _size(facts.max_prefill_tokens, facts.options.get("max_prefill_tokens"))
+    if chunk is None:
+        seen = _usual_prefill(load)
+        return (seen, False) if seen is not None else (most, True)
+    if chunk > 0 and (most is None or most <= 0 or chunk <= most):
+        return chunk, False
+    return (most, True) if most and most > 0 else (None, True)
+
+
+def _size(*values: Any) -> float | None:
+    """The first of these that is a number."""
+    for value in values:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    return None
+
+
+def _usual_prefill(load: Load) -> float | None:
+    """The size at which batches stop, if no line names it: the last prompt is cut there."""
     sizes = [
         moment.new_tokens / moment.num_prefill for moment in load.moments if moment.num_prefill
     ]
-    if len(sizes) < MIN_LINES or max(sizes) < 256:
-        return float(min(named)) if named else None
-    # Unnamed: batches that stop at one size show it, because the last prompt is cut there.
+    if len(sizes) < MIN_LINES or max(sizes) < MIN_BUDGET:
+        return None
     usual = statistics.mode(sizes)
     same = sum(size >= AT_BUDGET * usual for size in sizes) >= 0.5 * len(sizes)
     return usual if usual >= 0.98 * max(sizes) and sizes.count(usual) >= 3 and same else None

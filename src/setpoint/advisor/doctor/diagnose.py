@@ -30,7 +30,7 @@ BINDING = (
 )
 EXPLAINS: dict[str, tuple[str, ...]] = {
     "mem-underused": ("kv-full",),
-    "long-prompt-blocking": ("prefill-budget",),
+    "long-prompt-blocking": ("prefill-budget", "client-bound"),
     "queue-too-long": ("kv-full",),
     "graph-miss": ("client-bound",),
     "batch-too-large": ("client-bound",),

@@ -50,6 +50,8 @@ class Limits:
     """Requests that may run."""
     prefill_tokens: float | None = None
     """Prompt tokens of one prefill batch."""
+    whole_prompts: bool = False
+    """Prompts are not cut to fill a batch: it is full if the next prompt does not fit."""
     prefill_bound: bool = False
     """Prefill batches are at that budget most of the time, so that a queue seen between two of them
     waits for it, too."""
@@ -67,7 +69,16 @@ def at_budget(moment: Moment, limits: Limits) -> bool:
     """Whether the moment's prefill batches used their budget of tokens."""
     if not limits.prefill_tokens or not moment.num_prefill:
         return False
-    return moment.new_tokens / moment.num_prefill >= AT_BUDGET * limits.prefill_tokens
+    tokens = moment.new_tokens / moment.num_prefill
+    if limits.whole_prompts and moment.new_seqs:
+        tokens += moment.new_tokens / moment.new_seqs
+    return tokens >= AT_BUDGET * limits.prefill_tokens
+
+
+def is_full(moment: Moment) -> bool:
+    """Whether the KV pool is in good use, or an average request more would not fit."""
+    usage = moment.usage or 0.0
+    return usage >= FULL or usage + usage / max(moment.running or 1e9, 1) >= 1
 
 
 def other_pool(moment: Moment) -> str | None:
@@ -87,11 +98,13 @@ def binding_limit(moment: Moment, limits: Limits) -> Limit:
             return "other-pool-full"
         if reason is None and at_cap(moment, limits):
             return "seq-cap"
-        if reason is None and (limits.prefill_bound or at_budget(moment, limits)):
+        if reason is None and at_budget(moment, limits):
+            return "prefill-budget"  # memory took this batch, whatever the usage is
+        if is_full(moment):
+            return "kv-full"
+        if reason is None and limits.prefill_bound:
             return "prefill-budget"
-        if moment.usage is None:
-            return reason or "unknown"
-        return "kv-full" if moment.usage >= FULL else "kv-conservative"
+        return "unknown" if moment.usage is None and reason is None else "kv-conservative"
     return reason
 
 

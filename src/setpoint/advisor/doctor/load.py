@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from setpoint.advisor.doctor.phases import lasted
 from setpoint.observe.moments import Moment
 
 Value = Callable[[Moment], float | None]
@@ -83,9 +84,9 @@ class Load:
 
 
 def weigh(moments: Sequence[Moment], limit: float) -> list[float]:
-    """Seconds that each moment stands for. A moment that does not say how long it lasted has the
-    time since the one before, at most ``limit``; lines of one second share it."""
-    weights = [moment.seconds for moment in moments]
+    """Seconds that each moment stands for: a single line for the time since the line before, at
+    most ``limit``, which lines of the same second share."""
+    weights = [lasted(moment) for moment in moments]
     start = 0
     while start < len(moments):
         end = start + 1

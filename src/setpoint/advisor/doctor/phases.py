@@ -22,7 +22,11 @@ USAGE_LEVEL = 0.7
 DRAIN_LEVEL = 0.9
 """A drain begins when, after the last admission, fewer than this share of the requests run."""
 PROBE_TOKENS = 128
-"""Prompt tokens that a server's own first request has at most."""
+"""Prompt tokens that a server's own first request, or a health check, has at most."""
+PROBE_STEPS = 10
+"""Decode steps for each of them, if a source has nothing else."""
+LINE_STEPS = 40
+"""Decode steps that a line stands for, unless --decode-log-interval says otherwise."""
 
 
 def label(moments: Sequence[Moment]) -> list[Phase]:
@@ -42,7 +46,7 @@ def spans(
     found: list[PhaseSpan] = []
     limit = _gap_limit(moments)
     for index, (moment, name) in enumerate(zip(moments, labels, strict=True)):
-        end = moment.at + moment.seconds
+        end = moment.at + lasted(moment)
         if found and moment.at - found[-1].end > limit:
             found.append(PhaseSpan("idle", found[-1].end, moment.at))
         if found and found[-1].phase == name:
@@ -55,16 +59,25 @@ def spans(
     return found
 
 
+def lasted(moment: Moment) -> float:
+    """Seconds that a moment covers from ``at`` on. A single line is written at the end of what it
+    tells, and covers nothing that follows."""
+    is_line = moment.line > 0 and moment.num_prefill + moment.num_decode <= 1
+    return 0.0 if is_line else moment.seconds
+
+
 def _gap_limit(moments: Sequence[Moment]) -> float:
-    gaps = [b.at - a.at - a.seconds for a, b in itertools.pairwise(moments)]
+    gaps = [b.at - a.at - lasted(a) for a, b in itertools.pairwise(moments)]
     usual = [gap for gap in gaps if gap > 0]
     return max(MIN_GAP_S, GAP_FACTOR * statistics.median(usual)) if usual else MIN_GAP_S
 
 
 def _is_idle(moment: Moment) -> bool:
-    """Nothing ran and nothing waited. A moment that does not tell either is not idle."""
-    worked = moment.num_prefill or moment.num_decode or moment.new_tokens
-    return not worked and not moment.running and not moment.queue and not moment.preparing
+    """Nothing ran and nothing waited. A moment that tells neither is not idle."""
+    worked = moment.num_prefill or moment.num_decode or moment.new_tokens or moment.retractions
+    known = moment.running is not None or moment.queue is not None
+    nothing = not moment.running and not moment.queue and not moment.preparing
+    return known and nothing and not worked
 
 
 def _busy(moments: Sequence[Moment], labels: list[Phase]) -> list[tuple[int, int]]:
@@ -77,7 +90,7 @@ def _busy(moments: Sequence[Moment], labels: list[Phase]) -> list[tuple[int, int
         if idle:
             labels[index] = "idle"
         before = moments[index - 1] if index else moment
-        if first is not None and (idle or moment.at - before.at - before.seconds > limit):
+        if first is not None and (idle or moment.at - before.at - lasted(before) > limit):
             found.append((first, index))
             first = None
         if first is None and not idle:
@@ -141,18 +154,23 @@ def _drain_start(moments: Sequence[Moment], first: int, end: int) -> int:
     return end
 
 
+def _is_probe(moment: Moment) -> bool:
+    """A short request that runs alone: from the server itself, a benchmark that begins, or a health
+    check."""
+    alone = (running_of(moment) or 0.0) <= 1 and not moment.queue and moment.new_seqs <= 1
+    return alone and moment.new_tokens + moment.cached_tokens <= PROBE_TOKENS
+
+
 def _label_start(moments: Sequence[Moment], labels: list[Phase]) -> None:
-    """A server sends itself one short request when it is ready, and benchmarks one before they
-    begin: alone at the beginning, they are no load."""
+    """Probes are no load: those before a larger load begins, and all if there is nothing else."""
     level = max((running_of(moment) or 0.0 for moment in moments), default=0.0)
+    steps = sum(moment.num_decode * (LINE_STEPS if moment.line else 1) for moment in moments)
+    few = steps < PROBE_STEPS * sum(moment.num_prefill for moment in moments)
+    if few and all(_is_probe(moment) for moment in moments):
+        labels[:] = ["idle"] * len(labels)
+        return
     for index, moment in enumerate(moments):
-        probe = (
-            (running_of(moment) or 0.0) <= 1
-            and not moment.queue
-            and moment.new_seqs <= 1
-            and (moment.new_tokens + moment.cached_tokens <= PROBE_TOKENS)
-        )
-        if not probe or (level <= 1 and not moment.num_prefill):
+        if not _is_probe(moment) or (level <= 1 and not moment.num_prefill):
             return
         if labels[index] != "idle":
             labels[index] = "start-up"

@@ -13,20 +13,19 @@ from setpoint.advisor.doctor.checks.common import (
     said,
     throughput_effect,
 )
-from setpoint.advisor.doctor.checks.kv_optimistic import EFFECTIVE, MAX_RATE, MIN_RETRACTIONS
+from setpoint.advisor.doctor.checks.kv_optimistic import EFFECTIVE, retracts_often
 from setpoint.advisor.doctor.equations import GOOD_USAGE, mem_fraction_for, rounded
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.limits import binding_limit
 from setpoint.advisor.doctor.load import Load
 
 MIN_SHARE = 0.5
-FULL_POOL = 0.95
-LONG_QUEUE = 2.0
+LONG_QUEUE = 4.0
 """Waiting requests for each running one: by Little's law a request waits this many times as long
 as it is served."""
 SMALL_BATCH = 64
-"""Below this, each further request in a batch costs next to nothing, so that a queue as long as the
-batch is reason enough."""
+"""Below this each further request in a batch costs next to nothing: if the pool could not hold one
+more even without a reserve, a queue as long as the batch is reason enough."""
 GROWS = 1.3
 FALLS = 0.8
 
@@ -39,11 +38,12 @@ def find(case: Case) -> Finding | None:
     usage = full.median(lambda moment: moment.usage)
     running = full.median(lambda moment: moment.running)
     queue = full.median(lambda moment: moment.queue)
-    if share < MIN_SHARE or usage is None or usage < FULL_POOL or not running or not queue:
+    if usage is None or not running or not queue:
         return None
-    reason = _too_small(case, full, running, queue)
+    reason = _reserved(case) or _too_small(full, share, running, queue)
     if reason is None:
         return None
+    share = max(share, MIN_SHARE)
     growth = min(2.0, (running + queue) / running)
     action = _action(case, growth)
     return Finding(
@@ -70,25 +70,28 @@ def find(case: Case) -> Finding | None:
     )
 
 
-def _too_small(case: Case, full: Load, running: float, queue: float) -> str | None:
+def _reserved(case: Case) -> str | None:
+    """Requests are thrown back although every token that may come is reserved."""
+    if case.conservativeness < EFFECTIVE or not retracts_often(case):
+        return None
+    return (
+        f"there are {per_minute(case)} although --schedule-conservativeness "
+        f"{case.conservativeness:g} reserves every token that may come"
+    )
+
+
+def _too_small(full: Load, share: float, running: float, queue: float) -> str | None:
     """Why the queue is more than a well-used pool explains; None: it is not."""
     trend = full.trend(lambda moment: moment.queue)
-    if (
-        case.conservativeness >= EFFECTIVE
-        and case.num_retractions >= MIN_RETRACTIONS
-        and case.retractions_per_minute > MAX_RATE
-    ):
-        return (
-            f"there are {per_minute(case)} although --schedule-conservativeness "
-            f"{case.conservativeness:g} reserves every token that may come"
-        )
-    if trend < FALLS:
+    if share < MIN_SHARE or trend < FALLS:
         return None
     if trend >= GROWS and queue >= max(0.25 * running, 4):
         return (
             f"the queue grows (median {queue:.0f}, in the last third {trend:.1f} times the first)"
         )
-    if queue >= LONG_QUEUE * running or (running < SMALL_BATCH and queue >= running):
+    usage = full.median(lambda moment: moment.usage) or 0.0
+    no_room = running < SMALL_BATCH and usage + usage / running >= 1
+    if queue >= LONG_QUEUE * running or (no_room and queue >= running):
         return (
             f"{queue:.0f} wait: a request waits {queue / running:.1f} times as long as it is served"
         )
@@ -164,10 +167,12 @@ CHECK = Check(
     "them, the estimate of the scheduler is right, and still more requests wait than run. Options "
     "of the scheduler can only choose who waits; what helps is more pool, smaller keys and values, "
     "shorter requests, or another replica.",
-    rule="In at least half of the loaded time requests wait at a usage of 0.9 or more (median at "
-    "least 0.95), the queue does not shrink, and one of these holds: it grows by 30 % or more from "
-    "the first to the last third; at least twice as many requests wait as run; fewer than 64 run "
-    "and as many wait; or retractions go on although the conservativeness is at its maximum.",
+    rule="In at least half of the loaded time requests wait at a usage of 0.9 or more (or one at "
+    "which an average request would not fit), the queue does not shrink, and one of these holds: "
+    "it grows by 30 % or more from the first to the last third; at least four times as many "
+    "requests wait as run; fewer than 64 run, as many wait, and an average request more would "
+    "not fit even without a reserve. Or retractions "
+    "go on although the conservativeness is at its maximum.",
     counter_evidence="A full pool with a moderate queue is the state that the guides aim at "
     "(healthy), and so is a queue that shrinks, as that of an offline batch. Much free memory when "
     "the server is ready makes mem-underused the cause.",

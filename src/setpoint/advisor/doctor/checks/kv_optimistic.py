@@ -29,7 +29,7 @@ EFFECTIVE = 0.95 * MAX_CONSERVATIVENESS
 
 def find(case: Case) -> Finding | None:
     rate, present = case.retractions_per_minute, case.conservativeness
-    if case.num_retractions < MIN_RETRACTIONS or rate <= MAX_RATE or present >= EFFECTIVE:
+    if not retracts_often(case) or present >= EFFECTIVE:
         return None
     usage = case.decoding.quantile(lambda moment: moment.usage_max or moment.usage, 0.75)
     if usage is not None and usage < HIGH_USAGE:
@@ -64,6 +64,10 @@ def find(case: Case) -> Finding | None:
         "the outputs (see kv-full).",
         share=min(1.0, 0.5 + 0.1 * rate),
     )
+
+
+def retracts_often(case: Case) -> bool:
+    return case.num_retractions >= MIN_RETRACTIONS and case.retractions_per_minute > MAX_RATE
 
 
 def _effect(present: float, wanted: float, ratios: list[float]) -> Effect:

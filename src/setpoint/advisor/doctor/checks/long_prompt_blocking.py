@@ -10,7 +10,7 @@ from setpoint.advisor.doctor.checks.prefill_budget import prefill_action
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.limits import FULL, at_budget
 
-MIN_SHARE = 0.25
+MIN_SHARE = 0.1
 """Share of the loaded time that rows of chunks take."""
 
 
@@ -95,7 +95,7 @@ CHECK = Check(
     "Until its last chunk, no other request is admitted, however short it is; the running ones "
     "get no step of their own either, unless chunks are mixed with decode.",
     rule="Rows of three or more full chunks of one prompt (one sequence, the whole budget) while "
-    "requests wait take a quarter of the loaded time or of its lines, are more than half of all "
+    "requests wait take a tenth of the loaded time or of its lines, are more than half of all "
     "full prefill batches, and usage is below 0.9.",
     counter_evidence="Full batches of many prompts are prefill-budget. If all prompts are equally "
     "long, nobody short is held up, and the remedy is the same or more devices.",

@@ -26,7 +26,7 @@ def find(case: Case) -> Finding | None:
     bound = case.load.where(lambda moment: binding_limit(moment, case.limits) == "prefill-budget")
     share = sum(bound.weights) / (sum(case.load.weights) or 1.0)
     usage = case.decoding.median(lambda moment: moment.usage)
-    if share < MIN_SHARE or (usage is not None and usage >= FULL):
+    if share < MIN_SHARE or (usage is not None and usage >= FULL and _decodes(case)):
         return None
     full = bound.where(lambda moment: at_budget(moment, case.limits))
     blocking, _ = chunks_of_one(case)
@@ -54,6 +54,13 @@ def find(case: Case) -> Finding | None:
         "fast as it can, and more devices are the remedy.",
         share=round(share, 3),
     )
+
+
+def _decodes(case: Case) -> bool:
+    """Whether decode steps have a part of the time. One runs only if no request can be admitted: at
+    a full pool they show that memory is what lacks, and without them the budget is."""
+    decodes = case.load.where(lambda moment: moment.num_prefill == 0 and moment.num_decode > 0)
+    return len(decodes) > 0.1 * len(case.load)
 
 
 def prefill_action(case: Case) -> Action:
