@@ -60,7 +60,7 @@ def test_the_page_says_what_the_terminal_says() -> None:
         report().summary,
         finding().action.text,
         "--max-running-requests 148",
-        "Now 64; on the server's command line, with a restart.",
+        "Now 64; needs a restart.",
         "× 1.7",
         finding().risk,
         finding().verify,

@@ -42,7 +42,7 @@ def test_the_verdict_comes_first_then_the_number_then_what_to_type_and_to_expect
     order = [
         "seq-cap, 94 % sure",
         "All 64 slots were taken in 97 % of the time",
-        "--max-running-requests 148   (now 64)",
+        "--max-running-requests 148   (now 64; needs a restart)",
         "Gen throughput rises by about 70 % (between 30 % and 110 %).",
         "KV cache in use",
         "Evidence",
@@ -139,10 +139,13 @@ def test_what_to_type() -> None:
     ours = seen()
     ours.facts.engine = "setpoint"
     live = Action("x", "--max-running-requests", "increase", 148, live=True)
-    assert wording.how_to_change(live, ours) == (
-        "without a restart: setpoint set URL max_running_requests=148"
+    assert wording.live_command(live, ours) == "setpoint set URL max_running_requests=148"
+    assert wording.live_command(live, seen()) == "", "SGLang has no such command"
+    lowered = seen().facts
+    lowered.max_running_requests = 50
+    assert wording.how_to_change(live, lowered) == (
+        "now 64, of which the server made 50; needs a restart"
     )
-    assert wording.how_to_change(live, seen()) == "on the server's command line, with a restart"
 
 
 def test_a_share_is_never_rounded_to_all() -> None:

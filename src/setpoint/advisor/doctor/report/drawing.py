@@ -13,8 +13,8 @@ _WIDTH, _HEIGHT = 1000.0, 200.0
 """Units of the drawing; the page decides how large they are."""
 _COLUMNS = 320
 """Points of a line: as many as a wide screen can show."""
-_LABELLED = 0.09
-"""Share of the chart that a phase needs for its name."""
+_LETTER = 0.016
+"""Share of the chart that a phase needs for each letter of its name."""
 
 
 def chart(figure: Figure, charts: Charts) -> str:
@@ -28,7 +28,7 @@ def chart(figure: Figure, charts: Charts) -> str:
     ]
     for span in charts.phases:
         first, last = span.start / charts.seconds, span.end / charts.seconds
-        if last - first >= _LABELLED:
+        if last - first >= _LETTER * len(span.phase):
             style = f"left:{100 * first:.2f}%;width:{100 * (last - first):.2f}%"
             labels.append(f'<span class="phase" style="{style}">{escape(span.phase)}</span>')
     labels += [

@@ -152,10 +152,13 @@ class _View:
         command = wording.typed(action)
         if not command:
             return ""
-        before = wording.present(action, self._seen.facts)
-        how = wording.how_to_change(action, self._seen)
-        hint = f"now {before}; {how}" if before else how
-        return f"{_tag('code', command, 'command')}{_tag('p', wording.sentence(hint), 'how')}"
+        how = wording.sentence(wording.how_to_change(action, self._seen.facts))
+        live = wording.live_command(action, self._seen)
+        while_it_serves = _tag("p", "Or while it serves:", "how") + _tag("code", live, "command")
+        return (
+            f"{_tag('code', command, 'command')}{_tag('p', how, 'how')}"
+            f"{while_it_serves if live else ''}"
+        )
 
     def _expectation(self, finding: Finding) -> str:
         effect = finding.effect

@@ -172,11 +172,12 @@ class _Page:
             yield from self._labelled("", more)
         command = wording.typed(action)
         if command:
-            before = wording.present(action, self._seen.facts)
-            hint = f"   (now {before})" if before else ""
-            hint += f"   {wording.how_to_change(action, self._seen)}"
+            hint = f"   ({wording.how_to_change(action, self._seen.facts)})"
             line = Text.assemble((command, COMMAND), (hint, plots.FAINT))
             yield from self._labelled("Type", line)
+            if live := wording.live_command(action, self._seen):
+                line = Text.assemble((live, COMMAND), ("   (while it serves)", plots.FAINT))
+                yield from self._labelled("or", line)
         if first.effect is not None:
             expected = wording.sentence(wording.effect_text(first.effect))
             yield from self._labelled("Expect", f"{expected} {wording.sentence(first.effect.why)}")

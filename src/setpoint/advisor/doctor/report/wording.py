@@ -108,15 +108,20 @@ def split(text: str) -> tuple[str, str]:
     return (first + ".", rest) if stop else (text, "")
 
 
-def how_to_change(action: Action, seen: Observations) -> str:
-    """How the option gets to the server; "" if the action is no option."""
+def how_to_change(action: Action, facts: Facts) -> str:
+    """What the option is now, and what it takes to change it; "" if the action is no option."""
     if action.flag is None:
         return ""
-    if action.live and seen.facts.engine == "setpoint":
-        url = next((source.name for source in seen.sources if "://" in source.name), "URL")
-        change = f"{option(action.flag)}={value_text(action.value)}"
-        return f"without a restart: setpoint set {url} {change}"
-    return "on the server's command line, with a restart"
+    now = present(action, facts)
+    return f"now {now}; needs a restart" if now else "needs a restart"
+
+
+def live_command(action: Action, seen: Observations) -> str:
+    """Changes the option of a running Setpoint; "" if that is not possible."""
+    if action.flag is None or not action.live or seen.facts.engine != "setpoint":
+        return ""
+    url = next((source.name for source in seen.sources if "://" in source.name), "URL")
+    return f"setpoint set {printable(url)} {option(action.flag)}={value_text(action.value)}"
 
 
 def about_source(source: Source) -> str:
