@@ -70,12 +70,17 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"core", "frontend", "frontend.apis.openai", "frontend.chat", "frontend.http"},
         {"fastapi", "msgspec"},
     ),
+    "frontend.console": (
+        {"core", "frontend", "frontend.http", "observe"},
+        {"fastapi", "msgspec", "starlette"},
+    ),
     "frontend.apis": (
         {
             "frontend.apis.anthropic",
             "frontend.apis.ollama",
             "frontend.apis.openai",
             "frontend.apis.sglang",
+            "frontend.console",
             "frontend.http",
         },
         set(),

@@ -35,21 +35,6 @@ print(choice.name, '|', choice.fallback)
 """
 
 
-WITHOUT_COMPILING = """
-import os, shutil
-from setpoint.engine.kernels.cpu import build, library
-if os.environ['COPIED']:
-    build.compile_library = lambda compiler, level, target: shutil.copy(os.environ['COPIED'], target)
-"""
-
-
-@pytest.fixture(params=["copied", pytest.param("compiled", marks=pytest.mark.full)])
-def how(request):
-    """The environment of ``WITHOUT_COMPILING``: a library that is there in place of half a minute of
-    compiling."""
-    return {"COPIED": str(build.ensure_built("scalar")) if request.param == "copied" else ""}
-
-
 def test_without_a_compiler_the_reference_runs_and_says_why():
     output = run_python(CHOOSE, CXX="no-such-compiler")
     assert output.strip() == "ref | cpu: no C++ compiler: 'no-such-compiler' is not on the PATH"
@@ -68,12 +53,13 @@ def test_a_failing_compiler_is_a_reason(tmp_path):
     assert not list((tmp_path / "cache/setpoint/kernels").iterdir())
 
 
-def test_an_unwritable_cache_is_logged_and_the_kernels_run(tmp_path, how):
+def test_an_unwritable_cache_is_logged_and_the_kernels_run(tmp_path):
     (tmp_path / "setpoint").write_text("a file where a folder should be")
-    code = WITHOUT_COMPILING + (
-        "import sys; sys.stderr = sys.stdout; print(library.load('scalar').level)"
+    code = (
+        "import sys; sys.stderr = sys.stdout; from setpoint.engine.kernels.cpu import library;"
+        " print(library.load('scalar').level)"
     )
-    log, level = run_python(code, XDG_CACHE_HOME=str(tmp_path), **how).splitlines()
+    log, level = run_python(code, XDG_CACHE_HOME=str(tmp_path)).splitlines()
     assert "compiling the C++ kernels for this process only" in log
     assert level == "scalar"
 
@@ -132,12 +118,12 @@ def test_a_new_library_removes_those_of_its_level_that_nobody_used_for_long(monk
     assert set(build.cache_dir().iterdir()) == {used, recent, other, new}
 
 
-def test_a_library_that_is_removed_before_it_is_loaded_is_compiled_again(how):
-    code = WITHOUT_COMPILING + (
-        "from pathlib import Path\n"
+def test_a_library_that_is_removed_before_it_is_loaded_is_compiled_again():
+    code = (
+        "from pathlib import Path; from setpoint.engine.kernels.cpu import build, library\n"
         "build.ensure_built = lambda level: Path('/gone.so'); print(library.load('scalar').level)"
     )
-    assert run_python(code, **how).strip() == "scalar"
+    assert run_python(code).strip() == "scalar"
 
 
 def test_another_architecture_declines_with_a_reason(monkeypatch):

@@ -31,8 +31,7 @@ MODELS = (
     "mistral: 0.1: a window",
     "gemma2: caps, untied",
     "gemma3_text: two local to one global",
-    # As Gemma 3 it has layers of both kinds.
-    pytest.param("qwen3: windows by layer type", marks=pytest.mark.full),
+    "qwen3: windows by layer type",
 )
 CONTEXT, NUM_NEW = 320, 70
 RNG = np.random.default_rng(5)
@@ -128,9 +127,8 @@ def wanted(model: Model) -> list[list[int]]:
 def test_greedy_answers_are_the_same_bits(
     model: Model, wanted: list[list[int]], page_size: int, variant: dict[str, Any]
 ) -> None:
-    options = dict(variant)  # the same object for every model
-    turns = options.pop("turns", 0)
-    harness = model.harness(page_size, **options)
+    turns = variant.pop("turns", 0)
+    harness = model.harness(page_size, **variant)
     assert answers(harness, turns=turns) == wanted, "cold"
     assert answers(harness, turns=turns) == wanted, "out of the cache"
 

@@ -281,16 +281,8 @@ def run_trace(
     return harness, len(expected)
 
 
-def blocks(count: int, quick: int) -> list[Any]:
-    """Numbers of blocks of seeds, of which only the first run quickly."""
-    return [
-        *range(quick),
-        *(pytest.param(each, marks=pytest.mark.full) for each in range(quick, count)),
-    ]
-
-
 @TOKENS_PER_ROW
-@pytest.mark.parametrize("block", blocks(8, quick=4))
+@pytest.mark.parametrize("block", range(8))
 def test_random_traces_end_with_the_right_tokens(block: int, most: int) -> None:
     requests = retractions = hits = steps = preemptions = dropped = prepared = 0
     policies, brought = set(), set()
@@ -323,11 +315,10 @@ def test_random_traces_end_with_the_right_tokens(block: int, most: int) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("num_traces", [20, pytest.param(80, marks=pytest.mark.full)])
-def test_random_traces_of_models_with_windows(num_traces: int, row: PageRow) -> None:
+def test_random_traces_of_models_with_windows(row: PageRow) -> None:
     """What a row of the scripted executor reads behind its window is compared token by token."""
     hits = retractions = given_back = 0
-    for seed in range(num_traces):
+    for seed in range(40):
         harness, _ = run_trace(seed, 1 + seed % 4, row)
         hits += sum(outcome.num_cached > 0 for outcome in harness.outcomes.values())
         retractions += len(harness.recorder.retractions)
@@ -338,7 +329,7 @@ def test_random_traces_of_models_with_windows(num_traces: int, row: PageRow) -> 
 
 
 @TOKENS_PER_ROW
-@pytest.mark.parametrize("block", blocks(2, quick=1))
+@pytest.mark.parametrize("block", range(2))
 def test_settings_may_change_at_any_turn(block: int, most: int) -> None:
     """Fewer may run than do, chunks shrink in mid-prompt, priorities begin to matter: what was
     admitted ends, and with the right tokens."""

@@ -38,10 +38,11 @@ def test_the_address_is_one_that_works_here(host: str, url: str) -> None:
 def test_the_invitation_is_python_and_a_command_on_lines_of_their_own(
     has_key: bool, is_embedding: bool
 ) -> None:
-    first, ready, second, shell, third, *python = invitation(
+    first, ready, console, second, shell, third, *python = invitation(
         "http://h:1", has_key=has_key, is_embedding=is_embedding
     ).splitlines()
     assert (first, ready, second, third) == ("", "Ready: http://h:1", "", "")
+    assert console == "Console: http://h:1/console"
     assert shell.startswith("curl http://h:1/v1/")
     assert ("$API_KEY" in shell) == has_key
     assert not any(line.startswith(" ") or line.endswith("\\") for line in python)
@@ -50,7 +51,7 @@ def test_the_invitation_is_python_and_a_command_on_lines_of_their_own(
 
 def test_the_readme_shows_what_a_start_prints() -> None:
     text = README.read_text(encoding="utf-8")
-    _, _, _, shell, _, *python = invitation(
+    _, _, _, _, shell, _, *python = invitation(
         "http://127.0.0.1:30000", has_key=False, is_embedding=False
     ).splitlines()
     assert f"```sh\n{shell}\n```" in text

@@ -136,8 +136,11 @@ class Running:
         return found | {"max_running_requests": self.pool.max_running_requests}
 
     def values(self) -> dict[str, Scalar]:
-        """The live options in force, as limited by the pool."""
-        return self.live_options() | {"min_free_slots_delay": self.pool.min_free_slots}
+        """The live options in force, and the values derived from them."""
+        return self.live_options() | {
+            "min_free_slots_delay": self.pool.min_free_slots,
+            "decode_after_piece": self.config.decode_after_piece,
+        }
 
     def decisions_since(self, start: Running) -> list[Decision]:
         """The decisions that differ now."""

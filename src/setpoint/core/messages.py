@@ -98,8 +98,8 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 class Call(msgspec.Struct, frozen=True, tag=True):
-    """A control call, answered by one Reply with the same id. ``name`` is "flush_cache", "state" or
-    "moments"."""
+    """A control call, answered by one Reply with the same id. ``name`` is "flush_cache", "state",
+    "moments" or "requests"."""
 
     id: int
     name: str

@@ -14,6 +14,8 @@ class Arrival:
     """``time.perf_counter`` before the body was read."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """By lower-case names."""
+    path: str = ""
+    """Of the URL; "" for one that came without HTTP."""
 
 
 ARRIVAL: ContextVar[Arrival | None] = ContextVar("arrival", default=None)

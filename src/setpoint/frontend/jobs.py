@@ -62,10 +62,13 @@ class SequenceOutput:
         """The vector of a pooled request, in the form of TokenEvent."""
         self.headers = came.headers
         """The headers of the client's request."""
+        self.path = came.path
         self.arrived_at = came.at
         """Seconds of time.perf_counter(), like the times below; None for what has not happened."""
         self.submitted_at: float | None = None
         """Written by the Job."""
+        self.seq_id: int | None = None
+        """The number of the submission; written by the Job."""
         self.first_token_at: float | None = None
         self.finished_at: float | None = None
         self.timing: Timing | None = None
@@ -226,13 +229,16 @@ class Job:
         requests: Sequence[Request],
         *,
         on_finish: Callable[[SequenceOutput], None],
+        on_start: Callable[[Sequence[SequenceOutput]], None] = lambda outputs: None,
         metrics: RequestMetrics | None = None,
         latencies: Latencies | None = None,
     ) -> None:
-        """metrics: counts the sequences, if given. latencies: takes the times of their tokens."""
+        """on_start: called once all sequences are submitted. metrics: counts the sequences, if
+        given. latencies: takes the times of their tokens."""
         self._client = client
         self._mailbox = Mailbox()
         self._on_finish = on_finish
+        self._on_start = on_start
         self._metrics = metrics
         self._latencies = latencies
         self._came = came = arrival()
@@ -253,9 +259,8 @@ class Job:
         labels = {} if metrics is None else metrics.labels_in(self._came.headers)
         try:
             for output in self.outputs:
-                self._open[output.index] = self._client.submit(
-                    output.request, self._mailbox, output.index
-                )
+                seq_id = self._client.submit(output.request, self._mailbox, output.index)
+                self._open[output.index] = output.seq_id = seq_id
                 output.submitted_at = time.perf_counter()
                 output.latencies = self._latencies
                 if metrics is not None:
@@ -263,6 +268,7 @@ class Job:
         except SetpointError:
             self._stop()
             raise
+        self._on_start(self.outputs)
         return self
 
     def __exit__(

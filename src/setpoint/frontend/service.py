@@ -30,6 +30,7 @@ from setpoint.frontend.latencies import Latencies
 from setpoint.frontend.live import LiveOptions, Proposal
 from setpoint.frontend.metering import make_metrics
 from setpoint.frontend.request_log import RequestLog
+from setpoint.frontend.roster import Roster
 from setpoint.frontend.sessions import Sessions, Turn
 from setpoint.frontend.storage.responses import ResponseStore
 from setpoint.frontend.storage.storage import Storage
@@ -70,6 +71,7 @@ class Service:
         self._log = RequestLog(live)
         self.readers: list[Callable[[SequenceOutput], None]] = []
         """Called with every sequence of a client that has ended; filled at the start."""
+        self.roster = Roster()
         self.sessions = Sessions()
         self._latencies = Latencies()
         self.watch = Watch(engine, self._latencies)
@@ -101,6 +103,7 @@ class Service:
             self.engine,
             self.text.tokenizer,
             requests,
+            on_start=self.roster.started,
             metrics=metrics,
             latencies=self._latencies,
         )
@@ -222,6 +225,7 @@ class Service:
                 ) from None
 
     def _finished(self, output: SequenceOutput, *, is_logged: bool) -> None:
+        self.roster.ended(output)
         book = self.book
         book.num_sequences += 1
         book.num_aborted += not output.is_complete

@@ -57,13 +57,6 @@ class _Writer:
     """id of a tag -> what matches it after its ``begin``; written once, because tags inside each
     other would otherwise double it at every level."""
     num_chars: int = 0
-    _special: re.Pattern[str] = field(init=False)
-    """Finds the special tokens in a text, the longest first."""
-
-    def __post_init__(self) -> None:
-        names = sorted(self.special_tokens, key=len, reverse=True)
-        # Without special tokens: what matches nowhere.
-        self._special = re.compile(f"({'|'.join(map(re.escape, names))})" if names else "(?!)")
 
     def expression(self, node: Format) -> str:
         """The right side of a rule that matches the format."""
@@ -232,7 +225,10 @@ class _Writer:
         """A fixed string; special tokens in it stand for themselves."""
         if not self._specials_in(text):
             return json.dumps(text) if text else '""'
-        parts = self._special.split(text)
+        pattern = "|".join(
+            re.escape(token) for token in sorted(self.special_tokens, key=len, reverse=True)
+        )
+        parts = re.split(f"({pattern})", text)
         return " ".join(
             f"<[{self.special_tokens[part]}]>" if part in self.special_tokens else json.dumps(part)
             for part in parts
@@ -240,7 +236,7 @@ class _Writer:
         )
 
     def _specials_in(self, *texts: str) -> bool:
-        return any(self._special.search(text) for text in texts)
+        return any(token in text for text in texts for token in self.special_tokens)
 
     def _json(self, schema: bool | dict[str, Any]) -> str:
         body = f"%json {json.dumps(prepared_schema(schema))}"

@@ -34,6 +34,7 @@ def invitation(url: str, *, has_key: bool, is_embedding: bool) -> str:
     imported, api_key = ("import os\n\n", 'os.environ["API_KEY"]') if has_key else ("", '"none"')
     return f"""
 Ready: {url}
+Console: {url}/console
 
 curl {url}/v1/{path} -H "Content-Type: application/json"{key} -d '{body}'
 

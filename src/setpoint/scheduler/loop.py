@@ -50,6 +50,7 @@ from setpoint.core.records import (
 )
 from setpoint.core.shown import shown
 from setpoint.scheduler import invariants
+from setpoint.scheduler.listing import listed
 from setpoint.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -353,6 +354,8 @@ class Loop:
             return Reply(call.id, True, info)
         if call.name == "moments":
             return Reply(call.id, True, self._moments(call.since))
+        if call.name == "requests":
+            return Reply(call.id, True, listed(state))
         if call.name == "flush_cache":
             flushed = state.can_flush
             num_tokens = state.cache.flush() if flushed else 0

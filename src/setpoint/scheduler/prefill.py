@@ -58,6 +58,7 @@ class PrefillPlanner:
         num_waiting = len(self._state.queue)
         if num_waiting:
             step.refusals[reason] = 1
+            self._state.head_refusal = reason
         if num_waiting > 1:
             step.refusals[Refusal.BLOCKED] = num_waiting - 1
 

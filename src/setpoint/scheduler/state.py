@@ -112,6 +112,8 @@ class State:
         self.standing_refusal: Refusal | None = None
         """Why admission is pointless until a running or waiting sequence ends, or one is retracted
         (SGLang: batch_is_full)."""
+        self.head_refusal: Refusal | None = None
+        """Why the head of the queue was refused last; written by ``PrefillPlanner.refuse``."""
 
     @property
     def available_tokens(self) -> int:

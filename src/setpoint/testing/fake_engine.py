@@ -129,6 +129,9 @@ class FakeEngine:
                 self.num_asked += 1
                 self._reply(call_id, value={"first": since, "moments": self.moments[since:]})
             case Call(call_id, name):
+                if name == "requests":
+                    self._reply(call_id, value=self._listed())
+                    return
                 held = self.running and self.paused is not PauseMode.RETRACT
                 self._reply(call_id, ok=name != "flush_cache" or not held, value=self._state())
             case Change(call_id):
@@ -176,6 +179,24 @@ class FakeEngine:
             "last_gen_throughput": 0.0,
             "cache_hit_rate": 0.0,
             "memory_usage": {"weight": 0.25, "kvcache": 0.5, "graph": 0.125},
+        }
+
+    def _listed(self) -> dict[str, Any]:
+        running, queue = (
+            list(self.running)[: self.max_running],
+            list(self.running)[self.max_running :],
+        )
+        return {
+            "preparing": [],
+            "queue": queue,
+            "retracted": [],
+            "running": running,
+            "prefilling": None,
+            "why": "no_slot" if queue else None,
+            "paused": self.paused,
+            "num_preparing": 0,
+            "num_queued": len(queue),
+            "num_running": len(running),
         }
 
     def _abort_all(self) -> None:

@@ -3,8 +3,6 @@ bias (docs/sglang/sampling.md#order)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -15,25 +13,8 @@ from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.sampling.columns import SamplingRows
 
 
-@dataclass(slots=True, frozen=True)
-class RowMasks:
-    """Grammar masks by sampling row."""
-
-    rows: npt.NDArray[np.int64]
-    """The row that each mask is for."""
-    words: npt.NDArray[np.int32]
-    """As in ``TokenMasks``."""
-
-    @classmethod
-    def of(cls, masks: TokenMasks, rows: SamplingRows) -> RowMasks:
-        row_of_slot = {slot: row for row, slot in enumerate(rows.slots.tolist())}
-        return cls(
-            np.array([row_of_slot[slot] for slot in masks.slots.tolist()], np.int64), masks.words
-        )
-
-
 def edit_logits(
-    logits: torch.Tensor, rows: SamplingRows, masks: RowMasks | None, ops: Ops
+    logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks | None, ops: Ops
 ) -> torch.Tensor:
     """logits [S, V] -> edited logits. If masks are the only edit they are applied in place, which
     may be done again. Otherwise the result is a copy in fp32 or wider, or the same tensor if no row
@@ -45,7 +26,7 @@ def edit_logits(
     biased = np.flatnonzero(columns["biased"])
     if not (len(penalised) or len(held) or len(biased)):
         if masks is not None:
-            _mask(logits, masks, ops)
+            _mask(logits, rows, masks, ops)
         return logits
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     if len(penalised):
@@ -55,7 +36,7 @@ def edit_logits(
     if len(penalised):
         _scale_repeated(logits, rows, penalised)
     if masks is not None:
-        _mask(logits, masks, ops)
+        _mask(logits, rows, masks, ops)
     if len(biased):
         values = to_device(
             np.concatenate([rows.lists[slot].bias for slot in rows.slots[biased].tolist()]),
@@ -112,10 +93,16 @@ def _counts(
     return counts.scatter_add_(1, history, counted.to(logits.dtype))
 
 
-def _mask(logits: torch.Tensor, masks: RowMasks, ops: Ops) -> None:
+def rows_of(masks: TokenMasks, rows: SamplingRows) -> npt.NDArray[np.int64]:
+    """The row that each mask is for."""
+    row_of_slot = {slot: row for row, slot in enumerate(rows.slots.tolist())}
+    return np.array([row_of_slot[slot] for slot in masks.slots.tolist()], np.int64)
+
+
+def _mask(logits: torch.Tensor, rows: SamplingRows, masks: TokenMasks, ops: Ops) -> None:
     """Set logits to -inf where the row's mask bit is 0."""
-    device = logits.device
-    ops.mask_tokens(logits, to_device(masks.rows, device), to_device(masks.words, device))
+    index = to_device(rows_of(masks, rows), logits.device)
+    ops.mask_tokens(logits, index, to_device(masks.words, logits.device))
 
 
 def _pairs(

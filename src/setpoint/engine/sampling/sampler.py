@@ -19,7 +19,7 @@ from setpoint.core.request import Ids
 from setpoint.engine.kernels.device import Shared, to_device
 from setpoint.engine.kernels.ops import Ops
 from setpoint.engine.sampling.columns import Columns, SamplingRows
-from setpoint.engine.sampling.edits import RowMasks, edit_logits
+from setpoint.engine.sampling.edits import edit_logits, rows_of
 from setpoint.engine.sampling.logprobs import Logprobs, joined_logprobs, output_logprobs
 from setpoint.engine.sampling.random import uniform
 
@@ -50,16 +50,15 @@ def sample(
     """logits [S, V] -> a token per row; masks may overwrite logits. ``peek``: reading a value from
     the device costs nothing (the device is the CPU). ``best``: the logits' ``ops.best_tokens`` if
     they are known."""
-    by_row = None if masks is None else RowMasks.of(masks, rows)
-    if peek and best is not None and by_row is not None:
-        by_row = _deciding(by_row, rows, best)
-    edited = edit_logits(logits, rows, by_row, ops)
+    if peek and best is not None and masks is not None:
+        masks = _deciding(masks, rows, best)
+    edited = edit_logits(logits, rows, masks, ops)
     if best is None or edited is not logits:
         ids = ops.best_tokens(edited)
-    elif by_row is None:
+    elif masks is None:
         ids = best
     else:
-        index = to_device(by_row.rows, logits.device)
+        index = to_device(rows_of(masks, rows), logits.device)
         ids = best.index_put((index,), ops.best_tokens(logits[index]))
     drawn = np.flatnonzero(~rows.columns["greedy"])
     if len(drawn) == len(ids):
@@ -75,10 +74,11 @@ def sample(
     return Sampled(Shared(ids), logprobs)
 
 
-def _deciding(masks: RowMasks, rows: SamplingRows, best: torch.Tensor) -> RowMasks | None:
+def _deciding(masks: TokenMasks, rows: SamplingRows, best: torch.Tensor) -> TokenMasks | None:
     """The masks that can change a token or a logprob. A greedy row whose best token is allowed
     keeps it, whatever else is not."""
-    columns, token = rows.columns[masks.rows], best.numpy()[masks.rows]
+    of_row = rows_of(masks, rows)
+    columns, token = rows.columns[of_row], best.numpy()[of_row]
     words = masks.words.view(np.uint32)[np.arange(len(token)), np.maximum(token, 0) // 32]
     keeps = (words >> (token % 32).astype(np.uint32) & 1).astype(bool) & (token >= 0)
     # An edit of the row's logits may make another token the best.
@@ -86,7 +86,7 @@ def _deciding(masks: RowMasks, rows: SamplingRows, best: torch.Tensor) -> RowMas
     needed = ~keeps | ~columns["greedy"] | columns["logprobs"] | is_edited
     if not needed.any():
         return None
-    return masks if needed.all() else RowMasks(masks.rows[needed], masks.words[needed])
+    return masks if needed.all() else TokenMasks(masks.slots[needed], masks.words[needed])
 
 
 def masks_of(masks: TokenMasks | None, slots: Ids) -> TokenMasks | None:

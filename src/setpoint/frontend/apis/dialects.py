@@ -8,12 +8,14 @@ from setpoint.frontend.apis.anthropic.dialect import AnthropicDialect
 from setpoint.frontend.apis.ollama.dialect import OllamaDialect
 from setpoint.frontend.apis.openai.dialect import OpenAIDialect
 from setpoint.frontend.apis.sglang.dialect import SGLangDialect
+from setpoint.frontend.console.dialect import ConsoleDialect
 from setpoint.frontend.http.app import MakeDialect
 
 DIALECTS: Sequence[MakeDialect] = (
     OpenAIDialect,
     AnthropicDialect,
     OllamaDialect,
+    ConsoleDialect,
     SGLangDialect,
 )
 """Routes are tried in this order, so those with the most requests come first."""

@@ -34,6 +34,7 @@ class ApiKeyMiddleware:
         self._app = app
         self._dialects = dialects
         self._public = tuple(path for dialect in dialects.all for path in dialect.public)
+        self._pages = frozenset(path for dialect in dialects.all for path in dialect.pages)
         self._admin = frozenset(path for dialect in dialects.all for path in dialect.admin)
         self._headers = [each.key_header for each in dialects.all if each.key_header]
         self._key = None if api_key is None else f"Bearer {api_key}".encode()
@@ -51,7 +52,8 @@ class ApiKeyMiddleware:
 
     def _refusal(self, scope: Scope) -> Refusal | None:
         path = scope["path"]
-        if scope["method"] == "OPTIONS" or path.startswith(self._public):
+        is_open = path in self._pages or path.startswith(self._public)
+        if scope["method"] == "OPTIONS" or is_open:
             return None
         headers = Headers(scope=scope)
         given = [headers.get("authorization", "")]

@@ -47,7 +47,7 @@ class BodyReader:
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != "application/json":
             raise InvalidBodyError(_content_type_advice(content_type))
-        came = ARRIVAL.set(Arrival(headers=request.headers))
+        came = ARRIVAL.set(Arrival(headers=request.headers, path=request.url.path))
         try:
             return await self._work(await self._receive(request), work)
         finally:

@@ -27,6 +27,8 @@ class Dialect(ABC):
     """Path of another API -> the route here that does the same, which a 404 suggests."""
     public: ClassVar[Sequence[str]] = ()
     """Beginnings of paths that need no API key."""
+    pages: Sequence[str] = ()
+    """Whole paths that need none: a page and its files, which ask for the key and send it."""
     key_header: ClassVar[str] = ""
     """A header in which the dialect's clients send the API key, besides ``Authorization``."""
     admin: ClassVar[Sequence[str]] = ()

@@ -1,0 +1,123 @@
+// Puts the page together: one source of events, one timeline, and the parts that show them.
+
+import { askForKey } from "./access.js";
+import { Charts } from "./charts.js";
+import { Chat } from "./chat.js";
+import { Doctor } from "./doctor.js";
+import { byId, oncePerFrame, setText } from "./dom.js";
+import { clock, count, exact } from "./format.js";
+import { Options } from "./options.js";
+import { Requests } from "./requests.js";
+import { LiveSource } from "./source.js";
+import { LimitBand, PoolMap } from "./strips.js";
+import { installTheme, onTheme } from "./theme.js";
+import { Timeline } from "./timeline.js";
+
+let facts = null;
+let connection = { state: "connecting" };
+let paused = null;
+
+installTheme();
+const timeline = new Timeline();
+const charts = new Charts(byId("charts"), timeline);
+const band = new LimitBand(byId("limits"), timeline);
+const pool = new PoolMap(byId("pool"), timeline);
+const doctor = new Doctor(() => facts);
+const requests = new Requests();
+const options = new Options();
+const chat = new Chat();
+
+const draw = oncePerFrame(() => {
+  charts.draw();
+  band.draw();
+  pool.draw();
+});
+onTheme(() => {
+  charts.rebuild();
+  draw();
+});
+
+const handlers = {
+  connection(news) {
+    connection = news;
+    const isLost = news.state === "lost";
+    byId("notice").hidden = !isLost;
+    if (isLost) setText(byId("notice"), `${news.text} Trying again…`);
+    showStatus();
+  },
+  state(news) {
+    facts = news;
+    paused = news.paused;
+    showFacts();
+    options.show(news.options);
+    chat.know(news);
+    showStatus();
+  },
+  moment(moment) {
+    if (!timeline.add(moment)) return;
+    showStatus();
+    if (timeline.cursor === null) draw();
+  },
+  requests(table) {
+    paused = table.paused;
+    requests.show(table);
+    showStatus();
+  },
+  doctor(report) {
+    doctor.show(report);
+  },
+};
+
+function showFacts() {
+  const name = facts.model.split("/").at(-1);
+  setText(byId("model"), name);
+  byId("model").title = facts.model_path;
+  document.title = `${name} – Setpoint console`;
+  const parts = [`Setpoint ${facts.version ?? ""}`, facts.device, facts.dtype];
+  if (facts.context_len) parts.push(`context of ${exact(facts.context_len)} tokens`);
+  if (facts.pool_tokens) parts.push(`KV pool of ${exact(facts.pool_tokens)} tokens`);
+  const most = facts.limits?.max_running_requests;
+  if (most) parts.push(`at most ${exact(most)} running requests`);
+  setText(byId("about"), parts.filter(Boolean).join(" · "));
+}
+
+/** The word beside the model's name. */
+function showStatus() {
+  const [state, word] = statusOf();
+  byId("status").dataset.state = state;
+  setText(byId("status"), word);
+}
+
+function statusOf() {
+  if (connection.state === "lost") return ["lost", "Connection lost"];
+  if (connection.state === "denied") return ["lost", "Needs a key"];
+  if (connection.state === "connecting" || !facts) return ["connecting", "Connecting"];
+  if (paused) return ["paused", "Paused by its operator"];
+  const moment = timeline.moments.at(-1);
+  const running = Math.round(moment?.running_max ?? moment?.running ?? 0);
+  return running ? ["serving", `Serving ${count(running)}`] : ["idle", "Idle"];
+}
+
+byId("window").addEventListener("click", (event) => {
+  const seconds = Number(event.target.dataset.seconds);
+  if (!seconds) return;
+  timeline.seconds = seconds;
+  for (const button of byId("window").children) {
+    button.setAttribute("aria-pressed", Number(button.dataset.seconds) === seconds);
+  }
+  draw();
+});
+
+byId("pause").addEventListener("click", () => {
+  const isHeld = timeline.cursor === null;
+  timeline.cursor = isHeld ? timeline.range[1] : null;
+  byId("pause").setAttribute("aria-pressed", isHeld);
+  setText(byId("pause"), isHeld ? "Resume" : "Pause");
+  byId("pause").title = isHeld ? `The charts stand still at ${clock(timeline.cursor)}.` : "";
+  draw();
+});
+
+document.addEventListener("visibilitychange", draw);
+
+new LiveSource("/console/stream", { askForKey }).subscribe((name, data) => handlers[name]?.(data));
+draw();

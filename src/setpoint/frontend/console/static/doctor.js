@@ -1,0 +1,115 @@
+// The doctor's report: the verdict on top of the page, and its findings with what to type.
+
+import { byId, copyButton, make, setText } from "./dom.js";
+import { option, percent } from "./format.js";
+import { causeTone, causeWord } from "./words.js";
+
+export class Doctor {
+  /** `facts`: returns the latest facts about the server, or null. */
+  constructor(facts) {
+    this.facts = facts;
+  }
+
+  show(report) {
+    this.verdict(report);
+    const findings = report.findings ?? [];
+    const parts = findings.map((finding, index) => this.finding(finding, index === 0));
+    const missing = report.missing ?? [];
+    if (missing.length) parts.push(listed("What would make the answer surer", missing));
+    if (!parts.length) parts.push(make("p", { class: "empty" }, "No limit binds. There is nothing to change."));
+    byId("findings").replaceChildren(...parts);
+    const coverage = report.coverage ?? 1;
+    setText(
+      byId("doctor-hint"),
+      coverage < 1
+        ? `What limits this server, and what to change. ${percent(coverage)} of the observations were understood.`
+        : "What limits this server, and what to change.",
+    );
+  }
+
+  verdict(report) {
+    byId("verdict").dataset.tone = causeTone(report.verdict);
+    setText(byId("verdict-word"), causeWord(report.verdict));
+    setText(byId("verdict-text"), report.summary ?? "");
+    byId("verdict-more").hidden = !(report.findings ?? []).length;
+  }
+
+  finding(finding, isFirst) {
+    const { cause, confidence, summary, evidence = [], ruled_out: ruledOut = [] } = finding;
+    return make(
+      "article",
+      { class: "finding", "data-tone": causeTone(cause) },
+      make(
+        "header",
+        {},
+        make("h3", {}, causeWord(cause)),
+        make("code", { class: "id" }, cause),
+        make("span", { class: "sure" }, `${percent(confidence)} sure`),
+      ),
+      make("p", {}, summary ?? ""),
+      this.action(finding.action),
+      effect(finding.effect),
+      make(
+        "details",
+        { open: isFirst },
+        make("summary", {}, "Evidence, alternatives and how to check"),
+        listed("Evidence", evidence.map(line)),
+        listed("Ruled out", ruledOut.map(({ cause: other, why }) => `${causeWord(other)}: ${why}`)),
+        sentence("Risk", finding.risk),
+        sentence("How to see that it helped", finding.verify),
+        sentence("What would prove this wrong", finding.falsify),
+      ),
+    );
+  }
+
+  action(action) {
+    if (!action) return null;
+    const commands = this.commands(action);
+    return make(
+      "div",
+      { class: "action" },
+      make("p", {}, make("b", {}, "What to do: "), action.text),
+      ...commands.map(([hint, command]) =>
+        make(
+          "div",
+          { class: "command" },
+          make("span", { class: "hint" }, hint),
+          make("code", {}, command),
+          copyButton(command, `the command: ${command}`),
+        ),
+      ),
+    );
+  }
+
+  /** What to type, as [when, command]. */
+  commands({ flag, value, live }) {
+    if (!flag) return [];
+    const typed = value === null || value === undefined || value === true ? flag : `${flag} ${option(value)}`;
+    const restart = ["At the next start", `${this.facts()?.command ?? "setpoint serve …"} ${typed}`];
+    if (!live || value === null || value === undefined) return [restart];
+    const name = flag.replace(/^--/, "").replaceAll("-", "_");
+    return [["Now, while it serves", `setpoint set ${location.origin} ${name}=${option(value)}`], restart];
+  }
+}
+
+function effect(found) {
+  if (!found?.figure) return null;
+  const factor = (value) => `×${Number(value.toFixed(value < 10 ? 2 : 0))}`;
+  return make(
+    "p",
+    {},
+    make("b", {}, "What to expect: "),
+    `${found.figure} ${factor(found.expected)} (between ${factor(found.low)} and ${factor(found.high)}). `,
+    make("span", { class: "hint" }, found.why ?? ""),
+  );
+}
+
+const line = ({ line: number, text }) => (number ? `Line ${number}: ${text}` : text);
+
+const sentence = (title, text) =>
+  text ? make("p", {}, make("b", {}, `${title}: `), text) : null;
+
+const listed = (title, texts) =>
+  texts.length
+    ? make("div", {}, make("h4", {}, title), make("ul", {}, ...texts.map((text) => make("li", {}, text))))
+    : null;

@@ -1,0 +1,132 @@
+// Two strips below the charts: which limit bound at which time, and who has the KV pool's tokens.
+
+import { make, setText } from "./dom.js";
+import { clock, exact, percent } from "./format.js";
+import { causeColour, causeWord } from "./words.js";
+
+const UNKNOWN = "unknown";
+const NAMED_FROM = 0.13; // the share of the strip from which on a stretch has room for its name
+
+/** The limit that bound over time, as a band. */
+export class LimitBand {
+  constructor(root, timeline) {
+    this.timeline = timeline;
+    this.band = make("div", { class: "band", role: "img" });
+    this.legend = make("div", { class: "legend" });
+    root.append(
+      make("div", { class: "strip-head" }, make("h3", {}, "Binding limit over time"), this.legend),
+      this.band,
+    );
+  }
+
+  draw() {
+    const [from, to] = this.timeline.range;
+    const runs = runsOf(this.timeline.shown, to);
+    const span = to - from;
+    this.band.replaceChildren(
+      ...runs.map(({ limit, begin, end }) => {
+        const share = (end - begin) / span;
+        return make(
+          "span",
+          {
+            title: `${causeWord(limit)}, ${clock(begin)} to ${clock(end)}`,
+            style: {
+              left: `${((begin - from) / span) * 100}%`,
+              width: `${share * 100}%`,
+              background: `var(${causeColour(limit)})`,
+            },
+          },
+          share > NAMED_FROM && limit !== UNKNOWN ? causeWord(limit) : "",
+        );
+      }),
+    );
+    const shares = sharesOf(runs);
+    const told = shares.map(([limit, share]) => `${causeWord(limit)} ${percent(share)}`);
+    this.band.setAttribute("aria-label", told.join(", ") || "No moments yet");
+    this.legend.replaceChildren(
+      ...shares.map(([limit, share]) => item(causeColour(limit), causeWord(limit), percent(share))),
+    );
+  }
+}
+
+/** Neighbouring moments with one limit, as stretches of time. */
+function runsOf(moments, to) {
+  const runs = [];
+  moments.forEach((moment, index) => {
+    const limit = moment.limit ?? UNKNOWN;
+    const end = Math.min(moments[index + 1]?.at ?? moment.at + (moment.seconds ?? 1), to);
+    const last = runs.at(-1);
+    if (last?.limit === limit) last.end = end;
+    else runs.push({ limit, begin: moment.at, end });
+  });
+  return runs;
+}
+
+function sharesOf(runs) {
+  const seconds = new Map();
+  for (const { limit, begin, end } of runs) {
+    seconds.set(limit, (seconds.get(limit) ?? 0) + end - begin);
+  }
+  const all = [...seconds.values()].reduce((sum, each) => sum + each, 0);
+  return [...seconds].sort((one, other) => other[1] - one[1]).map(([limit, part]) => [limit, part / all]);
+}
+
+const PARTS = [
+  ["locked", "Locked", "--s-blue", "in the prefix cache and in use"],
+  ["held", "Held", "--s-purple", "of running requests alone"],
+  ["evictable", "Evictable", "--s-teal", "cached, and freed when room is needed"],
+  ["free", "Free", "--free", "empty"],
+];
+
+/** Who has the tokens of the KV pool. */
+export class PoolMap {
+  constructor(root, timeline) {
+    this.timeline = timeline;
+    this.total = make("span", { class: "unit" });
+    this.parts = PARTS.map(([name, word, colour, meaning]) => ({
+      name,
+      word,
+      bar: make("span", { title: `${word}: ${meaning}`, style: { background: `var(${colour})` } }),
+      value: make("b", {}, "–"),
+      colour,
+      meaning,
+    }));
+    this.bar = make("div", { class: "band pool", role: "img" }, ...this.parts.map(({ bar }) => bar));
+    const legend = this.parts.map(({ colour, word, value, meaning }) => {
+      const each = item(colour, word, value);
+      each.title = meaning;
+      return each;
+    });
+    root.append(
+      make(
+        "div",
+        { class: "strip-head" },
+        make("h3", {}, "KV pool"),
+        this.total,
+        make("div", { class: "legend" }, ...legend),
+      ),
+      this.bar,
+    );
+  }
+
+  draw() {
+    const pool = this.timeline.present?.pool ?? {};
+    const total = pool.total ?? 0;
+    setText(this.total, total ? `${exact(total)} tokens` : "");
+    for (const { name, bar, value } of this.parts) {
+      bar.style.width = total ? `${(pool[name] / total) * 100}%` : "0";
+      setText(value, total ? `${exact(pool[name])} (${percent(pool[name] / total)})` : "–");
+    }
+    const told = this.parts.map(({ name, word }) => `${word} ${exact(pool[name])} tokens`);
+    this.bar.setAttribute("aria-label", total ? told.join(", ") : "Not known yet");
+  }
+}
+
+const item = (colour, label, value) =>
+  make(
+    "span",
+    { class: "item" },
+    make("i", { class: "swatch", style: { background: `var(${colour})` } }),
+    make("span", {}, label),
+    typeof value === "string" ? make("b", {}, value) : value,
+  );
