@@ -7,30 +7,51 @@ import sys
 import time
 import zlib
 
+import evidence
+import excerpts
+import failures
 import regimes_admission
 import regimes_compute
 import regimes_healthy
-from cases import is_held_out, save
+from cases import Written, is_held_out, save
 
-REGIMES = (*regimes_admission.ALL, *regimes_compute.ALL, *regimes_healthy.ALL)
+REGIMES = (
+    *regimes_admission.ALL,
+    *regimes_compute.ALL,
+    *regimes_healthy.ALL,
+    evidence.simulated,
+)
 
 
 def main(names: list[str]) -> None:
+    def is_wanted(name: str) -> bool:
+        return not names or any(name.startswith(begin) for begin in names)
+
     for regime in REGIMES:
         for case in regime():
-            if names and not any(case.name.startswith(name) for name in names):
-                continue
-            began = time.perf_counter()
-            written, truth = case.write(zlib.crc32(case.name.encode()) % 100000)
-            save(written)
-            took = time.perf_counter() - began
-            num_lines = written.text.count(b"\n")
-            held = " (held out)" if is_held_out(case.name) else ""
-            print(
-                f"{case.label.cause:16} {case.name}{held}: {num_lines} lines, {truth.num_steps}"
-                f" steps in {took:.1f} s. {truth.words()}",
-                flush=True,
-            )
+            if is_wanted(case.name):
+                began = time.perf_counter()
+                written, truth = case.write(_seed(case.name))
+                took = time.perf_counter() - began
+                _save(written, f"{truth.num_steps} steps in {took:.1f} s. {truth.words()}")
+    for failing in failures.ALL:
+        for failure in failing():
+            if is_wanted(failure.name):
+                _save(failure.write(_seed(failure.name)), "a failure")
+    for each in (*evidence.written(), *excerpts.ALL):
+        if is_wanted(each.name):
+            _save(each, each.source)
+
+
+def _seed(name: str) -> int:
+    return zlib.crc32(name.encode()) % 100000
+
+
+def _save(case: Written, how: str) -> None:
+    save(case)
+    held = " (held out)" if is_held_out(case.name) else ""
+    num_lines = case.text.count(b"\n")
+    print(f"{case.label.cause:20} {case.name}{held}: {num_lines} lines, {how}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from deployments import (
     H100_TP4,
     L40S,
     RTX_4090,
-    T4,
     Deployment,
 )
 from generations import Style
@@ -260,7 +259,7 @@ def kv_optimistic() -> list[Simulated]:
 
 FULL = Label(
     cause="kv-full",
-    why="The pool holds only a few of these long requests; the reserve is small beside them, and"
+    why="The pool holds only a few dozen of these long requests at most; the reserve is small beside them, and"
     " neither slots nor memory outside the pool are left unused.",
     forbidden=(LESS_CAREFUL, (MEM_FRACTION, "decrease"), (MAX_RUNNING, "increase")),
 )
@@ -294,10 +293,9 @@ def kv_full() -> list[Simulated]:
             style=Style(begin="2026-06-06 06:06:06"), seconds=700,
         ),
         Simulated(
-            name="full-setpoint-t4", label=FULL, generation="setpoint",
-            deployment=Deployment(T4, {"mem_fraction_static": 0.4, "max_total_tokens": 60000, "kv_cache_dtype": "bfloat16"}, graph_gb=5.2),
-            load=Load(uniform(2000, 4000), uniform(300, 400), 400), arrivals=Arrivals(users=60),
-            words="60 users with prompts of 2,000 to 4,000 tokens", style=Style(begin="2026-11-20 08:00:00"), seconds=500,
+            name="full-setpoint-4090", label=FULL, generation="setpoint",
+            deployment=Deployment(RTX_4090, {"mem_fraction_static": 0.88}), load=Load(uniform(3000, 6000), uniform(1500, 2000), 2000),
+            arrivals=Arrivals(users=60, ramp_s=60), words="60 users with prompts of 3,000 to 6,000 tokens", style=Style(begin="2026-11-20 08:00:00"), seconds=500,
         ),
         Simulated(
             name="full-most-careful", label=FULL_CAREFUL, generation="sglang-2025",

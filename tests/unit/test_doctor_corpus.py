@@ -1,0 +1,61 @@
+"""The doctor against cases whose cause is known: how often it is right, and that it never advises
+what would make it worse. ``pytest -s`` prints the table."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("setpoint.advisor.doctor.readers.sources")
+
+from doctor_accuracy import (
+    Judged,
+    cases,
+    documented,
+    judge_all,
+    share,
+    table,
+    wrong,
+)
+
+ENOUGH = 0.95
+
+
+@pytest.fixture(scope="module")
+def judged() -> list[Judged]:
+    found = judge_all(cases())
+    print("\n" + "\n".join(wrong(found)) + "\n" + table(found))
+    return found
+
+
+@pytest.mark.parametrize("is_held_out", [False, True])
+def test_the_verdict_is_right(judged: list[Judged], is_held_out: bool) -> None:
+    part = [each for each in judged if each.case.is_held_out == is_held_out]
+    assert share(each.is_right for each in part) >= ENOUGH, wrong(part)
+
+
+def test_no_advice_makes_it_worse_or_contradicts_another(judged: list[Judged]) -> None:
+    assert {each.case.name: each.contradictions for each in judged if each.contradictions} == {}
+
+
+def test_healthy_servers_are_left_alone(judged: list[Judged]) -> None:
+    healthy = [each for each in judged if each.case.cause == "healthy"]
+    assert share(each.is_false_alarm for each in healthy) <= 0.02, wrong(healthy)
+
+
+def test_nothing_is_advised_without_evidence(judged: list[Judged]) -> None:
+    assert [each.case.name for each in judged if each.is_unfounded] == []
+
+
+def test_the_corpus_is_large_and_covers_every_cause() -> None:
+    every = cases()
+    causes = {case.cause for case in every}
+    assert len(every) >= 120
+    assert share(case.is_held_out for case in every) >= 0.2
+    for cause in causes:
+        assert sum(case.cause == cause for case in every) >= 3, cause
+    assert len(causes) >= 18
+
+
+def test_the_documentation_has_the_accuracy(judged: list[Judged]) -> None:
+    """``python tests/unit/doctor_accuracy.py`` writes it."""
+    assert documented() == table(judged)
