@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from setpoint.advisor.doctor.command import main_one
 from setpoint.advisor.doctor.diagnose import diagnose
 from setpoint.advisor.doctor.findings import Report
+from setpoint.advisor.doctor.lives import main_one
 from setpoint.advisor.doctor.readers.sources import observe_sources
 from setpoint.core.errors import SourceError
 

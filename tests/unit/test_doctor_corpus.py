@@ -4,9 +4,6 @@ what would make it worse. ``pytest -s`` prints the table."""
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("setpoint.advisor.doctor.readers.sources")
-
 from doctor_accuracy import (
     Judged,
     cases,
