@@ -86,15 +86,19 @@ def test_grammars_in_larks_syntax() -> None:
         ("json_schema", '{"not": {}, "x-guidance": {"lenient": true}}', "Unimplemented keys"),
         ("json_schema", "false", "json grammar: Unsatisfiable schema"),
         ("json_schema", '{"type": "integer", "minimum": 2, "maximum": 1}', "minimum (2)"),
-        ("json_schema", '{"$ref": "#"}', "json grammar: it can match nothing"),
+        ("json_schema", '{"$ref": "#"}', "json grammar: it allows no token"),
         ("json_schema", '{"$ref": "http://x/y"}', "http://x/y"),
-        ("json_schema", '{"a":' * 200 + "1" + "}" * 200, "nests lists and objects"),
+        (
+            "json_schema",
+            '{"a":' * 200 + "1" + "}" * 200,
+            "lists and objects in the schema are nested",
+        ),
         ("json_schema", "[" * 100_000, "not valid JSON"),
         ("regex", "(", "regex grammar: "),
         ("regex", r"(a)\1", "backreferences are not supported"),
         ("ebnf", "not a grammar", "ebnf grammar: the grammar cannot be read"),
         ("ebnf", "root ::= x", "Rule 'x' not found"),
-        ("ebnf", 'start: start "a"', "ebnf grammar: it can match nothing"),
+        ("ebnf", 'start: start "a"', "ebnf grammar: it allows no token"),
     ],
 )
 def test_what_is_refused(kind: str, text: str, words: str) -> None:

@@ -15,7 +15,13 @@ from setpoint.core.request import Ids
 from setpoint.grammar.cache import CompiledCache
 from setpoint.grammar.definition import definition
 from setpoint.grammar.factory import CachingFactory
-from setpoint.grammar.masks import TOO_MUCH_WORK, MaskBudget, forbid_while_others, stuck
+from setpoint.grammar.masks import (
+    NOTHING_ALLOWED,
+    TOO_MUCH_WORK,
+    MaskBudget,
+    forbid_while_others,
+    stuck,
+)
 from setpoint.grammar.refusal import not_compiled
 from setpoint.grammar.vocabulary import Vocabulary
 
@@ -77,7 +83,7 @@ def why(matcher: LLMatcher) -> str:
         or reason == "lexer error: too many expressions constructed"
     ):
         return TOO_MUCH_WORK
-    return "it can match nothing" if reason.startswith("NoExtension") else reason
+    return NOTHING_ALLOWED if reason.startswith("NoExtension") else reason
 
 
 class GuidanceFactory(CachingFactory[LLMatcher]):

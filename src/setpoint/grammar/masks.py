@@ -15,6 +15,7 @@ MASK_SHARE_S = 0.003
 in addition. The masks of a usual schema take a tenth of the second."""
 
 TOO_MUCH_WORK = "it takes too much work to find the tokens that it allows"
+NOTHING_ALLOWED = "it allows no token"
 
 
 class MaskBudget:

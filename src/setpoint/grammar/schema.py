@@ -69,7 +69,7 @@ def checked_schema(schema: Any) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise RequestError("a schema must be an object, true or false")
     if _is_deeper(schema, MAX_DEPTH):
-        raise RequestError(f"the schema nests lists and objects more than {MAX_DEPTH} deep")
+        raise RequestError(f"lists and objects in the schema are nested more than {MAX_DEPTH} deep")
     return schema
 
 
@@ -158,8 +158,8 @@ def _check_bounds(schema: dict[str, Any]) -> None:
             continue
         if low == math.floor(low) == math.floor(high) < high:
             raise RequestError(
-                f"exclusiveMinimum {low} together with {name} {high} is not supported; use a"
-                " minimum instead"
+                f"exclusiveMinimum {low} together with {name} {high} is not supported; use"
+                " 'minimum' instead"
             )
 
 

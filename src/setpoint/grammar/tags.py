@@ -197,7 +197,7 @@ def _check(node: Format, path: str, depth: int) -> None:
 
 def _check_triggers(triggers: list[str], tags: list[Tag], path: str) -> None:
     if len(triggers) > MAX_TRIGGERS:
-        raise RequestError(f"structural_tag.{path}.triggers may have at most {MAX_TRIGGERS}.")
+        raise RequestError(f"structural_tag.{path}.triggers has more than {MAX_TRIGGERS} entries.")
     for trigger in triggers:
         others = [other for other in triggers if other is not trigger]
         if not trigger or any(other.startswith(trigger) for other in others):
@@ -218,4 +218,4 @@ def _not_empty(values: Iterable[Any], path: str) -> None:
 
 
 def _too_deep() -> RequestError:
-    return RequestError(f"structural_tag nests formats more than {MAX_DEPTH} deep.")
+    return RequestError(f"Formats in the structural_tag are nested more than {MAX_DEPTH} deep.")

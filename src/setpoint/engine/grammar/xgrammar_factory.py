@@ -21,7 +21,7 @@ from setpoint.core.request import Ids
 from setpoint.engine.grammar.xgrammar_schema import check_expression, enforced_schema
 from setpoint.grammar.cache import CompiledCache
 from setpoint.grammar.factory import CachingFactory
-from setpoint.grammar.masks import MaskBudget, forbid_while_others, stuck
+from setpoint.grammar.masks import NOTHING_ALLOWED, MaskBudget, forbid_while_others, stuck
 from setpoint.grammar.refusal import not_compiled
 from setpoint.grammar.schema import MAX_WHITESPACE, read_schema
 from setpoint.grammar.tags import parsed
@@ -36,8 +36,6 @@ _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
 
 _CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 """Control characters but the line breaks, which are possible between the parts of a JSON text."""
-
-_NOTHING = "it can match nothing"
 
 
 @dataclass(slots=True, frozen=True)
@@ -94,7 +92,7 @@ class XgrammarGrammar:
         if self._ignores_eos:
             forbid_while_others(words, self._ends)
         if not words.any():
-            raise stuck(_NOTHING)
+            raise stuck(NOTHING_ALLOWED)
 
     def allows_something(self) -> bool:
         """Whether any token may come next."""
@@ -163,7 +161,7 @@ class XgrammarFactory(CachingFactory[Compiled]):
             raise not_compiled(constraint, _PLACE.sub("", str(error))) from None
         compiled = Compiled(grammar, self._possible(constraint.kind, definition))
         if not XgrammarGrammar(compiled, self._vocabulary, ignore_eos=False).allows_something():
-            raise not_compiled(constraint, _NOTHING)
+            raise not_compiled(constraint, NOTHING_ALLOWED)
         return compiled
 
     def _possible(self, kind: ConstraintKind, definition: str) -> Ids:

@@ -4,7 +4,7 @@ those next to one that it takes instead of them; such schemas are refused here."
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
@@ -59,7 +59,7 @@ def check_expression(regex: str) -> None:
     """Raise RequestError (400) for what xgrammar ignores or takes as letters in an expression."""
     if found := _NO_ANCHOR.search(regex) or _LOOK_AROUND.search(regex):
         raise RequestError(
-            f"xgrammar does not support {found[found.lastindex or 0]} in expressions"
+            f"xgrammar does not support '{found[found.lastindex or 0]}' in regular expressions"
         )
 
 
@@ -77,21 +77,21 @@ def _prepare(schema: dict[str, Any]) -> None:
     if schema.get("uniqueItems") is False:
         del schema["uniqueItems"]
     if schema.get("format") == "ipv4":
-        raise RequestError("xgrammar does not enforce format ipv4")
+        raise RequestError("xgrammar does not enforce the format ipv4")
     if "format" in schema and schema["format"] not in _FORMATS:
         del schema["format"]
     keys = schema.keys() - _ANNOTATIONS
     if unknown := sorted(keys - _ENFORCED):
-        raise RequestError(f"xgrammar does not enforce {', '.join(unknown)}")
+        raise RequestError(f"xgrammar does not enforce {_quoted(unknown)}")
     if "type" in keys and ("const" in keys or "enum" in keys) and _values_have_the_type(schema):
         keys -= {"type"}
     for alone in _ALONE:
         if alone in keys and (ignored := sorted(keys - {alone})):
-            raise RequestError(f"xgrammar ignores {', '.join(ignored)} next to {alone}")
+            raise RequestError(f"xgrammar ignores {_quoted(ignored)} next to '{alone}'")
     if len(schema.get("allOf") or ()) > 1:
-        raise RequestError("xgrammar does not enforce an allOf of several schemas")
+        raise RequestError("xgrammar does not enforce 'allOf' with more than one schema")
     if "multipleOf" in keys and schema.get("type") != "integer":
-        raise RequestError("xgrammar enforces multipleOf only with the type integer")
+        raise RequestError("xgrammar enforces 'multipleOf' only with the type integer")
     _check_string(schema)
     _check_names(schema)
     if lists_all(schema):
@@ -102,14 +102,17 @@ def _check_string(schema: dict[str, Any]) -> None:
     for first in ("pattern", "format"):
         ignored = [each for each in ("minLength", "maxLength") if each in schema]
         if first in schema and ignored:
-            raise RequestError(f"xgrammar ignores {', '.join(ignored)} next to {first}")
+            raise RequestError(f"xgrammar ignores {_quoted(ignored)} next to '{first}'")
     if "pattern" in schema and "format" in schema:
-        raise RequestError("xgrammar does not enforce pattern and format together")
+        raise RequestError("xgrammar does not enforce 'pattern' and 'format' together")
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
         check_expression(pattern)
         if _UNESCAPED.search(pattern):
-            raise RequestError("xgrammar does not escape quotes and backslashes of a pattern")
+            raise RequestError(
+                "a pattern must not contain quotes, backslashes or control characters, because"
+                " xgrammar does not escape them in the JSON text"
+            )
         if prod(_repetitions(pattern)) > MAX_REPEATED:
             raise RequestError(f"xgrammar enforces at most {MAX_REPEATED} repetitions in a pattern")
 
@@ -130,9 +133,13 @@ def _check_names(schema: dict[str, Any]) -> None:
         missing = [name for name in required if isinstance(name, str) and name not in declared]
         if missing:
             raise RequestError(
-                "xgrammar enforces required only for what properties declares, got"
-                f" {shown(missing[0])}"
+                "xgrammar enforces 'required' only for names that 'properties' lists, which"
+                f" {shown(missing[0])!r} is not"
             )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
 
 
 def _values_have_the_type(schema: dict[str, Any]) -> bool:
