@@ -17,7 +17,6 @@ import pytest
 from cache_model import CacheModel, Facts, Prefix, Seq
 
 NAMESPACES = ("", "a", "b")
-NUM_WORLDS = 17
 STEPS_PER_WORLD = 1000
 
 
@@ -286,16 +285,20 @@ def run(
 
 @pytest.mark.parametrize("vocabulary", [2, 3])
 @pytest.mark.parametrize("page_size", [1, 2, 4])
-def test_cache_agrees_with_the_model(page_size: int, vocabulary: int) -> None:
-    counts = run(page_size, vocabulary, NUM_WORLDS)
+@pytest.mark.parametrize("num_worlds", [12, pytest.param(50, marks=pytest.mark.full)])
+def test_cache_agrees_with_the_model(num_worlds: int, page_size: int, vocabulary: int) -> None:
+    counts = run(page_size, vocabulary, num_worlds)
     # The run is worth something only if it went where the bugs are.
     assert min(counts["evictions"], counts["duplicates"], counts["flush"]) > 20, counts
 
 
 @pytest.mark.parametrize("page_size", [1, 2])
 @pytest.mark.parametrize("policy", ["lfu", "slru", "priority", "tlru"])
-def test_every_eviction_policy_agrees_with_brute_force(policy: str, page_size: int) -> None:
-    assert run(page_size, 2, NUM_WORLDS // 3, policy=policy)["evictions"] > 50
+@pytest.mark.parametrize("num_worlds", [3, pytest.param(20, marks=pytest.mark.full)])
+def test_every_eviction_policy_agrees_with_brute_force(
+    num_worlds: int, policy: str, page_size: int
+) -> None:
+    assert run(page_size, 2, num_worlds, policy=policy)["evictions"] > 50
 
 
 def test_disabled_cache_keeps_one_rule_for_its_callers() -> None:
