@@ -17,7 +17,7 @@ MIN_COVERAGE = 0.5
 MIN_LINES = 5
 MIN_SECONDS = 20.0
 MIN_DECODING = 0.1
-MANY_LINES = 20
+MANY_LINES = 10
 """This many lines are evidence, however little time they span."""
 PINNED = 0.7
 """Share of the moments with a queue in which the same number of requests runs, if that number is a
@@ -160,7 +160,8 @@ def _busy_minutes(rank: Rank, clock: bool) -> float:
 def _limits(facts: Facts, load: Load, decoding: Load) -> tuple[Limits, bool]:
     slots, named = _slots(facts, decoding)
     tokens, whole = _prefill_tokens(facts, load)
-    limits = Limits(slots=slots, prefill_tokens=tokens, whole_prompts=whole)
+    reasons = any(moment.refusals for moment in load.moments)
+    limits = Limits(slots, tokens, whole_prompts=whole, reasons=reasons)
     waiting = load.where(lambda moment: bool(moment.queue) and moment.num_prefill > 0)
     full = waiting.where(lambda moment: at_budget(moment, limits))
     decodes = sum(1 for moment in load.moments if moment.num_decode and not moment.num_prefill)

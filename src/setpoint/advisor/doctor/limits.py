@@ -52,6 +52,8 @@ class Limits:
     """Prompt tokens of one prefill batch."""
     whole_prompts: bool = False
     """Prompts are not cut to fill a batch: it is full if the next prompt does not fit."""
+    reasons: bool = False
+    """The source tells why requests were refused (``Moment.refusals``)."""
     prefill_bound: bool = False
     """Prefill batches are at that budget most of the time, so that a queue seen between two of them
     waits for it, too."""
@@ -93,6 +95,8 @@ def binding_limit(moment: Moment, limits: Limits) -> Limit:
     if not moment.queue and not (moment.queue is None and moment.refusals):
         return _without_queue(moment)
     reason = _reason(moment)
+    if reason is None and limits.reasons:
+        return "unknown"  # nobody was refused: the queue waits for the step that runs
     if reason == "kv-conservative" or reason is None:
         if other_pool(moment):
             return "other-pool-full"

@@ -11,6 +11,7 @@ from setpoint.advisor.doctor.checks.common import (
     quote,
     throughput_effect,
 )
+from setpoint.advisor.doctor.checks.kv_optimistic import retracts_often
 from setpoint.advisor.doctor.equations import rounded
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.limits import FULL, at_cap
@@ -31,7 +32,7 @@ def find(case: Case) -> Finding | None:
     capped = case.decoding.share(lambda moment: at_cap(moment, case.limits))
     if share < MIN_SHARE or running is None or capped > 0.5:
         return None
-    if (usage is not None and usage >= 0.8) or case.retractions_per_minute > 1:
+    if (usage is not None and usage >= 0.8) or retracts_often(case):
         return None
     growth = FULL / max(usage, 0.01) if usage is not None else 2.0
     if case.limits.slots:

@@ -13,10 +13,15 @@ from setpoint.advisor.doctor.observations import Event, EventKind, Evidence
 HIGHEST = 0.97
 """No check is surer than this of what it reads from a log."""
 
+NOISE = 0.05
+"""Share by which two measurements of one throughput differ."""
+
 
 def quote(load: Load, count: int = 3) -> tuple[Evidence, ...]:
-    """Some moments of a load, from its whole length."""
-    moments = load.moments
+    """Some moments of a load, of its whole length: of those that tell of decode steps if these are
+    enough, because they show usage and running requests as they are."""
+    decoding = [moment for moment in load.moments if moment.num_decode]
+    moments = decoding if len(decoding) >= count else load.moments
     if not moments:
         return ()
     count = min(count, len(moments))
@@ -60,27 +65,27 @@ def step_time(case: Case) -> StepTime | None:
 
 def throughput_effect(case: Case, running: float, growth: float) -> Effect:
     """Generated tokens per second if ``growth`` times as many requests run together. While reading
-    the weights takes most of a step, throughput grows with the batch; later it saturates. The
-    interval is [1, growth]; this source's own steps say where in it we are, if it has several
-    batch sizes."""
+    the weights takes most of a step, throughput grows with the batch; later it saturates. So the
+    factor is between 1 and growth, and noise adds 5 % on each side; this source's own steps say
+    where in it we are, if it has several batch sizes."""
     growth = max(growth, 1.0)
     batches = f"{running:.0f} -> {running * growth:.0f} running requests"
     fitted = step_time(case)
     if fitted is None:
         return estimate(
             "gen throughput",
-            1.0,
+            1 - NOISE,
             (1 + growth) / 2,
-            growth,
-            f"{batches}: between no gain and x{growth:.2f}; a middle value, because the source "
-            "shows no second batch size to measure the step time with",
+            growth + NOISE,
+            f"{batches}: between no gain and {growth:.2f} times as much; a middle value, because "
+            "the source has no other batch size to measure the step time with",
         )
     expected = min(max(fitted.gain(running, growth), 1.0), growth)
     return estimate(
         "gen throughput",
-        1 + 0.5 * (expected - 1),
+        1 + 0.5 * (expected - 1) - NOISE,
         expected,
-        min(growth, 1 + 1.5 * (expected - 1)),
+        min(growth, 1 + 1.5 * (expected - 1)) + NOISE,
         f"{batches} at a step time of {1000 * fitted.base:.1f} ms + "
         f"{1000 * fitted.per_request:.3f} ms x running, fitted to {fitted.num_points} lines of "
         "this source",

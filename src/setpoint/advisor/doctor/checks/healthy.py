@@ -5,7 +5,7 @@ from __future__ import annotations
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import confidence, per_minute, percent, quote
-from setpoint.advisor.doctor.checks.kv_optimistic import MAX_RATE, MIN_RETRACTIONS
+from setpoint.advisor.doctor.checks.kv_optimistic import retracts_often
 from setpoint.advisor.doctor.checks.queue_too_long import MOST
 from setpoint.advisor.doctor.findings import Action, Finding
 from setpoint.advisor.doctor.limits import at_cap
@@ -20,7 +20,7 @@ FEW = 0.2
 def find(case: Case) -> Finding | None:
     if not case.has_load:
         return None
-    if case.retractions_per_minute > MAX_RATE and case.num_retractions >= MIN_RETRACTIONS:
+    if retracts_often(case):
         return None
     load = case.decoding
     usage = load.median(lambda moment: moment.usage)

@@ -12,6 +12,7 @@ from setpoint.advisor.doctor.checks.common import (
     said,
     throughput_effect,
 )
+from setpoint.advisor.doctor.checks.kv_optimistic import retracts_often
 from setpoint.advisor.doctor.equations import MIN_CONSERVATIVENESS, conservativeness_for
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.limits import FULL, at_budget, binding_limit
@@ -27,7 +28,7 @@ FEW = 0.05
 
 
 def find(case: Case) -> Finding | None:
-    if not case.has_load or case.limits.prefill_bound or case.retractions_per_minute > 1:
+    if not case.has_load or case.limits.prefill_bound or retracts_often(case):
         return None
     held = case.decoding.where(
         lambda moment: binding_limit(moment, case.limits) == "kv-conservative"

@@ -40,6 +40,8 @@ def find(case: Case) -> Finding | None:
     queue = full.median(lambda moment: moment.queue)
     if usage is None or not running or not queue:
         return None
+    if retracts_often(case) and case.conservativeness < EFFECTIVE:
+        return None  # the estimate is wrong first of all: kv-optimistic
     reason = _reserved(case) or _too_small(full, share, running, queue)
     if reason is None:
         return None
@@ -72,7 +74,7 @@ def find(case: Case) -> Finding | None:
 
 def _reserved(case: Case) -> str | None:
     """Requests are thrown back although every token that may come is reserved."""
-    if case.conservativeness < EFFECTIVE or not retracts_often(case):
+    if not retracts_often(case):
         return None
     return (
         f"there are {per_minute(case)} although --schedule-conservativeness "

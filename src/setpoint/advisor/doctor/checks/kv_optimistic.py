@@ -62,7 +62,7 @@ def find(case: Case) -> Finding | None:
         verify="At most about one line 'Retract requests' a minute, and usage stays above 0.9.",
         falsify="Retractions go on at a conservativeness of 1.4: then the pool is too small for "
         "the outputs (see kv-full).",
-        share=min(1.0, 0.5 + 0.1 * rate),
+        share=round(sum(high.weights) / (sum(case.decoding.weights) or 1.0), 3),
     )
 
 

@@ -41,7 +41,7 @@ CHECK = Check(
     meaning="Advice is worth what its error rate is. A few lines, a start without load, the end of "
     "a benchmark, or a log that could hardly be read allow no judgement, so that none is given.",
     rule="No other cause is found, and the source shows fewer than 5 moments or less than 20 "
-    "seconds of steady load (20 lines are enough however fast they came), or less than half of "
+    "seconds of steady load (10 lines are enough however fast they came), or less than half of "
     "its batch lines could be read, or requests wait and nothing in it tells why.",
     counter_evidence="A failed start, a lack of memory or a dead server need no load: their "
     "messages are evidence enough.",

@@ -44,7 +44,7 @@ def find(case: Case) -> Finding | None:
         evidence=quote(full if len(full) else bound)
         + said(case, "chunked_prefill_size", "max_prefill_tokens"),
         action=action,
-        effect=prefill_effect(case, action),
+        effect=_effect(),
         ruled_out=_alternatives(case, usage),
         risk="Activations of larger batches take memory (about 1.5 MB a token), and running "
         "requests wait longer for their next token while one is computed.",
@@ -102,7 +102,7 @@ def _refused_by(case: Case, reason: str) -> int:
     return sum(moment.refusals.get(reason, 0) for moment in case.load.moments)
 
 
-def prefill_effect(case: Case, action: Action) -> Effect:
+def _effect() -> Effect:
     return estimate(
         "input throughput",
         1.0,
