@@ -8,7 +8,10 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), {"numpy", "msgspec"}),
     "planning": ({"core"}, set()),
     "observe": ({"core"}, {"msgspec"}),
-    "advisor": ({"core", "observe"}, {"msgspec", "numpy", "zstandard"}),
+    "advisor": (
+        {"core", "observe", "recording"},
+        {"httpx2", "msgspec", "numpy", "prometheus_client", "zstandard"},
+    ),
     "advisor.doctor.report": ({"advisor", "core", "observe"}, {"rich"}),
     "advisor.doctor.command": ({"advisor", "advisor.doctor.report", "config", "core"}, {"rich"}),
     "config": ({"core", "planning"}, {"msgspec", "psutil", "yaml"}),

@@ -29,6 +29,7 @@ from setpoint.frontend.storage.storage import Storage
 from setpoint.frontend.text.processor import TextProcessor
 from setpoint.frontend.text.template import ChatTemplate
 from setpoint.frontend.text.tokenizer import Tokenizer
+from setpoint.frontend.watching import Doctor
 from setpoint.testing.byte_tokenizer import CHAT_TEMPLATE, EOS_ID, VOCAB_SIZE, make_byte_tokenizer
 from setpoint.testing.fake_engine import FakeEngine, FixedOptions
 
@@ -53,6 +54,7 @@ def make_service(
     live: LiveOptions | None = None,
     storage: Storage | None = None,
     checkpoints: Checkpoints | None = None,
+    make_doctor: Callable[[Service], Doctor] | None = None,
     **options: Any,
 ) -> Service:
     """``options``: fields of FrontendConfig, and of FrontendSettings without ``live``."""
@@ -73,7 +75,9 @@ def make_service(
     )
     template = ChatTemplate(template_source, special_tokens={"eos_token": "<|eos|>"})
     text = TextProcessor(Tokenizer(make_byte_tokenizer()), template)
-    return Service(config, EngineClient(), text, live or FixedOptions(own), storage, checkpoints)
+    service = Service(config, EngineClient(), text, live or FixedOptions(own), storage, checkpoints)
+    service.watch.doctor = None if make_doctor is None else make_doctor(service)
+    return service
 
 
 @asynccontextmanager

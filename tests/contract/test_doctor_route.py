@@ -68,13 +68,8 @@ async def doctor(server: Any, query: str = "") -> Any:
     return response.json()
 
 
-def with_doctor(server: Any) -> None:
-    server.service.watch.doctor = ServerDoctor(server.service)
-
-
 def test_the_report_names_the_cap(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        with_doctor(server)
         server.engine.moments = capped(60)
         found = await doctor(server)
         assert found["verdict"] == "seq-cap"
@@ -86,12 +81,11 @@ def test_the_report_names_the_cap(serve: Serve) -> None:
         assert found["sources"][0]["kind"] == "live"
         assert "moments" not in found
 
-    serve(scenario, FakeEngine(max_running=2), server_info=INFO)
+    serve(scenario, FakeEngine(max_running=2), server_info=INFO, make_doctor=ServerDoctor)
 
 
 def test_the_window_is_as_long_as_was_asked_for(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        with_doctor(server)
         server.engine.moments = capped(60)
         found = await doctor(server, "?seconds=30&moments=true")
         assert len(found["moments"]) == 30
@@ -103,33 +97,36 @@ def test_the_window_is_as_long_as_was_asked_for(serve: Serve) -> None:
             assert response.status_code == 400, wrong
             assert "seconds" in response.json()["message"]
 
-    serve(scenario, FakeEngine(max_running=2), server_info=INFO)
+    serve(scenario, FakeEngine(max_running=2), server_info=INFO, make_doctor=ServerDoctor)
 
 
 def test_a_server_without_work_says_what_it_misses(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        assert (await server.http.get("/doctor")).status_code == 404
-        with_doctor(server)
         found = await doctor(server)
         assert found["verdict"] == "not-enough-evidence"
         assert found["missing"]
 
-    serve(scenario, server_info=INFO)
+    serve(scenario, server_info=INFO, make_doctor=ServerDoctor)
+
+
+def test_a_server_without_a_doctor_says_so(serve: Serve) -> None:
+    async def scenario(server: Any) -> None:
+        assert (await server.http.get("/doctor")).status_code == 404
+
+    serve(scenario)
 
 
 def test_it_needs_the_key(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        with_doctor(server)
         assert (await server.http.get("/doctor")).status_code == 401
         headers = {"authorization": "Bearer secret"}
         assert (await server.http.get("/doctor", headers=headers)).status_code == 200
 
-    serve(scenario, api_key="secret", server_info=INFO)
+    serve(scenario, api_key="secret", server_info=INFO, make_doctor=ServerDoctor)
 
 
 def test_a_dead_engine_leaves_a_report_and_the_next_one_begins_anew(serve: Serve) -> None:
     async def scenario(server: Any) -> None:
-        with_doctor(server)
         server.engine.moments = capped(60)
         await doctor(server)
         server.line.died("The process was ended by SIGKILL.")
@@ -146,7 +143,7 @@ def test_a_dead_engine_leaves_a_report_and_the_next_one_begins_anew(serve: Serve
             *(1200.0, 1201.0, 1202.0),
         ]
 
-    serve(scenario, FakeEngine(max_running=2), server_info=INFO)
+    serve(scenario, FakeEngine(max_running=2), server_info=INFO, make_doctor=ServerDoctor)
 
 
 def test_an_engine_that_does_not_answer_leaves_the_moments_of_before(
@@ -155,7 +152,6 @@ def test_an_engine_that_does_not_answer_leaves_the_moments_of_before(
     monkeypatch.setattr(watching, "ANSWER_S", 0.05)
 
     async def scenario(server: Any) -> None:
-        with_doctor(server)
         server.engine.moments = capped(60)
         await doctor(server)
         server.engine.mute = True
@@ -166,7 +162,7 @@ def test_an_engine_that_does_not_answer_leaves_the_moments_of_before(
         server.engine.mute = False
         assert (await doctor(server))["sources"][0]["notes"] == []
 
-    serve(scenario, FakeEngine(max_running=2), server_info=INFO)
+    serve(scenario, FakeEngine(max_running=2), server_info=INFO, make_doctor=ServerDoctor)
 
 
 def limits(page: str) -> dict[str, float]:
@@ -192,7 +188,6 @@ def test_the_log_and_the_metric_tell_of_a_limit_and_of_its_end(
                 await asyncio.sleep(0.01)
 
     async def scenario(server: Any) -> None:
-        with_doctor(server)
         server.engine.moments = capped(60)
         watching_task = asyncio.create_task(server.service.watch.run())
         await asyncio.sleep(0.05)
@@ -211,7 +206,13 @@ def test_the_log_and_the_metric_tell_of_a_limit_and_of_its_end(
         watching_task.cancel()
 
     with caplog.at_level(logging.INFO, "setpoint.frontend.limit_news"):
-        serve(scenario, FakeEngine(max_running=2), server_info=INFO, metrics=MetricsConfig())
+        serve(
+            scenario,
+            FakeEngine(max_running=2),
+            server_info=INFO,
+            make_doctor=ServerDoctor,
+            metrics=MetricsConfig(),
+        )
 
 
 def test_followers_have_the_engine_asked_and_see_what_clients_saw(
@@ -220,7 +221,6 @@ def test_followers_have_the_engine_asked_and_see_what_clients_saw(
     monkeypatch.setattr(watching, "FOLLOWED_S", 0.01)
 
     async def scenario(server: Any) -> None:
-        with_doctor(server)
         watch = server.service.watch
         task = asyncio.create_task(watch.run())
         await server.generate(text="abcd", sampling_params={"max_new_tokens": 8})
@@ -239,4 +239,4 @@ def test_followers_have_the_engine_asked_and_see_what_clients_saw(
         assert server.engine.num_asked <= num_asked + 1
         task.cancel()
 
-    serve(scenario, FakeEngine(max_running=2), server_info=INFO)
+    serve(scenario, FakeEngine(max_running=2), server_info=INFO, make_doctor=ServerDoctor)

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _HEAD = struct.Struct("<4sII")
-_MARKER = b"\xf0SP\n"
+MARKER = b"\xf0SP\n"
 """Marks the beginning of a frame; occurs in no UTF-8 text."""
 
 
 def frame(payload: bytes) -> bytes:
     """The payload, compressed, as a frame."""
     packed = zlib.compress(payload, 1)
-    return _HEAD.pack(_MARKER, len(packed), zlib.crc32(packed)) + packed
+    return _HEAD.pack(MARKER, len(packed), zlib.crc32(packed)) + packed
 
 
 @dataclass(slots=True)
@@ -41,11 +41,11 @@ class FrameReader:
     @property
     def is_damaged(self) -> bool:
         """Whether a whole frame follows bytes that belong to none, which a crash cannot cause."""
-        at = self.data.find(_MARKER, self.end + 1)
+        at = self.data.find(MARKER, self.end + 1)
         while at >= 0:
             if _whole_frame(self.data, at) is not None:
                 return True
-            at = self.data.find(_MARKER, at + 1)
+            at = self.data.find(MARKER, at + 1)
         return False
 
 
@@ -56,6 +56,6 @@ def _whole_frame(data: bytes, begin: int) -> tuple[bytes, int] | None:
         return None
     marker, length, checksum = _HEAD.unpack_from(data, begin)
     packed = data[start : start + length]
-    if marker != _MARKER or len(packed) < length or zlib.crc32(packed) != checksum:
+    if marker != MARKER or len(packed) < length or zlib.crc32(packed) != checksum:
         return None
     return zlib.decompress(packed), start + length

@@ -48,10 +48,15 @@ def facts_of(info: Mapping[str, Any], *, engine: Literal["setpoint", "sglang"]) 
         available_gb=_gib(info.get("available_bytes")),
         total_gb=_gib(info.get("total_bytes")),
     )
+    tell(facts, "The server says")
+    return facts
+
+
+def tell(facts: Facts, who: str) -> None:
+    """Add the evidence for the facts that checks quote. who: "The server says", …"""
     for name in SAID:
         if getattr(facts, name) is not None:
-            facts.said[name] = Evidence(0, f"The server says {name}={getattr(facts, name)}.")
-    return facts
+            facts.said[name] = Evidence(0, f"{who} {name}={getattr(facts, name)}.")
 
 
 def _device(value: Any) -> Literal["gpu", "cpu"] | None:

@@ -66,7 +66,7 @@ def observed(
     )
     rank = Rank(name="", moments=told)
     for moment in told:
-        _add_events(rank, moment)
+        add_events(rank, moment)
     return Observations(sources=[source], facts=facts, ranks=[rank])
 
 
@@ -98,7 +98,7 @@ def _told(moment: Moment) -> Moment:
     return moment if moment.text else msgspec.structs.replace(moment, text=sentence(moment))
 
 
-def _add_events(rank: Rank, moment: Moment) -> None:
+def add_events(rank: Rank, moment: Moment) -> None:
     if moment.retractions:
         values: dict[str, float | str] = {"num": float(moment.retracted), **moment.other}
         text = f"The KV pool was full: {moment.retracted} requests were retracted."

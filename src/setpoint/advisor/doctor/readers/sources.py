@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from setpoint.advisor.doctor.observations import Observations
 from setpoint.advisor.doctor.readers.folder import read_folder
 from setpoint.advisor.doctor.readers.log.reader import read_log
 from setpoint.advisor.doctor.readers.log.stream import STDIN
+from setpoint.advisor.doctor.readers.metrics import is_saved, read_saved, watch_metrics
+from setpoint.advisor.doctor.readers.recording import is_recording, read_recording
+from setpoint.advisor.doctor.readers.server import watch_server
 from setpoint.core.errors import SourceError
 
 
@@ -16,8 +20,9 @@ def observe_sources(names: Sequence[str], *, seconds: float) -> list[Observation
     """What the sources show, in their order; a log of several servers gives several.
 
     names: log files (plain, gzip or Zstandard), "-" for standard input, folders of logs, URLs of
-    servers or of their /metrics, saved metrics, recordings; seconds: how long to watch a URL.
-    Raises SourceError for what cannot be read.
+    servers or of their /metrics, saved metrics, recordings; seconds: how long to watch a URL. The
+    key of a server that needs one is in the environment, OPENAI_API_KEY. Raises SourceError for
+    what cannot be read.
     """
     return [seen for name in names for seen in _observe(name, seconds)]
 
@@ -25,12 +30,25 @@ def observe_sources(names: Sequence[str], *, seconds: float) -> list[Observation
 def _observe(name: str, seconds: float) -> list[Observations]:
     if name == STDIN:
         return read_log(name)
+    if name.startswith(("http://", "https://")):
+        return [_watch(name, seconds)]
     path = Path(name)
     if path.is_dir():
         return [read_folder(name)]
+    if is_recording(path):
+        return [read_recording(name)]
     if not path.exists():
         raise SourceError(
             f"{name} does not exist. Give a log file, a folder of logs, a recording, saved metrics,"
-            " the URL of a server, or - for standard input."
+            " the URL of a server (http://…), or - for standard input."
         )
+    if is_saved(path):
+        return [read_saved(name)]
     return read_log(name)
+
+
+def _watch(url: str, seconds: float) -> Observations:
+    key = os.environ.get("OPENAI_API_KEY")
+    is_page = url.partition("?")[0].rstrip("/").endswith("/metrics")
+    watch = watch_metrics if is_page else watch_server
+    return watch(url, seconds=seconds, api_key=key)
