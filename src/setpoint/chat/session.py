@@ -249,7 +249,7 @@ def _summary(
     first."""
     parts = []
     if num_tokens is not None:
-        parts.append(f"{num_tokens} tokens")
+        parts.append(f"{num_tokens} token{'' if num_tokens == 1 else 's'}")
         if first is not None and num_tokens > 1 and ended > first:
             parts.append(f"{(num_tokens - 1) / (ended - first):.1f} tok/s")
     if first is not None:
