@@ -43,7 +43,7 @@ def test_the_verdict_comes_first_then_the_number_then_what_to_type_and_to_expect
         "seq-cap, 94 % sure",
         "All 64 slots were taken in 97 % of the time",
         "--max-running-requests 148   (now 64; needs a restart)",
-        "Gen throughput rises by about 70 % (between 30 % and 110 %).",
+        "The throughput of generated tokens rises by about 70 % (between 30 % and 110 %).",
         "KV cache in use",
         "Evidence",
         "What it is not",
@@ -107,9 +107,14 @@ def test_nothing_to_draw() -> None:
     assert "Only 62 % of the batch lines were fully understood." in text
 
 
-def test_the_other_lives_in_a_source_are_named() -> None:
-    before = replace(report(), verdict="oom-init", summary="The weights did not fit.")
-    assert "oom-init: The weights did not fit." in shown(healthy_report(), others=(before,))
+def test_the_other_servers_in_the_sources_are_named() -> None:
+    other = replace(
+        report(),
+        verdict="oom-init",
+        summary="The weights did not fit.",
+        sources=[Source("b", "log")],
+    )
+    assert "b: oom-init. The weights did not fit." in shown(healthy_report(), others=(other,))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,7 @@ def test_the_other_lives_in_a_source_are_named() -> None:
 )
 def test_an_effect_in_words(factors: tuple[float, float, float], words: str) -> None:
     assert wording.effect_text(Effect("gen throughput", *factors, why="")) == (
-        f"gen throughput {words}"
+        f"the throughput of generated tokens {words}"
     )
 
 

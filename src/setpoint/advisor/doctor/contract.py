@@ -16,8 +16,8 @@ FORMAT = 1
 
 
 def contract(report: Report, others: Sequence[Report] = ()) -> dict[str, Any]:
-    """JSON's types alone, and no number that JSON has not. ``others``: reports about other lives of
-    the server, or other servers, in the same sources."""
+    """JSON's types alone, and no number that JSON has not. ``others``: reports about other
+    servers in the sources."""
     found = {"format": FORMAT, **_report(report), "others": [_report(other) for other in others]}
     return {name: _plain(value) for name, value in found.items()}
 

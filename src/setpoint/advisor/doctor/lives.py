@@ -1,4 +1,4 @@
-"""Which of several reports is the one: a source may hold several lives of a server."""
+"""Which of several reports is the one: there may be several sources, or several servers in one."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def page(
     checks: Mapping[str, Check],
     others: Sequence[Report] = (),
 ) -> str:
-    """``checks``: by cause. ``others``: reports about other lives in the same sources."""
+    """``checks``: by cause. ``others``: reports about other servers in the sources."""
     view = _View(report, seen, checks, others)
     body = "".join(part for part in view.parts() if part)
     title = _plain(f"{report.verdict}: {view.title(report.verdict)}")
@@ -106,7 +106,7 @@ class _View:
             yield _card("Evidence", _log(first, several=len(self._report.sources) > 1))
             yield _card("What it is not", self._ruled_out(first))
         yield _card("Also found", (self._other(each) for each in self._report.findings[1:]))
-        yield _card("Other lives of the server in the same sources", self._lives())
+        yield _card("Other servers in the sources", self._besides())
         yield self._explained()
         yield _card("What was read", self._sources())
         yield f"<footer>Setpoint {_text(__version__)}, setpoint doctor</footer>"
@@ -208,10 +208,11 @@ class _View:
         log = _log(finding, several=len(self._report.sources) > 1)
         return f'<details class="note"><summary>Evidence</summary>{log}</details>'
 
-    def _lives(self) -> Iterator[str]:
+    def _besides(self) -> Iterator[str]:
         if self._others:
             items = "".join(
-                f"{_tag('code', each.verdict)}{_tag('span', each.summary)}" for each in self._others
+                f"{_tag('code', each.verdict)}{_tag('span', wording.about_other(each))}"
+                for each in self._others
             )
             yield f'<div class="items">{items}</div>'
 

@@ -71,7 +71,7 @@ def print_report(
     *,
     everything: bool = False,
 ) -> None:
-    """``checks``: by cause. ``others``: reports about other lives in the same sources."""
+    """``checks``: by cause. ``others``: reports about other servers in the sources."""
     for line in report_lines(console, report, seen, checks, others, everything=everything):
         console.print(line, soft_wrap=True)
 
@@ -111,7 +111,7 @@ class _Page:
         self._report = report
         self._seen = seen
         self._checks = checks
-        self._lives = others
+        self._others_in_sources = others
         self._width = width_of(console)
         self._charts = charts(report, seen)
         self._script = plots.ASCII if console.options.ascii_only else plots.UNICODE
@@ -244,8 +244,8 @@ class _Page:
         for note in wording.notes(self._report)[:3]:
             yield from self._labelled("Note", note)
         server = wording.about_server(self._seen, self._charts.seconds if self._charts else None)
-        for other in self._lives[:3]:
-            yield from self._labelled("Before", f"{other.verdict}: {other.summary}")
+        for other in self._others_in_sources[:3]:
+            yield from self._labelled("Besides", wording.about_other(other))
         sources = self._report.sources
         read = wording.about_source(sources[0]) if sources else ""
         if len(sources) > 1:

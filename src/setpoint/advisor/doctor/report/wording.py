@@ -19,6 +19,10 @@ _KINDS = {
 }
 
 
+_FIGURES = {"gen throughput": "the throughput of generated tokens"}
+"""Figures under their names in a log -> in plain words."""
+
+
 def printable(text: str) -> str:
     """A line of a log as it may be shown: without what steers a terminal or turns the direction of
     the text."""
@@ -53,7 +57,7 @@ def effect_text(effect: Effect) -> str:
     else:
         verb = "changes little" if abs(expected - 1) < 0.005 else f"changes by {_signed(expected)}"
         how = f"{verb} (between {_signed(low)} and {_signed(high)})"
-    return f"{effect.figure} {how}"
+    return f"{_FIGURES.get(effect.figure, effect.figure)} {how}"
 
 
 def _gain(factor: float) -> str:
@@ -143,6 +147,12 @@ def about_server(seen: Observations, seconds: float | None) -> str:
     return ", ".join(parts)
 
 
+def about_other(report: Report) -> str:
+    """ "b.log is healthy: …"."""
+    names = " and ".join(source.name for source in report.sources)
+    return f"{names}: {report.verdict}. {report.summary}"
+
+
 def coverage_warning(report: Report) -> str:
     """ "" if nearly every batch line was understood."""
     if report.coverage >= 0.95:
@@ -191,7 +201,8 @@ def excerpt(text: str, finding: Finding | None, size: int) -> str:
     at = text.find(name) if name else -1
     if len(text) <= size or at < 0 or at + len(name) + 16 <= size:
         return text
-    return f"… {text[max(0, at - size // 3) :]}"
+    begin = text.rfind(" ", 0, max(0, at - size // 4)) + 1
+    return f"… {text[begin:]}"
 
 
 def proof(summary: str, heading: str) -> str:
