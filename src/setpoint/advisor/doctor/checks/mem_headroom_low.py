@@ -65,9 +65,9 @@ def find(case: Case) -> Finding | None:
 def _limit(case: Case, total: float | None) -> float:
     if case.facts.device == "cpu":
         return UNKNOWN_DEVICE_GB if total is None else min(CPU_SHARE * total, 2.0)
-    if total is None:
-        return UNKNOWN_DEVICE_GB
     chunk = case.facts.chunked_prefill_size or 0
+    if total is None:
+        return scaled(TOO_LITTLE_GB, SMALL_GB) if chunk >= LARGE_CHUNK else UNKNOWN_DEVICE_GB
     if total < SMALL_GB and 0 < chunk < LARGE_CHUNK:
         return scaled(TOO_LITTLE_GB, total) * chunk / LARGE_CHUNK
     return scaled(TOO_LITTLE_GB, total)
