@@ -68,7 +68,11 @@ class Page:
             self.errors.append(f"{entry['text']} {entry.get('url', '')}")
 
     async def open(self, url: str) -> None:
+        """Returns when the page and its scripts are loaded."""
         await self.call("Page.navigate", url=url)
+        await self.wait(
+            f"location.href === {json.dumps(url)} && document.readyState === 'complete'"
+        )
 
     async def size(self, width: int, height: int, *, scale: float = 1, phone: bool = False) -> None:
         await self.call(

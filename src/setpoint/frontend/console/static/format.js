@@ -27,6 +27,7 @@ export const rate = (value) =>
 /** 0.4 ms, 123 ms, 1.23 s, 2 min 5 s */
 export function seconds(value) {
   if (!known(value)) return NONE;
+  if (value < 0.00005) return "0 ms";
   if (value < 0.01) return `${(value * 1e3).toFixed(1)} ms`;
   if (value < 1) return `${(value * 1e3).toFixed(0)} ms`;
   if (value < 10) return `${value.toFixed(2)} s`;

@@ -1,0 +1,248 @@
+"""The console in a real browser, on a real server under load (docs/console.md). Needs Chromium."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from setpoint.testing.browser import CHROMIUM, Page, browser_page
+from setpoint.testing.server import ServerProcess, running_server
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine"),
+]
+PAINTED = """(() => {
+  const canvases = [...document.querySelectorAll('.plot canvas')];
+  return canvases.length === 6 && canvases.filter((canvas) => {
+    const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+    const colours = new Set();
+    for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 200) {
+      const [r, g, b] = data.slice(at, at + 3);
+      if (Math.max(r, g, b) - Math.min(r, g, b) > 60) colours.add(`${r},${g},${b}`);
+    }
+    return colours.size > 0;
+  }).length;
+})()"""
+"""How many of the charts have something in colour, which axes and their labels are not."""
+
+
+@asynccontextmanager
+async def load(url: str, clients: int = 4) -> AsyncIterator[None]:
+    async def ask(http: httpx.AsyncClient, number: int) -> None:
+        while True:
+            body = {
+                "messages": [{"role": "user", "content": f"Count from {number}."}],
+                "max_tokens": 24,
+            }
+            (await http.post(f"{url}/v1/chat/completions", json=body)).raise_for_status()
+
+    async with httpx.AsyncClient(timeout=None) as http:
+        tasks = [asyncio.create_task(ask(http, number)) for number in range(clients)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def console(folder: Path, url: str) -> AsyncIterator[Page]:
+    """The page, which asks nobody else for anything and complains of nothing."""
+    async with browser_page(folder) as page:
+        await page.size(1280, 800)
+        await page.open(f"{url}/console")
+        yield page
+        assert page.errors == []
+        foreign = [each for each in page.urls if not each.startswith((f"{url}/", "data:"))]
+        assert foreign in ([], ["about:blank"])
+
+
+def text_of(selector: str) -> str:
+    return f"document.querySelector('{selector}')?.textContent"
+
+
+def differing_pixels(png: bytes) -> int:
+    """How many different rows of bytes a picture has: an empty page has one or two."""
+    data, at = b"", 8
+    while at < len(png):
+        (length,) = struct.unpack(">I", png[at : at + 4])
+        if png[at + 4 : at + 8] == b"IDAT":
+            data += png[at + 8 : at + 8 + length]
+        at += length + 12
+    raw = zlib.decompress(data)
+    width = struct.unpack(">I", png[16:20])[0] * (3 if png[25] == 2 else 4) + 1
+    return len({raw[start : start + width] for start in range(0, len(raw), width)})
+
+
+def test_the_page_is_alive(smol: ServerProcess, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with load(smol.url), console(tmp_path, smol.url) as page:
+            await page.wait("document.querySelector('#model').textContent.startsWith('SmolLM2')")
+            await page.wait("document.querySelector('#status').dataset.state === 'serving'")
+            await page.wait(f"{PAINTED} >= 4")
+            before = await page.evaluate(text_of(".chart .legend"))
+            await page.wait(f"{text_of('.chart .legend')} !== {before!r}")
+            await page.wait(
+                "document.querySelectorAll('#requests-table tr[data-state=running]').length"
+            )
+            await page.wait("document.querySelectorAll('#limits .band span').length")
+            await page.wait("/tokens/.test(document.querySelector('#pool .unit').textContent)")
+            assert (
+                await page.evaluate("document.querySelectorAll('#options-table tbody tr').length")
+                > 5
+            )
+            # the doctor looks after some seconds of load
+            await page.wait(
+                "document.querySelector('#verdict').dataset.tone !== 'wait' ||"
+                " /evidence/i.test(document.querySelector('#verdict').textContent)"
+            )
+            for theme in ("light", "dark"):
+                await page.media(prefers_color_scheme=theme)
+                assert differing_pixels(await page.screenshot()) > 200
+
+    asyncio.run(main())
+
+
+def test_the_chat_answers_and_can_be_stopped(smol: ServerProcess, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with console(tmp_path, smol.url) as page:
+            await page.wait(
+                "!document.querySelector('#chat-send').disabled && document.title !== 'Setpoint console'"
+            )
+            await page.evaluate("document.querySelector('#chat-limit').value = 12")
+            await page.evaluate("document.querySelector('#chat-input').focus()")
+            await page.type("Name three colours.")
+            await page.press("Enter")
+            await page.wait(
+                "document.querySelector('.turn.assistant .said').textContent.length > 3"
+            )
+            await page.wait("/tokens.s/.test(document.querySelector('#chat-stats').textContent)")
+            await page.wait("document.querySelector('#chat-stop').hidden")
+            # a second turn, long enough to be stopped
+            await page.evaluate("document.querySelector('#chat-limit').value = 2000")
+            await page.type("<img src=x onerror=alert(1)> Tell a very long story.")
+            await page.press("Enter")
+            await page.wait(
+                "document.querySelectorAll('.turn.assistant .said')[1]?.textContent.length > 3"
+            )
+            await page.click("#chat-stop")
+            await page.wait("/stopped/.test(document.querySelector('#chat-stats').textContent)")
+            assert await page.evaluate("document.querySelectorAll('.log img').length") == 0
+            await page.click("#chat-clear")
+            assert await page.evaluate("document.querySelectorAll('.turn').length") == 0
+            # what the server refuses is a sentence
+            await page.evaluate("document.querySelector('#chat-limit').value = 99999999")
+            await page.evaluate("document.querySelector('#chat-input').focus()")
+            await page.type("Hello")
+            await page.press("Enter")
+            await page.wait(
+                "/context|length/.test(document.querySelector('.failure')?.textContent)"
+            )
+            page.errors.clear()  # the browser's own note of the status 400
+
+    asyncio.run(main())
+
+
+def test_it_is_used_with_keys_and_keeps_the_theme(smol: ServerProcess, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with console(tmp_path, smol.url) as page:
+            await page.wait("document.title !== 'Setpoint console'")
+            focus = "(document.activeElement.id || document.activeElement.textContent.trim())"
+            seen = []
+            for _ in range(200):
+                await page.press("Tab")
+                seen.append(await page.evaluate(focus))
+                if seen[-1] == "chat-send":
+                    break
+            assert seen[0] == "Skip to the verdict"
+            wanted = ["1 min", "pause", "theme", "requests-filter", "options-filter", "chat-input"]
+            assert [each for each in seen if each in wanted] == wanted
+            await page.evaluate("document.querySelector('#theme').focus()")
+            theme = await page.evaluate("document.documentElement.dataset.theme")
+            await page.press("Enter")
+            other = await page.evaluate("document.documentElement.dataset.theme")
+            assert {theme, other} == {"light", "dark"}
+            await page.open(f"{smol.url}/console")
+            await page.wait(f"document.documentElement.dataset.theme === '{other}'")
+            await page.evaluate("document.querySelector('#pause').focus()")
+            await page.press(" ")
+            await page.wait(f"{text_of('#pause')} === 'Resume'")
+            await page.click("#window button")
+            assert (
+                await page.evaluate("document.querySelector('#window button').ariaPressed")
+                == "true"
+            )
+            await page.size(390, 844, phone=True)
+            assert await page.evaluate("document.documentElement.scrollWidth") == 390
+
+    asyncio.run(main())
+
+
+def test_rows_are_sorted_and_filtered(smol: ServerProcess, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with load(smol.url), console(tmp_path, smol.url) as page:
+            await page.wait("document.querySelectorAll('#requests-table tbody tr').length > 6")
+            await page.click("#requests-table th:nth-child(7) button")
+            assert (
+                await page.evaluate(
+                    "document.querySelector('#requests-table th:nth-child(7)').ariaSort"
+                )
+                == "descending"
+            )
+            column = (
+                "[...document.querySelectorAll('#requests-table td:nth-child(7)')]"
+                ".map((cell) => Number(cell.textContent))"
+            )
+            found = await page.evaluate(column)
+            assert found == sorted(found, reverse=True)
+            await page.evaluate("document.querySelector('#requests-filter').focus()")
+            await page.type("ended")
+            states = "[...document.querySelectorAll('#requests-table tbody tr')].map((row) => row.dataset.state)"
+            await page.wait(f"{states}.every((state) => state === 'ended')")
+
+    asyncio.run(main())
+
+
+def test_it_asks_for_the_key_and_comes_back_after_a_restart(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    arguments = ("--model-path", str(tiny_model), "--dtype", "float32", "--api-key", "the-key")
+
+    async def main() -> None:
+        (tmp_path / "first").mkdir()
+        (tmp_path / "second").mkdir()
+        with running_server(tmp_path / "first", *arguments) as server:
+            async with console(tmp_path, server.url) as page:
+                await page.wait("document.querySelector('#key').open")
+                for key in ("wrong", "the-key"):
+                    await page.evaluate("document.querySelector('#key-input').focus()")
+                    await page.type(key)
+                    await page.press("Enter")
+                    if key == "wrong":
+                        await page.wait(f"/did not accept/.test({text_of('#key-text')})")
+                await page.wait(
+                    "!document.querySelector('#key').open && document.title !== 'Setpoint console'"
+                )
+                server.process.terminate()
+                await asyncio.to_thread(server.wait_end)
+                await page.wait("document.querySelector('#status').dataset.state === 'lost'")
+                assert "Trying again" in await page.evaluate(text_of("#notice"))
+                with running_server(tmp_path / "second", *arguments, port=server.port):
+                    await page.wait("document.querySelector('#notice').hidden")
+                    await page.wait("document.querySelector('#status').dataset.state === 'idle'")
+                assert all("the-key" not in url for url in page.urls)
+                # the browser's own notes of the 401s and of the refused connections
+                page.errors[:] = [
+                    each for each in page.errors if "Failed to load resource" not in each
+                ]
+
+    asyncio.run(main())
