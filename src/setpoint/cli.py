@@ -65,6 +65,7 @@ def _run(arguments: list[str]) -> int:
         "chat": _chat,
         "set": _set,
         "doctor": _doctor,
+        "top": _top,
         "replay": _replay,
     }
     if command in runs:
@@ -145,6 +146,13 @@ def _set(arguments: list[str]) -> int:
     from setpoint.set_options import set_options
 
     return set_options(line.own, api_key=os.environ.get("OPENAI_API_KEY"))
+
+
+def _top(arguments: list[str]) -> int:
+    line, _ = _read("top", arguments)
+    from setpoint.top.command import top
+
+    return top(line.own, api_key=os.environ.get("OPENAI_API_KEY"))
 
 
 def _bench(arguments: list[str]) -> int:

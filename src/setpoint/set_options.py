@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import msgspec
 
-from setpoint.config.commands import SetOptions
+from setpoint.config.running_server import SetOptions
 from setpoint.core.errors import ConfigError, RequestError
 
 _ROUTE = "set_internal_state"

@@ -167,6 +167,10 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"msgspec", "numpy", "rich", "pyarrow"},
     ),
     "batch.command": ({"batch", "config", "core", "launch", "observe"}, {"uvloop"}),
+    "top": (
+        {"advisor", "advisor.doctor.report", "config", "core", "observe"},
+        {"httpx2", "msgspec", "rich"},
+    ),
     "set_options": ({"config", "core"}, {"httpx2", "msgspec"}),
     "chat": ({"config", "core", "observe", "offline"}, {"httpx2", "msgspec"}),
     "bench": (
@@ -211,6 +215,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "launch",
             "recording.command",
             "set_options",
+            "top",
         },
         set(),
     ),

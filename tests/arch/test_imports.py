@@ -35,6 +35,7 @@ CONTROL_PLANE = (
     "offline",
     "chat",
     "set_options",
+    "top",
     "bench",
 )
 DETERMINISTIC = ("scheduler", "planning")

@@ -19,12 +19,12 @@ from setpoint.config.bench_serving import ServingOptions
 from setpoint.config.declare import Field, Option, Scalar, declared
 from setpoint.config.doctor_options import DoctorOptions
 from setpoint.config.options import OPTION_FIELDS
+from setpoint.config.running_server import SetOptions, TopOptions
 from setpoint.config.sglang_known import KNOWN
 
 BATCHES = "Batch"
 CHATS = "Chat"
 REPLAYS = "Replay"
-CHANGES = "Change"
 
 
 class NoOptions(msgspec.Struct, frozen=True):
@@ -146,37 +146,6 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class SetOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of ``setpoint set``."""
-
-    url: Annotated[
-        str | None,
-        Option(
-            CHANGES,
-            "The server, such as http://127.0.0.1:30000. May be given as the first argument.",
-        ),
-    ] = None
-    change: Annotated[
-        tuple[str, ...],
-        Option(
-            CHANGES,
-            "Options and their new values, all changed at once; none takes an option back. May be"
-            " given as further arguments.",
-            metavar="NAME=VALUE",
-        ),
-    ] = ()
-    why: Annotated[str, Option(CHANGES, "The reason, for the server's log.", metavar="TEXT")] = ""
-    api_key: Annotated[
-        str | None,
-        Option(
-            CHANGES,
-            "API key of the server; the environment variable OPENAI_API_KEY if not given.",
-            metavar="KEY",
-            secret=True,
-        ),
-    ] = None
-
-
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Command:
     """How a command's line is read."""
@@ -292,6 +261,19 @@ DOCTOR = Command(
     has_engine=False,
     sglang_flags=frozenset(),
 )
+TOP = Command(
+    name="top",
+    summary="show a server live in the terminal",
+    description=(
+        "Show a running Setpoint server live: what limits it, throughput, requests, the KV pool."
+        " The same as its page /console, for a terminal. Ctrl-C ends."
+    ),
+    arguments="URL [options]",
+    positional="url",
+    own=TopOptions,
+    has_engine=False,
+    sglang_flags=frozenset(),
+)
 ENGINE = Command(
     name="Engine",
     summary="",
@@ -370,6 +352,7 @@ COMMANDS = {
         CHAT,
         SET,
         DOCTOR,
+        TOP,
         REPLAY,
         BENCH_SERVING,
         BENCH_OFFLINE,

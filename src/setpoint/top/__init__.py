@@ -1,0 +1,1 @@
+"""``setpoint top``: the console in a terminal."""

@@ -1,0 +1,65 @@
+"""The events of a server's console stream (docs/console.md), as ``setpoint top`` receives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import httpx2
+import msgspec
+
+from setpoint.core.errors import RequestError
+
+STREAM = "/console/stream"
+TIMEOUT_S = 15.0
+"""The server says something at least every few seconds."""
+
+
+class Lost(RequestError):
+    """The stream has ended, or cannot be had at the moment; it may be there again soon."""
+
+
+def events(url: str, api_key: str | None) -> Iterator[tuple[str, Any]]:
+    """(name, content) of each event, and ("", None) whenever the server says only that it is there.
+    Ends by an exception: Lost, or RequestError if trying again would not help."""
+    address = f"{url.rstrip('/')}{STREAM}"
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    try:
+        with httpx2.stream("GET", address, headers=headers, timeout=TIMEOUT_S) as response:
+            _check(response, url)
+            yield from parsed(response.iter_lines())
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        reason = str(error).rstrip(".") or type(error).__name__
+        raise Lost(f"{url} cannot be reached: {reason}.", status_code=503) from None
+    raise Lost(f"{url} has ended the stream.", status_code=503)
+
+
+def _check(response: httpx2.Response, url: str) -> None:
+    status = response.status_code
+    if status == 200 and response.headers.get("content-type", "").startswith("text/event-stream"):
+        return
+    if status in (401, 403):
+        raise RequestError(f"{url} refused the API key; pass the right one with --api-key.")
+    if status >= 500:
+        raise Lost(f"{url} answered with status {status}.", status_code=status)
+    raise RequestError(
+        f"{url} has no console (status {status}); is it a Setpoint server? 'setpoint doctor {url}"
+        " --watch' reads SGLang's servers, too."
+    )
+
+
+def parsed(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """The events of a stream's lines. One that is not as it should be is left out."""
+    name, data = "", ""
+    for line in lines:
+        if line.startswith("event:"):
+            name = line.removeprefix("event:").strip()
+        elif line.startswith("data:"):
+            data += line.removeprefix("data:")
+        elif line.startswith(":"):
+            yield "", None
+        elif not line and data:
+            with suppress(msgspec.DecodeError):
+                yield name, msgspec.json.decode(data)
+            name, data = "", ""

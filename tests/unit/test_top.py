@@ -1,0 +1,95 @@
+"""``setpoint top``: what it makes of a console stream, and that a screen fits its terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from setpoint.top.events import parsed
+from setpoint.top.screen import Server, screen
+
+KNOWN = {
+    "model": "tiny",
+    "version": "1.2.3",
+    "device": "cpu",
+    "dtype": "float32",
+    "limits": {"max_running_requests": 8},
+    "paused": None,
+}
+POOL = {"total": 1000, "free": 400, "evictable": 100, "locked": 200, "held": 300}
+
+
+def moment(at: float, **known: Any) -> dict[str, Any]:
+    figures = {"running": 8.0, "queue": 12.0, "usage": 0.5, "gen_throughput": 431.0, "pool": POOL}
+    return {"at": at, "seconds": 1.0, "limit": "seq-cap"} | figures | known
+
+
+def shown(num_moments: int = 60, num_rows: int = 40) -> Server:
+    server = Server()
+    server.take("state", dict(KNOWN))
+    for second in range(num_moments):
+        server.take("moment", moment(1000.0 + second))
+    report = {
+        "verdict": "seq-cap",
+        "summary": "The cap binds: 8 run while 12 wait.",
+        "findings": [{"action": {"text": "Start the server with --max-running-requests 16."}}],
+    }
+    server.take("doctor", report)
+    rows = [
+        {"rid": f"r{index}", "state": "waiting", "why": "no_slot", "prompt": 5, "waited_s": 75.0}
+        for index in range(num_rows)
+    ]
+    server.take("requests", {"num_running": 8, "num_queued": 12, "rows": rows})
+    return server
+
+
+def drawn(server: Server, *, width: int, height: int, encoding: str = "utf-8") -> list[str]:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
+    console = Console(file=file, force_terminal=True, color_system=None, width=width, height=height)
+    console.print(screen(server, console, url="http://127.0.0.1:30000"))
+    file.seek(0)
+    return file.read().splitlines()
+
+
+def test_events_are_read_however_they_come() -> None:
+    lines = [":", "", "event: state", 'data: {"a": 1}', "", "event: x", "data: {broken", "", ": hi"]
+    assert [*parsed(lines)] == [("", None), ("state", {"a": 1}), ("", None)]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (160, 60)])
+def test_a_screen_fits_its_terminal(width: int, height: int, encoding: str) -> None:
+    lines = drawn(shown(), width=width, height=height, encoding=encoding)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    for part in ("seq-cap", "--max-running-requests 16", "free 400 of 1,000", "r0", "no slot"):
+        assert part in text
+    assert "8 running, 12 waiting" in text
+
+
+@pytest.mark.parametrize("num_moments", [0, 1, 2])
+def test_a_server_that_has_told_little_can_be_shown(num_moments: int) -> None:
+    lines = drawn(shown(num_moments, 0), width=80, height=24)
+    assert any("tiny" in line for line in lines)
+    assert any("Waiting for figures" in line for line in drawn(Server(), width=80, height=24))
+
+
+def test_what_a_client_names_cannot_steer_the_terminal() -> None:
+    server = shown(2, 0)
+    row = {"rid": "a\x1b[2J\nb", "state": "running", "prompt": 1}
+    server.take("requests", {"num_running": 1, "num_queued": 0, "rows": [row]})
+    assert not any("\x1b" in line for line in drawn(server, width=80, height=24))
+
+
+def test_a_new_stream_brings_no_moment_twice() -> None:
+    server = shown(5)
+    server.lost("gone.")
+    assert server.line == "gone."
+    for second in range(7):
+        server.take("moment", moment(1000.0 + second))
+    assert [each.at for each in server.moments] == [1000.0 + second for second in range(7)]
+    assert server.line == "8 running, 12 waiting, KV pool 50 %, 431 tokens/s, limit: seq-cap"
