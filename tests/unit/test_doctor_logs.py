@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from setpoint.advisor.doctor.observations import Observations
@@ -218,6 +218,7 @@ def test_a_long_log_is_bounded_and_its_sums_hold() -> None:
     assert log_of(20_000).splitlines()[moments[100].line - 1] == moments[100].text
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 4000), max_size=40), st.integers(0, 5))
 def test_how_the_bytes_arrive_does_not_matter(sizes: list[int], seed: int) -> None:
     data = log_of(300, seed).encode()
@@ -255,6 +256,7 @@ WORDS = [
 ]
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=4)), max_size=60))
 def test_garbage_never_raises_anything_else(words: list[str]) -> None:
     data = "".join(words).encode("utf-8", "replace")
@@ -262,6 +264,7 @@ def test_garbage_never_raises_anything_else(words: list[str]) -> None:
         read_chunks("x", [data])
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 4000), st.floats(0, 1), st.floats(0, 1e6), st.booleans(), st.integers(0, 10**7)
 )

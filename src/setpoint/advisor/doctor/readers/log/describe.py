@@ -78,7 +78,7 @@ def _life(server: ServerLog) -> tuple[Life, list[str]]:
 def _odd(life: Life, server: ServerLog) -> list[str]:
     notes = []
     back = sum(rank.times_back for rank in life.ranks.values())
-    mixed = life.num_before_ready > 2 or _two_pools(server.pools)
+    mixed = (life.is_ready and life.num_before_ready > 2) or _two_pools(server.pools)
     if mixed or back >= MANY_TIMES_BACK:
         why = (
             f"the clock goes back {back} times"

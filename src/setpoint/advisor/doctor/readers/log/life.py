@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ class Life:
     has_options: bool = False
     is_ready: bool = False
     """It has said so, or has run batches."""
-    is_fired_up: bool = False
+    ready_line: float = math.inf
     ended: bool = False
     last_kind: str = ""
     """"prefill" or "decode": the last batch."""

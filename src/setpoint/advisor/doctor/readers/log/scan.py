@@ -11,6 +11,8 @@ from setpoint.advisor.doctor.readers.log.stream import MAX_LINE
 
 MAX_SHAPES = 48
 """A log has a handful. Further ones of a hostile log are not understood."""
+_ACCESS = rb'(?:\[[\d:. -]+\] )?INFO: +\S+ - "[A-Z]+ [^"\n]*" [1-4]\d\d\b.*'
+"""Requests that were answered: most lines of many logs, and of no interest."""
 _FIXED_GROUPS = 3  # stamp, fraction, rank
 
 
@@ -38,7 +40,7 @@ class Scanned:
 class Scanner:
     def __init__(self) -> None:
         self._shapes: list[Shape] = []
-        self._all = re.compile(rb"(?m)^(.*)$")
+        self._all = re.compile(rb"(?m)^(?:" + _ACCESS + rb"|(.*))$")
 
     def scan(self, block: bytes) -> Scanned:
         rows = self._all.findall(block)
@@ -89,7 +91,7 @@ class Scanner:
         scanned.found += [found for _, found in new]
         self._shapes += [found.shape for _, found in new]
         one = rb"|".join(shape.pattern for shape in self._shapes)
-        self._all = re.compile(rb"(?m)^(?:" + one + rb"|(.*))$")
+        self._all = re.compile(rb"(?m)^(?:" + one + rb"|" + _ACCESS + rb"|(.*))$")
 
     @staticmethod
     def _match(

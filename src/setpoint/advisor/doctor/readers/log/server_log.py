@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from setpoint.advisor.doctor.observations import Event, Evidence
 from setpoint.advisor.doctor.readers.log import startup
 from setpoint.advisor.doctor.readers.log.life import Life
 from setpoint.advisor.doctor.readers.log.messages import Happened, Message, happened
 from setpoint.advisor.doctor.readers.log.server_args import BEGINS, is_whole, options_of
-from setpoint.advisor.doctor.readers.log.table import Table, joined, retractions
+from setpoint.advisor.doctor.readers.log.table import Column, Table, joined, retractions
 from setpoint.advisor.doctor.readers.log.trace import Options, Traceback
 
 SHOWN = 400
@@ -40,7 +41,7 @@ class ServerLog:
         self._taken = 0
         self._events: list[tuple[str, Event]] = []
         self._retracted: dict[str, list[tuple[int, float, dict[str, float]]]] = {}
-        self._order: tuple[list[int], list[bool]] | None = None
+        self._order: tuple[NDArray[np.int64], NDArray[np.bool_]] | None = None
 
     @property
     def life(self) -> Life:
@@ -129,11 +130,12 @@ class ServerLog:
         startup.learn(life.facts, words, said)
         if startup.is_ready_line(words):
             life.is_ready = True
+            life.ready_line = min(life.ready_line, self._first + number)
 
     def _event(self, number: int, line: bytes, message: Message, event: Happened) -> None:
         life = self.life
         if event.kind == "ready":
-            life.is_ready = life.is_fired_up = True
+            life.is_ready = True
         elif event.kind == "oom":
             self._locate(number, message.text, event)
         elif event.kind == "retraction":
@@ -173,14 +175,9 @@ class ServerLog:
 
     def _kind_before(self, number: int) -> str:
         if self._order is None:
-            rows: list[tuple[int, bool]] = []
-            for table in self._tables.values():
-                kinds = (table.columns["is_prefill"] == 1).tolist()
-                rows += zip(table.line.tolist(), kinds, strict=True)
-            rows.sort()
-            self._order = [line for line, _ in rows], [kind for _, kind in rows]
+            self._order = _order(self._tables.values())
         lines, prefills = self._order
-        index = int(np.searchsorted(lines, number)) if lines else 0
+        index = int(np.searchsorted(lines, number))
         if index and lines[index - 1] >= self._taken:
             return "prefill" if prefills[index - 1] else "decode"
         return self.life.last_kind
@@ -189,19 +186,20 @@ class ServerLog:
         """Give the life that runs the lines before ``end`` that it has not had yet."""
         life = self.life
         kind = self._kind_before(end)
-        times: list[tuple[int, float]] = []
+        times: list[tuple[NDArray[np.int64], Column]] = []
         for name, table in self._with_retractions().items():
             part = table.part(self._taken, end)
             if len(part):
                 rank = life.rank(name)
                 at = rank.take(part, self._text, self._first, interval=life.interval)
-                times += zip(part.line.tolist(), at.tolist(), strict=True)
-                if life.has_options and not life.is_ready:
-                    life.num_before_ready += len(part)
+                times.append((part.line, at))
+                if life.has_options:
+                    lines = part.line + self._first
+                    life.num_before_ready += int(np.count_nonzero(lines < life.ready_line))
                 self._pool_sizes(part)
-        times.sort()
         life.last_kind = kind
-        self._date_events(times)
+        if self._events:
+            self._date_events(times)
         self._taken = max(self._taken, end)
         self._retracted = {}
 
@@ -219,14 +217,29 @@ class ServerLog:
         clear = (usage >= 0.2) & (tokens > 0)
         self.pools += (tokens[clear] / usage[clear]).tolist()[:: max(len(part) // 500, 1)]
 
-    def _date_events(self, times: list[tuple[int, float]]) -> None:
-        lines = [line for line, _ in times]
+    def _date_events(self, times: list[tuple[NDArray[np.int64], Column]]) -> None:
+        """An event without a stamp has the time of the batch line before it."""
+        lines = np.concatenate([line for line, _ in times]) if times else np.zeros(0, np.int64)
+        at = np.concatenate([each for _, each in times]) if times else np.zeros(0)
+        order = np.argsort(lines, kind="stable")
+        lines, at = lines[order], at[order]
         for name, event in self._events:
             index = int(np.searchsorted(lines, event.line - self._first, side="right"))
-            before = times[index - 1][1] if index else self.life.last_at
+            before = float(at[index - 1]) if index else self.life.last_at
             if event.at is None:
                 event.at = before
             elif before is not None:
                 event.at = max(event.at + self.life.shift, before)
             self.life.rank(name).happened(event)
         self._events = []
+
+
+def _order(tables: Iterable[Table]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Numbers of all batch lines in order, and whether each is about a prefill."""
+    parts = list(tables)
+    if not parts:
+        return np.zeros(0, np.int64), np.zeros(0, np.bool_)
+    lines = np.concatenate([table.line for table in parts])
+    prefills = np.concatenate([table.columns["is_prefill"] == 1 for table in parts])
+    order = np.argsort(lines, kind="stable")
+    return lines[order], prefills[order]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +14,7 @@ from setpoint.advisor.doctor.readers.log.scan import Found
 from setpoint.advisor.doctor.readers.log.wrapping import seconds_of
 
 Column = NDArray[np.float64]
+_DECODER = msgspec.json.Decoder(list[float])
 
 
 @dataclass(slots=True)
@@ -100,14 +102,15 @@ def rank_name(rank: bytes) -> str:
 
 
 def _numbers(texts: Sequence[bytes]) -> Column:
-    flags = texts[0] in (b"True", b"False")
-    convert: Callable[[bytes], float] = b"True".__eq__ if flags else float
+    if texts[0] in (b"True", b"False"):
+        return np.fromiter(map(b"True".__eq__, texts), np.float64, len(texts))
     try:
-        numbers = np.fromiter(map(convert, texts), np.float64, len(texts))
-    except ValueError:
+        # As a JSON array: several times as fast as float() on each.
+        return np.array(_DECODER.decode(b"[" + b",".join(texts) + b"]"))
+    except msgspec.DecodeError:  # nan, inf, 1e999, or no number at all
         numbers = np.array([_number(text) for text in texts])
-    numbers[~np.isfinite(numbers)] = np.nan
-    return numbers
+        numbers[~np.isfinite(numbers)] = np.nan
+        return numbers
 
 
 def _number(text: bytes) -> float:
