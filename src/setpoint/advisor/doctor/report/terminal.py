@@ -24,8 +24,8 @@ MAX_WIDTH, MIN_WIDTH = 100, 72
 COMMAND = "bold cyan"
 _LABEL = 9
 """Columns of the words at the left."""
-_INDENT = 18
-"""Columns of the names in a list."""
+_MAX_INDENT = 32
+"""Columns of the names in a list, at most."""
 _STAMP = re.compile(r"^\[[^\]]*\] ")
 """The time and rank with which a line of a log begins; its number says where it is."""
 _HELD = "\ue000"
@@ -217,28 +217,32 @@ class _Page:
         if evidence:
             yield _heading("Evidence", room.evidence, len(evidence))
         several = len(self._report.sources) > 1
+        items = []
         for one in evidence[: room.evidence]:
             text = one.text
             if room is not ALL:
-                size = room.item_lines * (self._width - _INDENT - 8)
+                size = room.item_lines * (self._width - _MAX_INDENT)
                 text = wording.excerpt(_STAMP.sub("", text), self._first, size)
-            yield from self._item(wording.where(one, several=several), text, room.item_lines)
+            items.append((wording.where(one, several=several), text))
+        yield from self._items(items, room.item_lines)
 
     def _ruled_out(self, room: Room) -> Iterator[Text]:
         others = self._first.ruled_out if self._first else ()
         if others:
             yield _heading("What it is not", room.ruled_out, len(others))
-        for other in others[: room.ruled_out]:
-            yield from self._item(other.cause, other.why, room.item_lines)
+        items = [(other.cause, other.why) for other in others[: room.ruled_out]]
+        yield from self._items(items, room.item_lines)
 
     def _others(self, room: Room) -> Iterator[Text]:
         others = self._report.findings[1:]
         if others:
             yield _heading("Also found", room.others, len(others))
-        for finding in others[: room.others]:
-            yield from self._item(finding.cause, finding.summary, 2)
+        shown = others[: room.others]
+        column = _column([finding.cause for finding in shown])
+        for finding in shown:
+            yield from self._item(column, finding.cause, finding.summary, 2)
             command = wording.typed(finding.action) or finding.action.text
-            yield from self._item("", command, 1, style=COMMAND)
+            yield from self._item(column, "", command, 2, style=COMMAND)
 
     def _sources(self) -> Iterator[Text]:
         for note in wording.notes(self._report)[:3]:
@@ -261,16 +265,23 @@ class _Page:
             head = f"{'' if index else label:<{_LABEL}}"
             yield Text.assemble((head, plots.FAINT), line)
 
-    def _item(self, name: str, text: str, most: int, style: str = "") -> Iterator[Text]:
-        """A name, and its text behind it on at most so many lines."""
-        room = self._width - _INDENT
+    def _items(self, items: Sequence[tuple[str, str]], most: int) -> Iterator[Text]:
+        column = _column([name for name, _ in items])
+        for name, text in items:
+            yield from self._item(column, name, text, most)
+
+    def _item(
+        self, column: int, name: str, text: str, most: int, style: str = ""
+    ) -> Iterator[Text]:
+        """A name, and its text from this column on, on at most so many lines."""
+        room = self._width - column
         lines = list(self._wrapped(Text(wording.printable(text), style=style), room))
         if len(lines) > most:
             lines = lines[:most]
             lines[-1].truncate(room - 1)
             lines[-1].append("…" if self._script is plots.UNICODE else "~")
         for index, line in enumerate(lines):
-            head = f"  {'' if index else name:<{_INDENT - 2}}"
+            head = f"  {'' if index else name:<{column - 2}}"
             yield Text.assemble((head, plots.FAINT), line)
 
     def _wrapped(self, text: Text, width: int | None = None) -> Iterator[Text]:
@@ -279,6 +290,11 @@ class _Page:
             line.rstrip()
             line.plain = line.plain.replace(_HELD, " ")
             yield line
+
+
+def _column(names: Sequence[str]) -> int:
+    """Where the texts behind the names begin."""
+    return min(max(map(len, names), default=0) + 4, _MAX_INDENT)
 
 
 def _heading(name: str, shown: int, total: int) -> Text:
