@@ -1,11 +1,12 @@
 """Structured output: what becomes of every schema of tests/schemas, how long compiling and masks
-take, and what masks add to a decode step.
+take, what masks add to a decode step, and what forced tokens save.
 
-    python benchmarks/grammar.py [--samples 3] [--only schemas|steps]
+    python benchmarks/grammar.py [--samples 3] [--only schemas|steps|forced]
         [--backend llguidance|xgrammar]
 
 Schemas: random outputs over the default model's vocabulary, validated with jsonschema. Steps: the
-default model decodes 64 requests with and without grammars, in turns.
+default model decodes 64 requests with and without grammars, in turns. Forced: it answers under
+usual constraints at 1 and at 16 streams, beside as many tokens without a constraint.
 """
 
 from __future__ import annotations
@@ -41,6 +42,54 @@ LIST = {
         }
     },
     "required": ["items"],
+}
+STREAMS = (1, 16)
+TEXT = {"type": "string", "maxLength": 30}
+ORDER = {
+    "type": "object",
+    "properties": {
+        "customer_identifier": TEXT,
+        "shipping_address": {
+            "type": "object",
+            "properties": {
+                "street_name": TEXT,
+                "postal_code": TEXT,
+                "country": {"enum": ["Germany", "France", "Spain"]},
+            },
+            "required": ["street_name", "postal_code", "country"],
+        },
+        "payment_method": {"enum": ["credit_card", "bank_transfer", "invoice"]},
+        "is_express_delivery": {"type": "boolean"},
+    },
+    "required": [
+        "customer_identifier",
+        "shipping_address",
+        "payment_method",
+        "is_express_delivery",
+    ],
+}
+WEATHER = {
+    "type": "object",
+    "properties": {"location": TEXT, "unit": {"enum": ["celsius", "fahrenheit"]}},
+    "required": ["location", "unit"],
+}
+CALL = {
+    "type": "structural_tag",
+    "format": {
+        "type": "tag",
+        "begin": '<tool_call>\n{"name": "get_current_weather", "arguments": ',
+        "content": {"type": "json_schema", "json_schema": WEATHER},
+        "end": "}\n</tool_call>",
+    },
+}
+LETTER = (
+    r"Dear (Mr|Mrs) [A-Z][a-z]{2,10},\n\nThank you for your order of [a-z]{3,10}\. We will deliver"
+    r" it on (Monday|Tuesday|Friday)\.\n\nKind regards,\nThe customer service team"
+)
+USUAL: dict[str, dict[str, Any]] = {
+    "an order": {"json_schema": ORDER},
+    "a tool call": {"structural_tag": CALL},
+    "a letter": {"regex": LETTER},
 }
 
 
@@ -104,17 +153,53 @@ def decode_s(engine: Engine, constraint: dict[str, Any], num_tokens: int) -> flo
     return time.perf_counter() - began
 
 
+def forced(backend: str) -> None:
+    """Requests under a constraint, and requests of as many tokens without one."""
+    with Engine(log_level="warning", grammar_backend=backend) as engine:
+        for streams in STREAMS:
+            prompts = [f"{index}: the weather for a customer in Paris" for index in range(streams)]
+            for name, constraint in USUAL.items():
+                seconds: dict[str, list[float]] = {"under it": [], "without": []}
+                free: list[dict[str, Any]] = []
+                for turn in range(NUM_TURNS + 1):
+                    under = {"max_new_tokens": 200, "temperature": 0, **constraint}
+                    under_s, answers = timed(engine, prompts, under)
+                    free = [
+                        {"max_new_tokens": len(answer["output_ids"]), "ignore_eos": True}
+                        for answer in answers
+                    ]
+                    without_s, _ = timed(engine, prompts, free)
+                    if turn:  # the first compiles
+                        seconds["under it"].append(under_s)
+                        seconds["without"].append(without_s)
+                num_tokens = sum(each["max_new_tokens"] for each in free)
+                rates = {kind: num_tokens / min(each) for kind, each in seconds.items()}
+                print(
+                    f"{name:12} {streams:3} streams, {num_tokens} tokens:"
+                    f" {rates['under it']:.0f} tokens/s, {rates['without']:.0f} without a"
+                    f" constraint ({rates['under it'] / rates['without']:.2f})"
+                )
+
+
+def timed(engine: Engine, prompts: list[str], sampling: Any) -> tuple[float, list[Any]]:
+    began = time.perf_counter()
+    answers = engine.generate(prompts, sampling_params=sampling)
+    return time.perf_counter() - began, answers
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=3)
-    parser.add_argument("--only", choices=("schemas", "steps"))
+    parser.add_argument("--only", choices=("schemas", "steps", "forced"))
     parser.add_argument("--backend", choices=("llguidance", "xgrammar"), default="llguidance")
     options = parser.parse_args()
     print(json.dumps(environment()))
-    if options.only != "steps":
+    if options.only in (None, "schemas"):
         schemas(options.samples, options.backend)
-    if options.only != "schemas":
+    if options.only in (None, "steps"):
         steps(options.backend)
+    if options.only in (None, "forced"):
+        forced(options.backend)
 
 
 if __name__ == "__main__":

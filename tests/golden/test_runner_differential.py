@@ -171,6 +171,36 @@ def test_steps_may_be_submitted_before_the_result_is_taken(
     assert ids == wanted
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.2, frequency_penalty=1.0, repetition_penalty=1.1),
+    ],
+)
+def test_forced_tokens_take_the_place_of_sampled_ones(
+    driver_of: Make, sampling: SamplingParams
+) -> None:
+    """Rows that are told what they would have sampled go on as if they had, beside others."""
+    driver = driver_of(4)
+    wanted = driver.generate(PROMPTS, 24, sampling=sampling)
+    plan = driver.plan()
+    for slot, ids in PROMPTS.items():
+        driver.admit(plan, slot, ids, sampling=sampling, seed=slot)
+        plan.add_row(slot, slot, 0, len(ids), 1)
+    driver.run(plan)
+    for counts in ((0, 3, 0, 1, 15, 0), (2, 0, 7, 1, 0, 0), (0, 0, 0, 0, 0, 0), (4, 9, 1, 0, 1, 5)):
+        plan = driver.plan()
+        for slot, count in enumerate(counts):
+            known = len(driver.outputs[slot])
+            forced = wanted[slot][known : known + count]
+            plan.add_row(slot, slot, OWN_LENGTH, 1 + count, 1 + count, forced)
+        driver.run(plan)
+    assert [len(outputs) for outputs in driver.outputs.values()] == [11, 17, 13, 7, 21, 10]
+    for slot, outputs in driver.outputs.items():
+        assert outputs == wanted[slot][: len(outputs)]
+
+
 def test_slots_grow_when_a_higher_one_is_used(
     driver_of: Make, wanted: dict[int, list[int]]
 ) -> None:

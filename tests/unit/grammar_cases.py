@@ -55,7 +55,7 @@ def grammar(*, backend: str = "llguidance", **wanted: Any) -> Grammar:
 
 def allowed(grammar: Grammar, vocab_size: int = VOCAB_SIZE) -> set[int]:
     words = np.zeros(-(-vocab_size // 32), np.int32)
-    grammar.fill_mask(words)
+    grammar.fill_mask(words, 0)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_size]
     return set(np.flatnonzero(bits).tolist())
 

@@ -164,6 +164,6 @@ def test_behind_a_single_token(backend: str) -> None:
 
 def test_masks_have_no_bits_beyond_the_vocabulary(backend: str) -> None:
     words = np.full(-(-VOCAB_SIZE // 32), -1, np.int32)
-    grammar(backend=backend, regex="(.|\n)*").fill_mask(words)
+    grammar(backend=backend, regex="(.|\n)*").fill_mask(words, 0)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     assert not bits[VOCAB_SIZE:].any()

@@ -32,6 +32,7 @@ from setpoint.core.records import (
     SettingsChanged,
     StepDone,
     StepPlanned,
+    TokensForced,
     Turn,
     TurnDone,
 )
@@ -158,6 +159,23 @@ def constrained() -> Harness:
     return harness
 
 
+class One(Finished):
+    """A grammar that allows one token, again and again."""
+
+    def accept(self, token: int) -> None:
+        pass
+
+    def fill_mask(self, words: Ids) -> None:
+        words[0] = 2
+
+
+def forcing() -> Harness:
+    harness = Harness(preparer=ScriptedPreparer(lambda request: One()))
+    harness.submit("a", PROMPT)
+    harness.drain()
+    return harness
+
+
 PROVOKED_BY: dict[type[Record], Callable[[], Harness]] = {
     Turn: served,
     Received: served,
@@ -180,6 +198,7 @@ PROVOKED_BY: dict[type[Record], Callable[[], Harness]] = {
     PreparationStarted: constrained,
     PreparationEnded: constrained,
     GrammarEnded: constrained,
+    TokensForced: forcing,
     SendFailed: losing_an_answer,
 }
 

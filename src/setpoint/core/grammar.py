@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from setpoint.core.messages import Finish
@@ -17,14 +18,20 @@ class EndOfOutput(Exception):
 
 
 class Grammar(Protocol):
-    """One sequence's automaton; only committed tokens advance it. What a method raises ends the
+    """One sequence's constraint; only committed tokens advance it. What a method raises ends the
     sequence: EndOfOutput in its way, RequestError with its words, anything else with status 500."""
 
     def accept(self, token: int) -> None:
         """Advance by one committed token."""
 
-    def fill_mask(self, words: Ids) -> None:
-        """Write the allowed-token bits into ``words`` [ceil(vocab / 32)]."""
+    def forced(self, most: int) -> Sequence[int]:
+        """The forced tokens that follow the committed ones, at most ``most``: the mask at the
+        position of each allows no other, and after each another token may come."""
+        ...
+
+    def fill_mask(self, words: Ids, num_forced: int) -> None:
+        """Write the bits of the tokens that are allowed after the committed ones and the first
+        ``num_forced`` of the forced ones into ``words`` [ceil(vocab / 32)]."""
 
     @property
     def terminated(self) -> bool:

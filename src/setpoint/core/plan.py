@@ -14,10 +14,15 @@ Contract between the planes:
   the runner may compute up to ``samples`` - 1 guessed tokens after the known ones: positions up to
   start + count + samples - 2 have pages. A guess that was not confirmed has written at or after the
   last known token's position, where the slot's next row writes before anything is read.
-* OWN_LENGTH stands for start = length - 1 with count 1: the last known token is computed and the
-  next ones are sampled. A row is planned while the results of earlier rows are still on their way,
-  and those rows may bring back fewer tokens than they could, so only the runner knows the position
-  by then. The pages suffice for the case that every row brings back the most it can.
+* A row may bring *forced* tokens, which the plan gives (``StepPlan.forced_ids``) and nobody
+  samples. They become known tokens of the slot before anything is computed, the row computes them
+  after the last token known before, and its result brings them back before the sampled ones;
+  ``samples`` counts them. A row under a mask brings back all that it may.
+* OWN_LENGTH stands for start = length - count: the last known token and the row's forced tokens are
+  computed and the next ones are sampled. A row is planned while the results of earlier rows are
+  still on their way, and those rows may bring back fewer tokens than they could, so only the runner
+  knows the position by then. The pages suffice for the case that every row brings back the most it
+  can.
 * Steps execute in the order of submission. Within a step every layer writes the KV of all rows
   before attention reads any, so a row may read pages that another row of the same step fills.
 * Page 0 is the dummy page: never allocated, never read; padding may write to it. In a page row, 0
@@ -27,7 +32,7 @@ Contract between the planes:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,8 +42,8 @@ from setpoint.core.request import Ids, PoolingKind
 from setpoint.core.sampling import SamplingParams
 
 OWN_LENGTH = -1
-"""``Rows.starts`` value for "the slot's length - 1": compute the last known token, whose id and
-position the runner knows."""
+"""``Rows.starts`` value for "the slot's length - the row's count": compute the last known token,
+whose id and position the runner knows, and the row's forced tokens."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -80,12 +85,12 @@ class Rows:
     slots: Ids
     seq_ids: npt.NDArray[np.int64]
     starts: Ids
-    """Position of the row's first token, or OWN_LENGTH (then the count is 1)."""
+    """Position of the row's first token, or OWN_LENGTH."""
     counts: Ids
     """Tokens computed for this row in this step, >= 1."""
     samples: Ids
-    """Most tokens that the row's result may bring back; 0 if the row does not compute the last
-    known token, so that nothing is sampled."""
+    """Most tokens that the row's result may bring back, forced ones included; 0 if the row does not
+    compute the last known token, so that nothing is sampled."""
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -94,6 +99,11 @@ class Rows:
     def sampling(self) -> npt.NDArray[np.bool_]:
         """[rows]: True for the rows that sample."""
         return self.samples > 0
+
+    @property
+    def num_forced(self) -> Ids:
+        """[rows]: how many forced tokens each row computes and brings back."""
+        return np.where(self.starts == OWN_LENGTH, self.counts - 1, 0)
 
 
 @dataclass(slots=True, frozen=True)
@@ -119,6 +129,8 @@ class StepPlan:
     releases: tuple[int, ...] = ()
     """Slots whose sequence has ended; the runner may drop their state. Releases apply before
     ``admits``, which may name the same slots."""
+    forced_ids: Ids = field(default_factory=lambda: np.zeros(0, np.int32))
+    """The forced tokens of all rows, in row order (``Rows.num_forced``)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -156,13 +168,26 @@ class PlanBuilder:
     page_slots: list[Ids] = field(default_factory=list)
     page_indices: list[Ids] = field(default_factory=list)
     page_numbers: list[Ids] = field(default_factory=list)
+    forced_ids: list[int] = field(default_factory=list)
 
-    def add_row(self, slot: int, seq_id: int, start: int, count: int, samples: int) -> None:
+    def add_row(
+        self,
+        slot: int,
+        seq_id: int,
+        start: int,
+        count: int,
+        samples: int,
+        forced: Sequence[int] = (),
+    ) -> None:
+        """``forced``: the row's forced tokens, which ``count`` and ``samples`` include; only with
+        OWN_LENGTH."""
         self.slots.append(slot)
         self.seq_ids.append(seq_id)
         self.starts.append(start)
         self.counts.append(count)
         self.samples.append(samples)
+        if forced:
+            self.forced_ids += forced
 
     def map_pages(self, slot: int, first_index: int, pages: Ids) -> None:
         """``table[slot, first_index :]`` begins with these page rows, which are given as one flat
@@ -200,7 +225,8 @@ class PlanBuilder:
             _join(self.page_indices),
             _join(self.page_numbers).reshape(-1, self.num_groups),
         )
-        return StepPlan(self.step_id, tuple(self.admits), rows, deltas, releases)
+        forced_ids = np.array(self.forced_ids, np.int32)
+        return StepPlan(self.step_id, tuple(self.admits), rows, deltas, releases, forced_ids)
 
 
 def _join(parts: list[Ids]) -> Ids:

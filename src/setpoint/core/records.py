@@ -123,7 +123,7 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     """Sum of the lengths of waiting sequences, plus the remainder of a prompt that is partly
     computed."""
     num_sampled: int
-    """Sampled tokens of sequences that had not ended before."""
+    """Sampled and forced tokens of sequences that had not ended before."""
     pool: PoolStats
     new_token_ratio: float
     refusals: Mapping[Refusal, int] = {}
@@ -131,6 +131,8 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     sample_s: float = 0.0
     way: str = EAGER
     """How the executor ran the step (``StepResult.way``)."""
+    num_forced: int = 0
+    """Forced tokens of the step's rows, which were not sampled."""
 
 
 class TurnDone(msgspec.Struct, frozen=True, tag=True):
@@ -206,7 +208,15 @@ class GrammarEnded(msgspec.Struct, frozen=True, tag=True):
     seq_id: int
     finish: Finish
     discards: bool
-    """Whether the token of the step is discarded, because the grammar ended before it."""
+    """Whether the token that the step sampled is discarded, because the grammar ended before it."""
+
+
+class TokensForced(msgspec.Struct, frozen=True, tag=True):
+    """A sequence's grammar forces the next tokens, which its next rows bring. A replay has no
+    grammars and learns it from this record."""
+
+    seq_id: int
+    num_tokens: int
 
 
 class RequestAdmitted(msgspec.Struct, frozen=True, tag=True):
@@ -339,6 +349,7 @@ Record = (
     | PreparationStarted
     | PreparationEnded
     | GrammarEnded
+    | TokensForced
     | RequestAdmitted
     | RequestDone
     | RequestClipped

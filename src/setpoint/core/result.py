@@ -62,14 +62,14 @@ class StepResult:
     """The sampling rows of a plan, in the plan's row order, with the tokens sampled for them.
 
     The tokens of row i are ``token_ids[offsets[i] : offsets[i + 1]]``: none, or up to
-    ``Rows.samples`` of them.
+    ``Rows.samples`` of them, its forced tokens first.
     """
 
     step_id: int
     seq_ids: npt.NDArray[np.int64]
     token_ids: Ids
-    """Sampled token ids. A negative id means that the logits of its position were not finite (NaN):
-    the scheduler aborts the sequence."""
+    """Sampled and forced token ids. A negative id means that the logits of its position were not
+    finite (NaN): the scheduler aborts the sequence."""
     offsets: Ids
     """[sampling rows + 1], beginning with 0; :func:`one_each` if every row brings back one
     token."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from setpoint.core.grammar import Grammar
 from setpoint.core.plan import forbid
 from setpoint.core.request import Ids
+from setpoint.grammar.lookahead import Automaton
 
 
 class ConstrainedAfter:
@@ -17,7 +17,7 @@ class ConstrainedAfter:
     only the last of several ids is missing, only that one is allowed: gpt-oss may write more into
     the header of its answer, and the constraint would never begin."""
 
-    def __init__(self, grammar: Grammar, ids: Sequence[int], ends: Sequence[int]) -> None:
+    def __init__(self, grammar: Automaton, ids: Sequence[int], ends: Sequence[int]) -> None:
         """ends: the token ids that end an output."""
         self._grammar = grammar
         self._ids = tuple(ids)

@@ -11,6 +11,7 @@ from setpoint.core.grammar import Grammar
 from setpoint.core.request import Request
 from setpoint.grammar.after import ConstrainedAfter
 from setpoint.grammar.cache import CompiledCache
+from setpoint.grammar.lookahead import Automaton, Lookahead
 from setpoint.grammar.vocabulary import Vocabulary
 
 T = TypeVar("T")
@@ -37,16 +38,19 @@ class CachingFactory(ABC, Generic[T]):
         if compiled is None:
             compiled = self._compile(constraint)
             self._cache.put(constraint, compiled)
-        grammar = self._start(compiled, ignore_eos=request.sampling.ignore_eos)
-        if not request.constrain_after:
-            return grammar
-        return ConstrainedAfter(grammar, request.constrain_after, self._vocabulary.eos_token_ids)
+        vocabulary = self._vocabulary
+        automaton = self._start(compiled, ignore_eos=request.sampling.ignore_eos)
+        if request.constrain_after:
+            automaton = ConstrainedAfter(
+                automaton, request.constrain_after, vocabulary.eos_token_ids
+            )
+        return Lookahead(automaton, vocabulary.size)
 
     @abstractmethod
     def _compile(self, constraint: Constraint) -> T:
         """Raises RequestError (400) for a constraint that cannot be compiled."""
 
     @abstractmethod
-    def _start(self, compiled: T, *, ignore_eos: bool) -> Grammar:
+    def _start(self, compiled: T, *, ignore_eos: bool) -> Automaton:
         """The automaton of one sequence. ignore_eos: where the grammar allows more tokens, it does
         not allow the end."""

@@ -10,11 +10,11 @@ from llguidance import LLMatcher, LLParserLimits
 
 from setpoint.core.constraint import Constraint
 from setpoint.core.errors import RequestError
-from setpoint.core.grammar import Grammar
 from setpoint.core.request import Ids
 from setpoint.grammar.cache import CompiledCache
 from setpoint.grammar.definition import definition
 from setpoint.grammar.factory import CachingFactory
+from setpoint.grammar.lookahead import Automaton
 from setpoint.grammar.masks import (
     NOTHING_ALLOWED,
     TOO_MUCH_WORK,
@@ -39,7 +39,7 @@ MAX_CACHED_CHARS = 8 << 20
 
 
 class GuidanceGrammar:
-    """One sequence's automaton. Once it is made, only the loop calls it."""
+    """Implements Automaton. Once it is made, only the loop calls it."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, *, ignore_eos: bool) -> None:
         """ignore_eos: where the grammar allows more tokens, it does not allow the end."""
@@ -111,5 +111,5 @@ class GuidanceFactory(CachingFactory[LLMatcher]):
             raise not_compiled(constraint, matcher.get_error())
         return matcher
 
-    def _start(self, compiled: LLMatcher, *, ignore_eos: bool) -> Grammar:
+    def _start(self, compiled: LLMatcher, *, ignore_eos: bool) -> Automaton:
         return GuidanceGrammar(compiled.deep_copy(), self._vocabulary, ignore_eos=ignore_eos)

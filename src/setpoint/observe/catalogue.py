@@ -103,6 +103,10 @@ ENGINE_COUNTERS = _plain(
     ),
     ("num_grammar_timeout", "Requests whose grammar was not ready in time."),
     (
+        "setpoint:forced_tokens",
+        "Output tokens that were not sampled, because a grammar allowed no other.",
+    ),
+    (
         "setpoint:queue_refusals",
         "Requests that a step did not admit, by reason; counted again at every step.",
         "reason",

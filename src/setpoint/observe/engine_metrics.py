@@ -43,6 +43,7 @@ class EngineMetrics:
         self._retracted_inputs = self._retracted_outputs = 0
         """Tokens of all retracted requests."""
         self._passes: dict[str, float] = {}
+        self._num_forced = 0
         self._forward_s = {"extend": 0.0, "mixed": 0.0, "decode": 0.0}
         self._first_prompts = {"input": 0.0, "device_hit": 0.0}
         self._turns = {"plan": 0.0, "model": 0.0, "link": 0.0, "rest": 0.0}
@@ -105,6 +106,7 @@ class EngineMetrics:
         self._passes[mode] = self._passes.get(mode, 0) + 1
         category = "decode" if not prefill else "mixed" if step.num_decode_rows else "extend"
         self._forward_s[category] += step.forward_s
+        self._num_forced += step.num_forced
         if prefill:
             total = step.num_cached_tokens + step.num_new_tokens
             self._hit_rate = step.num_cached_tokens / total if total else 0.0
@@ -141,6 +143,7 @@ class EngineMetrics:
             "sglang:num_grammar_cache_hit": {"": grammars["cached"]},
             "sglang:num_grammar_aborted": {"": grammars["refused"] + grammars["aborted"]},
             "sglang:num_grammar_timeout": {"": grammars["timed_out"]},
+            "setpoint:forced_tokens": {"": self._num_forced},
             "setpoint:queue_refusals": {str(why): n for why, n in totals.refusals.items()},
             "setpoint:ended_requests": dict(totals.ended),
             "setpoint:preempted_requests": {"": totals.preempted},

@@ -169,6 +169,7 @@ _WHOLE: tuple[type, ...] = (
     records.Preemption,
     records.PreparationStarted,
     records.PreparationEnded,
+    records.TokensForced,
     records.RequestAdmitted,
     records.RequestClipped,
     records.Fallback,

@@ -203,6 +203,9 @@ class Replay:
                 case KeptRecord("GrammarEnded", [seq_id, finish, discards]):
                     self._preparer.ended[seq_id] = msgspec.convert(finish, Finish), discards
                     self._comparison.expected.append(row)
+                case KeptRecord("TokensForced", [seq_id, num_tokens]):
+                    self._preparer.forced[seq_id] = num_tokens
+                    self._comparison.expected.append(row)
                 case KeptRecord("Operated", [call_id, _, _, error]):
                     self._operator.errors[call_id] = error
                     self._comparison.expected.append(row)

@@ -63,6 +63,8 @@ class RecordedPreparer:
         self.ended: dict[int, tuple[Finish, bool]] = {}
         """seq_id -> how its grammar ended it, and whether it discarded the step's token; up to this
         turn."""
+        self.forced: dict[int, int] = {}
+        """seq_id -> how many tokens its grammar forces next; up to this turn."""
 
     def needs(self, seq_id: int, request: Request) -> bool:
         return seq_id in self.needed
@@ -71,31 +73,46 @@ class RecordedPreparer:
         """Nothing to start: the recording holds when it was done."""
 
     def take(self, seq_id: int) -> RecordedGrammar:
-        return RecordedGrammar(seq_id, self.ended)
+        return RecordedGrammar(seq_id, self.ended, self.forced)
 
     def cancel(self, seq_id: int) -> None:
         """Nothing to free."""
 
 
 class RecordedGrammar:
-    """A grammar that knows only when and how it ends."""
+    """A grammar that knows only how many tokens it forces, and when and how it ends."""
 
-    def __init__(self, seq_id: int, ended: dict[int, tuple[Finish, bool]]) -> None:
+    def __init__(
+        self, seq_id: int, ended: dict[int, tuple[Finish, bool]], forced: dict[int, int]
+    ) -> None:
         self._seq_id = seq_id
         self._ended = ended
+        self._forced = forced
+        self._num_ahead = 0
+        """Forced tokens that are not committed yet."""
+        self._was_forced = False
+        """Whether the last committed token was forced, which is never the end."""
 
     def accept(self, token: int) -> None:
         """Raises EndOfOutput for a token that the recorded engine discarded."""
+        self._was_forced = self._num_ahead > 0
+        if self._was_forced:
+            self._num_ahead -= 1
+            return
         finish, discards = self._ended.get(self._seq_id, (None, False))
         if finish is not None and discards:
             raise EndOfOutput(finish)
 
-    def fill_mask(self, words: Ids) -> None:
-        words[:] = -1  # nothing is sampled
+    def forced(self, most: int) -> list[int]:
+        self._num_ahead = self._forced.pop(self._seq_id, 0)
+        return [-1] * self._num_ahead  # ids do not matter
+
+    def fill_mask(self, words: Ids, num_forced: int) -> None:
+        words[:1] = -1  # nothing is sampled, and the mask of the surrogates is large
 
     @property
     def terminated(self) -> bool:
-        return self._seq_id in self._ended
+        return not self._was_forced and self._seq_id in self._ended
 
 
 class RecordedOperator:

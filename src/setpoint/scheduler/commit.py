@@ -8,13 +8,14 @@ ones are then taken back; their pages stay with the sequence, whose next row wri
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 
 import numpy as np
 
 from setpoint.core.failures import failed, failure
 from setpoint.core.grammar import Grammar
 from setpoint.core.messages import Finish, TokenEvent
-from setpoint.core.records import GrammarEnded, Observer, StepDone
+from setpoint.core.records import GrammarEnded, Observer, StepDone, TokensForced
 from setpoint.core.result import StepResult
 from setpoint.scheduler.emit import (
     GRAMMAR_ENDED,
@@ -25,7 +26,7 @@ from setpoint.scheduler.emit import (
     token_event,
 )
 from setpoint.scheduler.masks import grammar_failure
-from setpoint.scheduler.sequence import Sequence
+from setpoint.scheduler.sequence import MAX_FORCED, Sequence
 from setpoint.scheduler.state import State, StepDraft
 
 
@@ -91,10 +92,11 @@ class Committer:
         event to send, if one is due. ends: see ``StepDraft``."""
         if result.failures and seq.seq_id in result.failures:
             return self.fail(seq, result.failures[seq.seq_id])
-        if ends and seq.seq_id in ends:
-            return self._end_by_grammar(seq, ends[seq.seq_id], discards=True)
         before = len(seq.outputs)
         try:
+            if ends and seq.seq_id in ends:
+                _append(seq, ids, begin, end - 1)  # forced tokens, which are no end
+                return self._end_by_grammar(seq, ends[seq.seq_id], discards=True)
             finish = _append(seq, ids, begin, end) if begin < end else _end_of_prompt(seq, result)
         except _GrammarRaised as raised:
             return self._end_by_grammar(seq, raised.finish, discards=True)
@@ -108,9 +110,23 @@ class Committer:
             return self._end_by_grammar(seq, finish, discards=False)
         if finish is not None:
             return self._state.end(seq, finish)
+        self._look_ahead(seq)
         if not is_due(seq, self._state.settings.stream_interval):
             return None
         return token_event(seq, self._state.now)
+
+    def _look_ahead(self, seq: Sequence) -> None:
+        """Find out which tokens the grammar forces next. If logprobs or hidden states are wanted,
+        every token has a step of its own, in which they are taken."""
+        request = seq.request
+        if seq.grammar is None or request.return_logprob or request.return_hidden_states:
+            return
+        if seq.forced or seq.remaining < 2:
+            return
+        forced = seq.grammar.forced(min(MAX_FORCED, seq.remaining - 1))
+        seq.forced = list(takewhile(lambda token: token not in seq.stop_ids, forced))
+        if seq.forced:
+            self._observer.on(TokensForced(seq.seq_id, len(seq.forced)))
 
     def _end_by_grammar(self, seq: Sequence, finish: Finish, *, discards: bool) -> TokenEvent:
         """End a sequence whose grammar allows no further token, or has raised."""
@@ -137,6 +153,7 @@ class Committer:
             forward_s=result.forward_s,
             sample_s=result.sample_s,
             way=result.way,
+            num_forced=step.num_forced,
         )
 
 
@@ -145,6 +162,7 @@ def _take_back(seq: Sequence, samples: int, num_tokens: int) -> None:
     room for. A sequence that has ended needs this too: what it leaves in the cache must have been
     computed."""
     assert num_tokens < samples, "a row brought more tokens than its plan allows"
+    assert not seq.forced, "a row under a grammar brought fewer tokens than its plan allows"
     seq.num_scheduled -= samples - num_tokens
 
 
@@ -172,6 +190,8 @@ def _append(seq: Sequence, ids: list[int], begin: int, end: int) -> Finish | Non
             return NOT_FINITE
         grammar_ended = seq.grammar is not None and _is_last(seq.grammar, token)
         seq.outputs.append(token)
+        if seq.forced:
+            del seq.forced[0]
         finish = finish_after(seq, token, grammar_ended=grammar_ended)
         if finish is not None:
             return finish

@@ -57,7 +57,7 @@ class DecodePlanner:
         samples = _samples(rows, state.config.max_tokens_per_row)
         growth = self._growth(rows, samples)
         if max(samples) > 1 and not self._fits(growth):
-            samples = _samples(rows, 1)
+            samples = [1] * len(rows)
             growth = self._growth(rows, samples)
         if testing or not self._fits(growth):
             # Retract only with nothing in flight: the results in flight may end sequences and so
@@ -66,14 +66,16 @@ class DecodePlanner:
                 return []
             events = self._retract(rows, step.settings.priority, testing=testing)
             rows = [seq for seq in rows if seq.status is Status.RUNNING]
-            samples = _samples(rows, 1)
+            samples = [1] * len(rows)
             growth = self._growth(rows, samples)
         else:
             state.ratio.decay(step.settings.conservativeness)
         state.holdings.grow_each(growth, builder)
         for seq, count in zip(rows, samples, strict=True):
-            builder.add_row(seq.slot, seq.seq_id, OWN_LENGTH, 1, count)
+            forced = seq.forced_next[: count - 1] if seq.forced else ()
+            builder.add_row(seq.slot, seq.seq_id, OWN_LENGTH, 1 + len(forced), count, forced)
             seq.num_scheduled += count
+            step.num_forced += len(forced)
             step.add(seq, samples=count)
         step.num_decode_rows = len(rows)
         self._steps_since_test = 0 if testing else self._steps_since_test + 1
@@ -123,7 +125,7 @@ class DecodePlanner:
 
         def fits() -> bool:
             left = list(living.values())
-            return self._fits(self._growth(left, _samples(left, 1)))
+            return self._fits(self._growth(left, [1] * len(left)))
 
         retracted: list[Sequence] = []
         by_urgency = rule is not None and rule.retract_first
@@ -168,10 +170,11 @@ class DecodePlanner:
 
 def _samples(rows: list[Sequence], most: int) -> list[int]:
     """How many tokens the next row of each of these sequences may bring: never more than may still
-    be committed, and one under a grammar, whose mask covers one position."""
-    if most == 1:
-        return [1] * len(rows)
+    be committed, and under a grammar the forced ones and one more, because a mask covers one
+    position."""
     return [
-        1 if seq.grammar is not None else min(most, seq.remaining - seq.inflight_samples)
+        1 + len(seq.forced_next)
+        if seq.forced
+        else min(1 if seq.grammar is not None else most, seq.remaining - seq.inflight_samples)
         for seq in rows
     ]

@@ -23,35 +23,39 @@ NO_TOKEN_YET = (
 
 
 def token_masks(step: StepDraft, plan: StepPlan, config: SchedulerConfig) -> TokenMasks | None:
-    """The allowed tokens of each constrained row, from the tokens committed so far; None if no row
-    is constrained. A sequence that has no allowed token, or whose grammar raises, ends with the
-    step (``StepDraft.ends``)."""
+    """The allowed tokens of each constrained row, after the tokens committed so far and the row's
+    forced ones; None if no row is constrained. A sequence that has no allowed token, or whose
+    grammar raises, ends with the step (``StepDraft.ends``)."""
+    rows = plan.rows
     wanted = [
-        seq
-        for seq, samples in zip(step.seqs, plan.rows.samples.tolist(), strict=True)
+        (seq, num_forced)
+        for seq, samples, num_forced in zip(
+            step.seqs, rows.samples.tolist(), rows.num_forced.tolist(), strict=True
+        )
         if samples and seq.grammar is not None and seq.finish is None
     ]
     if not wanted:
         return None
     words = np.zeros((len(wanted), -(-config.vocab_size // 32)), np.int32)
-    for seq, row in zip(wanted, words, strict=True):
-        end = _fill(seq, row, config)
+    for (seq, num_forced), row in zip(wanted, words, strict=True):
+        end = _fill(seq, row, num_forced, config)
         if end is not None:
             step.ends[seq.seq_id] = end
             row[:] = -1  # any token will do: it is discarded
-    return TokenMasks(np.array([seq.slot for seq in wanted], np.int32), words)
+    return TokenMasks(np.array([seq.slot for seq, _ in wanted], np.int32), words)
 
 
-def _fill(seq: Sequence, row: Ids, config: SchedulerConfig) -> Finish | None:
+def _fill(seq: Sequence, row: Ids, num_forced: int, config: SchedulerConfig) -> Finish | None:
     """Write a sequence's mask; returns how the sequence ends if no token may be sampled."""
     assert seq.grammar is not None
     try:
-        seq.grammar.fill_mask(row)
+        seq.grammar.fill_mask(row, num_forced)
     except Exception as error:
         return grammar_failure(error)
     if not row.any():
         return refused(RequestError(NO_TOKEN))
-    if not seq.stop_ids or len(seq.outputs) >= seq.request.sampling.min_new_tokens:
+    num_outputs = len(seq.outputs) + num_forced
+    if not seq.stop_ids or num_outputs >= seq.request.sampling.min_new_tokens:
         return None
     # The executor masks the stop ids as well, and a row must keep a token. An output that may end
     # here ends, although it is shorter than was asked for.

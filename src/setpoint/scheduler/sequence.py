@@ -19,6 +19,9 @@ from setpoint.core.messages import Finish, LogprobBlock
 from setpoint.core.request import Ids, Request
 from setpoint.scheduler.cache.handle import PrefixHandle
 
+MAX_FORCED = 15
+"""Most forced tokens of one row, so that a row computes at most 16 tokens."""
+
 
 class Status(enum.Enum):
     PREPARING = "preparing"
@@ -46,6 +49,8 @@ class Sequence:
     num_prior: int = 0
     """Outputs that came with the request."""
     grammar: Grammar | None = None
+    forced: list[int] = field(default_factory=list)
+    """Tokens that the grammar forces after the outputs. Written at the commit."""
     status: Status = Status.WAITING
     since: float = 0.0
     """Clock seconds when the sequence joined the queue or was admitted, whichever came last."""
@@ -118,6 +123,13 @@ class Sequence:
         """Whether decode should plan a row: the prompt is computed or planned, and not every
         allowed output is committed or in flight."""
         return self.finish is None and self.prefilled and self.remaining > self.inflight_samples
+
+    @property
+    def forced_next(self) -> list[int]:
+        """The forced tokens that no row in flight brings, as many as may be committed before one
+        that is sampled."""
+        begin = self.inflight_samples  # a row under a grammar brings all that it may
+        return self.forced[begin : max(begin, self.remaining - 1)]
 
     def known_ids(self) -> Ids:
         """Prompt + committed outputs, [num_known] int32."""

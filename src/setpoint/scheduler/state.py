@@ -21,7 +21,7 @@ from setpoint.scheduler.emit import request_done, token_event
 from setpoint.scheduler.holdings import Holdings
 from setpoint.scheduler.preparing import Preparing
 from setpoint.scheduler.queue import WaitingQueue
-from setpoint.scheduler.sequence import Sequence, Status
+from setpoint.scheduler.sequence import MAX_FORCED, Sequence, Status
 
 
 @dataclass(slots=True)
@@ -39,6 +39,7 @@ class StepDraft:
     num_cached_tokens: int = 0
     num_prefill_rows: int = 0
     num_decode_rows: int = 0
+    num_forced: int = 0
     num_new_seqs: int = 0
     num_running: int = 0
     num_queued: int = 0
@@ -265,5 +266,5 @@ class State:
 def _span(config: SchedulerConfig, chunk: int | None) -> int:
     """The most tokens from the first that may still be computed to the last that is planned: a
     chunk, or what the steps in flight may bring."""
-    in_flight = (config.depth + 1) * config.max_tokens_per_row
+    in_flight = (config.depth + 1) * max(config.max_tokens_per_row, 1 + MAX_FORCED)
     return max(config.max_req_len if chunk is None else chunk, in_flight)

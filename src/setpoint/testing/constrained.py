@@ -42,7 +42,7 @@ class Output:
 def allowed_tokens(grammar: Grammar, vocab_size: int) -> list[int]:
     """The tokens that the grammar allows next, in order."""
     words = np.zeros(-(-vocab_size // 32), np.int32)
-    grammar.fill_mask(words)
+    grammar.fill_mask(words, 0)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_size]
     found: list[int] = np.flatnonzero(bits).tolist()
     return found

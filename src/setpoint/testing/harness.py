@@ -39,7 +39,7 @@ from setpoint.scheduler.cache.manager import CacheConfig
 from setpoint.scheduler.config import SchedulerConfig
 from setpoint.scheduler.loop import Loop
 from setpoint.scheduler.scheduler import Scheduler
-from setpoint.scheduler.sequence import Sequence
+from setpoint.scheduler.sequence import MAX_FORCED, Sequence
 from setpoint.testing.preparers import ScriptedPreparer, nothing_to_prepare
 from setpoint.testing.scripted import NextToken, NumTokens, ScriptedExecutor, hashed_token
 
@@ -176,6 +176,7 @@ class Harness:
         )
         self.preparer = preparer or nothing_to_prepare()
         self.preparer.post = self.wire.post
+        self.preparer.vocab_size = self.config.vocab_size
         self.scheduler = Scheduler(
             self.config, self.settings, self.cache, observer=self.recorder, preparer=self.preparer
         )
@@ -336,7 +337,8 @@ def _rules(longest: int, given: dict[str, Any]) -> tuple[SchedulerConfig, Settin
 def _longest(sizes: Sizes, config: Mapping[str, Any]) -> int:
     """Tokens of the longest sequence that finishes alone."""
     pool_tokens = sizes["num_pages"] * sizes["page_size"]
-    in_flight = (config.get("depth", 0) + 1) * config.get("max_tokens_per_row", 1)
+    per_row = max(config.get("max_tokens_per_row", 1), 1 + MAX_FORCED)
+    in_flight = (config.get("depth", 0) + 1) * per_row
     span = max(config.get("chunked_prefill_size") or pool_tokens, in_flight)
     return CacheCosts(sizes["row"], sizes["page_size"], span).longest(pool_tokens)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from setpoint.core.grammar import Grammar
 from setpoint.core.messages import Prepared
 from setpoint.core.request import Ids, Request
+from setpoint.grammar.lookahead import Automaton, Lookahead
 from setpoint.launch.grammar_threads import finish_of, prepared_grammar
 
 
@@ -28,18 +29,30 @@ class AnyToken:
         return len(self.accepted) >= self._ends_after
 
 
+class TokenByToken(Lookahead):
+    """Forces nothing, so that every token is sampled."""
+
+    def forced(self, most: int) -> list[int]:
+        return []
+
+
 class ScriptedPreparer:
     """Implements core.preparation.Preparer: ``make`` runs inside ``start``, or in ``finish`` where
     requests are held."""
 
     def __init__(
         self,
-        make: Callable[[Request], Grammar],
+        make: Callable[[Request], Automaton],
         *,
         needs: Callable[[Request], bool] = lambda request: True,
         hold: bool = False,
+        jumps: bool = True,
     ) -> None:
+        """``jumps``: whether forced tokens are known before they are sampled."""
         self._make = make
+        self._wrap = Lookahead if jumps else TokenByToken
+        self.vocab_size: int
+        """Set by the harness."""
         self._needs = needs
         self.hold = hold
         self.post: Callable[[Prepared], None]
@@ -61,11 +74,14 @@ class ScriptedPreparer:
     def finish(self, seq_id: int) -> None:
         """What the sequence waits for is there, or has failed."""
         try:
-            self._made[seq_id] = prepared_grammar(self._make, *self.open[seq_id])
+            self._made[seq_id] = prepared_grammar(self._grammar, *self.open[seq_id])
         except Exception as error:
             self.post(Prepared(seq_id, finish_of(error)))
         else:
             self.post(Prepared(seq_id))
+
+    def _grammar(self, request: Request) -> Grammar:
+        return self._wrap(self._make(request), self.vocab_size)
 
     def take(self, seq_id: int) -> Grammar | None:
         del self.open[seq_id]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class ScriptedStep:
         self,
         executor: ScriptedExecutor,
         plan: StepPlan,
-        histories: list[tuple[int, Ids, int]],
+        histories: list[tuple[int, Ids, int, list[int]]],
         embeddings: dict[int, Floats],
         hidden_states: dict[int, HiddenStates],
         failures: dict[int, str],
@@ -69,7 +69,8 @@ class ScriptedStep:
         self._executor = executor
         self._plan = plan
         self._histories = histories
-        """Per sampling row its slot, the tokens before the next, and how many it may bring."""
+        """Per sampling row its slot, the tokens before the next, how many it may sample, and its
+        forced tokens."""
         self._tokens: list[list[int]] | None = None
         self.masks: TokenMasks | None = None
 
@@ -78,17 +79,17 @@ class ScriptedStep:
         self.masks = masks
         allowed = {} if masks is None else dict(zip(masks.slots.tolist(), masks.words, strict=True))
         self._tokens = []
-        for slot, history, most in self._histories:
+        for slot, history, most, forced in self._histories:
             assert slot not in allowed or most == 1, "one mask for several positions"
             tokens: list[int] = []
-            for _ in range(self._executor.num_tokens(most)):
+            for _ in range(most if slot in allowed else self._executor.num_tokens(most)):
                 token = self._next_token(slot, np.append(history, tokens).astype(np.int32))
                 if slot in allowed:
                     bits = np.unpackbits(allowed[slot].view(np.uint8), bitorder="little")
                     token = int(np.flatnonzero(bits)[token % int(bits.sum())])
                 tokens.append(token)
             self._executor.append(slot, tokens)
-            self._tokens.append(tokens)
+            self._tokens.append(forced + tokens)
 
     def _next_token(self, slot: int, history: Ids) -> int:
         try:
@@ -110,7 +111,7 @@ class ScriptedStep:
             np.cumsum([0, *map(len, self._tokens)], dtype=np.int32),
             output_logprobs={
                 seq_id: _logprobs(tokens)
-                for seq_id, (slot, _, _), tokens in zip(
+                for seq_id, (slot, *_), tokens in zip(
                     seq_ids.tolist(), self._histories, self._tokens, strict=True
                 )
                 if slot in self._executor.with_logprobs
@@ -180,6 +181,7 @@ class ScriptedExecutor:
             assert all(pages[: self._row.num_full]), "the dummy page was handed out"
             self._table[slot][index] = pages
         rows = plan.rows
+        forced = self._append_forced(plan)
         spans = [
             self._span(*row)
             for row in zip(
@@ -187,7 +189,7 @@ class ScriptedExecutor:
             )
         ]
         assert len({slot for slot, _, _ in spans}) == len(spans), "a slot has two rows in one step"
-        num_samples = rows.samples.tolist()
+        num_samples = (rows.samples - rows.num_forced).tolist()
         for (slot, start, end), most in zip(spans, num_samples, strict=True):
             self._write(slot, start, end, most - 1)  # every row writes before any row reads
         histories = []
@@ -197,7 +199,7 @@ class ScriptedExecutor:
             for (slot, start, end), seq_id in zip(spans, rows.seq_ids.tolist(), strict=True)
             if slot in self.with_hidden_states
         }
-        for (slot, start, end), most in zip(spans, num_samples, strict=True):
+        for (slot, start, end), most, given in zip(spans, num_samples, forced, strict=True):
             history = self._read(slot, start, end)
             if slot in self._pooled:
                 try:
@@ -206,7 +208,7 @@ class ScriptedExecutor:
                     failures[self._pooled[slot][0].seq_id] = failure("pooling", error)
             if most:
                 assert end == len(self._ids[slot]), "a row samples before its last known token"
-                histories.append((slot, history, most))
+                histories.append((slot, history, most, given))
         return ScriptedStep(self, plan, histories, embeddings, hidden_states, failures)
 
     def idle(self) -> bool:
@@ -214,6 +216,17 @@ class ScriptedExecutor:
 
     def shutdown(self) -> None:
         """Nothing to free."""
+
+    def _append_forced(self, plan: StepPlan) -> list[list[int]]:
+        """Append the forced tokens of each row to its slot; returns them by row."""
+        ids, found = iter(plan.forced_ids.tolist()), []
+        for slot, count in zip(
+            plan.rows.slots.tolist(), plan.rows.num_forced.tolist(), strict=True
+        ):
+            found.append(list(islice(ids, count)))
+            self._ids[slot] += found[-1]
+        assert next(ids, None) is None, "forced tokens of no row"
+        return found
 
     def append(self, slot: int, tokens: list[int]) -> None:
         """The slot's row brings these: all but the last were computed as guesses."""
@@ -252,8 +265,7 @@ class ScriptedExecutor:
 
     def _span(self, slot: int, start: int, count: int) -> tuple[int, int, int]:
         if start == OWN_LENGTH:
-            assert count == 1
-            start = len(self._ids[slot]) - 1
+            start = len(self._ids[slot]) - count
         assert count >= 1, "an empty row"
         assert start + count <= len(self._ids[slot])
         return slot, start, start + count

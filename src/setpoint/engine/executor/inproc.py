@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from setpoint.core.plan import StepPlan, TokenMasks
+from setpoint.core.request import Ids
 from setpoint.core.result import EAGER, HiddenStates, PositionLogprobs, StepResult, one_each
 from setpoint.engine.executor.profiling import Profiler
 from setpoint.engine.kernels.device import Mark, marker, seconds_between, to_host, wait
@@ -79,16 +80,15 @@ class InprocStep:
         wait(self.sample_done)
         self.profiler.after_step()
         plan = self.forward.plan
-        seq_ids = plan.rows.seq_ids[plan.rows.sampling]
+        sampled = self.sampled_ids
+        token_ids, offsets = _with_forced(
+            np.zeros(0, np.int32) if sampled is None else sampled.astype(np.int32), plan
+        )
         return StepResult(
             step_id=plan.step_id,
-            seq_ids=seq_ids,
-            token_ids=(
-                np.zeros(0, np.int32)
-                if self.sampled_ids is None
-                else self.sampled_ids.astype(np.int32)
-            ),
-            offsets=one_each(len(seq_ids)),
+            seq_ids=plan.rows.seq_ids[plan.rows.sampling],
+            token_ids=token_ids,
+            offsets=offsets,
             output_logprobs=self._output_logprobs(plan),
             prompt_logprobs={
                 int(plan.rows.seq_ids[row]): self._cut(row, logprobs, slice(None))
@@ -135,3 +135,17 @@ class InprocStep:
             top_ids=logprobs.top_ids[positions, :num_top].numpy(),
             picked=logprobs.picked[positions, :num_picked].numpy(),
         )
+
+
+def _with_forced(sampled: Ids, plan: StepPlan) -> tuple[Ids, Ids]:
+    """The tokens of the sampling rows, each row's forced ones before its sampled one, and their
+    offsets. Every row with forced tokens samples."""
+    offsets = one_each(len(sampled))
+    if not len(plan.forced_ids):
+        return sampled, offsets
+    offsets[1:] += np.cumsum(plan.rows.num_forced[plan.rows.sampling])
+    token_ids = np.empty(offsets[-1], np.int32)
+    is_sampled = np.zeros(len(token_ids), np.bool_)
+    is_sampled[offsets[1:] - 1] = True
+    token_ids[is_sampled], token_ids[~is_sampled] = sampled, plan.forced_ids
+    return token_ids, offsets

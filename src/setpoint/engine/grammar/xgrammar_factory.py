@@ -15,12 +15,12 @@ import xgrammar
 
 from setpoint.core.constraint import Constraint, ConstraintKind
 from setpoint.core.errors import RequestError
-from setpoint.core.grammar import Grammar
 from setpoint.core.plan import forbid
 from setpoint.core.request import Ids
 from setpoint.engine.grammar.xgrammar_schema import check_expression, enforced_schema
 from setpoint.grammar.cache import CompiledCache
 from setpoint.grammar.factory import CachingFactory
+from setpoint.grammar.lookahead import Automaton
 from setpoint.grammar.masks import NOTHING_ALLOWED, MaskBudget, forbid_while_others, stuck
 from setpoint.grammar.refusal import not_compiled
 from setpoint.grammar.schema import MAX_WHITESPACE, read_schema
@@ -55,7 +55,7 @@ class _Tokens:
 
 
 class XgrammarGrammar:
-    """One sequence's automaton. Once it is made, only the loop calls it."""
+    """Implements Automaton. Once it is made, only the loop calls it."""
 
     def __init__(self, compiled: Compiled, vocabulary: Vocabulary, *, ignore_eos: bool) -> None:
         """ignore_eos: where the grammar allows more tokens, it does not allow the end."""
@@ -177,7 +177,7 @@ class XgrammarFactory(CachingFactory[Compiled]):
                 bits[token] = is_spelt or token in vocabulary.eos_token_ids
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    def _start(self, compiled: Compiled, *, ignore_eos: bool) -> Grammar:
+    def _start(self, compiled: Compiled, *, ignore_eos: bool) -> Automaton:
         return XgrammarGrammar(compiled, self._vocabulary, ignore_eos=ignore_eos)
 
 

@@ -38,7 +38,9 @@ class ForwardBatch:
 def build_batch(rows: Rows, table: SlotTable) -> ForwardBatch:
     slots = rows.slots
     lengths = table.columns["length"][slots]
-    starts = np.where(rows.starts == OWN_LENGTH, lengths - 1, rows.starts).astype(np.int32)
+    starts = np.where(rows.starts == OWN_LENGTH, lengths - rows.counts, rows.starts).astype(
+        np.int32
+    )
     ends = starts + rows.counts
     assert (ends <= lengths).all(), "a row beyond the known tokens"
     sampling = rows.sampling

@@ -236,6 +236,8 @@ class ModelRunner:
         self.claim_ahead.hand_out(plan.pages.pages)
         if not len(plan.rows):
             return Forward(plan, None, failures=failures)
+        if len(plan.forced_ids):
+            self.slots.append_forced(plan.rows.slots, plan.rows.num_forced, plan.forced_ids)
         batch = build_batch(plan.rows, self.slots)
         num_sampling = len(batch.sample_slots)
         way = next(way for way in (self.ways if ways is None else ways) if way.takes(batch))

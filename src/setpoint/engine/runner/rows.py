@@ -151,6 +151,13 @@ class SlotTable:
         lists = self.lists.get(slot)
         return int(self.columns["num_top"][slot]), 0 if lists is None else len(lists.picked)
 
+    def append_forced(self, slots: Ids, counts: Ids, ids: Ids) -> None:
+        """Append the next ``counts[i]`` of these tokens to each of ``slots``."""
+        lengths = self.columns["length"]
+        begins = lengths[slots] - np.cumsum(counts) + counts
+        self.ids.put(np.repeat(slots, counts), np.arange(len(ids)) + np.repeat(begins, counts), ids)
+        lengths[slots] += counts
+
     def append(self, slots: Ids, ids: Shared, offsets: Ids) -> None:
         """Append the sampled tokens ``ids[offsets[i] : offsets[i + 1]]`` to each of ``slots`` [S];
         ``ids`` [>= offsets[S]] stays on the device.
