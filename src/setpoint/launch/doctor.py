@@ -44,7 +44,11 @@ class ServerDoctor:
             for size in (facts.chunked_prefill_size, facts.max_prefill_tokens)
             if size and size > 0
         ]
-        limits = Limits(slots=facts.max_running_requests, prefill_tokens=min(sizes, default=None))
+        limits = Limits(
+            slots=facts.max_running_requests,
+            prefill_tokens=min(sizes, default=None),
+            reasons=True,
+        )
         found = (binding_limit(moment, limits) for moment in moments)
         return [None if limit == "unknown" else limit for limit in found]
 

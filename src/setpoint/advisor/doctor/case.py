@@ -10,7 +10,7 @@ from setpoint.advisor.doctor.findings import Phase, PhaseSpan
 from setpoint.advisor.doctor.limits import AT_BUDGET, Limits, at_budget, binding_limit
 from setpoint.advisor.doctor.load import Load, weigh
 from setpoint.advisor.doctor.observations import Facts, Observations, Rank
-from setpoint.advisor.doctor.phases import MIN_GAP_S, label, running_of, spans
+from setpoint.advisor.doctor.phases import MIN_GAP_S, label, running_of, spans, waits
 from setpoint.observe.moments import Moment
 
 MIN_COVERAGE = 0.5
@@ -19,6 +19,7 @@ MIN_SECONDS = 20.0
 MIN_DECODING = 0.1
 MANY_LINES = 10
 """This many lines are evidence, however little time they span."""
+NEARLY = 0.97
 PINNED = 0.7
 """Share of the moments with a queue in which the same number of requests runs, if that number is a
 cap that the source does not name."""
@@ -89,7 +90,7 @@ class Case:
 
     def queued(self, load: Load | None = None) -> Load:
         """The part of a load in which requests wait."""
-        return (load or self.decoding).where(lambda moment: bool(moment.queue))
+        return (load or self.decoding).where(waits)
 
     def share_of(self, limit: str) -> float:
         """Share of the loaded time in which this limit binds."""
@@ -162,7 +163,7 @@ def _limits(facts: Facts, load: Load, decoding: Load) -> tuple[Limits, bool]:
     tokens, whole = _prefill_tokens(facts, load)
     reasons = any(moment.refusals for moment in load.moments)
     limits = Limits(slots, tokens, whole_prompts=whole, reasons=reasons)
-    waiting = load.where(lambda moment: bool(moment.queue) and moment.num_prefill > 0)
+    waiting = load.where(lambda moment: waits(moment) and moment.num_prefill > 0)
     full = waiting.where(lambda moment: at_budget(moment, limits))
     decodes = sum(1 for moment in load.moments if moment.num_decode and not moment.num_prefill)
     # Prefill goes before decode: where its batches are always full, few decode steps run between.
@@ -189,14 +190,16 @@ def _slots(facts: Facts, decoding: Load) -> tuple[float | None, bool]:
 
 def _pinned(decoding: Load) -> float | None:
     """The number at which running requests stand still while others wait."""
-    waiting = decoding.where(lambda moment: bool(moment.queue) and moment.num_decode > 0)
-    running = [moment.running for moment in waiting.moments if moment.running is not None]
+    waiting = decoding.where(lambda moment: waits(moment) and moment.num_decode > 0)
+    running = [(m.running, m.running_max or m.running) for m in waiting.moments if m.running]
     if len(running) < MIN_LINES:
         return None
-    most = max(running)
-    if most != int(most) or most < 1:
+    most = max(peak for _, peak in running)
+    if most != int(most):
         return None
-    return most if sum(value == most for value in running) >= PINNED * len(running) else None
+    # The mean of several batches is a little lower: a slot is empty until the next step.
+    stands = sum(peak == most and mean >= NEARLY * most for mean, peak in running)
+    return most if stands >= PINNED * len(running) else None
 
 
 def _prefill_tokens(facts: Facts, load: Load) -> tuple[float | None, bool]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from setpoint.advisor.doctor.phases import running_of
+from setpoint.advisor.doctor.phases import running_of, waits
 from setpoint.observe.moments import Moment
 
 Limit = Literal[
@@ -92,7 +92,7 @@ def other_pool(moment: Moment) -> str | None:
 def binding_limit(moment: Moment, limits: Limits) -> Limit:
     """The limit that keeps more requests from running. Reasons that the scheduler itself gives for
     its refusals count for more than figures."""
-    if not moment.queue and not (moment.queue is None and moment.refusals):
+    if not waits(moment) and not (moment.queue is None and moment.refusals):
         return _without_queue(moment)
     reason = _reason(moment)
     if reason is None and limits.reasons:

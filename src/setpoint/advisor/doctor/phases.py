@@ -100,6 +100,11 @@ def _busy(moments: Sequence[Moment], labels: list[Phase]) -> list[tuple[int, int
     return found
 
 
+def waits(moment: Moment) -> bool:
+    """Whether requests wait: in most of a moment that has several batches."""
+    return (moment.queue or 0.0) >= 0.5
+
+
 def running_of(moment: Moment) -> float | None:
     """Requests that run, those included that this moment's prefill admits (a line about a prefill
     does not count them)."""
@@ -142,7 +147,7 @@ def _drain_start(moments: Sequence[Moment], first: int, end: int) -> int:
     then; ``end`` if there is no such."""
     last = first
     for index in range(first, end):
-        if moments[index].num_prefill or moments[index].queue:
+        if moments[index].num_prefill or waits(moments[index]):
             last = index
     after = [index for index in range(last, end) if moments[index].num_decode]
     peak = max((moments[index].running or 0.0 for index in after), default=0.0)
@@ -157,7 +162,7 @@ def _drain_start(moments: Sequence[Moment], first: int, end: int) -> int:
 def _is_probe(moment: Moment) -> bool:
     """A short request that runs alone: from the server itself, a benchmark that begins, or a health
     check."""
-    alone = (running_of(moment) or 0.0) <= 1 and not moment.queue and moment.new_seqs <= 1
+    alone = (running_of(moment) or 0.0) <= 1 and not waits(moment) and moment.new_seqs <= 1
     return alone and moment.new_tokens + moment.cached_tokens <= PROBE_TOKENS
 
 

@@ -15,7 +15,7 @@ from setpoint.advisor.doctor.checks.kv_optimistic import retracts_often
 from setpoint.advisor.doctor.equations import rounded
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.limits import FULL, at_cap
-from setpoint.advisor.doctor.phases import running_of
+from setpoint.advisor.doctor.phases import running_of, waits
 
 MIN_SHARE = 0.8
 """Share of the loaded time without a queue."""
@@ -25,7 +25,7 @@ def find(case: Case) -> Finding | None:
     if not case.has_load:
         return None
     known = case.load.where(lambda moment: moment.queue is not None)
-    empty = known.where(lambda moment: not moment.queue and not (moment.preparing or 0) >= 1)
+    empty = known.where(lambda moment: not waits(moment) and not (moment.preparing or 0) >= 1)
     share = sum(empty.weights) / total if (total := sum(known.weights)) else 0.0
     usage = case.decoding.median(lambda moment: moment.usage)
     running = case.decoding.median(running_of)

@@ -6,8 +6,11 @@ from __future__ import annotations
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.limits import at_budget
 from setpoint.advisor.doctor.load import Load
+from setpoint.advisor.doctor.phases import waits
 from setpoint.observe.moments import Moment
 
+ONE_PROMPT = 1.3
+"""Sequences of a batch, at most, in the mean of those that a moment sums up."""
 MIN_CHUNKS = 3
 """Full chunks of one prompt in a row, while others wait."""
 
@@ -35,8 +38,8 @@ def chunks_of_one(case: Case) -> tuple[Load, float]:
 def _is_full_chunk(moment: Moment, case: Case) -> bool:
     return (
         at_budget(moment, case.limits)
-        and moment.new_seqs <= moment.num_prefill
-        and bool(moment.queue)
+        and moment.new_seqs <= ONE_PROMPT * moment.num_prefill
+        and waits(moment)
     )
 
 

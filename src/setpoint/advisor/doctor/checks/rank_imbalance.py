@@ -7,6 +7,7 @@ from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import confidence, estimate, quote
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.load import Load
+from setpoint.advisor.doctor.phases import waits
 
 MIN_QUEUE = 4.0
 MIN_QUEUED = 0.5
@@ -23,7 +24,7 @@ def find(case: Case) -> Finding | None:
     busy = max(loads, key=lambda name: _queue(loads[name]))
     idle = min(loads, key=lambda name: (_queue(loads[name]), _running(loads[name])))
     queue, rest = _queue(loads[busy]), _queue(loads[idle])
-    share = loads[busy].share(lambda moment: bool(moment.queue))
+    share = loads[busy].share(waits)
     if queue < MIN_QUEUE or share < MIN_QUEUED or rest > LESS * queue:
         return None
     if _running(loads[idle]) > FEWER * _running(loads[busy]):
