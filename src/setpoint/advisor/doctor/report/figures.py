@@ -151,7 +151,7 @@ def _figure(
     lines: dict[str, Points] = {}
     for rank in seen.ranks:
         points = [
-            (moment.at - begin, found)
+            (moment.at + moment.seconds / 2 - begin, found)
             for moment in rank.moments
             if (found := value(moment)) is not None
         ]
@@ -219,7 +219,7 @@ def _marks(report: Report, seen: Observations, begin: float) -> dict[int, float]
         return {}
     lines = {evidence.line for evidence in report.findings[0].evidence if evidence.line}
     return {
-        moment.line: moment.at - begin
+        moment.line: moment.at + moment.seconds / 2 - begin
         for rank in seen.ranks
         for moment in rank.moments
         if moment.line in lines

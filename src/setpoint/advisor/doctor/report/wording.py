@@ -125,7 +125,8 @@ def live_command(action: Action, seen: Observations) -> str:
     if action.flag is None or not action.live or seen.facts.engine != "setpoint":
         return ""
     url = next((source.name for source in seen.sources if "://" in source.name), "URL")
-    return f"setpoint set {printable(url)} {option(action.flag)}={value_text(action.value)}"
+    url = printable(url.rstrip("/").removesuffix("/metrics"))
+    return f"setpoint set {url} {option(action.flag)}={value_text(action.value)}"
 
 
 def about_source(source: Source) -> str:
@@ -191,7 +192,7 @@ def of_figure(figure: Figure, charts: Charts) -> str:
 
 def where(evidence: Evidence, *, several: bool) -> str:
     """ "line 1,204"; with the source if there are several."""
-    line = f"line {evidence.line:,}" if evidence.line else "computed"
+    line = f"line {evidence.line:,}" if evidence.line else "observed"
     return f"{evidence.source} {line}" if several and evidence.source else line
 
 
