@@ -11,6 +11,7 @@ import evidence
 import excerpts
 import failures
 import regimes_admission
+import regimes_alike
 import regimes_compute
 import regimes_healthy
 from cases import Written, is_held_out, save
@@ -19,6 +20,7 @@ REGIMES = (
     *regimes_admission.ALL,
     *regimes_compute.ALL,
     *regimes_healthy.ALL,
+    *regimes_alike.ALL,
     evidence.simulated,
 )
 

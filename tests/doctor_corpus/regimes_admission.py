@@ -242,9 +242,9 @@ def kv_optimistic() -> list[Simulated]:
         ),
         Simulated(
             name="optimistic-setpoint-cpu", label=OPTIMISTIC, generation="setpoint",
-            deployment=Deployment(CPU, {"schedule_conservativeness": 0.1, "max_total_tokens": 6000, "max_running_requests": 64}),
-            load=Load(uniform(40, 120), uniform(380, 500), 512), arrivals=Arrivals(users=40, ramp_s=30),
-            words="40 users within 30 s whose outputs take 380 to 500 of 512 tokens, pool limited to 6,000 tokens",
+            deployment=Deployment(CPU, {"schedule_conservativeness": 0.5, "max_total_tokens": 24000, "max_running_requests": 128}),
+            load=Load(uniform(40, 120), uniform(500, 1000), 1024), arrivals=Arrivals(users=70, ramp_s=60),
+            words="70 users within 60 s whose outputs take 500 to 1,000 of 1,024 tokens, pool limited to 24,000 tokens",
             style=Style(begin="2026-11-20 08:00:00"), seconds=300,
         ),
         Simulated(

@@ -133,7 +133,7 @@ def full_load_of_many_kinds() -> list[Simulated]:
             name="healthy-conversations", label=FULL_LOAD, generation="sglang-0.5.23",
             deployment=Deployment(L40S, KEEN | {"cuda_graph_max_bs": 768}), load=Load(uniform(50, 300), lognormal(250, 0.4, 512), 512, num_prefixes=3, prefix_tokens=1200, turns=5),
             arrivals=Arrivals(users=520, think_s=3, ramp_s=10), words="520 users in conversations of 5 turns with 3 system prompts",
-            style=_late("2026-01-20 10:00:00"), seconds=100,
+            style=_late("2026-01-20 10:00:00"), seconds=300, skip=420, max_lines=800,
         ),
     ]  # fmt: skip
 
