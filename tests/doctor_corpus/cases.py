@@ -31,6 +31,8 @@ class Label:
     why: str
     """Why this is the verdict, from the way the case is made."""
     action: Change | None = None
+    other_actions: tuple[Change, ...] = ()
+    """Changes that are as good."""
     forbidden: tuple[Change, ...] = ()
     """Changes that would make it worse."""
     acceptable: tuple[str, ...] = ()
@@ -138,6 +140,7 @@ def save(case: Written) -> None:
                 "cause": label.cause,
                 "acceptable": list(label.acceptable),
                 "action": _change(label.action),
+                "other_actions": [_change(each) for each in label.other_actions],
                 "forbidden": [_change(each) for each in label.forbidden],
                 "generation": case.generation,
                 "made_by": case.made_by,

@@ -17,11 +17,12 @@ def public(
     *,
     acceptable: tuple[str, ...] = (),
     action: Change | None = None,
+    other_actions: tuple[Change, ...] = (),
     forbidden: tuple[Change, ...] = (),
     generation: str = "sglang-2025",
 ) -> Written:
     label = Label(
-        cause=cause, why=why, acceptable=acceptable, action=action, forbidden=forbidden
+        cause=cause, why=why, acceptable=acceptable, action=action, other_actions=other_actions, forbidden=forbidden
     )  # fmt: skip
     return Written(
         name=f"public-{name}", label=label, generation=generation, text=lines.lstrip("\n").replace(",\n", ", \n").encode(),
@@ -205,7 +206,7 @@ Traceback (most recent call last):
   File "/sgl-workspace/sglang/python/sglang/srt/model_executor/model_runner.py", line 934, in init_cuda_graphs
     self.cuda_graph_runner = CudaGraphRunner(self)
 Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 448.00 MiB. GPU 7 has a total capacity of 95.00 GiB
-""", action=("--mem-fraction-static", "decrease"), forbidden=(("--mem-fraction-static", "increase"),),
+""", action=("--mem-fraction-static", "decrease"), other_actions=(("--cuda-graph-max-bs", "decrease"),), forbidden=(("--mem-fraction-static", "increase"),),
     ),
     public(
         "7553-watchdog", "server-dead", f"{SGLANG}/issues/7553", "The watchdog ends a scheduler that hangs.",

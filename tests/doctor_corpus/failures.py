@@ -121,8 +121,10 @@ def _bare(lines: Sequence[str]) -> list[str]:
     return [f"|{line}" for line in lines]
 
 
-def _init(why: str, action: Change | None, forbidden: tuple[Change, ...]) -> Label:
-    return Label(cause="oom-init", why=why, action=action, forbidden=forbidden)
+def _init(why: str, action: Change | None, forbidden: tuple[Change, ...], *others: Change) -> Label:
+    return Label(
+        cause="oom-init", why=why, action=action, forbidden=forbidden, other_actions=others
+    )  # fmt: skip
 
 
 RAISE = _init(
@@ -135,6 +137,7 @@ LOWER = _init(
     " shrink or the graphs must.",
     (MEM_FRACTION, "decrease"),
     ((MEM_FRACTION, "increase"), ("--cuda-graph-max-bs", "increase")),
+    ("--cuda-graph-max-bs", "decrease"),
 )
 TOO_LARGE = _init(
     "The weights are larger than the device: no static share helps, only more devices or fewer"
@@ -201,12 +204,14 @@ PREFILL = Label(
     why="The allocation fails in forward_extend, right after large prefill batches: activations of"
     " a chunk do not fit beside the pool.",
     action=("--chunked-prefill-size", "decrease"),
+    other_actions=((MEM_FRACTION, "decrease"),),
     forbidden=(("--chunked-prefill-size", "increase"), (MEM_FRACTION, "increase")),
 )
 DECODE = Label(
     cause="oom-decode",
     why="The allocation fails in forward_decode under a large batch.",
     action=("--max-running-requests", "decrease"),
+    other_actions=((MEM_FRACTION, "decrease"),),
     forbidden=(("--max-running-requests", "increase"), (MEM_FRACTION, "increase")),
 )
 

@@ -313,7 +313,7 @@ def prefix_miss() -> list[Simulated]:
         ),
         Simulated(
             name="prefix-disabled-2024", label=MISS, generation="sglang-2024",
-            deployment=Deployment(A100_TP2, {"disable_radix_cache": True}), load=agent, arrivals=Arrivals(rate=2.6),
+            deployment=Deployment(A100_TP2, {"disable_radix_cache": True, "mem_fraction_static": 0.9}), load=agent, arrivals=Arrivals(rate=2.6),
             words="2.6 requests a second that share 4 prefixes of 3,000 tokens", style=_late("2024-09-19 19:19:19"), seconds=250,
         ),
         Simulated(

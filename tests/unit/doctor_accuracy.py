@@ -40,7 +40,8 @@ class Case:
     path: Path
     cause: str
     acceptable: tuple[str, ...]
-    action: Change | None
+    actions: tuple[Change, ...]
+    """Any of them is right."""
     forbidden: tuple[Change, ...]
     is_held_out: bool
 
@@ -81,9 +82,9 @@ class Judged:
     def has_action(self) -> bool | None:
         """Whether the first finding asks for the change of the label; None: there is none, or the
         verdict is another one."""
-        if self.case.action is None or self.verdict != self.case.cause:
+        if not self.case.actions or self.verdict != self.case.cause:
             return None
-        return self.case.action in self.changes[:1]
+        return any(change in self.case.actions for change in self.changes[:1])
 
 
 def cases() -> list[Case]:
@@ -103,14 +104,14 @@ def _case(path: Path, *, is_held_out: bool) -> Case:
         path=log,
         cause=label["cause"],
         acceptable=tuple(label["acceptable"]),
-        action=_change(label["action"]),
-        forbidden=tuple(_change(each) for each in label["forbidden"]),  # type: ignore[misc]
+        actions=tuple(map(_change, filter(None, [label["action"], *label["other_actions"]]))),
+        forbidden=tuple(map(_change, label["forbidden"])),
         is_held_out=is_held_out,
     )
 
 
-def _change(change: dict[str, Any] | None) -> Change | None:
-    return None if change is None else (change["flag"], change["direction"])
+def _change(change: dict[str, str]) -> Change:
+    return change["flag"], change["direction"]
 
 
 def report_on(path: Path) -> Report:
@@ -157,6 +158,7 @@ def table(judged: Sequence[Judged]) -> str:
     seen = [each for each in judged if not each.case.is_held_out]
     unseen = [each for each in judged if each.case.is_held_out]
     facts = [
+        _fact("verdicts that are not the label's cause but acceptable", seen, unseen, _is_acceptable),
         _fact("changes that contradict one another or would make it worse", seen, unseen, _contradicts),
         _fact("false alarms about healthy servers", seen, unseen, _is_false_alarm),
         _fact("advice without evidence", seen, unseen, _is_unfounded),
@@ -173,6 +175,10 @@ def _row(title: str, judged: Sequence[Judged]) -> str:
         rate = f"{100 * share(each.is_right for each in part):.0f} %" if part else ""
         cells += [str(len(part)), rate]
     return f"| {title} | {' | '.join(cells)} |"
+
+
+def _is_acceptable(each: Judged) -> bool:
+    return each.is_right and each.verdict != each.case.cause
 
 
 def _contradicts(each: Judged) -> bool:
@@ -202,7 +208,7 @@ def wrong(judged: Sequence[Judged]) -> list[str]:
     for each in judged:
         flaws = [f"contradiction {change}" for change in each.contradictions]
         if each.has_action is False:
-            flaws.append(f"changes {each.changes} instead of {each.case.action}")
+            flaws.append(f"changes {each.changes} instead of {each.case.actions}")
         if each.is_right and not flaws:
             continue
         name = "a held-out case" if each.case.is_held_out else each.case.name
