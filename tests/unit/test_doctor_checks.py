@@ -9,6 +9,7 @@ from doctor_cases import decode, prefill, rank, retract, seen
 
 from setpoint.advisor.doctor.diagnose import diagnose
 from setpoint.advisor.doctor.findings import Report
+from setpoint.advisor.doctor.observations import Rank
 from setpoint.observe.moments import Moment
 
 READY: dict[str, Any] = {
@@ -324,3 +325,23 @@ def test_prompts_that_are_not_split_fill_a_batch_when_the_next_does_not_fit() ->
     report = judge(lines, chunked_prefill_size=-1, max_prefill_tokens=1024)
     assert report.verdict == "prefill-budget"
     assert asked(report) == ("--max-prefill-tokens", "increase")
+
+
+class TestMomentsOfSeveralBatches:
+    """A second of a live server, or a stretch of a long log."""
+
+    @staticmethod
+    def judge(**fields: Any) -> Report:
+        values = {"running": 30.0, "queue": 0.0, "usage": 0.2, "num_decode": 50, "num_prefill": 2}
+        moments = [Moment(at=2.0 * i, seconds=2.0, **{**values, **fields}) for i in range(30)]
+        return diagnose(seen(Rank("", moments)))
+
+    def test_a_queue_of_a_few_steps_is_none(self) -> None:
+        assert self.judge(queue=0.04, queue_max=1.0).verdict == "client-bound"
+
+    def test_a_cap_that_no_source_names(self) -> None:
+        assert self.judge(queue=20.0, running=47.6, running_max=48.0).verdict == "seq-cap"
+
+    def test_a_step_that_refuses_nobody_is_no_limit(self) -> None:
+        moments = [decode(30, 2, 0.3, refusals={"no_slot": 1} if not i else {}) for i in range(30)]
+        assert judge(moments).verdict == "healthy"

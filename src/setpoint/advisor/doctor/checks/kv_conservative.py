@@ -117,8 +117,9 @@ CHECK = Check(
     "how much of it they will use (the new-token ratio). Clients often ask for a large "
     "max_new_tokens and stop early. Then the reserve is never used: memory is free, requests wait.",
     rule="In at least half of the loaded time requests wait (one for 20 running ones, or "
-    "more), usage is below 0.9 (median below 0.85), the running requests are below their cap, "
-    "prefill batches are not at their budget, and there is at most about one retraction a minute.",
+    "more), usage is below 0.9 (median below 0.85), an average request more would fit, the running "
+    "requests are below their cap, prefill batches are not at their budget, and there is at most "
+    "about one retraction a minute.",
     counter_evidence="Low usage with a queue has other causes, which are looked at first: the cap "
     "of running requests, also one that was silently lowered or that no line names (seq-cap); the "
     "budget of prefill batches (prefill-budget); one long prompt at a time (long-prompt-blocking); "

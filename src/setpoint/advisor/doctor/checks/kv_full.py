@@ -179,8 +179,8 @@ CHECK = Check(
     "(healthy), and so is a queue that shrinks, as that of an offline batch. Much free memory when "
     "the server is ready makes mem-underused the cause.",
     guide="SGLang's tuning guides, 2025 and 2026: the larger the KV pool, the more requests can "
-    "run; set --mem-fraction-static as high as activations allow (5 to 8 GB left), and quantize "
-    "the cache with --kv-cache-dtype fp8_e4m3. All of them: favour data parallelism.",
+    "run; set --mem-fraction-static as high as activations allow (5 to 8 GB left). That of 2026: "
+    "quantize the cache with --kv-cache-dtype fp8_e4m3. All of them: favour data parallelism.",
     equation="Little's law: waiting time / serving time = waiting / running requests. A pool of "
     "f times the tokens runs f times the requests, f = min(2, (running + waiting) / running).",
     picture="""\
