@@ -109,6 +109,8 @@ def test_every_cause_is_explained(check: object, capsys: pytest.CaptureFixture[s
     ("words", "said"),
     [
         ((), "say what to read: setpoint doctor SOURCE"),
+        (("",), "a SOURCE is empty"),
+        (("/proc/self/mem",), "cannot be read: Input/output error"),
         (("--explain", "nonsense"), "no cause 'nonsense'"),
         (("x.log", "--seconds", "0"), "--seconds must be at least 1"),
         (("x.log", "--jsn"), "unknown option --jsn"),

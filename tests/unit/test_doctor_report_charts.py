@@ -82,6 +82,16 @@ def test_phases_and_evidence_are_marked() -> None:
     assert made.begin == BEGAN
 
 
+def test_a_rank_without_a_clock_has_no_place_beside_one_with_dates() -> None:
+    observed = seen(ranks=2)
+    for index, moment in enumerate(observed.ranks[1].moments):
+        moment.at = float(index)
+    made = charts(report(), observed)
+    assert made is not None
+    assert set(made.figures[0].lines) == {"DP0 TP0"}
+    assert made.seconds == 720
+
+
 def test_too_little_to_draw() -> None:
     nothing = Observations([Source("x", "log")], Facts(), [Rank("", [Moment(at=1.0)])])
     assert charts(report(), nothing) is None
@@ -99,9 +109,9 @@ def test_a_source_without_times_says_so() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.floats(0, 1e7),
-            st.none() | st.floats(0, 1),
-            st.none() | st.floats(0, 1e6),
+            st.floats(0, 1e10),
+            st.none() | st.floats(-5, 5),
+            st.none() | st.floats(),
             st.integers(0, 3),
         ),
         min_size=2,

@@ -23,7 +23,7 @@ from setpoint.advisor.doctor.report.live import watch
 from setpoint.advisor.doctor.report.terminal import MAX_WIDTH, print_report
 from setpoint.advisor.doctor.watching import Watched
 from setpoint.config.doctor_options import DoctorOptions
-from setpoint.core.errors import ConfigError
+from setpoint.core.errors import ConfigError, SourceError
 
 HEALTHY, FOUND, UNREADABLE = 0, 1, 2
 """Exit codes. "Not enough evidence" is FOUND, too: whoever asks whether a server is healthy has not
@@ -56,11 +56,17 @@ def _run(options: DoctorOptions, console: Console) -> int:
         raise ConfigError(
             "say what to read: setpoint doctor SOURCE, which is a log, - or a server's URL."
         )
+    if not all(options.source):
+        raise ConfigError("a SOURCE is empty: the name of a log or a URL was expected.")
     if options.watch:
         _check_watch(options)
         return code_of(watch(console, Watched(options.source), BY_CAUSE))
     with _waiting(options):
-        lives = observe_sources(options.source, seconds=options.seconds)
+        try:
+            lives = observe_sources(options.source, seconds=options.seconds)
+        except OSError as error:  # whatever else a path may be
+            names = ", ".join(options.source)
+            raise SourceError(f"{names} cannot be read: {error.strerror or error}.") from None
     reports = [(diagnose(seen), seen) for seen in lives]
     report, seen = main_one(reports)
     others = [other for other, _ in reports if other is not report]

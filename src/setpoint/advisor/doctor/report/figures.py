@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,6 +20,8 @@ _STEPS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 """Values at which an axis may end, times a power of ten."""
 _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
 _DAY_S = 86400
+_DATES = 1e8
+"""Times above this are seconds since 1970, not since the first line of a log."""
 _SILENCE = 12.0
 """Points this many times further apart than usual are not connected: nothing ran in between."""
 
@@ -93,6 +96,8 @@ def charts(report: Report, seen: Observations) -> Charts | None:
         for moment in rank.moments
         for time in (moment.at, moment.at + moment.seconds)
     ]
+    if times and max(times) > _DATES:  # ranks without a clock have no place on this axis
+        times = [time for time in times if time > _DATES]
     if len(times) < 4 or max(times) <= min(times):
         return None
     begin, end = min(times), max(times)
@@ -153,7 +158,7 @@ def _figure(
         points = [
             (moment.at + moment.seconds / 2 - begin, found)
             for moment in rank.moments
-            if (found := value(moment)) is not None
+            if moment.at >= begin and (found := value(moment)) is not None and math.isfinite(found)
         ]
         if len(points) > 1:
             lines[rank.name] = points

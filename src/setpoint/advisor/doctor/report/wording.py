@@ -32,7 +32,9 @@ def printable(text: str) -> str:
 
 
 def number(value: float) -> str:
-    """Three or four figures: "1,234", "12.3", "0.43"."""
+    """Three or four figures: "1,234", "12.3", "0.43"; beyond that in powers of ten."""
+    if abs(value) >= 1e9:
+        return f"{value:.2g}"
     if abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.3g}"
