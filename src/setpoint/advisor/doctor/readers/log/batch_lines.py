@@ -73,7 +73,8 @@ _START = re.compile(
 )
 _BETWEEN = re.compile(rb"[.,] +|[.,] *$")
 _VALUE = re.compile(rb"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf|nan)|True|False")
-NUMBER = rb"([-+\d.eE]+|[-+]?inf|nan)"
+# Sets of single characters, which the regular expression engine keeps as bitmaps; \d is none.
+NUMBER = rb"([-+0-9.eEinfa]+)"
 FLAG = rb"(True|False)"
 
 

@@ -16,7 +16,7 @@ def prefix_pattern(lead: bytes, head: bytes) -> bytes:
     if stamps:
         last = stamps[-1]
         rank = _RANK.fullmatch(head, last.end())
-        after = rb"((?: [A-Za-z_]+\d+)*)\] " if rank else rb"()" + _general(head[last.end() :])
+        after = rb"((?: [A-Za-z_]+[0-9]+)*)\] " if rank else rb"()" + _general(head[last.end() :])
         return _general(lead + head[: last.start()]) + stamp_pattern(last) + after
     stamp = next(STAMP.finditer(lead), None)
     if stamp is not None:
@@ -40,10 +40,10 @@ def digits_pattern(text: bytes) -> bytes:
 
 
 def stamp_pattern(found: re.Match[bytes]) -> bytes:
-    day = rb"\d{4}-\d\d-\d\d[T ]" if len(found[1]) > 8 else b""
+    day = rb"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ]" if len(found[1]) > 8 else b""
     fraction = rb"[.,](\d+)" if found[2] else rb"()"
     zone = rb"(?:Z|[+-]\d\d:?\d\d)?" if found.end() > found.end(2 if found[2] else 1) else b""
-    return b"(" + day + rb"\d\d:\d\d:\d\d)" + fraction + zone
+    return b"(" + day + rb"[0-9:]{8})" + fraction + zone
 
 
 def _general(text: bytes) -> bytes:

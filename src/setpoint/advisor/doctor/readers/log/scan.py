@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import compress
 
 from setpoint.advisor.doctor.readers.log.batch_lines import Shape, looks_like_batch, shape_of
 from setpoint.advisor.doctor.readers.log.stream import MAX_LINE
@@ -23,8 +24,8 @@ class Found:
     shape: Shape
     lines: list[int] = field(default_factory=list)
     """Their numbers within the block, from 0, ascending."""
-    rows: list[tuple[bytes, ...]] = field(default_factory=list)
-    """The groups of the shape's pattern."""
+    columns: list[tuple[bytes, ...]] = field(default_factory=list)
+    """The groups of the shape's pattern, each with a value for every line."""
 
 
 @dataclass(slots=True)
@@ -37,6 +38,15 @@ class Scanned:
     """Lines that report a batch, but not in a form that can be read."""
 
 
+@dataclass(slots=True)
+class _New:
+    """A shape that was not known before this block."""
+
+    pattern: re.Pattern[bytes]
+    found: Found
+    rows: list[tuple[bytes, ...]] = field(default_factory=list)
+
+
 class Scanner:
     def __init__(self) -> None:
         self._shapes: list[Shape] = []
@@ -44,20 +54,20 @@ class Scanner:
 
     def scan(self, block: bytes) -> Scanned:
         rows = self._all.findall(block)
+        columns = list(zip(*rows, strict=True)) if self._shapes else [tuple(rows)]
         found, start = [], 0
         for shape in self._shapes:
             end = start + _FIXED_GROUPS + len(shape.names)
             # The first field of a line that has this shape is not empty.
-            mark = start + (1 if shape.stamp_is_last else _FIXED_GROUPS)
-            lines = [number for number, row in enumerate(rows) if row[mark]]
-            if lines:
-                of_shape = [row[start:end] for row in rows if row[mark]]
-                found.append(Found(shape, lines, of_shape))
+            mark = columns[start + (1 if shape.stamp_is_last else _FIXED_GROUPS)]
+            lines = [number for number, value in enumerate(mark) if value]
+            if len(lines) == len(rows):
+                found.append(Found(shape, lines, columns[start:end]))
+            elif lines:
+                parts = [tuple(compress(column, mark)) for column in columns[start:end]]
+                found.append(Found(shape, lines, parts))
             start = end
-        if start:
-            rest = [(number, row[-1][:MAX_LINE]) for number, row in enumerate(rows) if row[-1]]
-        else:
-            rest = [(number, line[:MAX_LINE]) for number, line in enumerate(rows) if line]
+        rest = [(number, line[:MAX_LINE]) for number, line in enumerate(columns[-1]) if line]
         scanned = Scanned(found, rest, len(rows))
         if any(b"#" in line for _, line in rest):
             self._learn(scanned)
@@ -65,7 +75,7 @@ class Scanner:
 
     def _learn(self, scanned: Scanned) -> None:
         """Sort out the batch lines of shapes that were not known before this block."""
-        new: list[tuple[re.Pattern[bytes], Found]] = []
+        new: list[_New] = []
         rest: list[tuple[int, bytes]] = []
         for number, line in scanned.rest:
             if b"#" not in line or not looks_like_batch(line):
@@ -76,29 +86,30 @@ class Scanner:
                 shape = shape_of(line) if len(self._shapes) + len(new) < MAX_SHAPES else None
                 if shape is not None:
                     pattern = re.compile(shape.pattern)
-                    new.append((pattern, Found(shape)))
+                    new.append(_New(pattern, Found(shape)))
                     row = self._match(new, line)
                 if row is None:
                     scanned.not_understood.append((number, line))
                     continue
-            found, values = row
-            found.lines.append(number)
-            found.rows.append(values)
+            each, values = row
+            each.found.lines.append(number)
+            each.rows.append(values)
         if not new:
             scanned.rest = rest
             return
         scanned.rest = rest
-        scanned.found += [found for _, found in new]
-        self._shapes += [found.shape for _, found in new]
+        for each in new:
+            each.found.columns = list(zip(*each.rows, strict=True))
+        new = [each for each in new if each.rows]
+        scanned.found += [each.found for each in new]
+        self._shapes += [each.found.shape for each in new]
         one = rb"|".join(shape.pattern for shape in self._shapes)
         self._all = re.compile(rb"(?m)^(?:" + one + rb"|" + _ACCESS + rb"|(.*))$")
 
     @staticmethod
-    def _match(
-        patterns: list[tuple[re.Pattern[bytes], Found]], line: bytes
-    ) -> tuple[Found, tuple[bytes, ...]] | None:
-        for pattern, found in patterns:
-            match = pattern.fullmatch(line)
+    def _match(patterns: list[_New], line: bytes) -> tuple[_New, tuple[bytes, ...]] | None:
+        for each in patterns:
+            match = each.pattern.fullmatch(line)
             if match is not None:
-                return found, match.groups(b"")
+                return each, match.groups(b"")
         return None

@@ -69,11 +69,10 @@ class Tables:
         return {key: joined(tables) for key, tables in parts.items()}
 
     def _split(self, found: Found) -> Iterable[tuple[str, Table]]:
-        groups = list(zip(*found.rows, strict=True))
         if found.shape.stamp_is_last:
-            ranks, *values, stamps, fractions = groups
+            ranks, *values, stamps, fractions = found.columns
         else:
-            stamps, fractions, ranks, *values = groups
+            stamps, fractions, ranks, *values = found.columns
         at = np.fromiter(map(self._times.__getitem__, stamps), np.float64, len(stamps))
         if any(fractions):
             at += _numbers([b"0." + fraction for fraction in fractions])
@@ -91,10 +90,10 @@ class Tables:
             yield rank_name(ranks[0]), table
             return
         codes = np.array(ranks)
-        for name in sorted(names):
-            chosen = codes == name
+        for rank in sorted(names):
+            chosen = codes == rank
             picked = {field: column[chosen] for field, column in columns.items()}
-            yield rank_name(name), Table(table.line[chosen], at[chosen], picked)
+            yield rank_name(rank), Table(table.line[chosen], at[chosen], picked)
 
 
 def rank_name(rank: bytes) -> str:
