@@ -175,7 +175,7 @@ actions = st.one_of(
     st.tuples(st.just("stop"), st.integers(0, 9)),
     st.tuples(st.just("continue"), st.integers(0, 9)),
     st.tuples(st.just("change"), changes),
-    st.tuples(st.just("call"), st.sampled_from(["flush_cache", "state", "unknown"])),
+    st.tuples(st.just("call"), st.sampled_from(["flush_cache", "state", "requests", "unknown"])),
     st.tuples(st.just("pause"), st.sampled_from(PauseMode)),
     st.tuples(st.just("resume"), st.none()),
     st.tuples(

@@ -91,7 +91,8 @@ def prefill_action(case: Case) -> Action:
 
 def _raise(flag: str, present: float, value: int) -> Action:
     text = f"Start the server with {flag} {value} (now {present:.0f})."
-    return Action(text, flag, "increase", value, live=True)
+    # A larger chunk needs memory that is planned at the start.
+    return Action(text, flag, "increase", value, live=flag != "--chunked-prefill-size")
 
 
 def _whole(value: float | None) -> int | None:

@@ -90,7 +90,8 @@ def _action(case: Case, value: int) -> Action:
             "does not hold the states of so many requests: if it does so again, give it more with "
             "--mem-fraction-static, or lower --context-length."
         )
-    return Action(text, "--max-running-requests", "increase", value, live=True)
+    # Not while it serves: the engine has as many slots as the cap had at its start.
+    return Action(text, "--max-running-requests", "increase", value)
 
 
 def _alternatives(case: Case, usage: float | None) -> tuple[RuledOut, ...]:

@@ -230,7 +230,7 @@ class ChartCard {
     return {
       width: this.plot.clientWidth || 280,
       height: HEIGHT,
-      padding: [8, right ? 0 : 10, 0, 0],
+      padding: [8, right ? 0 : 16, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, sync: { key: "console" }, points: { size: 6 } },
       hooks: { setCursor: [(chart) => this.tell(chart.cursor.idx)] },

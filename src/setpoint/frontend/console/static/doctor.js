@@ -85,11 +85,18 @@ export class Doctor {
   commands({ flag, value, live }) {
     if (!flag) return [];
     const typed = value === null || value === undefined || value === true ? flag : `${flag} ${option(value)}`;
-    const restart = ["At the next start", `${this.facts()?.command ?? "setpoint serve …"} ${typed}`];
+    const command = this.facts()?.command ?? "setpoint serve …";
+    const restart = ["At the next start", replaced(command, flag, typed)];
     if (!live || value === null || value === undefined) return [restart];
     const name = flag.replace(/^--/, "").replaceAll("-", "_");
     return [["Now, while it serves", `setpoint set ${location.origin} ${name}=${option(value)}`], restart];
   }
+}
+
+/** The command with the flag as it is to be typed, in place of the one that it has, if any. */
+function replaced(command, flag, typed) {
+  const given = new RegExp(`(^| )${flag}(?:[ =](?!--)\\S+)*(?= |$)`);
+  return given.test(command) ? command.replace(given, `$1${typed}`) : `${command} ${typed}`;
 }
 
 function effect(found) {

@@ -18,7 +18,7 @@ export const exact = (value) => (known(value) ? grouped.format(value) : NONE);
 
 /** A mean of few: 3, 3.4, 57 */
 export const few = (value) =>
-  !known(value) ? NONE : value < 10 && value % 1 >= 0.05 ? value.toFixed(1) : count(value);
+  !known(value) ? NONE : value < 9.95 ? String(Math.round(value * 10) / 10) : count(value);
 
 /** A rate: 0.5, 12.3, 1,234 */
 export const rate = (value) =>
