@@ -25,7 +25,9 @@ from setpoint.core.request import Request, pack_ids
 from setpoint.core.result import StepResult, one_each
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.settings import Settings
+from setpoint.frontend.latencies import Latencies
 from setpoint.frontend.metrics.requests import RequestMetrics
+from setpoint.observe.moment_keeper import MomentKeeper
 from setpoint.observe.readers import EngineReaders
 from setpoint.scheduler.cache.manager import KVCache
 from setpoint.scheduler.config import SchedulerConfig
@@ -169,7 +171,9 @@ def report(num_rows: int, num_steps: int) -> float:
         total += make + read
         print(f"  {type(record).__name__:<42} | {make:7.2f} | {read:7.2f}")
     print(f"  all: {total:.1f} µs, {total / STEP_MS / 10:.3f} % of a step of {STEP_MS:g} ms")
-    total += metrics_of_a_step(keeping.records, num_rows)
+    total += metrics_of_a_step(keeping.records, num_rows) + watching_a_step(
+        keeping.records, num_rows
+    )
     loops = {
         "no reader": Silent(),
         "a server's readers": usual(),
@@ -203,6 +207,21 @@ def metrics_of_a_step(records: list[Record], num_rows: int) -> float:
         f" frontend, {total / STEP_MS / 10:.3f} % of such a step"
     )
     return total
+
+
+def watching_a_step(records: list[Record], num_rows: int) -> float:
+    """Print what the doctor and the console add to a step of any server: µs in the engine, which
+    ``usual`` includes, and in the frontend, where each row's token has an event of its own, which
+    are returned."""
+    keeper, latencies = MomentKeeper(), Latencies()
+    engine = sum(each_us(lambda record=record: keeper.on(record)) for record in records)
+    frontend = num_rows * each_us(lambda: latencies.between(0.02, 1, time.perf_counter()))
+    total = engine + frontend
+    print(
+        f"  moments take {engine:.1f} µs of that in the engine, and latencies {frontend:.1f} µs in"
+        f" the frontend, {total / STEP_MS / 10:.3f} % of such a step"
+    )
+    return frontend
 
 
 def main() -> None:

@@ -224,7 +224,7 @@ def test_followers_have_the_engine_asked_and_see_what_clients_saw(
         watch = server.service.watch
         task = asyncio.create_task(watch.run())
         await server.generate(text="abcd", sampling_params={"max_new_tokens": 8})
-        began = watch._latencies._seconds[0][0]
+        began = watch._latencies._present()[0]
         server.engine.moments = capped(2, at=began - 0.25)
         with watch.followed(), watch.followed():
             async with asyncio.timeout(20):
