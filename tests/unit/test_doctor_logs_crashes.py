@@ -236,6 +236,13 @@ def test_a_killed_process_points_to_the_machines_memory() -> None:
     assert "machine's own memory" in log.report().summary
 
 
+def test_the_device_error_of_a_traceback_is_the_reason() -> None:
+    log = Log().start().serve(40, 5, 0.4)
+    report = log.crash("RuntimeError: CUDA error: an illegal memory access", "forward").report()
+    assert report.verdict == "server-dead"
+    assert "device error" in report.summary
+
+
 def test_a_traceback_of_one_request_is_no_end() -> None:
     log = (
         Log()

@@ -45,6 +45,11 @@ def said(case: Case, *names: str) -> tuple[Evidence, ...]:
     return tuple(found[:1])
 
 
+def once(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """Without lines that are quoted already: the ready line tells several facts."""
+    return tuple(dict.fromkeys(evidence))
+
+
 def confidence(case: Case, share: float, load: Load, best: float = HIGHEST) -> float:
     """From how much of the time a cause holds (``share``), in how many moments it was seen, and
     how much of the source was understood."""

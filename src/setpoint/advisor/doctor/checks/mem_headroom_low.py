@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import events, said
+from setpoint.advisor.doctor.checks.common import events, once, said
 from setpoint.advisor.doctor.checks.memory import (
     WANTED_FREE_GB,
     fraction,
@@ -42,7 +42,7 @@ def find(case: Case) -> Finding | None:
         summary=f"Only {available:.2f} GB"
         + (f" of {total:.0f} GB" if total else "")
         + " were free when the server was ready: a long prompt may fail for lack of memory.",
-        evidence=said(case, "available_gb") + said(case, "mem_fraction_static"),
+        evidence=once(said(case, "available_gb") + said(case, "mem_fraction_static")),
         action=Action(
             "Start the server with "
             + (

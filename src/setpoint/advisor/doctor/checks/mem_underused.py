@@ -6,6 +6,7 @@ from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
     confidence,
+    once,
     percent,
     quote,
     said,
@@ -56,7 +57,9 @@ def find(case: Case) -> Finding | None:
         + (f" of {total:.0f} GB" if total else "")
         + f" were free when the server was ready, while the KV pool is {percent(usage)} full and "
         f"about {queue:.0f} requests wait for it.",
-        evidence=said(case, "available_gb") + said(case, "mem_fraction_static") + quote(full, 2),
+        evidence=once(
+            said(case, "available_gb") + said(case, "mem_fraction_static") + quote(full, 2)
+        ),
         action=Action(
             "Start the server with --mem-fraction-static "
             + (f"{value}" if value is not None else "raised in steps of 0.01")

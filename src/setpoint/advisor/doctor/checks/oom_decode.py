@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import said
+from setpoint.advisor.doctor.checks.common import once, said
 from setpoint.advisor.doctor.checks.memory import lower_fraction, ooms, tried_gb
 from setpoint.advisor.doctor.equations import rounded
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
@@ -31,10 +31,12 @@ def find(case: Case) -> Finding | None:
         cause="oom-decode",
         confidence=0.95 if located else 0.7,
         summary=f"An allocation{tried} failed while tokens were generated{running}.",
-        evidence=(
-            Evidence(event.line, event.text),
-            *_last_line(case, event),
-            *said(case, "available_gb"),
+        evidence=once(
+            (
+                Evidence(event.line, event.text),
+                *_last_line(case, event),
+                *said(case, "available_gb"),
+            )
         ),
         action=action,
         ruled_out=(

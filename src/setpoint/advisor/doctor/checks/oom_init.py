@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import said
+from setpoint.advisor.doctor.checks.common import once, said
 from setpoint.advisor.doctor.checks.memory import (
     fraction,
     lower_fraction,
@@ -35,10 +35,12 @@ def find(case: Case) -> Finding | None:
         cause="oom-init",
         confidence=0.95 if stage != "unknown" else 0.7,
         summary=summary,
-        evidence=(
-            Evidence(event.line, event.text),
-            *said(case, "mem_fraction_static"),
-            *said(case, "weights_gb", "total_gb"),
+        evidence=once(
+            (
+                Evidence(event.line, event.text),
+                *said(case, "mem_fraction_static"),
+                *said(case, "weights_gb", "total_gb"),
+            )
         ),
         action=action,
         ruled_out=_alternatives(stage),

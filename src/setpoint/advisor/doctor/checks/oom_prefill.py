@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import estimate, said
+from setpoint.advisor.doctor.checks.common import estimate, once, said
 from setpoint.advisor.doctor.checks.memory import lower_fraction, ooms, tried_gb
 from setpoint.advisor.doctor.findings import Action, Effect, Finding, RuledOut
 from setpoint.advisor.doctor.observations import Event, Evidence
@@ -28,10 +28,12 @@ def find(case: Case) -> Finding | None:
         confidence=0.95,
         summary=f"An allocation{tried} failed while a prompt was computed"
         + (f" in chunks of {chunk} tokens." if chunk > 0 else ", which is not split into chunks."),
-        evidence=(
-            Evidence(event.line, event.text),
-            *said(case, "chunked_prefill_size"),
-            *said(case, "available_gb"),
+        evidence=once(
+            (
+                Evidence(event.line, event.text),
+                *said(case, "chunked_prefill_size"),
+                *said(case, "available_gb"),
+            )
         ),
         action=action,
         effect=_effect(action, chunk),

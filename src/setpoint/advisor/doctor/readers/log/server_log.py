@@ -95,7 +95,7 @@ class ServerLog:
         taken = record.takes(message)
         if isinstance(record, Traceback):
             event = happened(message.text) if taken else None
-            if event is not None and event.kind != "traceback":
+            if event is not None and b"Traceback (most recent" not in message.text:
                 self._last_trace = record
                 self._event(number, line, message, event)
         if record.ended:
