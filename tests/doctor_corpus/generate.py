@@ -33,19 +33,19 @@ def main(names: list[str]) -> None:
         for case in regime():
             if is_wanted(case.name):
                 began = time.perf_counter()
-                written, truth = case.write(_seed(case.name))
+                written, truth = case.write(seed_of(case.name))
                 took = time.perf_counter() - began
                 _save(written, f"{truth.num_steps} steps in {took:.1f} s. {truth.words()}")
     for failing in failures.ALL:
         for failure in failing():
             if is_wanted(failure.name):
-                _save(failure.write(_seed(failure.name)), "a failure")
+                _save(failure.write(seed_of(failure.name)), "a failure")
     for each in (*evidence.written(), *excerpts.ALL):
         if is_wanted(each.name):
             _save(each, each.source)
 
 
-def _seed(name: str) -> int:
+def seed_of(name: str) -> int:
     return zlib.crc32(name.encode()) % 100000
 
 

@@ -26,7 +26,9 @@ NO_CHANGE = (LESS_CAREFUL, MORE_CAREFUL, (MAX_RUNNING, "decrease"), (MEM_FRACTIO
 
 
 def _healthy(why: str, *acceptable: str) -> Label:
-    return Label(cause="healthy", why=why, forbidden=NO_CHANGE, acceptable=acceptable)
+    careful = "kv-optimistic" in acceptable
+    forbidden = tuple(each for each in NO_CHANGE if each != MORE_CAREFUL or not careful)
+    return Label(cause="healthy", why=why, forbidden=forbidden, acceptable=acceptable)
 
 
 def _late(begin: str, **more: object) -> Style:
