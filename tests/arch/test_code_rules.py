@@ -42,3 +42,15 @@ def test_device_kinds_are_compared_in_kernels_alone() -> None:
                 if isinstance(node, ast.Constant)
             }
             assert not {"cpu", "cuda"} & words, module
+
+
+def test_types_are_learned_by_one_thread_at_a_time() -> None:
+    """msgspec's own ``convert`` ends the process where two threads use a class for the first time
+    (``core.conversion``)."""
+    calls = {
+        module
+        for module, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "msgspec.convert"
+    }
+    assert calls == {"core.conversion"}

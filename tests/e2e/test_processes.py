@@ -72,6 +72,14 @@ def test_a_killed_engine_ends_streams_with_an_error_and_the_server_with_a_reason
     assert "Traceback" not in server.errors
 
 
+def test_a_crash_of_native_code_leaves_the_stacks_of_the_engine(server: ServerProcess) -> None:
+    assert server.engine is not None
+    server.engine.send_signal(signal.SIGSEGV)
+    assert server.wait_end() == 1
+    assert "The engine process was ended by SIGSEGV" in server.errors
+    assert "Fatal Python error: Segmentation fault" in server.errors
+
+
 def test_sigterm_under_load_ends_in_order(server: ServerProcess) -> None:
     last = asyncio.run(read_streams(server, 8, lambda: server.process.send_signal(signal.SIGTERM)))
     assert server.wait_end() == 0

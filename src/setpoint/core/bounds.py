@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, inspect
 
+from setpoint.core.conversion import convert
 from setpoint.core.errors import RequestError
 from setpoint.core.wording import plain
 
@@ -33,7 +34,7 @@ def converted(value: Any, kind: Any, name: str) -> Any:
     """``value`` converted to ``kind``, the type of a field. Raises RequestError (400) with a
     message about the field ``name``."""
     try:
-        return msgspec.convert(value, kind)
+        return convert(value, kind)
     except msgspec.ValidationError as error:
         bounds = bounds_of(kind)
         if (

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from setpoint.core.conversion import convert
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
 from setpoint.core.wording import kind_of, plain
@@ -53,7 +54,7 @@ def parse(body: dict[str, Any], kind: type[T], *, unsupported: Iterable[str] = (
         if asks_for_something(body.get(key)):
             raise RequestError(f"{key} is not supported by this server yet.")
     try:
-        parsed = msgspec.convert(body, kind)
+        parsed = convert(body, kind)
     except msgspec.ValidationError as error:
         raise InvalidBodyError(plain(error)) from None
     return parsed
@@ -87,9 +88,9 @@ def as_id_lists(
         raise RequestError(f"One request may ask for at most {max_lists} sequences.")
     try:
         return (
-            (msgspec.convert(value, list[list[int]]), True)
+            (convert(value, list[list[int]]), True)
             if is_batch
-            else ([msgspec.convert(value, list[int])], False)
+            else ([convert(value, list[int])], False)
         )
     except msgspec.ValidationError as error:
         raise InvalidBodyError(plain(error, name=name)) from None

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import msgspec
-
+from setpoint.core.conversion import convert
 from setpoint.core.errors import EngineDeadError
 from setpoint.frontend.ipc.client import EngineClient
 from setpoint.frontend.ipc.line import EngineLine
@@ -186,7 +185,7 @@ class Watch:
         return self._life
 
     def _take(self, life: Life, answer: dict[str, Any]) -> None:
-        moments = msgspec.convert(answer.get("moments", []), list[Moment])
+        moments = convert(answer.get("moments", []), list[Moment])
         life.next = answer.get("first", 0) + len(moments)
         for moment in moments:
             seen = self._latencies.quantiles(moment.at, moment.seconds)

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from setpoint.core.conversion import convert
 from setpoint.core.errors import RequestError
 from setpoint.core.wording import plain
 
@@ -151,7 +152,7 @@ def parsed(text: str) -> Format:
         raise RequestError(f"structural_tag is not valid JSON: {error}") from None
     legacy = isinstance(raw, dict) and "structures" in raw
     try:
-        found = msgspec.convert(raw, cast(Any, _Legacy if legacy else _Current))
+        found = convert(raw, cast(Any, _Legacy if legacy else _Current))
     except msgspec.ValidationError as error:
         raise RequestError(plain(error, name="structural_tag")) from None
     except RecursionError:

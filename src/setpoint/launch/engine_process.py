@@ -64,6 +64,7 @@ def main() -> int:
     process group, but the parent ends the engine in order.
     """
     imported = time.perf_counter()
+    faulthandler.enable()  # native code that crashes: the log has the stack of every thread
     line = sys.stdin.buffer.readline()
     if not line:
         return 1  # the parent ended before it sent a job, and has reported why

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from setpoint.core import records
+from setpoint.core.conversion import convert
 from setpoint.core.plan import PageDeltas, Rows
 from setpoint.core.records import (
     GrammarEnded,
@@ -59,7 +60,7 @@ def as_record(row: KeptRecord, fields_of: Mapping[str, list[str]]) -> Record:
         raise RecordingError(f"The recording holds a {row.kind}, which this version does not know.")
     values = dict(zip(fields_of[row.kind], row.values, strict=False))
     try:
-        record: Record = msgspec.convert(values, kind)
+        record: Record = convert(values, kind)
     except msgspec.ValidationError as error:
         raise RecordingError(f"The recording's {row.kind} has another shape: {error}.") from None
     return record

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import msgspec
-
+from setpoint.core.conversion import convert
 from setpoint.core.messages import Finish, Submit, ToLoop, decode_to_loop
 from setpoint.core.records import Received, Record, ResultTaken, Turn
 from setpoint.recording.codec import INPUTS, MEASURED, kept
@@ -201,7 +200,7 @@ class Replay:
                     self._preparer.needed.add(seq_id)
                     self._comparison.expected.append(row)
                 case KeptRecord("GrammarEnded", [seq_id, finish, discards]):
-                    self._preparer.ended[seq_id] = msgspec.convert(finish, Finish), discards
+                    self._preparer.ended[seq_id] = convert(finish, Finish), discards
                     self._comparison.expected.append(row)
                 case KeptRecord("TokensForced", [seq_id, num_tokens]):
                     self._preparer.forced[seq_id] = num_tokens

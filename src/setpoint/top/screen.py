@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +16,7 @@ from setpoint.advisor.doctor.observations import Facts, Observations, Rank
 from setpoint.advisor.doctor.report import plots
 from setpoint.advisor.doctor.report.figures import Charts, charts, duration
 from setpoint.advisor.doctor.report.wording import number, percent, printable
+from setpoint.core.conversion import convert
 from setpoint.observe.moments import Moment
 
 KEPT = 600
@@ -56,7 +56,7 @@ class Server:
                 self.report = content
             case "moment":
                 self.limit = content.pop("limit", "")
-                moment = msgspec.convert(content, Moment)
+                moment = convert(content, Moment)
                 if not self.moments or moment.at > self.moments[-1].at:
                     self.moments.append(moment)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from setpoint.core.conversion import convert
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
 from setpoint.core.wording import kind_of
@@ -108,7 +109,7 @@ def _called(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     made = []
     for index, raw in enumerate(message["tool_calls"]):
         try:
-            call = msgspec.convert(raw, _Call)
+            call = convert(raw, _Call)
         except msgspec.ValidationError:
             raise RequestError(
                 f"{where}.tool_calls[{index}] must be an object like"

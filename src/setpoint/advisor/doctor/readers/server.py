@@ -14,6 +14,7 @@ from setpoint.advisor.doctor.readers.info import facts_of
 from setpoint.advisor.doctor.readers.kept import live_observations, sentence
 from setpoint.advisor.doctor.readers.metrics import watched_metrics
 from setpoint.advisor.doctor.readers.pages import NotThereError, Pages
+from setpoint.core.conversion import convert
 from setpoint.core.errors import SourceError
 from setpoint.observe.moments import Moment
 
@@ -54,7 +55,7 @@ def _kept(pages: Pages, base: str, seconds: float) -> Observations:
     time.sleep(seconds)
     answer = pages.json(f"{base}/doctor?seconds={seconds:g}&moments=true")
     try:
-        moments = msgspec.convert(answer["moments"], list[Moment])
+        moments = convert(answer["moments"], list[Moment])
         seen = live_observations(answer["server_info"], moments, name=base, death=answer["ended"])
     except (LookupError, TypeError, msgspec.ValidationError) as error:
         raise SourceError(

@@ -10,9 +10,10 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from setpoint.core.bounds import converted
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
-from setpoint.core.wording import kind_of, plain
+from setpoint.core.wording import kind_of
 
 Message = dict[str, Any]
 Role = Literal["system", "user", "assistant"]
@@ -197,10 +198,8 @@ def _block(raw: Any, where: str, kinds: Kinds) -> Block:
         raise RequestError(
             f"{where}.type must be {' or '.join(kinds)}, got {got}: this model reads text only."
         )
-    try:
-        return msgspec.convert(raw, kinds[kind])
-    except msgspec.ValidationError as error:
-        raise RequestError(plain(error, name=where)) from None
+    block: Block = converted(raw, kinds[kind], where)
+    return block
 
 
 def _joined(texts: Any) -> str:

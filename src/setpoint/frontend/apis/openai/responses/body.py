@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from setpoint.core.bounds import converted
 from setpoint.core.errors import RequestError
 from setpoint.core.sampling import SamplingParams
 from setpoint.core.shown import shown
-from setpoint.core.wording import kind_of, plain
+from setpoint.core.wording import kind_of
 from setpoint.frontend.apis.openai.kept.fields import check_metadata
 from setpoint.frontend.apis.openai.protocol import UNSUPPORTED as UNSUPPORTED_ANYWHERE
 from setpoint.frontend.apis.openai.protocol import SamplingBody
@@ -170,10 +171,7 @@ def _tool(raw: Any, where: str) -> Tool:
             f"{where}.type must be 'function', got {got}: this server runs no tools itself; the"
             " client runs them."
         )
-    try:
-        tool = msgspec.convert(raw, FunctionTool)
-    except msgspec.ValidationError as error:
-        raise RequestError(plain(error, name=where)) from None
+    tool = converted(raw, FunctionTool, where)
     return Tool(
         name=tool.name,
         description=tool.description or "",

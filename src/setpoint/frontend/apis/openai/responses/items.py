@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from setpoint.core.bounds import converted
 from setpoint.core.errors import RequestError
 from setpoint.core.shown import shown
-from setpoint.core.wording import kind_of, plain
+from setpoint.core.wording import kind_of
 from setpoint.frontend.intake import new_rid
 
 Item = Mapping[str, Any]
@@ -94,10 +95,7 @@ def _item(raw: Any, where: str, find: Callable[[str], Item | None]) -> Item:
             f"{where}.type must be one of {', '.join(_KINDS)}, item_reference; got {got}. This"
             " server runs no tools itself and reads text only."
         )
-    try:
-        checked = msgspec.convert(raw, _KINDS[kind])
-    except msgspec.ValidationError as error:
-        raise RequestError(plain(error, name=where)) from None
+    checked = converted(raw, _KINDS[kind], where)
     own_id = raw.get("id")
     item = {**raw, "type": kind, "id": own_id if _is_name(own_id) else new_item_id(kind)}
     if isinstance(checked, _Message):
