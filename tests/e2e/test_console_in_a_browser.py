@@ -22,7 +22,10 @@ pytestmark = [
 PAINTED = """(() => {
   const canvases = [...document.querySelectorAll('.plot canvas')];
   return canvases.length === 6 && canvases.filter((canvas) => {
-    const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+    const copy = new OffscreenCanvas(canvas.width, canvas.height)
+      .getContext('2d', {willReadFrequently: true});  // or the browser complains
+    copy.drawImage(canvas, 0, 0);
+    const data = copy.getImageData(0, 0, canvas.width, canvas.height).data;
     const colours = new Set();
     for (let at = 0; at < data.length; at += 4) if (data[at + 3] > 200) {
       const [r, g, b] = data.slice(at, at + 3);
