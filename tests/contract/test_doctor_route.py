@@ -131,6 +131,7 @@ def test_a_dead_engine_leaves_a_report_and_the_next_one_begins_anew(serve: Serve
         await doctor(server)
         server.line.died("The process was ended by SIGKILL.")
         found = await doctor(server)
+        assert found["verdict"] == "server-dead"
         assert "was ended by SIGKILL" in found["sources"][0]["notes"][0]
         second = FakeEngine(max_running=2, moments=capped(3, at=1200.0))
         server.service.engine.attach(EngineLine(second))
@@ -238,5 +239,31 @@ def test_followers_have_the_engine_asked_and_see_what_clients_saw(
         await asyncio.sleep(0.1)
         assert server.engine.num_asked <= num_asked + 1
         task.cancel()
+
+    serve(scenario, FakeEngine(max_running=2), server_info=INFO, make_doctor=ServerDoctor)
+
+
+def test_a_doctor_that_fails_does_not_end_the_watch(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("LOOK_S", "EXAMINE_S"):
+        monkeypatch.setattr(watching, name, 0.01)
+
+    async def scenario(server: Any) -> None:
+        def fail(life: Any, moments: Any) -> Any:
+            raise ZeroDivisionError
+
+        server.service.watch.doctor.examine = fail
+        server.engine.moments = capped(60)
+        task = asyncio.create_task(server.service.watch.run())
+        request = await busy(server)
+        async with asyncio.timeout(20):
+            while len(caplog.records) < 2:
+                await asyncio.sleep(0.01)
+        assert not task.done()
+        assert "goes on without its doctor" in caplog.text
+        task.cancel()
+        request.cancel()
+        await asyncio.gather(request, task, return_exceptions=True)
 
     serve(scenario, FakeEngine(max_running=2), server_info=INFO, make_doctor=ServerDoctor)

@@ -126,11 +126,13 @@ class Watch:
             elif now - busy_at >= REST_S:
                 self.news.rest()
             num_submitted = client.num_submitted
+            is_due = busy_at == now and now - examined_at >= EXAMINE_S
+            examined_at = now if is_due else examined_at
             if busy_at == now or self._num_followers:
-                await self.look()
-                if busy_at == now and now - examined_at >= EXAMINE_S:
-                    examined_at = now
-                    await self._tell()
+                try:
+                    await self._round(judges=is_due)
+                except Exception:
+                    logger.exception("The watch failed; the server goes on without its doctor.")
 
     async def _sleep(self) -> None:
         self._awake.clear()
@@ -140,15 +142,11 @@ class Watch:
         except TimeoutError:
             return
 
-    async def _tell(self) -> None:
-        if self.doctor is None or self._life is None:
-            return
-        life, moments = self._life, self._life.last(WINDOW_S)
-        try:
+    async def _round(self, *, judges: bool) -> None:
+        await self.look()
+        if judges and self.doctor is not None and self._life is not None:
+            life, moments = self._life, self._life.last(WINDOW_S)
             found = await asyncio.to_thread(self.doctor.examine, life, moments)
-        except Exception:
-            logger.exception("The doctor failed; the server goes on without its advice.")
-        else:
             self.news.take(found, time.monotonic())
 
     async def look(self) -> None:
