@@ -6,6 +6,8 @@ from __future__ import annotations
 import sys
 import time
 import zlib
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import evidence
 import excerpts
@@ -29,13 +31,10 @@ def main(names: list[str]) -> None:
     def is_wanted(name: str) -> bool:
         return not names or any(name.startswith(begin) for begin in names)
 
-    for regime in REGIMES:
-        for case in regime():
-            if is_wanted(case.name):
-                began = time.perf_counter()
-                written, truth = case.write(seed_of(case.name))
-                took = time.perf_counter() - began
-                _save(written, f"{truth.num_steps} steps in {took:.1f} s. {truth.words()}")
+    simulated = [case for regime in REGIMES for case in regime() if is_wanted(case.name)]
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for written, how in pool.map(_simulate, (case.name for case in simulated)):
+            _save(written, how)
     for failing in failures.ALL:
         for failure in failing():
             if is_wanted(failure.name):
@@ -43,6 +42,15 @@ def main(names: list[str]) -> None:
     for each in (*evidence.written(), *excerpts.ALL):
         if is_wanted(each.name):
             _save(each, each.source)
+
+
+def _simulate(name: str) -> tuple[Written, str]:
+    """Cases hold functions, which cannot be sent to another process: it finds them by name."""
+    (case,) = (case for regime in REGIMES for case in regime() if case.name == name)
+    began = time.perf_counter()
+    written, truth = case.write(seed_of(name))
+    took = time.perf_counter() - began
+    return written, f"{truth.num_steps} steps in {took:.1f} s. {truth.words()}"
 
 
 def seed_of(name: str) -> int:
