@@ -67,6 +67,7 @@ def _run(arguments: list[str]) -> int:
         "doctor": _doctor,
         "top": _top,
         "replay": _replay,
+        "console": _console,
     }
     if command in runs:
         return runs[command](arguments[1:])
@@ -153,6 +154,13 @@ def _top(arguments: list[str]) -> int:
     from setpoint.top.command import top
 
     return top(line.own, api_key=os.environ.get("OPENAI_API_KEY"))
+
+
+def _console(arguments: list[str]) -> int:
+    line, _ = _read("console", arguments)
+    from setpoint.playback.command import console
+
+    return console(line.own)
 
 
 def _bench(arguments: list[str]) -> int:

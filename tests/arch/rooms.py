@@ -167,6 +167,19 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
         {"msgspec", "numpy", "rich", "pyarrow"},
     ),
     "batch.command": ({"batch", "config", "core", "launch", "observe"}, {"uvloop"}),
+    "playback": (
+        {
+            "advisor",
+            "config",
+            "core",
+            "frontend",
+            "frontend.console",
+            "frontend.http",
+            "observe",
+            "recording",
+        },
+        {"fastapi", "msgspec", "starlette", "uvicorn"},
+    ),
     "top": (
         {"advisor", "advisor.doctor.report", "config", "core", "observe"},
         {"httpx2", "msgspec", "rich"},
@@ -213,6 +226,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
             "config",
             "core",
             "launch",
+            "playback",
             "recording.command",
             "set_options",
             "top",

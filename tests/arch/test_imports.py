@@ -36,6 +36,7 @@ CONTROL_PLANE = (
     "chat",
     "set_options",
     "top",
+    "playback",
     "bench",
 )
 DETERMINISTIC = ("scheduler", "planning")

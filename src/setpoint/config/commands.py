@@ -19,6 +19,7 @@ from setpoint.config.bench_serving import ServingOptions
 from setpoint.config.declare import Field, Option, Scalar, declared
 from setpoint.config.doctor_options import DoctorOptions
 from setpoint.config.options import OPTION_FIELDS
+from setpoint.config.playback_options import ConsoleOptions
 from setpoint.config.running_server import SetOptions, TopOptions
 from setpoint.config.sglang_known import KNOWN
 
@@ -274,6 +275,20 @@ TOP = Command(
     has_engine=False,
     sglang_flags=frozenset(),
 )
+CONSOLE = Command(
+    name="console",
+    summary="show a recording on the console's page",
+    description=(
+        "Show a recording of a server in the browser: at every moment which requests ran, which"
+        " waited and why, which limit bound, and what the doctor said. A running server has the"
+        " same page at /console."
+    ),
+    arguments="FILE [options]",
+    positional="file",
+    own=ConsoleOptions,
+    has_engine=False,
+    sglang_flags=frozenset(),
+)
 ENGINE = Command(
     name="Engine",
     summary="",
@@ -354,6 +369,7 @@ COMMANDS = {
         DOCTOR,
         TOP,
         REPLAY,
+        CONSOLE,
         BENCH_SERVING,
         BENCH_OFFLINE,
         BENCH_ONE_BATCH,

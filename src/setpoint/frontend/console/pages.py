@@ -12,6 +12,8 @@ from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
 PAGE = "/console"
+LIVE = "live"
+_SOURCE = b'data-source="%s"'
 STATIC = Path(__file__).parent / "static"
 TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -61,9 +63,11 @@ def file(name: str) -> File:
 
 
 class Pages:
-    """Routes of the page and its files; a server of recordings has them, too."""
+    """Routes of the page and its files."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, source: str = LIVE) -> None:
+        """source: where the page gets what it shows: "live", or "recording" (``playback``)."""
+        self._source = source
         self._names = {path.name for path in STATIC.iterdir() if path.suffix in TYPES}
 
     @property
@@ -75,7 +79,11 @@ class Pages:
             router.add_api_route(path, handler, methods=["GET"], include_in_schema=False)
 
     async def page(self, request: Request) -> Response:
-        return _answer(request, "index.html")
+        if self._source == LIVE:
+            return _answer(request, "index.html")
+        page = file("index.html")
+        content = page.content.replace(_SOURCE % LIVE.encode(), _SOURCE % self._source.encode())
+        return Response(content, media_type=page.type, headers=HEADERS)
 
     async def static(self, name: str, request: Request) -> Response:
         if name not in self._names:

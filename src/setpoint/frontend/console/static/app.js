@@ -7,12 +7,14 @@ import { Doctor } from "./doctor.js";
 import { byId, oncePerFrame, setText } from "./dom.js";
 import { clock, count, exact } from "./format.js";
 import { Options } from "./options.js";
+import { RecordedSource } from "./recorded.js";
 import { Requests } from "./requests.js";
 import { LiveSource } from "./source.js";
 import { LimitBand, PoolMap } from "./strips.js";
 import { installTheme, onTheme } from "./theme.js";
 import { Timeline } from "./timeline.js";
 
+const isRecording = document.body.dataset.source === "recording";
 let facts = null;
 let connection = { state: "connecting" };
 let paused = null;
@@ -26,6 +28,8 @@ const doctor = new Doctor(() => facts);
 const requests = new Requests();
 const options = new Options();
 const chat = new Chat();
+byId("chat").hidden = isRecording;
+byId("pause").hidden = isRecording; // the recording has its own bar
 
 const draw = oncePerFrame(() => {
   charts.draw();
@@ -42,8 +46,12 @@ const handlers = {
     connection = news;
     const isLost = news.state === "lost";
     byId("notice").hidden = !isLost;
-    if (isLost) setText(byId("notice"), `${news.text} Trying again…`);
+    if (isLost) setText(byId("notice"), isRecording ? news.text : `${news.text} Trying again…`);
     showStatus();
+  },
+  note(text) {
+    byId("notice").hidden = false;
+    setText(byId("notice"), text);
   },
   state(news) {
     facts = news;
@@ -89,6 +97,7 @@ function showStatus() {
 }
 
 function statusOf() {
+  if (connection.state === "recording") return ["idle", "Recording"];
   if (connection.state === "lost") return ["lost", "Connection lost"];
   if (connection.state === "denied") return ["lost", "Needs a key"];
   if (connection.state === "connecting" || !facts) return ["connecting", "Connecting"];
@@ -119,5 +128,8 @@ byId("pause").addEventListener("click", () => {
 
 document.addEventListener("visibilitychange", draw);
 
-new LiveSource("/console/stream", { askForKey }).subscribe((name, data) => handlers[name]?.(data));
+const source = isRecording
+  ? new RecordedSource(timeline, draw)
+  : new LiveSource("/console/stream", { askForKey });
+source.subscribe((name, data) => handlers[name]?.(data));
 draw();

@@ -6,9 +6,8 @@
 //     "moment"      what the server did in a second
 //     "requests"    the table of requests
 //     "doctor"      the doctor's report
-//   source.isLive               whether time goes on by itself
 //
-// LiveSource reads the server's stream. A recording is a source of the same events.
+// LiveSource reads the server's stream. recorded.js is a source of the same events for a recording.
 
 import { keyHeaders } from "./access.js";
 import { eventsOf, refusalOf } from "./transport.js";
@@ -17,8 +16,6 @@ const SILENCE_MS = 20_000; // the server sends something at least every few seco
 const LONGEST_WAIT_MS = 5_000;
 
 export class LiveSource {
-  isLive = true;
-
   constructor(url, { askForKey }) {
     this.url = url;
     this.askForKey = askForKey;

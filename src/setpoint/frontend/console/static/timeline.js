@@ -1,7 +1,7 @@
 // The moments, and which of them are shown: a window of some seconds that ends at the time cursor.
 // Without a cursor it ends at the newest moment and moves with it.
 
-const KEPT = 3_700; // an hour, the longest that a source sends
+const KEPT = 5_000; // more than a source sends: ten minutes of seconds, or a whole recording
 
 export class Timeline {
   moments = [];

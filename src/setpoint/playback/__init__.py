@@ -1,0 +1,1 @@
+"""``setpoint console FILE``: a recording on the console's page."""

@@ -1,0 +1,34 @@
+"""``setpoint console FILE``: serves the console's page with a recording, to this machine alone."""
+
+from __future__ import annotations
+
+import sys
+
+import uvicorn
+
+from setpoint.config.playback_options import ConsoleOptions
+from setpoint.core.errors import ConfigError
+from setpoint.frontend.http.port import bind_socket
+from setpoint.playback.film import Film
+from setpoint.playback.routes import create_app
+
+HOST = "127.0.0.1"
+
+
+def console(options: ConsoleOptions) -> int:
+    """Returns at Ctrl-C. Raises ConfigError, or SourceError for a file that cannot be shown."""
+    if options.file is None:
+        raise ConfigError("a recording is missing; see 'setpoint console --help'.")
+    sock = bind_socket(HOST, options.port)
+    film = Film(options.file)
+    for note in film.notes:
+        print(f"Note: {note}", file=sys.stderr)
+    port = sock.getsockname()[1]
+    print(
+        f"{options.file}: {len(film.lives)} requests. Open http://{HOST}:{port}/console"
+        " (Ctrl-C ends).",
+        flush=True,
+    )
+    config = uvicorn.Config(create_app(film), log_level="warning", lifespan="off", ws="none")
+    uvicorn.Server(config).run(sockets=[sock])
+    return 0

@@ -1,0 +1,122 @@
+"""All that the page shows of a recording: facts, moments with the limit that bound in each, and for
+any time the table of requests and the doctor's report about the time before."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from setpoint.advisor.doctor.case import examine
+from setpoint.advisor.doctor.contract import contract
+from setpoint.advisor.doctor.diagnose import diagnose
+from setpoint.advisor.doctor.limits import binding_limit
+from setpoint.advisor.doctor.observations import Observations
+from setpoint.advisor.doctor.readers.kept import observed
+from setpoint.advisor.doctor.readers.recording import read_recording
+from setpoint.core.errors import SourceError
+from setpoint.observe.moments import Moment
+from setpoint.playback.lives import Lives
+from setpoint.recording.format import Kept, RecordingError
+from setpoint.recording.reader import Recording, open_recording
+
+REPORT_S = 120.0
+"""The report at a time is about this many seconds before it."""
+CACHED = 512
+
+
+class Film:
+    def __init__(self, name: str) -> None:
+        """Raises SourceError for a file that is no recording, or one without moments."""
+        self._name = name
+        self.seen = read_recording(name)
+        self._moments = self.seen.ranks[0].moments
+        if not self._moments:
+            raise SourceError(f"{name} is a recording of a server that did nothing.")
+        recording = open_recording(Path(name))
+        header = recording.header
+        self._epoch = header.began_at - header.clock_at
+        self.lives = Lives(_readable(recording), header.fields)
+        self._begins = [moment.at for moment in self._moments]
+        self._at = lru_cache(CACHED)(self._at_second)
+
+    def recording(self) -> dict[str, Any]:
+        """The events of the page's stream, all at once: ``state`` and ``moments``."""
+        return {"state": self._state(), "moments": self._told(), "notes": self.notes}
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of the recording."""
+        found = [note for source in self.seen.sources for note in source.notes]
+        if self.lives.num_dropped:
+            found.append(f"Its first {self.lives.num_dropped} requests are not in the table.")
+        return found
+
+    def at(self, time: float) -> dict[str, Any]:
+        """``requests`` and ``doctor`` as they were then. time: seconds since 1970."""
+        end = self._moments[-1].at + self._moments[-1].seconds
+        # The last second is shown to its end.
+        return self._at(math.ceil(end) if time >= end else round(max(time, self._begins[0])))
+
+    def _at_second(self, time: int) -> dict[str, Any]:
+        past = self._moments[: bisect_right(self._begins, time)]
+        moment = past[-1] if past else None
+        recent = [each for each in past if each.at >= time - REPORT_S]
+        report = diagnose(self._part(recent))
+        return {
+            "at": time,
+            "requests": self.lives.table(time - self._epoch, self._epoch, moment),
+            "doctor": contract(report),
+        }
+
+    def _part(self, moments: list[Moment]) -> Observations:
+        (source,) = self.seen.sources
+        part = observed(self.seen.facts, moments, name=source.name, kind="recording")
+        return replace(part, facts=self.seen.facts)
+
+    def _told(self) -> list[dict[str, Any]]:
+        limits = replace(examine(self.seen).limits, reasons=True)
+        told = []
+        for moment in self._moments:
+            content = msgspec.to_builtins(msgspec.structs.replace(moment, text=""))
+            limit = binding_limit(moment, limits)
+            told.append(content | ({} if limit == "unknown" else {"limit": limit}))
+        return told
+
+    def _state(self) -> dict[str, Any]:
+        facts = self.seen.facts
+        return {
+            "model": Path(self._name).name,
+            "model_path": self._name,
+            "version": facts.version,
+            "device": facts.device,
+            "chats": False,
+            "context_len": facts.context_len,
+            "pool_tokens": facts.max_total_num_tokens,
+            "limits": {
+                "max_running_requests": facts.max_running_requests,
+                "max_prefill_tokens": facts.max_prefill_tokens,
+                "chunked_prefill_size": facts.chunked_prefill_size,
+            },
+            "paused": None,
+            "options": [
+                {"field": name, "value": value, "why": "at the end of the recording", "warn": False}
+                for name, value in facts.options.items()
+            ],
+        }
+
+
+def _readable(recording: Recording) -> Any:
+    """The rows before the first damage, which ``notes`` tell of."""
+    rows = iter(recording)
+    while True:
+        try:
+            row: Kept = next(rows)
+        except (StopIteration, RecordingError):
+            return
+        yield row

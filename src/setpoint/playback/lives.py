@@ -1,0 +1,183 @@
+"""The requests of a recording: when each waited, ran and ended, and the table of them at any
+time."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+import msgspec
+
+from setpoint.core.messages import Submit, decode_to_loop
+from setpoint.core.records import RequestAdmitted, RequestDone
+from setpoint.frontend.roster import MAX_ENDED, MAX_OPEN, Row, State, Table
+from setpoint.observe.moments import Moment
+from setpoint.recording.codec import as_record
+from setpoint.recording.format import Kept, KeptArrival, KeptMessage, KeptRecord, KeptTurn
+
+MAX_LIVES = 200_000
+"""Requests that are kept, the latest ones."""
+
+
+@dataclass(slots=True)
+class Life:
+    """One request. Times are in seconds of the engine's clock; None for what did not happen while
+    it was recorded."""
+
+    seq_id: int
+    rid: str
+    num_prompt: int
+    limit: int | None
+    arrived: float
+    admitted: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+    end: str | None = None
+    num_cached: int = 0
+    num_outputs: int = 0
+    away: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when it was back in the queue after a retraction."""
+
+    def state(self, at: float) -> State:
+        if self.ended is not None and self.ended <= at:
+            return "ended"
+        if self.admitted is None or at < self.admitted:
+            return "waiting"
+        if any(begin <= at < end for begin, end in self.away):
+            return "retracted"
+        return "prefill" if self.first_token is None or at < self.first_token else "running"
+
+    def outputs(self, at: float) -> int:
+        """Tokens that it has by then, if they came evenly."""
+        if self.first_token is None or self.ended is None or at < self.first_token:
+            return 0
+        share = (at - self.first_token) / max(self.ended - self.first_token, 1e-9)
+        return min(1 + int(share * (self.num_outputs - 1)), self.num_outputs)
+
+
+class Lives:
+    """Built from the rows of a recording, in their order."""
+
+    def __init__(self, rows: Iterable[Kept], fields: dict[str, list[str]]) -> None:
+        """fields: the recording's ``Header.fields``."""
+        self._fields = fields
+        self._open: dict[int, Life] = {}
+        self._all: list[Life] = []
+        self._now = 0.0
+        self.num_dropped = 0
+        """Requests beyond MAX_LIVES."""
+        for row in rows:
+            self._take(row)
+        self.num_dropped = max(len(self._all) - MAX_LIVES, 0)
+        del self._all[: self.num_dropped]
+        self._all.sort(key=attrgetter("arrived"))
+
+    def _take(self, row: Kept) -> None:
+        match row:
+            case KeptTurn(at):
+                self._now = at
+            case KeptArrival():
+                self._arrive(row.seq_id, row.rid, row.num_prompt, row.max_new_tokens)
+            case KeptMessage(message):
+                told = decode_to_loop(bytes(message))
+                if isinstance(told, Submit):
+                    asked = told.request
+                    most = asked.sampling.max_new_tokens
+                    self._arrive(told.seq_id, asked.rid, len(asked.prompt()), most)
+            case KeptRecord(kind) if kind in ("RequestAdmitted", "RequestDone"):
+                record = as_record(row, self._fields)
+                if isinstance(record, RequestAdmitted):
+                    self._admit(record)
+                elif isinstance(record, RequestDone):
+                    self._end(record)
+
+    def _arrive(self, seq_id: int, rid: str, num_prompt: int, limit: int | None) -> None:
+        life = Life(seq_id, rid, num_prompt, limit, self._now)
+        self._open[seq_id] = life
+        self._all.append(life)
+        if len(self._all) > 2 * MAX_LIVES:
+            self.num_dropped += MAX_LIVES
+            del self._all[:MAX_LIVES]
+
+    def _admit(self, admitted: RequestAdmitted) -> None:
+        life = self._open.get(admitted.seq_id)
+        if life is None:
+            return
+        if life.admitted is None:
+            life.admitted, life.num_cached = self._now, admitted.num_cached
+        else:
+            life.away.append((self._now - admitted.waited_s, self._now))
+
+    def _end(self, done: RequestDone) -> None:
+        life = self._open.pop(done.seq_id, None)
+        if life is None:
+            return
+        life.first_token, life.ended = done.first_token_at, done.ended_at
+        life.num_cached, life.num_outputs = done.num_cached, done.num_outputs
+        status = done.finish.status_code
+        life.end = done.finish.type if status is None else str(status)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def table(self, at: float, epoch: float, moment: Moment | None) -> Table:
+        """The requests as they stood at a time of the engine's clock. epoch: when that clock showed
+        0, in seconds since 1970. moment: the one of this time, which knows why requests waited."""
+        known = self._all[: bisect_right(self._all, at, key=attrgetter("arrived"))]
+        running, waiting, ended = [], [], []
+        for life in known:
+            state = life.state(at)
+            if state == "ended":
+                ended.append(life)
+            elif state in ("running", "prefill"):
+                running.append(_row(life, state, at))
+            else:
+                waiting.append(_row(life, state, at))
+        for place, row in enumerate(waiting, 1):
+            row.place = place
+            row.why = _why(moment) if place == 1 else "blocked"
+        ended.sort(key=lambda life: -(life.ended or 0.0))
+        shown = min(len(running), max(MAX_OPEN // 2, MAX_OPEN - len(waiting)))
+        past = [_ended_row(life, at, epoch) for life in ended[:MAX_ENDED]]
+        return Table(
+            paused=None,
+            num_running=len(running),
+            num_queued=len(waiting),
+            num_preparing=0,
+            rows=[*running[:shown], *waiting[: MAX_OPEN - shown], *past],
+        )
+
+
+def _why(moment: Moment | None) -> str | None:
+    """What most refusals of the moment say, those behind the first request aside."""
+    refusals = {} if moment is None else moment.refusals
+    counts = {why: count for why, count in refusals.items() if why != "blocked"}
+    return max(counts, key=lambda why: counts[why], default=None)
+
+
+def _row(life: Life, state: State, at: float) -> Row:
+    row = Row(
+        rid=life.rid,
+        state=state,
+        prompt=life.num_prompt,
+        cached=life.num_cached if state != "waiting" else 0,
+        output=life.outputs(at),
+        limit=life.limit,
+        waited_s=round(min(at, at if life.admitted is None else life.admitted) - life.arrived, 3),
+    )
+    if life.admitted is not None and life.admitted <= at:
+        row.ran_s = round(at - life.admitted, 3)
+    if life.first_token is not None and life.first_token <= at:
+        row.ttft_s = round(life.first_token - life.arrived, 4)
+        if row.output > 1 and at > life.first_token:
+            row.tps = round((row.output - 1) / (at - life.first_token), 1)
+    return row
+
+
+def _ended_row(life: Life, at: float, epoch: float) -> Row:
+    ended = at if life.ended is None else life.ended
+    row = _row(life, "ended", ended)
+    row.output, row.end = life.num_outputs, life.end
+    return msgspec.structs.replace(row, ended_at=round(epoch + ended, 1))
