@@ -4,12 +4,14 @@ cannot be read."""
 from __future__ import annotations
 
 import gzip
+import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -198,6 +200,57 @@ def test_a_server_that_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     error = capsys.readouterr().err
     assert str(port) in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://", "'http://' is no URL"),
+        ("https://bad host", "'https://bad host' is no URL"),
+        ("http://[::1", "'http://[::1' is no URL"),
+        ("http://no-such-host.invalid", "http://no-such-host.invalid cannot be reached: "),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_named_as_typed(
+    url: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(url, "--seconds", "1") == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "moments=true" not in error
+    assert error.count("\n") == 1
+
+
+def test_the_api_key_is_sent_and_never_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[str | None] = []
+
+    class Guarded(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Authorization"])
+            self.send_error(401)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert run(url, "--seconds", "1", "--api-key", "s3cret") == 2
+        server.shutdown()
+        thread.join()
+    assert asked == ["Bearer s3cret"]
+    error = capsys.readouterr().err
+    assert f"{url} needs an API key" in error
+    assert "s3cret" not in error
+
+
+def test_a_healthy_log_has_evidence(capsys: pytest.CaptureFixture[str]) -> None:
+    path = CASES / "healthy-l40s-2025.log.gz"
+    run(path)
+    assert "Evidence" in capsys.readouterr().out
+    run(path, "--json")
+    assert json.loads(capsys.readouterr().out)["evidence"][0]["line"] > 0
 
 
 def test_a_server_that_never_answers(

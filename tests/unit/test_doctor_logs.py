@@ -256,6 +256,29 @@ WORDS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("name", "figure"),
+    [
+        *(("token usage", value) for value in ("nan", "inf", "-5", "1.51", "1e999")),
+        *(("#queue-req", value) for value in ("1e22", "-1", "nan")),
+        *(("#running-req", value) for value in ("nan", "2000000001")),
+        ("gen throughput (token/s)", "inf"),
+    ],
+)
+def test_a_line_with_a_figure_that_cannot_be_is_not_understood(name: str, figure: str) -> None:
+    figures = {"#running-req": "3", "token usage": "0.5", "gen throughput (token/s)": "9"}
+    figures |= {"#queue-req": "2"}
+
+    def line(second: int, changed: dict[str, str]) -> str:
+        fields = ", ".join(f"{key}: {value}" for key, value in {**figures, **changed}.items())
+        return f"[2026-01-01 00:00:{second:02} TP0] Decode batch. {fields}\n"
+
+    seen = read(line(0, {}) + line(1, {name: figure}) + line(2, {}))
+    assert [moment.line for moment in seen.ranks[0].moments] == [1, 3]
+    assert seen.coverage == pytest.approx(2 / 3)
+    assert "the first is line 2: [2026-01-01 00:00:01 TP0] Decode" in seen.sources[0].notes[0]
+
+
 @settings(deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=4)), max_size=60))
 def test_garbage_never_raises_anything_else(words: list[str]) -> None:

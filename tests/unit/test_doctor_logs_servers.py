@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import resource
 import subprocess
@@ -265,3 +266,26 @@ def test_a_gigabyte_in_bounded_memory_and_time(tmp_path: Path, noise: bool) -> N
     assert coverage == 1.0
     assert cpu_s < SECONDS
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
+
+
+def test_evidence_of_a_long_line_of_options_shows_the_option_and_no_key() -> None:
+    many = ", ".join(f"option_{number}={number}" for number in range(200))
+    line = f"server_args=ServerArgs(model_path='m', api_key='s3cret', {many}, max_running_requests=16, admin_api_key=\"s3cret, too\", tp_size=1)\n"
+    (seen,) = read_chunks("x", [line.encode()])
+    said = seen.facts.said
+    assert "max_running_requests=16" in said["max_running_requests"].text
+    assert "model_path='m'" in said["model_path"].text
+    assert len(said["max_running_requests"].text) < 500
+    assert not any("s3cret" in each.text for each in said.values())
+
+
+def test_saved_reports_are_no_logs(tmp_path: Path) -> None:
+    line = "[2026-01-01 00:00:00 TP0] Decode batch, #running-req: 1, #token: 5, token usage: 0.10, gen throughput (token/s): 9.00, #queue-req: 0"
+    (tmp_path / "report.html").write_text(f"<!doctype html>\n<span>\n{line}\n</span>\n")
+    (tmp_path / "report.json").write_text(json.dumps({"format": 1, "text": line}, indent=2))
+    with pytest.raises(SourceError, match="without a log"):
+        observe_sources([str(tmp_path)], seconds=1)
+    with pytest.raises(SourceError, match="is an HTML page"):
+        observe_sources([str(tmp_path / "report.html")], seconds=1)
+    with pytest.raises(SourceError, match="is a JSON document"):
+        observe_sources([str(tmp_path / "report.json")], seconds=1)

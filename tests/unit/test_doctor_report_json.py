@@ -76,6 +76,7 @@ ONE = {
     "verdict": TEXT,
     "summary": TEXT,
     "findings": row(FINDING),
+    "evidence": FINDING["properties"]["evidence"],
     "coverage": SHARE,
     "missing": row(TEXT),
     "phases": {

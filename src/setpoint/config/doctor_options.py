@@ -28,6 +28,15 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Option(DIAGNOSES, "Seconds for which a URL is watched.", metavar="SECONDS", low=1),
     ] = 30.0
+    api_key: Annotated[
+        str | None,
+        Option(
+            DIAGNOSES,
+            "API key of the server; the environment variable OPENAI_API_KEY if not given.",
+            metavar="KEY",
+            secret=True,
+        ),
+    ] = None
     json: Annotated[
         bool, Option(DIAGNOSES, "Print the report as JSON (docs/doctor.md describes it).")
     ] = False

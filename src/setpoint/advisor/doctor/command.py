@@ -60,10 +60,12 @@ def _run(options: DoctorOptions, console: Console) -> int:
         raise ConfigError("a SOURCE is empty: the name of a log or a URL was expected.")
     if options.watch:
         _check_watch(options)
-        return code_of(watch(console, Watched(options.source), BY_CAUSE))
+        return code_of(watch(console, Watched(options.source, api_key=options.api_key), BY_CAUSE))
     with _waiting(options):
         try:
-            lives = observe_sources(options.source, seconds=options.seconds)
+            lives = observe_sources(
+                options.source, seconds=options.seconds, api_key=options.api_key
+            )
         except OSError as error:  # whatever else a path may be
             names = ", ".join(options.source)
             raise SourceError(f"{names} cannot be read: {error.strerror or error}.") from None

@@ -27,6 +27,7 @@ def _report(report: Report) -> dict[str, Any]:
         "verdict": report.verdict,
         "summary": report.summary,
         "findings": [_finding(finding) for finding in report.findings],
+        "evidence": [_evidence(evidence) for evidence in report.evidence],
         "coverage": round(report.coverage, 4),
         "missing": list(report.missing),
         "phases": {rank: [asdict(span) for span in spans] for rank, spans in report.phases.items()},

@@ -46,9 +46,11 @@ def diagnose(seen: Observations) -> Report:
     case = examine(seen)
     found = [finding for check in CHECKS if (finding := check.find(case)) is not None]
     states = {finding.cause: finding for finding in found if finding.cause in STATES}
-    findings = without_contradictions(
-        ranked([finding for finding in found if finding.cause not in STATES])
-    )
+    limits = [finding for finding in found if finding.cause not in STATES]
+    if any(finding.cause in FATAL for finding in limits):
+        # A server that ends has no queue: that says nothing about its clients.
+        limits = [finding for finding in limits if finding.cause != "client-bound"]
+    findings = without_contradictions(ranked(limits))
     state = states.get("healthy") or states.get("not-enough-evidence")
     if findings:
         verdict, summary = findings[0].cause, findings[0].summary

@@ -21,8 +21,9 @@ _HEAD, _TAIL = 1 << 20, 8 << 20
 class Watched:
     """Sources whose last minutes are wanted, again and again."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, api_key: str | None = None) -> None:
         self._names = names
+        self._api_key = api_key
         self._servers: dict[str, Observations] = {}
 
     def look(self, *, seconds: float) -> list[Observations]:
@@ -34,7 +35,7 @@ class Watched:
 
     def _look(self, name: str, seconds: float) -> list[Observations]:
         if "://" in name:
-            seen = observe_sources([name], seconds=seconds)[-1]
+            seen = observe_sources([name], seconds=seconds, api_key=self._api_key)[-1]
             before = self._servers.get(name)
             self._servers[name] = recent(joined(before, seen) if before else seen, WINDOW_S)
             return [self._servers[name]]

@@ -109,4 +109,15 @@ def percent(share: float) -> str:
 
 
 def per_minute(case: Case) -> str:
-    return f"{case.retractions_per_minute:.1f} retractions per minute"
+    """As what there is: "no retractions", "1.5 retractions per minute"."""
+    rate = case.retractions_per_minute
+    if not rate:
+        return "no retractions"
+    if rate < 0.05:
+        return "fewer than 0.1 retractions per minute"
+    return f"{rate:.1f} retractions per minute"
+
+
+def counted(number: int, one: str) -> str:
+    """ "1 moment", "2 moments"."""
+    return f"{number} {one}{'s' * (number != 1)}"

@@ -6,6 +6,7 @@ from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
     confidence,
+    counted,
     per_minute,
     percent,
     quote,
@@ -91,7 +92,7 @@ def _alternatives(case: Case, held: Load, running: float) -> tuple[RuledOut, ...
             RuledOut(
                 "seq-cap",
                 f"No cap is known, and the running requests do not stand at one number: "
-                f"{different} values in {len(held)} moments.",
+                f"{counted(different, 'value')} in {counted(len(held), 'moment')}.",
             )
         )
     full = case.load.share(lambda moment: at_budget(moment, case.limits))

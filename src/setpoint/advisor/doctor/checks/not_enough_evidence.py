@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import MIN_COVERAGE, MIN_LINES, MIN_SECONDS, Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import quote
+from setpoint.advisor.doctor.checks.common import counted, quote
 from setpoint.advisor.doctor.findings import Action, Finding
 
 
@@ -29,8 +29,8 @@ def _summary(case: Case) -> str:
         return "The source shows no load: only starts, ends and single requests."
     seconds = f" in {case.load.seconds:.0f} seconds" if case.load.has_clock else ""
     return (
-        f"The source shows {len(case.load)} moments under steady load{seconds}; a judgement takes "
-        f"at least {MIN_LINES} in {MIN_SECONDS:.0f} seconds."
+        f"The source shows {counted(len(case.load), 'moment')} under steady load{seconds}; "
+        f"a judgement takes at least {MIN_LINES} in {MIN_SECONDS:.0f} seconds."
     )
 
 

@@ -102,10 +102,11 @@ def _alternatives(case: Case, usage: float | None) -> tuple[RuledOut, ...]:
         )
     running = [running_of(moment) for moment in case.queued().moments]
     same = len({value for value in running if value is not None})
+    take = "have one number" if same == 1 else f"take {same} different values"
     why.append(
         RuledOut(
             "kv-conservative",
-            f"While requests wait, the running ones take {same} different values, at most the cap; "
+            f"While requests wait, the running ones {take}, at most the cap; "
             "a reserve that binds lets their number vary.",
         )
     )

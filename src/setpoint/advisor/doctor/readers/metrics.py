@@ -53,7 +53,7 @@ def read_saved(name: str) -> Observations:
 
 def watch_metrics(url: str, *, seconds: float, api_key: str | None) -> Observations:
     """The page at a URL for so long. Raises SourceError if it cannot be had at first."""
-    with Pages(api_key=api_key) as pages:
+    with Pages(url, api_key=api_key) as pages:
         return watched_metrics(pages, url, seconds=seconds, name=url)
 
 
@@ -70,7 +70,7 @@ def watched_metrics(
         except SourceError as error:
             if not scrapes:
                 raise
-            note = f"The server was lost while it was watched: {error}"
+            note = f"The watching ended early: {error}"
             break
         if began >= end:
             break
@@ -87,6 +87,12 @@ def of_scrapes(scrapes: Sequence[Scrape], *, name: str, facts: Facts | None = No
         if _restarted(before, after):
             source.notes = [RESTARTED]
             return _with_notes(of_scrapes(scrapes[place:], name=name, facts=facts), source.notes)
+    impossible = [each for scrape in scrapes for each in scrape.impossible]
+    if impossible:
+        source.notes.append(
+            f"Figures that cannot be were left out; the first is {impossible[0]} (of"
+            f" {len(impossible)})."
+        )
     last = scrapes[-1]
     source.generation = "Setpoint" if last.engine == "setpoint" else "SGLang"
     ranks = []

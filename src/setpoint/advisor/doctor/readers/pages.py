@@ -22,7 +22,9 @@ class NotThereError(SourceError):
 class Pages:
     """A connection to one server; a context manager."""
 
-    def __init__(self, *, api_key: str | None) -> None:
+    def __init__(self, name: str, *, api_key: str | None) -> None:
+        """name: the source as the user wrote it, for messages."""
+        self._name = name
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._client = httpx2.Client(headers=headers, timeout=TIMEOUT_S)
 
@@ -44,7 +46,7 @@ class Pages:
         content = bytearray()
         try:
             with self._client.stream("GET", url) as response:
-                _check(response.status_code, url)
+                self._check(response.status_code, url)
                 for chunk in response.iter_bytes():
                     content += chunk
                     if len(content) > MAX_BYTES or time.monotonic() > deadline:
@@ -53,11 +55,22 @@ class Pages:
                             f" {TIMEOUT_S:g} s."
                         )
         except httpx2.TimeoutException:
-            raise SourceError(f"{url} did not answer within {TIMEOUT_S:g} s.") from None
+            raise SourceError(f"{self._name} did not answer within {TIMEOUT_S:g} s.") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             reason = str(error).rstrip(".") or type(error).__name__
-            raise SourceError(f"{url} cannot be reached: {reason}.") from None
+            raise SourceError(f"{self._name} cannot be reached: {reason}.") from None
         return content.decode("utf-8", "replace")
+
+    def _check(self, status: int, url: str) -> None:
+        if status in (401, 403):
+            raise SourceError(
+                f"{self._name} needs an API key, or refused the one it got; give the server's with"
+                " --api-key or in the environment variable OPENAI_API_KEY."
+            )
+        if status in (404, 405, 501):
+            raise NotThereError(f"{url} does not exist there (status {status}).")
+        if not 200 <= status < 300:
+            raise SourceError(f"{url} answered with status {status}.")
 
     def json(self, url: str) -> Any:
         """As ``text``; raises SourceError for a page that is not JSON."""
@@ -67,15 +80,3 @@ class Pages:
             raise SourceError(
                 f"{url} does not answer with JSON; it is no server of SGLang or Setpoint."
             ) from None
-
-
-def _check(status: int, url: str) -> None:
-    if status in (401, 403):
-        raise SourceError(
-            f"{url} needs an API key, or refused the one it got; set the environment variable"
-            " OPENAI_API_KEY to the server's key."
-        )
-    if status in (404, 405, 501):
-        raise NotThereError(f"{url} does not exist there (status {status}).")
-    if not 200 <= status < 300:
-        raise SourceError(f"{url} answered with status {status}.")

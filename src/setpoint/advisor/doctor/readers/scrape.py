@@ -3,12 +3,14 @@ beginnings ``sglang:`` or ``sglang_``, with and without ``_total``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from setpoint.advisor.doctor.readers.plausible import can_be
 from setpoint.core.errors import SourceError
 
 Labels = Mapping[str, str]
@@ -61,6 +63,8 @@ class Scrape:
     """By the name of the data-parallel rank, "" if there is only one."""
     requests: Values
     """Of the frontend."""
+    impossible: list[str] = field(default_factory=list)
+    """Samples with a value that cannot be, which are left out: "token_usage=nan"."""
 
 
 def read_scrape(page: str, *, at: float, name: str) -> Scrape:
@@ -85,8 +89,12 @@ def read_scrape(page: str, *, at: float, name: str) -> Scrape:
         )
     ranks: dict[str, Values] = {}
     requests = Values()
+    impossible = []
     for short, labels, value, _ in samples:
         if not _is_first(labels):
+            continue
+        if not _can_be(short, value):
+            impossible.append(f"{short}={value:g}")
             continue
         values = requests
         if "tp_rank" in labels or "dp_rank" in labels or short in _OF_RANKS:
@@ -94,7 +102,24 @@ def read_scrape(page: str, *, at: float, name: str) -> Scrape:
         values.samples.setdefault(short, []).append((labels, value))
     models = (labels["model_name"] for _, labels, _, _ in samples if "model_name" in labels)
     engine: Engine = "setpoint" if any(each[3] == "setpoint" for each in samples) else "sglang"
-    return Scrape(at, engine, next(models, None), ranks, requests)
+    return Scrape(at, engine, next(models, None), ranks, requests, impossible)
+
+
+_SHARES = frozenset({"token_usage", "full_token_usage", "swa_token_usage", "mamba_usage"})
+_AMOUNTS = frozenset(
+    {
+        *("num_running_reqs", "num_queue_reqs", "num_grammar_queue_reqs", "num_used_tokens"),
+        *("kv_used_tokens", "kv_available_tokens", "kv_evictable_tokens", "max_total_num_tokens"),
+        *("gen_throughput", "new_token_ratio", "num_retracted_reqs", "context_len"),
+    }
+)
+
+
+def _can_be(short: str, value: float) -> bool:
+    """Of counters, which grow for ever, any number can."""
+    if short in _SHARES or short in _AMOUNTS:
+        return can_be(value, is_share=short in _SHARES)
+    return math.isfinite(value)
 
 
 _OF_RANKS = frozenset(

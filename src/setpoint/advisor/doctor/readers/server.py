@@ -14,6 +14,7 @@ from setpoint.advisor.doctor.readers.info import facts_of
 from setpoint.advisor.doctor.readers.kept import live_observations, sentence
 from setpoint.advisor.doctor.readers.metrics import watched_metrics
 from setpoint.advisor.doctor.readers.pages import NotThereError, Pages
+from setpoint.advisor.doctor.readers.plausible import can_be
 from setpoint.core.conversion import convert
 from setpoint.core.errors import SourceError
 from setpoint.observe.moments import Moment
@@ -27,7 +28,7 @@ def watch_server(url: str, *, seconds: float, api_key: str | None) -> Observatio
     """What the server at this URL does for so long. Raises SourceError if it cannot be reached or
     is neither of the two."""
     base = url.rstrip("/")
-    with Pages(api_key=api_key) as pages:
+    with Pages(url, api_key=api_key) as pages:
         if _tells_moments(pages, base):
             return _kept(pages, base, seconds)
         info = _info(pages, base)
@@ -102,7 +103,7 @@ def _polled(
         try:
             loads = load()
         except SourceError as error:
-            source.notes.append(f"The server was lost while it was watched: {error}")
+            source.notes.append(f"The watching ended early: {error}")
             break
         for name, moment in loads.items():
             moment.at, moment.seconds = began, time.time() - began
@@ -186,7 +187,10 @@ def _old_load(load: Mapping[str, Any], facts: Facts) -> Moment:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:
+    """Raises SourceError for a figure that cannot be: the others are worth nothing then."""
     value = values.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    if not can_be(value, is_share=name == "token_usage"):
+        raise SourceError(f"The server says {name}={value:g}, which cannot be.")
     return float(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from setpoint.advisor.doctor.observations import Observations
 from setpoint.advisor.doctor.readers.folder import read_folder
@@ -16,22 +17,24 @@ from setpoint.advisor.doctor.readers.server import watch_server
 from setpoint.core.errors import SourceError
 
 
-def observe_sources(names: Sequence[str], *, seconds: float) -> list[Observations]:
+def observe_sources(
+    names: Sequence[str], *, seconds: float, api_key: str | None = None
+) -> list[Observations]:
     """What the sources show, in their order; a log of several servers gives several.
 
     names: log files (plain, gzip or Zstandard), "-" for standard input, folders of logs, URLs of
-    servers or of their /metrics, saved metrics, recordings; seconds: how long to watch a URL. The
-    key of a server that needs one is in the environment, OPENAI_API_KEY. Raises SourceError for
+    servers or of their /metrics, saved metrics, recordings; seconds: how long to watch a URL;
+    api_key: of a server, by default the environment variable OPENAI_API_KEY. Raises SourceError for
     what cannot be read.
     """
-    return [seen for name in names for seen in _observe(name, seconds)]
+    return [seen for name in names for seen in _observe(name, seconds, api_key)]
 
 
-def _observe(name: str, seconds: float) -> list[Observations]:
+def _observe(name: str, seconds: float, api_key: str | None) -> list[Observations]:
     if name == STDIN:
         return read_log(name)
     if name.startswith(("http://", "https://")):
-        return [_watch(name, seconds)]
+        return [_watch(name, seconds, api_key)]
     path = Path(name)
     if path.is_dir():
         return [read_folder(name)]
@@ -47,8 +50,14 @@ def _observe(name: str, seconds: float) -> list[Observations]:
     return read_log(name)
 
 
-def _watch(url: str, seconds: float) -> Observations:
-    key = os.environ.get("OPENAI_API_KEY")
+def _watch(url: str, seconds: float, api_key: str | None) -> Observations:
+    key = api_key or os.environ.get("OPENAI_API_KEY")
+    try:
+        host = urlsplit(url).hostname
+    except ValueError:
+        host = None
+    if not host or any(character.isspace() for character in url):
+        raise SourceError(f"{url!r} is no URL: http://HOST:PORT was expected.")
     is_page = url.partition("?")[0].rstrip("/").endswith("/metrics")
     watch = watch_metrics if is_page else watch_server
     return watch(url, seconds=seconds, api_key=key)

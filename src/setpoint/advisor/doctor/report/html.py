@@ -11,7 +11,7 @@ from importlib.resources import files
 from setpoint import __version__
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.findings import Effect, Finding, Report
-from setpoint.advisor.doctor.observations import Observations
+from setpoint.advisor.doctor.observations import Evidence, Observations
 from setpoint.advisor.doctor.report import wording
 from setpoint.advisor.doctor.report.drawing import chart
 from setpoint.advisor.doctor.report.figures import charts
@@ -102,8 +102,9 @@ class _View:
             yield f'<div class="pair">{self._prescription(first)}{self._expectation(first)}</div>'
         yield _card("What would help", self._missing())
         yield _card("What the server did", self._drawn())
+        evidence = self._report.evidence if first is None else first.evidence
+        yield _card("Evidence", _log(evidence, first, several=len(self._report.sources) > 1))
         if first is not None:
-            yield _card("Evidence", _log(first, several=len(self._report.sources) > 1))
             yield _card("What it is not", self._ruled_out(first))
         yield _card("Also found", (self._other(each) for each in self._report.findings[1:]))
         yield _card("Other servers in the sources", self._besides())
@@ -205,7 +206,7 @@ class _View:
     def _folded_evidence(self, finding: Finding) -> str:
         if not finding.evidence:
             return ""
-        log = _log(finding, several=len(self._report.sources) > 1)
+        log = _log(finding.evidence, finding, several=len(self._report.sources) > 1)
         return f'<details class="note"><summary>Evidence</summary>{log}</details>'
 
     def _besides(self) -> Iterator[str]:
@@ -250,16 +251,16 @@ class _View:
             yield _tag("p", note, "note")
 
 
-def _log(finding: Finding, *, several: bool) -> str:
+def _log(evidence: Sequence[Evidence], finding: Finding | None, *, several: bool) -> str:
     rows = "".join(
         f'<span class="where">{_text(wording.where(each, several=several))}</span>'
         f'<span class="line">{_plain(_cut(each.text, finding))}</span>'
-        for each in finding.evidence
+        for each in evidence
     )
     return f'<div class="log">{rows}</div>' if rows else ""
 
 
-def _cut(text: str, finding: Finding) -> str:
+def _cut(text: str, finding: Finding | None) -> str:
     part = wording.excerpt(text, finding, _LINE)
     return part if len(part) <= _LINE else f"{part[:_LINE]} …"
 

@@ -213,7 +213,7 @@ class _Page:
             yield from self._wrapped(Text(charts.clock, style=plots.FAINT))
 
     def _evidence(self, room: Room) -> Iterator[Text]:
-        evidence = self._first.evidence if self._first else ()
+        evidence = self._first.evidence if self._first else self._report.evidence
         if evidence:
             yield _heading("Evidence", room.evidence, len(evidence))
         several = len(self._report.sources) > 1

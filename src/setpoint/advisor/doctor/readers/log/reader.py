@@ -71,6 +71,9 @@ class _Reader:
         tables: dict[str, dict[str, Table]] = {}
         for (origin, rank), table in self._tables.of(scanned.found).items():
             tables.setdefault(origin, {})[rank] = table
+        scanned.found = [found for found in scanned.found if found.lines]
+        impossible = [(n, lines.text(n).encode()) for n in sorted(self._tables.impossible)]
+        scanned.not_understood += impossible
         self._count(scanned)
         for origin in tables:
             self._server(origin)
@@ -139,7 +142,7 @@ class _Reader:
             server.life.styles.update(_marks(found.shape.names, found.shape.style))
         source.num_batch_lines += len(scanned.not_understood)
         if scanned.not_understood and not any("could not be read" in n for n in source.notes):
-            number, line = scanned.not_understood[0]
+            number, line = min(scanned.not_understood)
             source.notes.append(
                 f"A batch line could not be read; the first is line {self._first + number}:"
                 f" {shown(line)[:120]}"

@@ -10,7 +10,15 @@ from typing import Any
 _NAME = re.compile(r"""\s*(?:'(\w+)'|"(\w+)"|(\w+))\s*[=:]\s*""")
 _OPEN, _CLOSE = "([{<", ")]}>"
 BEGINS = re.compile(r"server_args=\s*(?:[\w.]+\s*\(|\{)|\bServerArgs\(|Namespace\((?=model)")
+_SECRET = re.compile(
+    r"""((?<![a-z])(?:admin_)?api_key['"]?\s*[=:]\s*)(?:'[^']*'?|"[^"]*"?|(?!None\b)[^\s,)'"]+)"""
+)
 _ENUM = re.compile(r"<\w+\.\w+: (.+)>")
+
+
+def without_secrets(text: str) -> str:
+    """Versions of SGLang print their API keys; a report is passed on more freely than a log."""
+    return _SECRET.sub(r"\1'********'", text) if "_key" in text else text
 
 
 def options_of(text: str) -> dict[str, Any]:

@@ -11,7 +11,12 @@ from setpoint.advisor.doctor.observations import Event, Evidence
 from setpoint.advisor.doctor.readers.log import startup
 from setpoint.advisor.doctor.readers.log.life import Life
 from setpoint.advisor.doctor.readers.log.messages import Happened, Message, happened
-from setpoint.advisor.doctor.readers.log.server_args import BEGINS, is_whole, options_of
+from setpoint.advisor.doctor.readers.log.server_args import (
+    BEGINS,
+    is_whole,
+    options_of,
+    without_secrets,
+)
 from setpoint.advisor.doctor.readers.log.table import Column, Table, joined, retractions
 from setpoint.advisor.doctor.readers.log.trace import Options, Traceback
 
@@ -20,7 +25,7 @@ SHOWN = 400
 
 
 def shown(line: bytes) -> str:
-    text = line.decode(errors="replace").strip()
+    text = without_secrets(line.decode(errors="replace").strip())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
@@ -107,7 +112,7 @@ class ServerLog:
     def _options(self, record: Options) -> None:
         self._open = None
         said = Evidence(record.line, record.first)
-        startup.learn_options(self.life.facts, options_of(record.text), said)
+        startup.learn_options(self.life.facts, options_of(record.text), said, record.text)
         self.life.has_options = True
 
     def _start(self, number: int) -> None:

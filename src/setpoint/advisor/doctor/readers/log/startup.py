@@ -13,7 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from setpoint.advisor.doctor.observations import Evidence, Facts
+from setpoint.advisor.doctor.readers.log.server_args import without_secrets
 
+_AROUND = 160
+"""Characters before and after an option that evidence of a long line shows."""
 _NUMBER = r"(-?\d+(?:\.\d+)?)"
 _PAIR = re.compile(
     r"\b(max_total_num_tokens?|chunked_prefill_size|max_prefill(?:_num)?_tokens?|"
@@ -56,16 +59,28 @@ def put(facts: Facts, name: str, value: Any, said: Evidence, *, again: bool = Fa
         facts.said[name] = said
 
 
-def learn_options(facts: Facts, options: dict[str, Any], said: Evidence) -> None:
+def learn_options(facts: Facts, options: dict[str, Any], said: Evidence, text: str) -> None:
+    """text: all of the options, of which ``said`` may show the first alone."""
     facts.options = options
     for name in options:
-        facts.said.setdefault(name, said)
+        facts.said.setdefault(name, _about(name, said, text))
     names = {"model_path": "model", "context_length": "context_len"}
     for name in ("model_path", "context_length", "chunked_prefill_size", "max_prefill_tokens"):
-        put(facts, names.get(name, name), options.get(name), said)
+        put(facts, names.get(name, name), options.get(name), _about(name, said, text))
     device = options.get("device")
     if isinstance(device, str):
         put(facts, "device", "cpu" if device == "cpu" else "gpu", said)
+
+
+def _about(name: str, said: Evidence, text: str) -> Evidence:
+    """The part of the line in which this option is."""
+    option = re.compile(rf"""(?<![\w])['"]?{re.escape(name)}['"]?\s*[=:]""")
+    text = without_secrets(text)
+    place = option.search(text)
+    if place is None or option.search(said.text) is not None:
+        return said
+    begin = max(place.start() - _AROUND, 0)
+    return Evidence(said.line, f"server_args=… {text[begin : place.end() + _AROUND]} …")
 
 
 def _ready(facts: Facts, text: str, said: Evidence) -> None:

@@ -99,7 +99,17 @@ def _text(name: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
     head = first.lstrip(b"\0")[:MAX_LINE]
     if len(head) - len(head.translate(None, _CONTROL)) > len(head) / 100:
         raise SourceError(f"{shown} is a binary file. The log of a server was expected.")
+    document = _document(head.removeprefix(codecs.BOM_UTF8))
+    if document:  # a saved report quotes lines of a log
+        raise SourceError(f"{shown} is {document}. The log of a server was expected.")
     return _from(first.removeprefix(codecs.BOM_UTF8), chunks)
+
+
+def _document(head: bytes) -> str:
+    """What a file is that begins like this, if it is a document; "" if it may be a log."""
+    if head.lstrip()[:15].lower().startswith((b"<!doctype", b"<html")):
+        return "an HTML page"
+    return "a JSON document" if re.match(rb"[{\[]\s*\n", head) else ""
 
 
 def _narrowed(encoding: str, first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from setpoint.advisor.doctor.readers.log.batch_lines import field_of
 from setpoint.advisor.doctor.readers.log.scan import Found
 from setpoint.advisor.doctor.readers.log.wrapping import seconds_of
+from setpoint.advisor.doctor.readers.plausible import MAX_FIGURE, MAX_USAGE
 
 Column = NDArray[np.float64]
 _DECODER = msgspec.json.Decoder(list[float])
@@ -42,6 +44,10 @@ class Table:
         columns = {name: column[first:last] for name, column in self.columns.items()}
         return Table(self.line[first:last], self.at[first:last], columns)
 
+    def where(self, chosen: NDArray[np.bool_]) -> Table:
+        columns = {name: column[chosen] for name, column in self.columns.items()}
+        return Table(self.line[chosen], self.at[chosen], columns)
+
 
 class _Times(dict[bytes, float]):
     """Stamps -> seconds. Many lines have the same."""
@@ -59,9 +65,12 @@ class Tables:
 
     def __init__(self) -> None:
         self._times = _Times()
+        self.impossible: list[int] = []
+        """Numbers of the last block's lines with a figure that cannot be."""
 
     def of(self, found: Sequence[Found]) -> dict[tuple[str, str], Table]:
-        """By origin and rank."""
+        """By origin and rank. Lines with a figure that cannot be are taken out of ``found``."""
+        self.impossible = []
         parts: dict[tuple[str, str], list[Table]] = {}
         for each in found:
             for rank, table in self._split(each):
@@ -85,15 +94,32 @@ class Tables:
             numbers = _numbers(column)
             columns[field_of(name)] = numbers / 100 if name in found.shape.percent else numbers
         table = Table(np.array(found.lines, np.int64), at, columns)
+        possible = _possible(columns)
+        if not possible.all():
+            self.impossible += table.line[~possible].tolist()
+            found.lines = table.line[possible].tolist()
+            at, table = at[possible], table.where(possible)
+            columns, ranks = table.columns, tuple(compress(ranks, possible))
         names = set(ranks)
-        if len(names) == 1:
-            yield rank_name(ranks[0]), table
+        if len(names) <= 1:
+            yield from ((rank_name(name), table) for name in names)
             return
         codes = np.array(ranks)
         for rank in sorted(names):
-            chosen = codes == rank
-            picked = {field: column[chosen] for field, column in columns.items()}
-            yield rank_name(rank), Table(table.line[chosen], at[chosen], picked)
+            yield rank_name(rank), table.where(codes == rank)
+
+
+def _possible(columns: dict[str, Column]) -> NDArray[np.bool_]:
+    """Whether every figure of a line can be. Of fields that no check reads any finite one can."""
+    possible = np.ones(len(columns["is_prefill"]), np.bool_)
+    for name, column in columns.items():
+        group = name.partition(":")[0]
+        if group == "other":
+            possible &= np.isfinite(column)
+        else:  # NaN is not at least 0
+            most = MAX_USAGE if name == "usage" or group == "pool" else MAX_FIGURE
+            possible &= (column >= 0) & (column <= most)
+    return possible
 
 
 def rank_name(rank: bytes) -> str:
