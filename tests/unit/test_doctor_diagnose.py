@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from setpoint.advisor.doctor.checks import BY_CAUSE, CHECKS
 from setpoint.advisor.doctor.diagnose import diagnose, opposed, ranked, without_contradictions
+from setpoint.advisor.doctor.equations import conservativeness_against_retractions
 from setpoint.advisor.doctor.findings import Action, Finding
 from setpoint.advisor.doctor.observations import Event, Facts, Observations, Rank, Source
 from setpoint.core.records import Refusal
@@ -172,3 +173,7 @@ def test_every_check_teaches() -> None:
             assert "  " not in text
         for line in check.picture.splitlines():
             assert len(line) <= 72, check.cause
+
+
+def test_ratios_and_a_conservativeness_of_0_do_not_divide() -> None:
+    assert conservativeness_against_retractions(0.0, [0.0]) > 0

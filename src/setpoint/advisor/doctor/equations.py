@@ -47,7 +47,7 @@ def conservativeness_against_retractions(present: float, ratios_after: Sequence[
     out to need: after a retraction the scheduler sets the ratio to (generated + 20 n) / allowed,
     and ratio = 0.7 c. Without such ratios, the guides' 1.3."""
     wanted = statistics.median(ratios_after) / INIT_RATIO if ratios_after else 1.3
-    wanted = max(wanted, 1.15 * present)
+    wanted = max(wanted, 1.15 * present, MIN_CONSERVATIVENESS)
     return round(min(wanted, MAX_CONSERVATIVENESS), 2)
 
 
