@@ -253,6 +253,17 @@ def test_a_healthy_log_has_evidence(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["evidence"][0]["line"] > 0
 
 
+def test_a_pipe_with_a_name_and_a_closed_standard_input(capped: Path) -> None:
+    doctor = f"{sys.executable} -m setpoint.cli doctor"
+    for words, code, said in ((f"<(cat {capped})", 1, "seq-cap"), ("- <&-", 2, "is closed")):
+        done = subprocess.run(
+            ["bash", "-c", f"{doctor} {words}"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stderr
+        assert said in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_a_server_that_never_answers(
     silent: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,8 @@ def is_recording(path: Path) -> bool:
     """Whether a file, or the oldest part of it that is left, begins as a recording does."""
     if not path.exists():
         return path.parent.is_dir() and bool(segments_there(path))
+    if not path.is_file():  # what is read from a pipe is gone
+        return False
     with path.open("rb") as file:
         return file.read(len(MARKER)) == MARKER
 

@@ -41,6 +41,8 @@ def opened(name: str) -> Iterator[Iterator[bytes]]:
     it is not text; what is damaged later on ends the log where the damage begins.
     """
     if name == STDIN:
+        if sys.stdin is None:
+            raise SourceError("Standard input is closed. The log of a server was expected.")
         yield _text(name, iter(lambda: sys.stdin.buffer.read(BLOCK), b""))
         return
     try:
@@ -52,6 +54,9 @@ def opened(name: str) -> Iterator[Iterator[bytes]]:
 
 
 def _unpacked(name: str, file: BinaryIO) -> Iterator[bytes]:
+    if not file.seekable():  # a pipe with a name, such as the shell's <(command)
+        yield from iter(lambda: file.read(BLOCK), b"")
+        return
     magic = file.read(4)
     file.seek(0)
     if magic.startswith(_GZIP):
