@@ -61,6 +61,9 @@ class TestClientBound:
         report = judge([decode(12, 0, 0.08) for _ in range(30)])
         assert report.verdict == "client-bound"
         assert asked(report) == (None, None)
+        action = report.findings[0].action
+        assert action.value > 12
+        assert str(action.value) in action.text
 
     def test_one_request_after_the_other_too(self) -> None:
         lines = [prefill(1, 40, 0, 0, 0.0), *(decode(1, 0, 0.01) for _ in range(20))]
@@ -86,6 +89,12 @@ class TestSeqCap:
         assert report.verdict == "seq-cap"
         assert asked(report) == ("--max-running-requests", "increase")
         assert 64 < report.findings[0].action.value <= 64 * 0.9 / 0.41
+
+    def test_one_change_lets_all_in_that_wait(self) -> None:
+        """... if the pool is as good as empty, so that it says nothing of how many would fit."""
+        report = judge([decode(4, 20, 0.0, tokens=443) for _ in range(30)], max_running_requests=4)
+        assert asked(report) == ("--max-running-requests", "increase")
+        assert 24 <= report.findings[0].action.value <= 32
 
     def test_a_cap_that_no_line_names(self) -> None:
         lines = [decode(50, 300 + i % 7, 0.3) for i in range(30)]

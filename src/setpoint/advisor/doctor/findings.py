@@ -21,7 +21,8 @@ class Action:
     """As typed on the command line: "--max-running-requests"."""
     direction: Direction | None = None
     value: Any = None
-    """What to give the flag, computed from the observations."""
+    """What to give the flag, computed from the observations; without a flag, the number that
+    ``text`` asks for, if there is one."""
     live: bool = False
     """Whether Setpoint takes the change while it serves (``setpoint set``)."""
 

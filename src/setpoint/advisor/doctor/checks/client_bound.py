@@ -47,7 +47,8 @@ def find(case: Case) -> Finding | None:
         evidence=quote(empty),
         action=Action(
             f"Let the clients keep about {target} requests open at the same time (today about "
-            f"{running:.0f}); no option of the server will raise the throughput."
+            f"{running:.0f}); no option of the server will raise the throughput.",
+            value=target,
         ),
         effect=throughput_effect(case, max(running, 1.0), target / max(running, 1.0)),
         ruled_out=_alternatives(case, capped, usage, share),

@@ -13,7 +13,7 @@ from setpoint.advisor.doctor.observations import Event, EventKind, Evidence
 HIGHEST = 0.97
 """No check is surer than this of what it reads from a log."""
 
-NOISE = 0.05
+NOISE = 0.1
 """Share by which two measurements of one throughput differ."""
 
 
@@ -71,7 +71,7 @@ def step_time(case: Case) -> StepTime | None:
 def throughput_effect(case: Case, running: float, growth: float) -> Effect:
     """Generated tokens per second if ``growth`` times as many requests run together. While reading
     the weights takes most of a step, throughput grows with the batch; later it saturates. So the
-    factor is between 1 and growth, and noise adds 5 % on each side; this source's own steps say
+    factor is between 1 and growth, and noise adds 10 % on each side; this source's own steps say
     where in it we are, if it has several batch sizes."""
     growth = max(growth, 1.0)
     batches = f"{running:.0f} -> {running * growth:.0f} running requests"

@@ -42,7 +42,7 @@ def find(case: Case) -> Finding | None:
     tokens = capped.median(lambda moment: moment.tokens)
     value = running_for(
         slots,
-        usage or FULL / 2,
+        FULL / 2 if usage is None else usage,
         case.facts.max_total_num_tokens,
         tokens / slots if tokens else None,
     )
