@@ -155,3 +155,18 @@ def test_saved_pages_one_or_many(tmp_path: Path) -> None:
     assert (single.ranks[0].moments[0].running, single.ranks[0].moments[0].new_tokens) == (10, 0)
     assert [moment.new_tokens for moment in several.ranks[0].moments] == [100] * 3
     assert several.sources[0].clock == "none"
+
+
+def test_figures_that_cannot_be_are_left_out_with_a_note() -> None:
+    page = """\
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{} NaN
+sglang:token_usage{} 7
+sglang:num_queue_reqs{} 1e22
+sglang:gen_throughput{} 5
+"""
+    seen = of_scrapes([scrape(page, 0.0), scrape(page, 1.0)], name="x")
+    (moment,) = seen.ranks[0].moments
+    assert (moment.running, moment.usage, moment.queue) == (None, None, None)
+    assert moment.gen_throughput == 5
+    assert "the first is num_running_reqs=nan (of 6)" in seen.sources[0].notes[0]
