@@ -89,7 +89,14 @@ SCENES = (
         32,
         ("--max-total-tokens", "6000", "--schedule-conservativeness", "0.1"),
     ),
-    Scene("kv-full", "kv-full", Load(200, 24, exact=True), 48, memory_mib=1000),
+    Scene(
+        "kv-full",
+        "kv-full",
+        Load(400, 96, exact=True),
+        48,
+        ("--chunked-prefill-size", "2048"),
+        memory_mib=1300,
+    ),
     Scene(
         "prefill-budget",
         "prefill-budget",
@@ -100,9 +107,16 @@ SCENES = (
     Scene(
         "mem-underused",
         "mem-underused",
-        Load(400, 64, exact=True),
+        Load(400, 96, exact=True),
         64,
-        ("--mem-fraction-static", "0.04"),
+        ("--mem-fraction-static", "0.014", "--chunked-prefill-size", "2048"),
     ),
-    Scene("healthy", "healthy", Load(256, 32, exact=True), 72, memory_mib=1250),
+    Scene(
+        "healthy",
+        "healthy",
+        Load(256, 32, exact=True),
+        64,
+        ("--chunked-prefill-size", "2048"),
+        memory_mib=1500,
+    ),
 )
