@@ -79,15 +79,15 @@ def test_a_start_is_a_dozen_lines(tiny_model: Path, tmp_path: Path) -> None:
         assert_in_order(START_UP, server)
         said = [line for line in server.messages if not line.startswith(("WARNING: ", "Loading "))]
         assert len(said) == len(START_UP), server.errors
-        assert len([line for line in server.output.splitlines() if line]) == 6, server.output
-        assert f"Ready: {server.url}" in server.output.splitlines()
+        printed = [line for line in server.output.splitlines() if line]
+        assert printed[:2] == [f"Ready: {server.url}", f"Console: {server.url}/console"]
+        assert len(printed) == 7
         stamps = [
             re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( TP0)?\] ", line)
             for line in server.errors.splitlines()
         ]
         assert all(stamps)
-        info = server.state()
-        assert f"max_total_num_tokens={info['pool']['total']}," in server.errors
+        assert f"max_total_num_tokens={server.state()['pool']['total']}," in server.errors
         assert "Traceback" not in server.errors
 
 
@@ -126,7 +126,7 @@ def test_a_model_with_windows_names_its_cache_groups(tiny_model: Path, tmp_path:
 def snippets(server: ServerProcess) -> tuple[str, str]:
     """What the start printed for a shell, and for Python."""
     wait_until(lambda: server.output.endswith(")\n"))
-    _, _, _, shell, _, *python = server.output.splitlines()
+    _, _, _, _, shell, _, *python = server.output.splitlines()
     assert shell.startswith("curl ")
     return shell, "\n".join(python)
 
