@@ -183,6 +183,9 @@ def test_the_log_and_the_metric_tell_of_a_limit_and_of_its_end(
     monkeypatch.setattr(limit_news, "LOG_EVERY_S", 0.0)
     monkeypatch.setattr(watching, "REST_S", 0.05)
 
+    def news() -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.name == limit_news.__name__]
+
     async def page(server: Any, wanted: dict[str, float]) -> None:
         async with asyncio.timeout(20):
             while limits((await server.http.get("/metrics")).text) != wanted:
@@ -195,12 +198,12 @@ def test_the_log_and_the_metric_tell_of_a_limit_and_of_its_end(
         assert server.engine.num_asked == 0, "nobody asks an idle engine"
         request = await busy(server)
         await page(server, {"seq-cap": 1.0})
-        while not (lines := [record.getMessage() for record in caplog.records]):
+        while not (lines := news()):
             await asyncio.sleep(0.01)
         assert lines[0].startswith("Doctor: the limit that binds is seq-cap. ")
         assert "--max-running-requests" in lines[0]
         await asyncio.sleep(0.1)
-        assert len(caplog.records) == 1, "once for a change"
+        assert len(news()) == 1, "once for a change"
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
         await page(server, {"seq-cap": 0.0})
