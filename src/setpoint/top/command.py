@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -14,6 +16,8 @@ from setpoint.top.events import Lost, events
 from setpoint.top.screen import Server, screen
 
 AGAIN_S = 2.0
+LOST = "lost"
+"""No event of a stream, but its end."""
 LINE_EVERY_S = 5.0
 """Where the output is no terminal."""
 
@@ -33,32 +37,49 @@ def _show(url: str, api_key: str | None, console: Console) -> None:
     stream = events(url, api_key)
     server.take(*next(stream))  # what is wrong from the start ends the command
     if not console.is_terminal:
-        _write_lines(server, url, api_key, console)
+        _follow(stream, server, url, api_key, _Lines(server, console).renew)
+        return
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            try:
-                for name, content in stream:
-                    server.take(name, content)
-                    if name in ("", "moment"):
-                        live.update(screen(server, console, url=url), refresh=True)
-            except Lost as lost:
-                server.lost(str(lost))
+
+        def renew(name: str) -> None:
+            if name in ("", "moment", LOST):
                 live.update(screen(server, console, url=url), refresh=True)
-                time.sleep(AGAIN_S)
-                stream = events(url, api_key)
+
+        _follow(stream, server, url, api_key, renew)
 
 
-def _write_lines(server: Server, url: str, api_key: str | None, console: Console) -> None:
-    """A line every few seconds."""
-    due = 0.0
+def _follow(
+    stream: Iterator[tuple[str, Any]],
+    server: Server,
+    url: str,
+    api_key: str | None,
+    renew: Callable[[str], None],
+) -> None:
+    """Take the events of this stream, and of those that replace it. renew: called with the name of
+    each event once it is taken."""
     while True:
         try:
-            for name, content in events(url, api_key):
+            for name, content in stream:
                 server.take(name, content)
-                if name == "" and time.monotonic() >= due:
-                    due = time.monotonic() + LINE_EVERY_S
-                    console.print(f"{time.strftime('%H:%M:%S')} {server.line}", markup=False)
+                renew(name)
         except Lost as lost:
             server.lost(str(lost))
-            console.print(f"{time.strftime('%H:%M:%S')} {server.line}", markup=False)
+            renew(LOST)
             time.sleep(AGAIN_S)
+            stream = events(url, api_key)
+
+
+class _Lines:
+    """A line every few seconds."""
+
+    def __init__(self, server: Server, console: Console) -> None:
+        self._server = server
+        self._console = console
+        self._due = 0.0
+
+    def renew(self, name: str) -> None:
+        if name == LOST or (name == "" and time.monotonic() >= self._due):
+            if name == "":
+                self._due = time.monotonic() + LINE_EVERY_S
+            text = f"{time.strftime('%H:%M:%S')} {self._server.line}"
+            self._console.print(text, markup=False)
