@@ -8,7 +8,7 @@ import httpx2
 import msgspec
 
 from setpoint.config.running_server import SetOptions
-from setpoint.core.errors import ConfigError, RequestError
+from setpoint.core.errors import ConfigError, RequestError, reason_of
 
 _ROUTE = "set_internal_state"
 _TIMEOUT_S = 30.0
@@ -50,7 +50,7 @@ def _send(url: str, body: dict[str, Any], headers: dict[str, str]) -> dict[str, 
     try:
         response = httpx2.post(url, json=body, headers=headers, timeout=_TIMEOUT_S)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        reason = str(error).rstrip(".") or type(error).__name__
+        reason = reason_of(error)
         raise RequestError(f"{url} cannot be reached: {reason}.", status_code=503) from None
     if response.status_code == 401:
         raise RequestError(f"{url} refused the API key; pass the right one with --api-key.")

@@ -14,7 +14,7 @@ import httpx2
 import msgspec
 
 from setpoint.chat.conversation import Conversation, native_params
-from setpoint.core.errors import ContextLengthError, RequestError
+from setpoint.core.errors import ContextLengthError, RequestError, reason_of
 from setpoint.offline import Engine
 
 _CONNECT_S = 10.0
@@ -218,5 +218,5 @@ def _first_model(response: httpx2.Response, url: str) -> str:
 
 
 def _unreachable(url: str, error: Exception) -> RequestError:
-    reason = str(error).rstrip(".") or type(error).__name__
+    reason = reason_of(error)
     return RequestError(f"{url} cannot be reached: {reason}.", status_code=503)

@@ -54,3 +54,8 @@ class ContextLengthError(RequestError):
 
 class EngineDeadError(SetpointError):
     """No engine is ready, or the engine that had the request has ended; the message says why."""
+
+
+def reason_of(error: Exception) -> str:
+    """What an exception says, to be put into a sentence; its type if it says nothing."""
+    return str(error).rstrip(".") or type(error).__name__

@@ -32,6 +32,11 @@ class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
     status_code: int | None = None
     err_type: str | None = None
 
+    @property
+    def how(self) -> str:
+        """The type, or the HTTP status of a request that was refused or failed."""
+        return self.type if self.status_code is None else str(self.status_code)
+
 
 class LogprobBlock(msgspec.Struct, frozen=True, array_like=True):
     """Logprobs of consecutive positions, as plain lists (see core.result.PositionLogprobs)."""

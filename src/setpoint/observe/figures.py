@@ -150,8 +150,7 @@ def _add(counts: dict[str, int], name: str, count: int = 1) -> None:
 
 
 def _ended(totals: Totals, done: RequestDone) -> None:
-    status = done.finish.status_code
-    _add(totals.ended, done.finish.type if status is None else str(status))
+    _add(totals.ended, done.finish.how)
     if done.accepted_at is None:
         return
     if done.admitted_at is not None:

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from setpoint.core.records import (
     Continued,
     Paused,
@@ -201,8 +203,7 @@ class _Sums:
         self.model_s += turn.model_s
 
     def end(self, done: RequestDone) -> None:
-        status = done.finish.status_code
-        how = done.finish.type if status is None else str(status)
+        how = done.finish.how
         self.ended[how] = self.ended.get(how, 0) + 1
 
     def retraction(self, retraction: Retraction) -> None:
@@ -216,7 +217,7 @@ class _Sums:
             at=at,
             seconds=seconds,
             ended=self.ended,
-            pool={} if pool is None else _pool(pool),
+            pool={} if pool is None else msgspec.structs.asdict(pool),
             busy_s=self.busy_s,
             model_s=self.model_s,
             output_tokens=self.output_tokens,
@@ -262,13 +263,3 @@ class _Sums:
             moment.missed_running = self.missed_running / self.graph_misses
         moment.new_token_ratio = self.ratio / steps
         moment.refusals = self.refusals
-
-
-def _pool(pool: PoolStats) -> dict[str, int]:
-    return {
-        "total": pool.total,
-        "free": pool.free,
-        "evictable": pool.evictable,
-        "locked": pool.locked,
-        "held": pool.held,
-    }

@@ -116,8 +116,7 @@ class Lives:
             return
         life.first_token, life.ended = done.first_token_at, done.ended_at
         life.num_cached, life.num_outputs = done.num_cached, done.num_outputs
-        status = done.finish.status_code
-        life.end = done.finish.type if status is None else str(status)
+        life.end = done.finish.how
 
     def __len__(self) -> int:
         return len(self._all)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import msgspec
 
-from setpoint.core.errors import RequestError
+from setpoint.core.errors import RequestError, reason_of
 
 STREAM = "/console/stream"
 TIMEOUT_S = 15.0
@@ -30,7 +30,7 @@ def events(url: str, api_key: str | None) -> Iterator[tuple[str, Any]]:
             _check(response, url)
             yield from parsed(response.iter_lines())
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        reason = str(error).rstrip(".") or type(error).__name__
+        reason = reason_of(error)
         raise Lost(f"{url} cannot be reached: {reason}.", status_code=503) from None
     raise Lost(f"{url} has ended the stream.", status_code=503)
 

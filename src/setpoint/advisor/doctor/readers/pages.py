@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import msgspec
 
-from setpoint.core.errors import SourceError
+from setpoint.core.errors import SourceError, reason_of
 
 TIMEOUT_S = 10.0
 MAX_BYTES = 64 << 20
@@ -57,7 +57,7 @@ class Pages:
         except httpx2.TimeoutException:
             raise SourceError(f"{self._name} did not answer within {TIMEOUT_S:g} s.") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            reason = str(error).rstrip(".") or type(error).__name__
+            reason = reason_of(error)
             raise SourceError(f"{self._name} cannot be reached: {reason}.") from None
         return content.decode("utf-8", "replace")
 
