@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from setpoint import cli
+from setpoint.testing.browser import CHROMIUM
 
-CHROMIUM = shutil.which("chromium")
 CASE = Path(__file__).parents[1] / "doctor_corpus" / "cases" / "cap-16-of-many.log.gz"
 pytestmark = [
     pytest.mark.e2e,

@@ -18,12 +18,10 @@ from setpoint.advisor.doctor.diagnose import diagnose
 from setpoint.advisor.doctor.limits import binding_limit
 from setpoint.advisor.doctor.observations import Observations
 from setpoint.advisor.doctor.readers.kept import observed
-from setpoint.advisor.doctor.readers.recording import read_recording
+from setpoint.advisor.doctor.readers.recording import opened, read_recording
 from setpoint.core.errors import SourceError
 from setpoint.observe.moments import Moment
 from setpoint.playback.lives import Lives
-from setpoint.recording.format import Kept, RecordingError
-from setpoint.recording.reader import Recording, open_recording
 
 REPORT_S = 120.0
 """The report at a time is about this many seconds before it."""
@@ -34,14 +32,14 @@ class Film:
     def __init__(self, name: str) -> None:
         """Raises SourceError for a file that is no recording, or one without moments."""
         self._name = name
-        self.seen = read_recording(name)
+        recording, self.lives = opened(name), Lives()
+        self.seen = read_recording(recording, name, also=self.lives.take)
+        self.lives.finish()
         self._moments = self.seen.ranks[0].moments
         if not self._moments:
             raise SourceError(f"{name} is a recording of a server that did nothing.")
-        recording = open_recording(Path(name))
         header = recording.header
         self._epoch = header.began_at - header.clock_at
-        self.lives = Lives(_readable(recording), header.fields)
         self._begins = [moment.at for moment in self._moments]
         self._at = lru_cache(CACHED)(self._at_second)
 
@@ -109,14 +107,3 @@ class Film:
                 for name, value in facts.options.items()
             ],
         }
-
-
-def _readable(recording: Recording) -> Any:
-    """The rows before the first damage, which ``notes`` tell of."""
-    rows = iter(recording)
-    while True:
-        try:
-            row: Kept = next(rows)
-        except (StopIteration, RecordingError):
-            return
-        yield row

@@ -4,18 +4,16 @@ time."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 import msgspec
 
 from setpoint.core.messages import Submit, decode_to_loop
-from setpoint.core.records import RequestAdmitted, RequestDone
+from setpoint.core.records import Record, RequestAdmitted, RequestDone
 from setpoint.frontend.roster import MAX_ENDED, MAX_OPEN, Row, State, Table
 from setpoint.observe.moments import Moment
-from setpoint.recording.codec import as_record
-from setpoint.recording.format import Kept, KeptArrival, KeptMessage, KeptRecord, KeptTurn
+from setpoint.recording.format import Kept, KeptArrival, KeptMessage, KeptTurn
 
 MAX_LIVES = 200_000
 """Requests that are kept, the latest ones."""
@@ -58,48 +56,50 @@ class Life:
 
 
 class Lives:
-    """Built from the rows of a recording, in their order."""
+    """Reads the rows and records of a recording, in their order."""
 
-    def __init__(self, rows: Iterable[Kept], fields: dict[str, list[str]]) -> None:
-        """fields: the recording's ``Header.fields``."""
-        self._fields = fields
+    def __init__(self) -> None:
         self._open: dict[int, Life] = {}
         self._all: list[Life] = []
+        """In the order of their arrival."""
         self._now = 0.0
         self.num_dropped = 0
         """Requests beyond MAX_LIVES."""
-        for row in rows:
-            self._take(row)
-        self.num_dropped = max(len(self._all) - MAX_LIVES, 0)
-        del self._all[: self.num_dropped]
-        self._all.sort(key=attrgetter("arrived"))
 
-    def _take(self, row: Kept) -> None:
-        match row:
+    def finish(self) -> None:
+        """To be called after the last row."""
+        self._drop(len(self._all) - MAX_LIVES)
+
+    def take(self, read: Kept | Record) -> None:
+        """A row, or in place of a row that holds a record the record."""
+        match read:
             case KeptTurn(at):
                 self._now = at
             case KeptArrival():
-                self._arrive(row.seq_id, row.rid, row.num_prompt, row.max_new_tokens)
+                self._arrive(read.seq_id, read.rid, read.num_prompt, read.max_new_tokens)
             case KeptMessage(message):
                 told = decode_to_loop(bytes(message))
                 if isinstance(told, Submit):
                     asked = told.request
                     most = asked.sampling.max_new_tokens
                     self._arrive(told.seq_id, asked.rid, len(asked.prompt()), most)
-            case KeptRecord(kind) if kind in ("RequestAdmitted", "RequestDone"):
-                record = as_record(row, self._fields)
-                if isinstance(record, RequestAdmitted):
-                    self._admit(record)
-                elif isinstance(record, RequestDone):
-                    self._end(record)
+            case RequestAdmitted():
+                self._admit(read)
+            case RequestDone():
+                self._end(read)
 
     def _arrive(self, seq_id: int, rid: str, num_prompt: int, limit: int | None) -> None:
         life = Life(seq_id, rid, num_prompt, limit, self._now)
         self._open[seq_id] = life
         self._all.append(life)
         if len(self._all) > 2 * MAX_LIVES:
-            self.num_dropped += MAX_LIVES
-            del self._all[:MAX_LIVES]
+            self._drop(MAX_LIVES)
+
+    def _drop(self, number: int) -> None:
+        """The oldest ones."""
+        if number > 0:
+            self.num_dropped += number
+            del self._all[:number]
 
     def _admit(self, admitted: RequestAdmitted) -> None:
         life = self._open.get(admitted.seq_id)

@@ -4,6 +4,7 @@ moments that an engine has."""
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
 
 from setpoint.advisor.doctor.observations import Event, Facts, Observations
@@ -11,14 +12,14 @@ from setpoint.advisor.doctor.readers.info import tell
 from setpoint.advisor.doctor.readers.kept import observed
 from setpoint.advisor.doctor.timeline import Timeline
 from setpoint.core.errors import SourceError
-from setpoint.core.records import PoolRebuilt, RequestDone, SettingsChanged, Turn
+from setpoint.core.records import PoolRebuilt, Record, RequestDone, SettingsChanged, Turn
 from setpoint.core.settings import Settings
 from setpoint.observe.moment_keeper import MomentKeeper
 from setpoint.observe.moments import Moment, quantile
 from setpoint.recording.codec import as_record
-from setpoint.recording.format import Header, KeptRecord, KeptTurn, RecordingError
+from setpoint.recording.format import Header, Kept, KeptRecord, KeptTurn, RecordingError
 from setpoint.recording.frames import MARKER
-from setpoint.recording.reader import open_recording
+from setpoint.recording.reader import Recording, open_recording
 from setpoint.recording.segments import segments_there
 
 
@@ -32,22 +33,32 @@ def is_recording(path: Path) -> bool:
         return file.read(len(MARKER)) == MARKER
 
 
-def read_recording(name: str) -> Observations:
-    """Raises SourceError for a recording that cannot be read from its beginning; of one that is
-    damaged later, what is before the damage."""
+def opened(name: str) -> Recording:
+    """Raises SourceError for a recording that cannot be read from its beginning."""
     try:
-        recording = open_recording(Path(name))
+        return open_recording(Path(name))
     except RecordingError as error:
         raise SourceError(str(error)) from None
+
+
+def read_recording(
+    recording: Recording, name: str, *, also: Callable[[Kept | Record], None] | None = None
+) -> Observations:
+    """Of a recording that is damaged, what is before the damage. also: is given each row as well,
+    and the record in place of a row that holds one."""
     header, notes = recording.header, []
     reading = _Reading(header)
     try:
         for row in recording:
+            read: Kept | Record = row
             match row:
                 case KeptTurn(at):
                     reading.keeper.on(Turn(at))
                 case KeptRecord():
-                    reading.take(row)
+                    read = as_record(row, header.fields)
+                    reading.take(read)
+            if also is not None:
+                also(read)
     except RecordingError as error:
         notes.append(f"{error} The report is about what is before that.")
     seen = observed(reading.facts(), reading.moments(), name=name, kind="recording", notes=notes)
@@ -71,8 +82,7 @@ class _Reading:
         """When a request ended, and the mean time between its tokens."""
         self.leaks: list[Event] = []
 
-    def take(self, row: KeptRecord) -> None:
-        record = as_record(row, self._header.fields)
+    def take(self, record: Record) -> None:
         self.keeper.on(record)
         match record:
             case RequestDone():

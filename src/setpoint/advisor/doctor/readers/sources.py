@@ -12,7 +12,7 @@ from setpoint.advisor.doctor.readers.folder import read_folder
 from setpoint.advisor.doctor.readers.log.reader import read_log
 from setpoint.advisor.doctor.readers.log.stream import STDIN
 from setpoint.advisor.doctor.readers.metrics import is_saved, read_saved, watch_metrics
-from setpoint.advisor.doctor.readers.recording import is_recording, read_recording
+from setpoint.advisor.doctor.readers.recording import is_recording, opened, read_recording
 from setpoint.advisor.doctor.readers.server import watch_server
 from setpoint.core.errors import SourceError
 
@@ -39,7 +39,7 @@ def _observe(name: str, seconds: float, api_key: str | None) -> list[Observation
     if path.is_dir():
         return [read_folder(name)]
     if is_recording(path):
-        return [read_recording(name)]
+        return [read_recording(opened(name), name)]
     if not path.exists():
         raise SourceError(
             f"{name} does not exist. Give a log file, a folder of logs, a recording, saved metrics,"
