@@ -39,7 +39,7 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
     "schema": {"json_schema": ORDER},
     "tag": {"structural_tag": CALL},
     "expression": {"regex": r"Dear (Mr|Mrs) [A-Z][a-z]{2,8},\nthank you for your order\."},
-    "grammar": {"ebnf": 'root ::= ("yes" | "no") ", because " [a-z ]{3,20} "."'},
+    "grammar": {"ebnf": 'root ::= ("yes" | "no") ", for one of the following reasons: " [a-z ]{3,20} "."'},
 }
 PROMPTS = [f"Order {index} of a customer in Berlin: shoes." for index in range(3)]
 
@@ -51,10 +51,11 @@ def num_steps(server: ServerProcess) -> int:
 @pytest.mark.parametrize("kind", CONSTRAINTS)
 def test_forced_tokens_leave_greedy_outputs_as_they_are(smol: ServerProcess, kind: str) -> None:
     sampling = {"max_new_tokens": 120, "temperature": 0, **CONSTRAINTS[kind]}
+    before = num_steps(smol)
     sampled = smol.generate(
         text=PROMPTS, sampling_params=sampling, return_logprob=True, top_logprobs_num=2
     )
-    before = num_steps(smol)
+    between = num_steps(smol)
     answers = smol.generate(text=PROMPTS, sampling_params=sampling)
     tally = Tally()
     for index, (answer, reference) in enumerate(zip(answers, sampled, strict=True)):
@@ -64,5 +65,4 @@ def test_forced_tokens_leave_greedy_outputs_as_they_are(smol: ServerProcess, kin
         ]
         tally.check(str(index), answer["output_ids"], Greedy.of_top(reference["output_ids"], tops))
     print(tally)
-    longest = max(len(answer["output_ids"]) for answer in answers)
-    assert num_steps(smol) - before < longest
+    assert num_steps(smol) - between < between - before
