@@ -56,7 +56,7 @@ class Measured:
     def figure(self, name: str) -> float | None:
         """The figure that an effect predicts, by the doctor's name for it."""
         return {
-            "gen throughput": self.gen_throughput,
+            "output throughput": self.gen_throughput,
             "input throughput": self.input_throughput,
             "time to first token": self.ttft_s,
             "time between tokens": self.itl_s,

@@ -39,7 +39,9 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
     "schema": {"json_schema": ORDER},
     "tag": {"structural_tag": CALL},
     "expression": {"regex": r"Dear (Mr|Mrs) [A-Z][a-z]{2,8},\nthank you for your order\."},
-    "grammar": {"ebnf": 'root ::= ("yes" | "no") ", for one of the following reasons: " [a-z ]{3,20} "."'},
+    "grammar": {
+        "ebnf": 'root ::= ("yes" | "no") ", for one of the following reasons: " [a-z ]{3,20} "."'
+    },
 }
 PROMPTS = [f"Order {index} of a customer in Berlin: shoes." for index in range(3)]
 

@@ -120,7 +120,7 @@ def finding() -> Finding:
             148,
         ),
         effect=Effect(
-            "gen throughput",
+            "output throughput",
             1.3,
             1.7,
             2.1,
@@ -150,7 +150,9 @@ def second_finding() -> Finding:
         summary="38 % of the decode batches ran without a captured graph, all of them with more than 32 requests.",
         evidence=(Evidence(75, "[2025-11-11 13:04:00 TP0] Decode batch. … cuda graph: False"),),
         action=Action("Capture graphs up to batches of 64.", "--cuda-graph-max-bs", "increase", 64),
-        effect=Effect("gen throughput", 1.02, 1.1, 1.2, "Launching kernels one by one costs 10 %."),
+        effect=Effect(
+            "output throughput", 1.02, 1.1, 1.2, "Launching kernels one by one costs 10 %."
+        ),
     )
 
 

@@ -101,7 +101,7 @@ def test_every_cause_is_explained(check: object, capsys: pytest.CaptureFixture[s
     cause = check.cause  # type: ignore[attr-defined]
     assert run("--explain", cause) == 0
     text = capsys.readouterr().out
-    assert "When it is found" in text
+    assert "When the doctor reports it" in text
     assert max(map(len, text.splitlines())) <= 100
     assert run("--explain", "list") == 0
     assert cause in capsys.readouterr().out

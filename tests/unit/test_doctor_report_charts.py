@@ -47,15 +47,15 @@ def test_the_four_figures_come_first_and_a_far_limit_is_left_out() -> None:
     assert made is not None
     titles = [figure.title for figure in made.figures]
     assert titles[:4] == [
-        "KV cache in use",
+        "KV pool in use",
         "Running requests",
         "Waiting requests",
-        "Generated tokens",
+        "Output throughput",
     ]
     assert made.figures[1].limit == 64
     far = drawn([Moment(at=at, seconds=1, running=3) for at in range(9)], max_running_requests=4096)
     assert far.figures[0].drawn_limit is None
-    assert of_figure(far.figures[0], far) == "median 3 of 4,096 slots"
+    assert of_figure(far.figures[0], far) == "median 3, limit 4,096"
     assert far.figures[0].top == 3
 
 
@@ -102,7 +102,7 @@ def test_a_source_without_times_says_so() -> None:
     observed.sources[0].clock = "none"
     made = charts(report(), observed)
     assert made is not None
-    assert made.clock == "The log has no times: the axis shows the order of its lines."
+    assert made.clock == "The log has no timestamps: the axis shows the order of its lines."
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -43,12 +43,12 @@ def test_the_verdict_comes_first_then_the_number_then_what_to_type_and_to_expect
         "seq-cap, 94 % sure",
         "All 64 slots were taken in 97 % of the time",
         "--max-running-requests 148   (now 64; needs a restart)",
-        "The throughput of generated tokens rises by about 70 % (between 30 % and 110 %).",
-        "KV cache in use",
+        "Output throughput should rise by about 70 % (between 30 % and 110 %).",
+        "KV pool in use",
         "Evidence",
         "What it is not",
         "--cuda-graph-max-bs 64",
-        "server.log: log of SGLang 0.5.4, 12,204 lines, 840 of them about batches",
+        "server.log: log of SGLang 0.5.4, 12,204 lines (840 about batches)",
     ]
     places = [text.index(each) for each in order]
     assert places == sorted(places)
@@ -103,7 +103,7 @@ def test_nothing_to_draw() -> None:
     text = shown(empty_handed_report(), EMPTY)
     assert "not-enough-evidence" in text
     assert "Log a minute or more while clients send requests." in text
-    assert "KV cache in use" not in text
+    assert "KV pool in use" not in text
     assert "Only 62 % of the batch lines were fully understood." in text
 
 
@@ -120,16 +120,16 @@ def test_the_other_servers_in_the_sources_are_named() -> None:
 @pytest.mark.parametrize(
     ("factors", "words"),
     [
-        ((1.3, 1.7, 2.1), "rises by about 70 % (between 30 % and 110 %)"),
-        ((1.8, 2.4, 3.1), "becomes about 2.4 times what it is (between 1.8 and 3.1)"),
-        ((0.05, 0.1, 0.3), "falls by about 90 % (between 70 % and 95 %)"),
-        ((0.9, 1.0, 1.1), "changes little (between −10 % and +10 %)"),
-        ((0.9, 1.2, 1.6), "changes by +20 % (between −10 % and +60 %)"),
+        ((1.3, 1.7, 2.1), "rise by about 70 % (between 30 % and 110 %)"),
+        ((1.8, 2.4, 3.1), "be about 2.4 times today's (between 1.8 and 3.1 times)"),
+        ((0.05, 0.1, 0.3), "fall by about 90 % (between 70 % and 95 %)"),
+        ((0.9, 1.0, 1.1), "change little (between −10 % and +10 %)"),
+        ((0.9, 1.2, 1.6), "rise by about 20 % (between −10 % and +60 %)"),
     ],
 )
 def test_an_effect_in_words(factors: tuple[float, float, float], words: str) -> None:
-    assert wording.effect_text(Effect("gen throughput", *factors, why="")) == (
-        f"the throughput of generated tokens {words}"
+    assert wording.effect_text(Effect("output throughput", *factors, why="")) == (
+        f"output throughput should {words}"
     )
 
 
@@ -149,7 +149,7 @@ def test_what_to_type() -> None:
     lowered = seen().facts
     lowered.max_running_requests = 50
     assert wording.how_to_change(live, lowered) == (
-        "now 64, of which the server made 50; needs a restart"
+        "now 64, which the server changed to 50; needs a restart"
     )
 
 

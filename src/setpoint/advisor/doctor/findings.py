@@ -32,7 +32,7 @@ class Effect:
     """The predicted effect of the action on one figure, as a factor of today's value."""
 
     figure: str
-    """"gen throughput", "time to first token", "retractions per minute", …"""
+    """"output throughput", "time to first token", "retractions per minute", …"""
     low: float
     expected: float
     high: float

@@ -44,7 +44,7 @@ def find(case: Case) -> Finding | None:
             better,
         ),
         effect=estimate(
-            "gen throughput",
+            "output throughput",
             1.0,
             1.3 if name == "triton" else 2.0,
             2.0 if name == "triton" else 5.0,

@@ -74,26 +74,27 @@ def throughput_effect(case: Case, running: float, growth: float) -> Effect:
     factor is between 1 and growth, and noise adds 10 % on each side; this source's own steps say
     where in it we are, if it has several batch sizes."""
     growth = max(growth, 1.0)
-    batches = f"{running:.0f} -> {running * growth:.0f} running requests"
+    batches = f"{running * growth:,.0f} instead of {running:,.0f} requests run together"
     fitted = step_time(case)
     if fitted is None:
         return estimate(
-            "gen throughput",
+            "output throughput",
             1 - NOISE,
             (1 + growth) / 2,
             growth + NOISE,
-            f"{batches}: between no gain and {growth:.2f} times as much; a middle value, because "
-            "the source has no other batch size to measure the step time with",
+            f"{batches}, which gives between no gain and {growth:.1f} times as much; this is the "
+            "middle, because no other batch size was observed that would tell how long its steps "
+            "take",
         )
     expected = min(max(fitted.gain(running, growth), 1.0), growth)
     return estimate(
-        "gen throughput",
+        "output throughput",
         1 + 0.5 * (expected - 1) - NOISE,
         expected,
         min(growth, 1 + 1.5 * (expected - 1)) + NOISE,
-        f"{batches} at a step time of {1000 * fitted.base:.1f} ms + "
-        f"{1000 * fitted.per_request:.3f} ms x running, fitted to {fitted.num_points} lines of "
-        "this source",
+        f"{batches}; a decode step takes {1000 * fitted.base:.1f} ms plus "
+        f"{1000 * fitted.per_request:.3g} ms for each of them (fitted to {fitted.num_points} "
+        "observed batches)",
     )
 
 
@@ -106,6 +107,29 @@ def estimate(figure: str, low: float, expected: float, high: float, why: str) ->
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def of_load(share: float) -> str:
+    """ "97 % of the time under load"."""
+    return (
+        "all of the time under load"
+        if share > 0.995
+        else f"{percent(share)} of the time under load"
+    )
+
+
+def wait(count: float) -> str:
+    """ "about 48 requests wait in the queue"."""
+    return (
+        "about 1 request waits in the queue"
+        if round(count) == 1
+        else (f"about {count:,.0f} requests wait in the queue")
+    )
+
+
+def run(count: float) -> str:
+    """ "16 requests run"."""
+    return "1 request runs" if round(count) == 1 else f"{count:,.0f} requests run"
 
 
 def per_minute(case: Case) -> str:

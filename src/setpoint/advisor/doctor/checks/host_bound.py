@@ -33,7 +33,7 @@ def find(case: Case) -> Finding | None:
         evidence=quote(at),
         action=_action(case),
         effect=estimate(
-            "gen throughput",
+            "output throughput",
             1.0,
             0.5 + 0.5 * busy / max(model, 0.5 * busy),
             busy / max(model, 0.01 * busy),

@@ -45,7 +45,7 @@ def find(case: Case) -> Finding | None:
             value,
         ),
         effect=estimate(
-            "gen throughput",
+            "output throughput",
             1.1,
             1.4,
             float(copies),

@@ -37,7 +37,7 @@ def chart(figure: Figure, charts: Charts) -> str:
     ]
     if figure.drawn_limit is not None:
         top = 100 - 100 * figure.drawn_limit / figure.top
-        name = f"{number(figure.drawn_limit)} {figure.limit_name}"
+        name = f"{figure.limit_name} {number(figure.drawn_limit)}"
         labels.append(f'<span class="cap" style="top:{top:.2f}%">{escape(name)}</span>')
     return (
         f"<figure><figcaption><b>{escape(figure.title)}</b>"

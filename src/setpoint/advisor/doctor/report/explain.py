@@ -21,14 +21,14 @@ def print_check(console: Console, check: Check) -> None:
 
 def print_list(console: Console, checks: Sequence[Check]) -> None:
     """The causes, a line for each."""
-    console.print(Text("Causes that the doctor knows", style="bold"))
+    console.print(Text("The causes that the doctor can name", style="bold"))
     width = max((len(check.cause) for check in checks), default=0)
     for check in checks:
         console.print(
             Text.assemble((f"{_INDENT}{check.cause:<{width}}  ", "cyan"), check.title),
             soft_wrap=True,
         )
-    console.print(Text("setpoint doctor --explain CAUSE tells more.", style=plots.FAINT))
+    console.print(Text("setpoint doctor --explain CAUSE explains one.", style=plots.FAINT))
 
 
 def check_lines(console: Console, check: Check) -> Iterator[Text]:
@@ -40,8 +40,8 @@ def check_lines(console: Console, check: Check) -> Iterator[Text]:
         for line in check.picture.strip("\n").splitlines():
             yield Text(_INDENT + line, style="cyan")
     for heading, text in (
-        ("When it is found", check.rule),
-        ("What speaks against it", check.counter_evidence),
+        ("When the doctor reports it", check.rule),
+        ("When it does not", check.counter_evidence),
         ("What the guides say", check.guide),
     ):
         if text:

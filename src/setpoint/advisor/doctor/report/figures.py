@@ -113,12 +113,12 @@ def charts(report: Report, seen: Observations) -> Charts | None:
 
 def _figures(seen: Observations, begin: float) -> list[Figure]:
     facts = seen.facts
-    slots = facts.max_running_requests
+    most = facts.max_running_requests
     wanted = [
-        _figure(seen, begin, "KV cache in use", "%", lambda m: _times(m.usage, 100), top=100),
-        _figure(seen, begin, "Running requests", "", running_of, limit=slots, name="slots"),
+        _figure(seen, begin, "KV pool in use", "%", lambda m: _times(m.usage, 100), top=100),
+        _figure(seen, begin, "Running requests", "", running_of, limit=most, name="limit"),
         _figure(seen, begin, "Waiting requests", "", lambda m: m.queue),
-        _figure(seen, begin, "Generated tokens", "/s", lambda m: m.gen_throughput),
+        _figure(seen, begin, "Output throughput", " tok/s", lambda m: m.gen_throughput),
         _figure(seen, begin, "Prefix cache hits", "%", _hits, top=100),
         _figure(seen, begin, "Retracted requests", "", _retracted, bars=True, hidden=_zero),
         _figure(
@@ -131,7 +131,7 @@ def _figures(seen: Observations, begin: float) -> list[Figure]:
         _figure(
             seen,
             begin,
-            "Requests that wait for their grammar",
+            "Requests waiting for a grammar",
             "",
             lambda m: m.preparing,
             hidden=_zero,
@@ -234,9 +234,9 @@ def _marks(report: Report, seen: Observations, begin: float) -> dict[int, float]
 def _clock(seen: Observations) -> str:
     clocks = {source.clock for source in seen.sources}
     if "none" in clocks:
-        return "The log has no times: the axis shows the order of its lines."
+        return "The log has no timestamps: the axis shows the order of its lines."
     if "estimated" in clocks:
-        return "The log has no times: they are estimated from its throughput."
+        return "The log has no timestamps: times are estimated from its output throughput."
     return ""
 
 

@@ -107,7 +107,7 @@ class _View:
         if first is not None:
             yield _card("What it is not", self._ruled_out(first))
         yield _card("Also found", (self._other(each) for each in self._report.findings[1:]))
-        yield _card("Other servers in the sources", self._besides())
+        yield _card("Other servers that were read", self._besides())
         yield self._explained()
         yield _card("What was read", self._sources())
         yield f"<footer>Setpoint {_text(__version__)}, setpoint doctor</footer>"
@@ -126,7 +126,7 @@ class _View:
             )
             if self._first.share is not None:
                 share = _text(wording.percent(self._first.share))
-                facts.append(f"<span>binds in <b>{share}</b> of the time under load</span>")
+                facts.append(f"<span>holds for <b>{share}</b> of the time under load</span>")
         coverage = _text(wording.percent(self._report.coverage))
         facts.append(f"<span><b>{coverage}</b> of the batch lines understood</span>")
         title = self.title(self._report.verdict)
@@ -155,7 +155,7 @@ class _View:
             return ""
         how = wording.sentence(wording.how_to_change(action, self._seen.facts))
         live = wording.live_command(action, self._seen)
-        while_it_serves = _tag("p", "Or while it serves:", "how") + _tag("code", live, "command")
+        while_it_serves = _tag("p", "Or without a restart:", "how") + _tag("code", live, "command")
         return (
             f"{_tag('code', command, 'command')}{_tag('p', how, 'how')}"
             f"{while_it_serves if live else ''}"
@@ -180,7 +180,7 @@ class _View:
             return
         yield f'<div class="charts">{"".join(chart(each, charts) for each in charts.figures)}</div>'
         if charts.marks:
-            yield '<p class="note legend"><i>▲</i>lines that are evidence</p>'
+            yield '<p class="note legend"><i>▲</i>lines quoted as evidence</p>'
         yield _tag("p", charts.clock, "note")
 
     def _ruled_out(self, finding: Finding) -> Iterator[str]:
@@ -225,8 +225,8 @@ class _View:
         if check.picture:
             parts.append(f"<pre>{escape(check.picture.strip(chr(10)))}</pre>")
         for heading, text in (
-            ("When it is found", check.rule),
-            ("What speaks against it", check.counter_evidence),
+            ("When the doctor reports it", check.rule),
+            ("When it does not", check.counter_evidence),
             ("What the guides say", check.guide),
         ):
             parts.append(_tag("h3", heading) + _tag("p", text) if text else "")
@@ -237,7 +237,7 @@ class _View:
 
     def _sources(self) -> Iterator[str]:
         numbers = "".join(
-            f"<th class=n>{name}</th>" for name in ("lines", "about batches", "understood")
+            f"<th class=n>{name}</th>" for name in ("lines", "batch lines", "understood")
         )
         head = f"<tr><th>source</th><th>written by</th>{numbers}</tr>"
         rows = "".join(

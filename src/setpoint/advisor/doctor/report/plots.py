@@ -104,10 +104,12 @@ def label_width(figure: Figure) -> int:
 
 
 def _title(figure: Figure, charts: Charts, width: int) -> Text:
+    """With the figures beside it, as far as there is room."""
     text = of_figure(figure, charts)
     title = Text.assemble((figure.title, "bold"))
-    if len(figure.title) + len(text) + 2 <= width:
-        title.append("  " + text, style=FAINT)
+    for part in (text, text.partition(", ")[2]):
+        if part and len(figure.title) + len(part) + 2 <= width:
+            return title.append("  " + part, style=FAINT)
     return title
 
 

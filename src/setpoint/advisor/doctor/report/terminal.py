@@ -19,7 +19,7 @@ from setpoint.advisor.doctor.observations import Observations
 from setpoint.advisor.doctor.report import plots, wording
 from setpoint.advisor.doctor.report.figures import charts
 
-MAX_LINES = 45
+MAX_LINES = 40
 MAX_WIDTH, MIN_WIDTH = 100, 72
 COMMAND = "bold cyan"
 _LABEL = 9
@@ -28,6 +28,8 @@ _MAX_INDENT = 32
 """Columns of the names in a list, at most."""
 _STAMP = re.compile(r"^\[[^\]]*\] ")
 """The time and rank with which a line of a log begins; its number says where it is."""
+_ASCII = str.maketrans({"…": "~", "−": "-", "×": "x"})
+"""For a terminal that has nothing else; other characters become question marks."""
 _HELD = "\ue000"
 """Stands for a space at which no line ends, while lines are made."""
 
@@ -134,6 +136,9 @@ class _Page:
             found += lines
         for line in found:
             line.rstrip()
+            if self._script is plots.ASCII:
+                plain = line.plain.translate(_ASCII).encode("ascii", "replace")
+                line.plain = plain.decode("ascii")
         return found
 
     @property
@@ -176,7 +181,7 @@ class _Page:
             line = Text.assemble((command, COMMAND), (hint, plots.FAINT))
             yield from self._labelled("Type", line)
             if live := wording.live_command(action, self._seen):
-                line = Text.assemble((live, COMMAND), ("   (while it serves)", plots.FAINT))
+                line = Text.assemble((live, COMMAND), ("   (without a restart)", plots.FAINT))
                 yield from self._labelled("or", line)
         if first.effect is not None:
             expected = wording.sentence(wording.effect_text(first.effect))
@@ -188,13 +193,13 @@ class _Page:
             if text:
                 yield from self._labelled(name, text)
         for missing in self._report.missing:
-            yield from self._labelled("Unknown", missing)
+            yield from self._labelled("Missing", missing)
 
     def _drawn(self, room: Room) -> Iterator[Text]:
         charts = self._charts
         if charts is None:
             return
-        half = (self._width - 3) // 2
+        half = (self._width - 2) // 2
         drawn = [
             plots.plot(figure, charts, width=half, height=room.plot_height, script=self._script)
             for figure in charts.figures[: room.num_plots]
@@ -208,7 +213,7 @@ class _Page:
             right = drawn[index + 1] if index + 1 < len(drawn) else []
             for row, line in enumerate(drawn[index]):
                 line.pad_right(half - len(line.plain))
-                yield Text.assemble(line, "   ", right[row]) if right else line
+                yield Text.assemble(line, "  ", right[row]) if right else line
         if charts.clock:
             yield from self._wrapped(Text(charts.clock, style=plots.FAINT))
 
@@ -256,7 +261,9 @@ class _Page:
             read += f"; and {len(sources) - 1} more"
         yield from self._labelled("Read", "; ".join(part for part in (read, server) if part))
         yield from self._labelled(
-            "More", f"--all, --html FILE for large charts, --explain {self._report.verdict}"
+            "More",
+            f"setpoint doctor --explain {self._report.verdict} explains the verdict; --all shows "
+            "everything; --html FILE draws large charts.",
         )
 
     def _labelled(self, label: str, text: str | Text, style: str = "") -> Iterator[Text]:
@@ -279,7 +286,7 @@ class _Page:
         if len(lines) > most:
             lines = lines[:most]
             lines[-1].truncate(room - 1)
-            lines[-1].append("…" if self._script is plots.UNICODE else "~")
+            lines[-1].append("…")
         for index, line in enumerate(lines):
             head = f"  {'' if index else name:<{column - 2}}"
             yield Text.assemble((head, plots.FAINT), line)

@@ -19,10 +19,6 @@ _KINDS = {
 }
 
 
-_FIGURES = {"gen throughput": "the throughput of generated tokens"}
-"""Figures under their names in a log -> in plain words."""
-
-
 def printable(text: str) -> str:
     """A line of a log as it may be shown: without what steers a terminal or turns the direction of
     the text."""
@@ -47,19 +43,21 @@ def percent(share: float) -> str:
 
 
 def effect_text(effect: Effect) -> str:
-    """The figure and how it changes: "gen throughput rises by about 70 % (between 30 % and
-    110 %)"."""
+    """The figure and how it should change: "output throughput should rise by about 70 % (between
+    30 % and 110 %)"."""
     low, expected, high = sorted((effect.low, effect.expected, effect.high))
     if expected >= 2:
-        how = f"becomes about {expected:.1f} times what it is (between {low:.1f} and {high:.1f})"
+        how = f"be about {expected:.1f} times today's (between {low:.1f} and {high:.1f} times)"
     elif low >= 1 and expected > 1.005:
-        how = f"rises by about {_gain(expected)} (between {_gain(low)} and {_gain(high)})"
+        how = f"rise by about {_gain(expected)} (between {_gain(low)} and {_gain(high)})"
     elif high <= 1 and expected < 0.995:
-        how = f"falls by about {_gain(expected)} (between {_gain(high)} and {_gain(low)})"
+        how = f"fall by about {_gain(expected)} (between {_gain(high)} and {_gain(low)})"
     else:
-        verb = "changes little" if abs(expected - 1) < 0.005 else f"changes by {_signed(expected)}"
-        how = f"{verb} (between {_signed(low)} and {_signed(high)})"
-    return f"{_FIGURES.get(effect.figure, effect.figure)} {how}"
+        verb = "rise" if expected > 1 else "fall"
+        by = f"{verb} by about {_gain(expected)}"
+        how = "change little" if abs(expected - 1) < 0.005 else by
+        how += f" (between {_signed(low)} and {_signed(high)})"
+    return f"{effect.figure} should {how}"
 
 
 def _gain(factor: float) -> str:
@@ -72,8 +70,8 @@ def _signed(factor: float) -> str:
 
 
 def typed(action: Action) -> str:
-    """What to put on the command line; "" if the action is no option."""
-    if action.flag is None:
+    """What to put on the command line; "" if the action is no option, or takes one away."""
+    if action.flag is None or action.value is False:
         return ""
     if action.value in (None, True):
         return action.flag
@@ -100,7 +98,7 @@ def present(action: Action, facts: Facts) -> str:
     if asked is None or held is None or asked == held:
         value = held if asked is None else asked
         return "" if value is None else value_text(value)
-    return f"{value_text(asked)}, of which the server made {value_text(held)}"
+    return f"{value_text(asked)}, which the server changed to {value_text(held)}"
 
 
 def title(cause: str, checks: Mapping[str, Check]) -> str:
@@ -132,11 +130,11 @@ def live_command(action: Action, seen: Observations) -> str:
 
 
 def about_source(source: Source) -> str:
-    """ "server.log: log of SGLang 0.5.23, 12,204 lines, 840 of them about batches"."""
+    """ "server.log: log of SGLang 0.5.23, 12,204 lines (840 about batches)"."""
     of = f" of {printable(source.generation)}" if source.generation else ""
     text = f"{printable(source.name)}: {_KINDS[source.kind]}{of}"
     if source.num_lines:
-        text += f", {source.num_lines:,} lines, {source.num_batch_lines:,} of them about batches"
+        text += f", {source.num_lines:,} lines ({source.num_batch_lines:,} about batches)"
     return text
 
 
@@ -151,7 +149,7 @@ def about_server(seen: Observations, seconds: float | None) -> str:
 
 
 def about_other(report: Report) -> str:
-    """ "b.log is healthy: …"."""
+    """ "b.log: healthy. …"."""
     names = " and ".join(source.name for source in report.sources)
     return f"{names}: {report.verdict}. {report.summary}"
 
@@ -165,7 +163,7 @@ def coverage_warning(report: Report) -> str:
         for name, count in source.unknown_fields.items():
             unknown[name] = unknown.get(name, 0) + count
     names = sorted(unknown, key=lambda name: -unknown[name])[:3]
-    fields = f"; unknown: {', '.join(map(printable, names))}" if names else ""
+    fields = f"; unknown fields: {', '.join(map(printable, names))}" if names else ""
     return f"Only {percent(report.coverage)} of the batch lines were fully understood{fields}."
 
 
@@ -181,20 +179,21 @@ def factor(value: float) -> str:
 
 
 def of_figure(figure: Figure, charts: Charts) -> str:
-    """ "median 43 %, top 47 %", in the steady phases if there are any."""
+    """ "median 43 %, max 47 %", in the steady phases if there are any."""
     middle, most = charts.typical(figure)
     if figure.unit == "%":
-        return f"median {percent(middle / 100)}, top {percent(most / 100)}"
+        return f"median {percent(middle / 100)}, max {percent(most / 100)}"
     if figure.bars:
-        return f"{number(sum(value for line in figure.lines.values() for _, value in line))} in all"
+        total = sum(value for line in figure.lines.values() for _, value in line)
+        return f"{number(total)} in total"
     if figure.limit is not None:
-        return f"median {number(middle)} of {number(figure.limit)} {figure.limit_name}"
-    return f"median {number(middle)}{figure.unit}, top {number(most)}{figure.unit}"
+        return f"median {number(middle)}, {figure.limit_name} {number(figure.limit)}"
+    return f"median {number(middle)}, max {number(most)}{figure.unit}"
 
 
 def where(evidence: Evidence, *, several: bool) -> str:
     """ "line 1,204"; with the source if there are several."""
-    line = f"line {evidence.line:,}" if evidence.line else "observed"
+    line = f"line {evidence.line:,}" if evidence.line else "measured"
     return f"{evidence.source} {line}" if several and evidence.source else line
 
 
