@@ -6,6 +6,8 @@ from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
     confidence,
+    counted,
+    during,
     per_minute,
     percent,
     quote,
@@ -38,24 +40,27 @@ def find(case: Case) -> Finding | None:
     if case.limits.slots:
         growth = min(growth, case.limits.slots / max(running, 1.0))
     target = max(rounded(min(running * min(growth, 8.0), 4096)), int(running) + 1)
-    used = "" if usage is None else f" and {percent(usage)} of the KV pool is used"
+    used = "" if usage is None else f", which use {percent(usage)} of the KV pool"
     return Finding(
         cause="client-bound",
         confidence=confidence(case, share, known),
-        summary=f"The server waits for requests: the queue is empty in {percent(share)} of the "
-        f"loaded time, while {running:.0f} requests run{used}.",
+        summary=f"The server waits for requests: the queue is empty {during(share)}, with only "
+        f"{counted(round(running), 'running request')}{used}.",
         evidence=quote(empty),
         action=Action(
-            f"Let the clients keep about {target} requests open at the same time (today about "
-            f"{running:.0f}); no option of the server will raise the throughput.",
+            f"Have the clients keep about {target} requests open at once (now about "
+            f"{running:.0f}). No option of the server will raise output throughput.",
             value=target,
         ),
         effect=throughput_effect(case, max(running, 1.0), target / max(running, 1.0)),
         ruled_out=_alternatives(case, capped, usage, share),
-        risk="More requests at once make each of them slower: watch the time between tokens.",
-        verify="#queue-req is above 0 most of the time, and gen throughput has risen.",
-        falsify="The clients already have more requests open than #running-req shows: then "
-        "something in front of the scheduler holds them back (a proxy, the tokenizer).",
+        risk="With more requests at once, each of them gets its tokens more slowly: watch the time "
+        "between tokens.",
+        verify="The queue (#queue-req) is above 0 most of the time, and output throughput (gen "
+        "throughput) has risen.",
+        falsify="The clients already have more requests open than the log shows as running "
+        "(#running-req). Then something in front of the scheduler holds them back, such as a proxy "
+        "or the tokenizer.",
         share=round(share, 3),
     )
 
@@ -63,14 +68,17 @@ def find(case: Case) -> Finding | None:
 def _alternatives(
     case: Case, capped: float, usage: float | None, share: float
 ) -> tuple[RuledOut, ...]:
-    why = [RuledOut("seq-cap", f"Nothing waits in {percent(share)} of the time, so no cap binds.")]
+    why = [
+        RuledOut("seq-cap", f"No request waits {during(share)}, so no limit keeps requests out.")
+    ]
     if case.limits.slots and not capped:
         why[0] = RuledOut(
             "seq-cap",
-            f"At most {case.load.most(running_of):.0f} of {case.limits.slots:.0f} slots are used.",
+            f"At most {case.load.most(running_of):,.0f} requests run; the limit is "
+            f"{case.limits.slots:,.0f}.",
         )
     if usage is not None:
-        why.append(RuledOut("kv-full", f"The median usage is {usage:.2f}; the pool has room."))
+        why.append(RuledOut("kv-full", f"Only {percent(usage)} of the KV pool is in use (median)."))
     why.append(RuledOut("kv-optimistic", f"There are {per_minute(case)}."))
     return tuple(why)
 
@@ -79,24 +87,25 @@ CHECK = Check(
     cause="client-bound",
     title="The server waits for requests",
     find=find,
-    meaning="The server computes everything that it gets at once and has room for more. The "
-    "batch is as large as the clients make it, so the throughput is the clients' doing: a script "
-    "that sends one request after the other, a small pool of connections, a load generator with "
-    "a low concurrency or request rate, a proxy that limits connections. Options of the server "
-    "change nothing about it.",
-    rule="Under load (ramp and drain are left out) #queue-req is 0 in at least 80 % of the time, "
-    "while the token usage is below 0.8 and the running requests are below their cap.",
-    counter_evidence="The end of a benchmark looks the same: no queue, and ever fewer requests. "
-    "It is told apart by admissions: after the last one, a falling number of running requests is "
-    "a drain. Requests that wait for their grammar are not in the queue either; where their number "
-    "is known, it is looked at. And a pool or a cap in full use without a queue is a good state.",
-    guide="SGLang's tuning guides of all years: if #queue-req is 0 frequently, the clients submit "
-    "too slowly; submit faster. The guides call a queue of 50 to 500 (2024) or 100 to 2000 "
+    meaning="The server starts on each request as soon as it arrives and has room for more. The "
+    "clients decide how many requests run at once, and so they decide the output throughput: a "
+    "script that sends one request after the other, a small connection pool, a load generator "
+    "with a low concurrency or request rate, or a proxy that limits connections. No option of the "
+    "server changes that.",
+    rule="Under load (ramp and drain excluded), the queue (#queue-req) is empty for at least 80 % "
+    "of the time, while less than 80 % of the KV pool is in use and fewer requests run than the "
+    "limit allows.",
+    counter_evidence="The end of a benchmark looks the same: no queue, and fewer and fewer running "
+    "requests. The doctor recognizes it because no request is admitted any more. Requests that "
+    "wait for a grammar are not in the queue either; where their number is known, it is taken "
+    "into account. A KV pool or a limit that is fully used without a queue is a good state.",
+    guide="SGLang's tuning guides of all years: if #queue-req is often 0, the clients send too "
+    "slowly; send faster. The guides call a queue of 50 to 500 (2024) or 100 to 2000 requests "
     "(2025 and later) healthy.",
-    equation="requests to keep open = running x 0.9 / usage, at most the cap of running requests "
-    "and at most 8 times today's",
+    equation="requests to keep open = running requests x 0.9 / KV pool usage, but at most the "
+    "limit on running requests, and at most 8 times today's",
     picture="""\
-clients . . . .        queue             running (room for 256)
+clients . . . .        queue             running (limit 256)
   -> request ->  [              ] ->  [###........................]
-                   always empty          12 run, usage 0.05""",
+                   always empty       12 run, 5 % of the KV pool""",
 )

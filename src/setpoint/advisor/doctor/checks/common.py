@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.equations import StepTime, fit_step_time
-from setpoint.advisor.doctor.findings import Effect
+from setpoint.advisor.doctor.findings import Direction, Effect
 from setpoint.advisor.doctor.load import Load
 from setpoint.advisor.doctor.observations import Event, EventKind, Evidence
 
@@ -109,27 +110,25 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def of_load(share: float) -> str:
-    """ "97 % of the time under load"."""
-    return (
-        "all of the time under load"
-        if share > 0.995
-        else f"{percent(share)} of the time under load"
-    )
+def during(share: float) -> str:
+    """ "for 97 % of the time under load"."""
+    if share > 0.995:
+        return "throughout the load"
+    return f"for {percent(share)} of the time under load"
 
 
-def wait(count: float) -> str:
-    """ "about 48 requests wait in the queue"."""
-    return (
-        "about 1 request waits in the queue"
-        if round(count) == 1
-        else (f"about {count:,.0f} requests wait in the queue")
-    )
+def change(direction: Direction, flag: str, value: Any, present: float | None = None) -> str:
+    """ "Raise --max-running-requests from 16 to 64"."""
+    verb = {"increase": "Raise", "decrease": "Lower", "set": "Set"}[direction]
+    start = "" if present is None else f" from {plain(present)}"
+    return f"{verb} {flag}{start} to {plain(value)}"
 
 
-def run(count: float) -> str:
-    """ "16 requests run"."""
-    return "1 request runs" if round(count) == 1 else f"{count:,.0f} requests run"
+def plain(value: Any) -> str:
+    """As it is typed: "16", "0.35", "fcfs"."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if value == int(value) else f"{value:g}"
+    return str(value)
 
 
 def per_minute(case: Case) -> str:
@@ -143,5 +142,5 @@ def per_minute(case: Case) -> str:
 
 
 def counted(number: int, one: str) -> str:
-    """ "1 moment", "2 moments"."""
-    return f"{number} {one}{'s' * (number != 1)}"
+    """ "1 moment", "2,000 moments"."""
+    return f"{number:,} {one}{'s' * (number != 1)}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
+    change,
     confidence,
     counted,
+    during,
     per_minute,
     percent,
     quote,
@@ -47,19 +49,20 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="kv-conservative",
         confidence=confidence(case, share, held, 0.93),
-        summary=f"The reserve for future outputs keeps requests out: about {queue:.0f} wait in "
-        f"{percent(share)} of the loaded time although only {percent(usage)} of the KV pool is "
-        "used.",
+        summary=f"The memory reserve for future output keeps requests waiting: {during(share)}, "
+        f"about {queue:,.0f} wait although only {percent(usage)} of the KV pool is in use.",
         evidence=quote(held) + said(case, "schedule_conservativeness", "max_running_requests"),
         action=_action(present, value),
         effect=throughput_effect(case, running, growth),
         ruled_out=_alternatives(case, held, running),
-        risk="If outputs turn out longer than expected, the pool fills up and running requests are "
-        "retracted; about one a minute costs little.",
-        verify="Usage rises above 0.9, #queue-req falls, and retractions stay at about one a "
-        "minute or fewer.",
-        falsify="Usage does not move within some hundred decode steps: then something else keeps "
-        "requests out, such as slots for adapters, or single requests with a huge max_new_tokens.",
+        risk="If outputs are longer than expected, the KV pool fills up and running requests are "
+        "retracted: they go back to the queue and are computed again. About one retraction a "
+        "minute costs little.",
+        verify="KV pool usage (token usage) rises above 0.9, the queue (#queue-req) shrinks, and "
+        "there is at most about one retraction a minute.",
+        falsify="KV pool usage (token usage) does not rise within a few hundred decode steps. Then "
+        "something else keeps requests waiting, such as the limit on loaded adapters, or single "
+        "requests with a huge max_new_tokens.",
         share=round(share, 3),
     )
 
@@ -67,12 +70,12 @@ def find(case: Case) -> Finding | None:
 def _action(present: float, value: float) -> Action:
     if present <= MIN_CONSERVATIVENESS:
         return Action(
-            "Let the clients ask for a smaller max_new_tokens: --schedule-conservativeness is at "
-            f"{present:g} already, and each waiting request is still charged its whole "
-            "max_new_tokens (up to 4096) before it may run."
+            "Have the clients send a smaller max_new_tokens. --schedule-conservativeness is "
+            f"already at {present:g}, and before a request may run, the server still reserves all "
+            "of its max_new_tokens (up to 4096)."
         )
     return Action(
-        f"Start the server with --schedule-conservativeness {value:g} (now {present:g}).",
+        change("decrease", "--schedule-conservativeness", value, present) + ".",
         "--schedule-conservativeness",
         "decrease",
         value,
@@ -84,14 +87,17 @@ def _alternatives(case: Case, held: Load, running: float) -> tuple[RuledOut, ...
     why = []
     if case.limits.slots:
         why.append(
-            RuledOut("seq-cap", f"About {running:.0f} of {case.limits.slots:.0f} slots are used.")
+            RuledOut(
+                "seq-cap",
+                f"About {running:,.0f} requests run; the limit is {case.limits.slots:,.0f}.",
+            )
         )
     else:
         different = len({moment.running for moment in held.moments})
         why.append(
             RuledOut(
                 "seq-cap",
-                f"No cap is known, and the running requests do not stand at one number: "
+                "No limit on running requests is known, and their number is not constant: it takes "
                 f"{counted(different, 'value')} in {counted(len(held), 'moment')}.",
             )
         )
@@ -99,43 +105,49 @@ def _alternatives(case: Case, held: Load, running: float) -> tuple[RuledOut, ...
     why.append(
         RuledOut(
             "prefill-budget",
-            f"Prefill batches at their budget make {percent(full)} of the time; decode steps run "
-            "between them, which they do only if no request can be admitted.",
+            f"Prefill batches that fill their token budget take {percent(full)} of the time. "
+            "Decode steps run between them, which happens only if no request can be admitted.",
         )
     )
     high = held.share(lambda moment: (moment.usage or 0.0) >= FULL)
-    why.append(RuledOut("kv-full", f"Usage is 0.9 or more in {percent(high)} of that time."))
+    why.append(
+        RuledOut(
+            "kv-full",
+            f"90 % or more of the KV pool is in use for only {percent(high)} of the time.",
+        )
+    )
     why.append(RuledOut("kv-optimistic", f"There are {per_minute(case)}."))
     return tuple(why)
 
 
 CHECK = Check(
     cause="kv-conservative",
-    title="The reserve for future outputs keeps requests out",
+    title="The memory reserve for future output keeps requests waiting",
     find=find,
-    meaning="Before a request is admitted, the scheduler sets memory aside for what the running "
-    "requests may still generate: their max_new_tokens less what they have, times an estimate of "
-    "how much of it they will use (the new-token ratio). Clients often ask for a large "
-    "max_new_tokens and stop early. Then the reserve is never used: memory is free, requests wait.",
-    rule="In at least half of the loaded time requests wait (one for 20 running ones, or "
-    "more), usage is below 0.9 (median below 0.85), an average request more would fit, the running "
-    "requests are below their cap, prefill batches are not at their budget, and there is at most "
-    "about one retraction a minute.",
-    counter_evidence="Low usage with a queue has other causes, which are looked at first: the cap "
-    "of running requests, also one that was silently lowered or that no line names (seq-cap); the "
-    "budget of prefill batches (prefill-budget); one long prompt at a time (long-prompt-blocking); "
-    "grammars that are being compiled; a further pool, of sliding windows or of states, that is "
-    "full; a retraction a short time ago, which has set the estimate anew; and the ramp of a load.",
-    guide="SGLang's tuning guides of all years: if token usage < 0.9 and #queue-req > 0 "
-    "frequently, the server is too conservative about taking in new requests; lower "
-    "--schedule-conservativeness to a value like 0.3. It happens when many requests have a large "
-    "max_new_tokens and stop early because of EOS or stop strings.",
-    equation="free = 1 - usage is the reserve; it grows with c and with the running requests. "
-    "With f times as many of them (f = 0.93 / usage, or what the queue has): "
-    "c' = c x (1 - f x usage) / (f x (1 - usage)), between 0.1 and 0.9 c. "
-    "Example: usage 0.82, c = 1: f = 1.13, c' = 0.34.",
+    meaning="Before the scheduler admits a request, it reserves memory for what the running "
+    "requests may still generate: the rest of their max_new_tokens, times an estimate of how much "
+    "of it they will use (the new-token ratio). Clients often ask for a large max_new_tokens and "
+    "stop early. Then most of the reserve is never used: memory is free, and yet requests wait.",
+    rule="For at least half of the time under load, requests wait (at least one for every 20 that "
+    "run), less than 90 % of the KV pool is in use (median below 85 %), one more average request "
+    "would fit, fewer requests run than the limit allows, prefill batches do not fill their token "
+    "budget, and there is at most about one retraction a minute.",
+    counter_evidence="A queue beside a KV pool with room has other causes, which are checked "
+    "first: the limit on running requests, even if the server lowered it silently or no line names "
+    "it (seq-cap); the token budget of prefill batches (prefill-budget); a long prompt that blocks "
+    "others (long-prompt-blocking); grammars that are being compiled (grammar-queue); a second "
+    "memory pool that is full (other-pool-full); a recent retraction, which raised the estimate; "
+    "and a load that is still ramping up.",
+    guide="SGLang's tuning guides of all years: if token usage < 0.9 and #queue-req > 0 are "
+    "frequent, the server is too cautious about admitting requests; lower "
+    "--schedule-conservativeness to a value such as 0.3. This happens when many requests ask for a "
+    "large max_new_tokens but stop early at EOS or a stop string.",
+    equation="The free share of the pool, 1 - usage, is the reserve. It is proportional to the "
+    "conservativeness c and to the running requests. To run f times as many of them (f = 0.93 / "
+    "usage, or as many as wait): c' = c x (1 - f x usage) / (f x (1 - usage)), between 0.1 and "
+    "0.9 c. Example: usage 0.82 and c = 1 give f = 1.13 and c' = 0.34.",
     picture="""\
 KV pool  [################################::::::::::::::::::::::::::::]
-          in use 0.55                     reserved for max_new_tokens
-          waiting: 120 requests, because nothing is left to promise""",
+          55 % in use                     reserved for max_new_tokens
+          120 requests wait: all of the rest is reserved""",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
+    change,
     confidence,
     per_minute,
     percent,
@@ -51,34 +52,33 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="kv-full",
         confidence=confidence(case, share, full, 0.92),
-        summary=f"The KV pool is too small for the load: {percent(usage)} of it is in use, "
-        f"{running:.0f} requests run, and {reason}.",
+        summary=f"The KV pool is too small for the load: {percent(usage)} of it is in use by "
+        f"{running:,.0f} running requests, and {reason}.",
         evidence=quote(full)
         + quote_events(case, "retraction", 1)
         + said(case, "max_total_num_tokens"),
         action=action,
         effect=throughput_effect(case, running, growth),
         ruled_out=_alternatives(case, usage),
-        risk="Keys and values in 8 bits change outputs slightly: compare answers before it serves "
-        "clients."
+        risk="An 8-bit KV cache changes outputs slightly: compare answers before it serves clients."
         if action.flag == "--kv-cache-dtype"
-        else "Memory that the pool takes is missing for activations: watch for out-of-memory "
-        "errors in long prefills.",
-        verify="max_total_num_tokens of the ready line has grown, #running-req rises with it, and "
-        "#queue-req falls.",
-        falsify="The queue does not shrink with a larger pool: then it grows because more arrives "
-        "than this machine can compute.",
+        else "A larger KV pool leaves less memory for activations: watch for out-of-memory errors "
+        "when long prompts are computed.",
+        verify="The ready line shows a larger max_total_num_tokens, more requests run "
+        "(#running-req), and the queue (#queue-req) shrinks.",
+        falsify="The queue does not shrink with a larger KV pool. Then more requests arrive than "
+        "this machine can compute.",
         share=round(share, 3),
     )
 
 
 def _reserved(case: Case) -> str | None:
-    """Requests are thrown back although every token that may come is reserved."""
+    """Requests are retracted although every token that may come is reserved."""
     if not retracts_often(case):
         return None
     return (
         f"there are {per_minute(case)} although --schedule-conservativeness "
-        f"{case.conservativeness:g} reserves every token that may come"
+        f"{case.conservativeness:g} already reserves all of max_new_tokens"
     )
 
 
@@ -89,13 +89,14 @@ def _too_small(full: Load, share: float, running: float, queue: float) -> str | 
         return None
     if trend >= GROWS and queue >= max(0.25 * running, 4):
         return (
-            f"the queue grows (median {queue:.0f}, in the last third {trend:.1f} times the first)"
+            f"the queue grows (median {queue:,.0f} requests; its last third is {trend:.1f} times "
+            "as long as its first)"
         )
     usage = full.median(lambda moment: moment.usage) or 0.0
     no_room = running < SMALL_BATCH and usage + usage / running >= 1
     if queue >= LONG_QUEUE * running or (no_room and queue >= running):
         return (
-            f"{queue:.0f} wait: a request waits {queue / running:.1f} times as long as it is served"
+            f"{queue:,.0f} wait, so a request waits {queue / running:.1f} times as long as it runs"
         )
     return None
 
@@ -106,8 +107,8 @@ def _action(case: Case, growth: float) -> Action:
     if tokens and asked and tokens >= 0.98 * asked:
         value = rounded(tokens * growth)
         return Action(
-            f"Start the server with --max-total-tokens {value}, or without that option: it, and "
-            "not the memory, limits the pool today.",
+            f"{change('increase', '--max-total-tokens', value, asked)}, or remove the option: it "
+            "limits the KV pool, not the memory.",
             "--max-total-tokens",
             "increase",
             value,
@@ -117,8 +118,13 @@ def _action(case: Case, growth: float) -> Action:
     )
     if fraction is not None:
         return Action(
-            f"Start the server with --mem-fraction-static {fraction:g}: "
-            f"{case.facts.available_gb:.1f} GB are free when it is ready.",
+            change(
+                "increase",
+                "--mem-fraction-static",
+                fraction,
+                case.number("mem_fraction_static"),
+            )
+            + f": {case.facts.available_gb:.1f} GB are free once the server is ready.",
             "--mem-fraction-static",
             "increase",
             fraction,
@@ -126,15 +132,15 @@ def _action(case: Case, growth: float) -> Action:
     dtype = str(case.option("kv_cache_dtype", "auto"))
     if "fp8" not in dtype and "fp4" not in dtype:
         return Action(
-            "Start the server with --kv-cache-dtype fp8_e4m3: the same memory holds twice the "
-            "tokens of a 16-bit cache. If outputs must not change, add a replica instead.",
+            "Set --kv-cache-dtype to fp8_e4m3: the same memory then holds twice the tokens of a "
+            "16-bit KV cache. If outputs must not change, add a replica instead.",
             "--kv-cache-dtype",
             "set",
             "fp8_e4m3",
         )
     return Action(
-        "Add a replica behind a router, or a device with more memory: keys and values are small "
-        "already, and no memory is left for them."
+        "Add a replica behind a router, or use a device with more memory. The KV cache is already "
+        "quantized, and no memory is left for a larger pool."
     )
 
 
@@ -142,20 +148,24 @@ def _alternatives(case: Case, usage: float) -> tuple[RuledOut, ...]:
     why = [
         RuledOut(
             "kv-conservative",
-            f"The median usage is {usage:.2f}, so that at most {percent(1 - usage)} can be held "
-            f"back; the aim is {GOOD_USAGE}.",
+            f"{percent(usage)} of the KV pool is in use (median), so the memory reserve holds back "
+            f"at most {percent(1 - usage)}; {percent(GOOD_USAGE)} in use is the aim.",
         ),
         RuledOut("kv-optimistic", f"There are {per_minute(case)}."),
     ]
     if case.limits.slots:
         most = case.decoding.most(lambda moment: moment.running) or 0.0
         why.append(
-            RuledOut("seq-cap", f"At most {most:.0f} of {case.limits.slots:.0f} slots are used.")
+            RuledOut(
+                "seq-cap",
+                f"At most {most:,.0f} requests run; the limit is {case.limits.slots:,.0f}.",
+            )
         )
     if case.facts.available_gb is not None:
         why.append(
             RuledOut(
-                "mem-underused", f"{case.facts.available_gb:.1f} GB are free when it is ready."
+                "mem-underused",
+                f"{case.facts.available_gb:.1f} GB were free when the server was ready.",
             )
         )
     return tuple(why)
@@ -165,26 +175,28 @@ CHECK = Check(
     cause="kv-full",
     title="The KV pool is too small for the load",
     find=find,
-    meaning="Each running request holds keys and values of all its tokens. The pool is full of "
-    "them, the estimate of the scheduler is right, and still more requests wait than run. Options "
-    "of the scheduler can only choose who waits; what helps is more pool, smaller keys and values, "
+    meaning="The KV pool holds the keys and values of every token of every running request. It is "
+    "full of them, the scheduler's estimate is right, and still too many requests wait. Scheduler "
+    "options only choose which requests wait. What helps is a larger pool, a quantized KV cache, "
     "shorter requests, or another replica.",
-    rule="In at least half of the loaded time requests wait at a usage of 0.9 or more (or one at "
-    "which an average request would not fit), the queue does not shrink, and one of these holds: "
-    "it grows by 30 % or more from the first to the last third; at least four times as many "
-    "requests wait as run; fewer than 64 run, as many wait, and an average request more would "
-    "not fit even without a reserve. Or retractions "
-    "go on although the conservativeness is at its maximum.",
-    counter_evidence="A full pool with a moderate queue is the state that the guides aim at "
-    "(healthy), and so is a queue that shrinks, as that of an offline batch. Much free memory when "
-    "the server is ready makes mem-underused the cause.",
-    guide="SGLang's tuning guides, 2025 and 2026: the larger the KV pool, the more requests can "
-    "run; set --mem-fraction-static as high as activations allow (5 to 8 GB left). That of 2026: "
-    "quantize the cache with --kv-cache-dtype fp8_e4m3. All of them: favour data parallelism.",
-    equation="Little's law: waiting time / serving time = waiting / running requests. A pool of "
-    "f times the tokens runs f times the requests, f = min(2, (running + waiting) / running).",
+    rule="For at least half of the time under load, requests wait while 90 % or more of the KV "
+    "pool is in use (or one more average request would not fit), the queue does not shrink, and "
+    "one of these holds: the queue grows by 30 % or more from its first to its last third; at "
+    "least four times as many requests wait as run; fewer than 64 requests run, at least as many "
+    "wait, and one more would not fit even without the memory reserve. It is also reported if "
+    "retractions go on although --schedule-conservativeness is at its effective maximum.",
+    counter_evidence="A full KV pool with a moderate queue is the state that the guides aim at "
+    "(healthy). So is a queue that shrinks, like that of an offline batch. If much memory is free "
+    "once the server is ready, the cause is mem-underused.",
+    guide="SGLang's tuning guides of 2025 and 2026: the larger the KV pool, the more requests can "
+    "run; set --mem-fraction-static as high as activations allow (5 to 8 GB left free). The guide "
+    "of 2026: quantize the KV cache with --kv-cache-dtype fp8_e4m3. All guides: prefer data "
+    "parallelism.",
+    equation="Little's law: time in the queue / time running = waiting requests / running "
+    "requests. A pool with f times the tokens runs f times the requests; f = min(2, (running + "
+    "waiting) / running).",
     picture="""\
 queue                        running              KV pool
-[################## 150 ] -> [#### 30 ]           [############] 0.98
+[################## 150 ] -> [#### 30 ]           [############] 98 %
       grows                   slots are free       nothing is free""",
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
+    change,
     confidence,
+    counted,
     estimate,
     events,
     per_minute,
@@ -42,15 +44,17 @@ def find(case: Case) -> Finding | None:
     wanted = conservativeness_against_retractions(present, ratios)
     strength = min(1.0, 0.5 + 0.25 * rate / MAX_RATE) * min(1.0, case.num_retractions / 5)
     high = case.decoding.where(lambda moment: (moment.usage or 0.0) >= HIGH_USAGE)
-    used = "" if usage is None else f" while {percent(usage)} of the KV pool is used"
+    used = "" if usage is None else f", while {percent(usage)} of the KV pool is in use"
     return Finding(
         cause="kv-optimistic",
         confidence=confidence(case, strength, case.load, 0.95),
-        summary=f"Too many requests are admitted: {case.num_retractions} times ({per_minute(case)})"
-        f" running requests lost their memory{used}.",
+        summary="Too many requests are admitted, so running ones are retracted: "
+        f"{counted(case.num_retractions, 'time')} ({per_minute(case)}), the KV pool ran out and "
+        f"running requests went back to the queue{used}.",
         evidence=quote_events(case, "retraction", 2) + quote(high, 2),
         action=Action(
-            f"Start the server with --schedule-conservativeness {wanted:g} (now {present:g}).",
+            change("increase", "--schedule-conservativeness", wanted, present)
+            + ", so that the server reserves more memory for the output of running requests.",
             "--schedule-conservativeness",
             "increase",
             wanted,
@@ -58,10 +62,12 @@ def find(case: Case) -> Finding | None:
         ),
         effect=_effect(present, wanted, ratios),
         ruled_out=_alternatives(case, present, usage),
-        risk="Fewer requests run at once; if outputs are shorter than expected, memory stays free.",
-        verify="At most about one line 'Retract requests' a minute, and usage stays above 0.9.",
-        falsify="Retractions go on at a conservativeness of 1.4: then the pool is too small for "
-        "the outputs (see kv-full).",
+        risk="Fewer requests run at once. If outputs are shorter than expected, memory stays "
+        "unused.",
+        verify="The log shows at most about one retraction a minute, and KV pool usage (token "
+        "usage) stays above 0.9.",
+        falsify="Retractions go on with --schedule-conservativeness 1.43. Then the KV pool is too "
+        "small for the load (see kv-full).",
         share=round(sum(high.weights) / (sum(case.decoding.weights) or 1.0), 3),
     )
 
@@ -72,9 +78,9 @@ def retracts_often(case: Case) -> bool:
 
 def _effect(present: float, wanted: float, ratios: list[float]) -> Effect:
     source = (
-        f"the median ratio after {len(ratios)} retractions, divided by 0.7"
+        f"from the median new-token ratio after {counted(len(ratios), 'retraction')}"
         if ratios
-        else "no line tells the ratio, so this is the guides' value"
+        else "the guides' value, because no line shows the new-token ratio"
     )
     factor = wanted / max(present, 0.01)
     return estimate(
@@ -82,8 +88,8 @@ def _effect(present: float, wanted: float, ratios: list[float]) -> Effect:
         0.0,
         min(1.0, 1 / factor**2),
         1.0,
-        f"the reserve of a new batch becomes {factor:.2f} times as large ({source}); how much of "
-        "it outputs use varies, so that the interval is wide",
+        f"the memory reserve becomes {factor:.1f} times as large ({source}). The interval is wide "
+        "because nobody knows how long the next outputs will be",
     )
 
 
@@ -91,46 +97,49 @@ def _alternatives(case: Case, present: float, usage: float | None) -> tuple[Rule
     why = [
         RuledOut(
             "kv-full",
-            f"--schedule-conservativeness is {present:g}: up to {MAX_CONSERVATIVENESS} it still "
-            "makes a difference.",
+            f"--schedule-conservativeness is {present:g}; raising it helps up to "
+            f"{MAX_CONSERVATIVENESS}.",
         )
     ]
     if usage is not None:
         why.append(
             RuledOut(
                 "kv-conservative",
-                f"Usage is {usage:.2f} or more in a quarter of the time: memory is not held back.",
+                f"{percent(usage)} or more of the KV pool is in use for a quarter of the time: "
+                "little memory is held back.",
             )
         )
     why.append(
-        RuledOut("healthy", f"{per_minute(case)} are more than the one a minute that is fine.")
+        RuledOut("healthy", f"There are {per_minute(case)}; about one a minute would be fine.")
     )
     return tuple(why)
 
 
 CHECK = Check(
     cause="kv-optimistic",
-    title="Too many requests are admitted, and running ones are thrown back",
+    title="Too many requests are admitted, so running ones are retracted",
     find=find,
-    meaning="The scheduler admits more requests than it has memory for, because most end before "
-    "their max_new_tokens. If they grow longer than it expected, the pool fills up in the middle "
-    "of decoding: some running requests lose their memory, go back to the queue, and their prompts "
-    "and outputs are computed again. Their clients see a pause; the work is done twice.",
-    rule="At least three retractions, at more than about one a minute of busy time, while usage is "
-    "above 0.8, and --schedule-conservativeness is not at its effective maximum of 1.43.",
-    counter_evidence="About one retraction a minute is the price of a full pool, and fine. At a "
-    "conservativeness of 1.43 the initial ratio is 1, every token that may come is reserved, and "
-    "more of it does nothing: then the pool is too small (kv-full).",
-    guide="SGLang's tuning guides of all years: if usage is very high and lines such as 'KV cache "
-    "pool is full. Retract requests.' (2024: 'decode out of memory happened') are frequent, raise "
-    "--schedule-conservativeness to a value like 1.3; occasionally is okay (2025 and later: about "
-    "once a minute).",
-    equation="After a retraction the scheduler sets ratio = (generated + 20 n) / allowed outputs: "
-    "what requests turned out to need. A new batch starts at ratio = 0.7 c. So "
-    "c = median ratio after retractions / 0.7, at least 1.15 x today's, at most 1.43.",
+    meaning="The scheduler admits more requests than its memory could hold at full length, because "
+    "most end before their max_new_tokens. If outputs turn out longer than it expected, the KV "
+    "pool fills up in the middle of decode. Some running requests are then retracted: they lose "
+    "their memory, go back to the queue, and their prompts and outputs are computed again. Their "
+    "clients see a pause, and the work is done twice.",
+    rule="There are at least three retractions, at more than about one a minute, while more than "
+    "80 % of the KV pool is in use, and --schedule-conservativeness is below 1.43, from which on "
+    "raising it changes nothing.",
+    counter_evidence="About one retraction a minute is the price of a well-used KV pool, and fine. "
+    "With --schedule-conservativeness 1.43 the new-token ratio starts at 1: all of max_new_tokens "
+    "is reserved, and a larger value changes nothing. Then the pool is too small (kv-full).",
+    guide="SGLang's tuning guides of all years: if token usage is very high and lines such as 'KV "
+    "cache pool is full. Retract requests.' (2024: 'decode out of memory happened') are frequent, "
+    "raise --schedule-conservativeness to a value such as 1.3. Occasional retractions are fine "
+    "(2025 and later: about one a minute).",
+    equation="After a retraction the scheduler sets the new-token ratio to what requests turned "
+    "out to need: (generated + 20 n) / allowed output tokens. With conservativeness c it starts at "
+    "0.7 c. So c = median ratio after retractions / 0.7, at least 1.15 x today's, at most 1.43.",
     picture="""\
-usage 1.0 |      .--x   .--x   .--x      x  a request is thrown back:
-          |   .-'   '.-'   '.-'             its memory is free again,
-      0.8 | .'                              its work is lost
-          +------------------------> time""",
+KV pool 100 % |      .--x   .--x   .--x      x  a request is retracted:
+in use        |   .-'   '.-'   '.-'             its memory is freed,
+         80 % | .'                              its work is lost
+              +------------------------> time""",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import confidence, estimate, percent, quote, said
+from setpoint.advisor.doctor.checks.common import confidence, during, estimate, percent, quote, said
 from setpoint.advisor.doctor.checks.long_prompts import chunks_of_one
 from setpoint.advisor.doctor.checks.prefill_budget import prefill_action
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
@@ -31,25 +31,27 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="long-prompt-blocking",
         confidence=confidence(case, min(1.0, 0.4 + max(share, counted)), blocking, 0.92),
-        summary=f"One long prompt at a time holds up the others: rows of full chunks of one prompt "
-        f"(the longest of {longest:.0f} tokens, {longest / size:.0f} chunks) take "
-        f"{percent(share)} of the loaded time while about {queue:.0f} requests wait.",
+        summary=f"Long prompts block the requests behind them: {during(share)}, prefill computes "
+        f"chunks of a single long prompt (the longest has {longest:,.0f} tokens in "
+        f"{longest / size:.0f} chunks) while about {queue:,.0f} requests wait.",
         evidence=quote(blocking, 4) + said(case, "chunked_prefill_size"),
         action=_action(case),
         effect=estimate(
-            "time to first token of the requests behind",
+            "time to first token of the requests that wait",
             0.6,
             0.9,
             1.0,
             "fewer chunks have less fixed cost, and the last chunk of a prompt leaves more room "
-            "for others; the tokens to compute stay the same (sglang#29358 measured little)",
+            "for others, but the tokens to compute stay the same (sglang#29358 measured a small "
+            "gain)",
         ),
         ruled_out=_alternatives(case, len(blocking), len(full), usage),
-        risk="Activations of larger chunks take memory (about 1.5 MB a token), and running "
-        "requests wait longer for their next token. Long prompts on a server of their own have "
-        "neither cost.",
-        verify="The 95th percentile of the time to first token falls while the median stays.",
-        falsify="Short requests wait as long when no long prompt is being computed.",
+        risk="Larger chunks need more memory for activations (about 1.5 MB per token), and running "
+        "requests wait longer for their next token. A separate server for long prompts avoids "
+        "both.",
+        verify="The 95th percentile of the time to first token falls, and its median does not "
+        "rise.",
+        falsify="Short requests wait just as long when no long prompt is being computed.",
         share=round(max(share, counted), 3),
     )
 
@@ -57,8 +59,8 @@ def find(case: Case) -> Finding | None:
 def _action(case: Case) -> Action:
     action = prefill_action(case)
     return Action(
-        f"{action.text} If that is not enough, send long prompts to a server of their own: only "
-        "one prompt may be partly computed at a time, which no option changes.",
+        f"{action.text} If that is not enough, send long prompts to a separate server: the "
+        "scheduler works on only one partly computed prompt at a time, and no option changes that.",
         action.flag,
         action.direction,
         action.value,
@@ -72,41 +74,46 @@ def _alternatives(
     why = [
         RuledOut(
             "prefill-budget",
-            f"{blocking} of {full} full batches hold one prompt alone; many prompts together would "
-            "share them.",
+            f"{blocking:,} of {full:,} full prefill batches hold a single prompt; if the budget "
+            "were the limit, several prompts would share them.",
         )
     ]
     if usage is not None:
-        why.append(RuledOut("kv-full", f"The median usage is {usage:.2f}: memory is free."))
+        why.append(RuledOut("kv-full", f"Only {percent(usage)} of the KV pool is in use (median)."))
     running = case.decoding.median(lambda moment: moment.running)
     if case.limits.slots and running is not None:
         why.append(
-            RuledOut("seq-cap", f"About {running:.0f} of {case.limits.slots:.0f} slots are used.")
+            RuledOut(
+                "seq-cap",
+                f"About {running:,.0f} requests run; the limit is {case.limits.slots:,.0f}.",
+            )
         )
     return tuple(why)
 
 
 CHECK = Check(
     cause="long-prompt-blocking",
-    title="One long prompt at a time holds up the others",
+    title="Long prompts block the requests behind them",
     find=find,
     meaning="A prompt that is longer than a prefill batch is computed in chunks, and only one "
-    "prompt may be partly computed at a time. Its chunks come first in each step and fill it. "
-    "Until its last chunk, no other request is admitted, however short it is; the running ones "
-    "get no step of their own either, unless chunks are mixed with decode.",
-    rule="Rows of three or more full chunks of one prompt (one sequence, the whole budget) while "
-    "requests wait take a tenth of the loaded time or of its lines, are more than half of all "
-    "full prefill batches, and usage is below 0.9.",
-    counter_evidence="Full batches of many prompts are prefill-budget. If all prompts are equally "
-    "long, nobody short is held up, and the remedy is the same or more devices.",
-    guide="SGLang's tuning guide, 2026: if long prompts dominate, raise --chunked-prefill-size. "
-    "Its own list of remedies for memory asks for the opposite, and chunks of 32768 tokens made "
-    "prefill about 10 % faster and the time to first token hardly shorter (sglang#29358). That one "
-    "prompt at a time may be partly computed is called a missing mechanism in sglang#34623.",
-    equation="value as for prefill-budget; steps that a prompt needs = tokens / chunk",
+    "prompt at a time may be partly computed. Its chunks come first in every step and fill it. "
+    "Until its last chunk is computed, no other request is admitted, however short it is. The "
+    "running requests wait as well, unless prefill chunks are mixed with decode.",
+    rule="Runs of three or more full chunks of a single prompt (one sequence, the whole token "
+    "budget), with requests waiting, take at least a tenth of the time under load or of its lines "
+    "and are more than half of all full prefill batches, while less than 90 % of the KV pool is in "
+    "use.",
+    counter_evidence="Full batches that several prompts share are prefill-budget. If all prompts "
+    "are equally long, no short request is blocked; larger chunks or more devices help then, too.",
+    guide="SGLang's tuning guide of 2026: if long prompts dominate, raise --chunked-prefill-size. "
+    "Its remedies for running out of memory ask for the opposite, and chunks of 32768 tokens made "
+    "prefill only about 10 % faster and the time to first token hardly shorter (sglang#29358). "
+    "sglang#34623 calls it a missing feature that only one prompt may be partly computed.",
+    equation="the new value is computed as for prefill-budget; a prompt needs tokens / chunk size "
+    "steps",
     picture="""\
 step     1        2        3        4        5        6
 chunk  [AAAAAAA][AAAAAAA][AAAAAAA][AAAAAAA][AAAAbcd][ decode ]
 queue   b c d    b c d e  b c d e  b c d e f ...
-        four short requests wait for one prompt of 33000 tokens""",
+        the short requests b to f wait for one prompt of 33,000 tokens""",
 )

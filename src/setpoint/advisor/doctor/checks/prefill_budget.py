@@ -5,7 +5,9 @@ from __future__ import annotations
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
+    change,
     confidence,
+    during,
     estimate,
     per_minute,
     percent,
@@ -35,23 +37,25 @@ def find(case: Case) -> Finding | None:
     action = prefill_action(case)
     queue = bound.median(lambda moment: moment.queue) or 1.0
     size = case.limits.prefill_tokens
-    at = f" at their budget of {size:.0f} tokens" if size else ", as the scheduler's reasons say"
+    full_at = (
+        f"prefill batches are full ({size:,.0f} tokens)" if size else "prefill batches are full"
+    )
     return Finding(
         cause="prefill-budget",
         confidence=confidence(case, min(1.0, share + 0.1), bound, 0.93),
-        summary=f"Prompts wait for room in prefill batches: in {percent(share)} of the loaded time "
-        f"these are{at} while about {queue:.0f} requests wait.",
+        summary=f"Prompts wait for room in prefill batches: {during(share)}, {full_at} and about "
+        f"{queue:,.0f} requests wait.",
         evidence=quote(full if len(full) else bound)
         + said(case, "chunked_prefill_size", "max_prefill_tokens"),
         action=action,
         effect=_effect(),
         ruled_out=_alternatives(case, usage),
-        risk="Activations of larger batches take memory (about 1.5 MB a token), and running "
-        "requests wait longer for their next token while one is computed.",
-        verify="#new-token of the prefill lines follows the new budget, input throughput rises, "
-        "and #queue-req falls.",
-        falsify="Input throughput stays the same with larger batches: then the device computes as "
-        "fast as it can, and more devices are the remedy.",
+        risk="Larger prefill batches need more memory for activations (about 1.5 MB per token), "
+        "and running requests wait longer for their next token while one is computed.",
+        verify="Prefill lines show the new budget (#new-token), input throughput rises, and the "
+        "queue (#queue-req) shrinks.",
+        falsify="Input throughput stays the same with larger batches. Then the device already "
+        "computes as fast as it can, and only more devices help.",
         share=round(share, 3),
     )
 
@@ -82,7 +86,7 @@ def prefill_action(case: Case) -> Action:
         return _raise("--max-prefill-tokens", size, value)
     action = _raise("--chunked-prefill-size", size, value)
     if most is not None and most < value:
-        note = f" Raise --max-prefill-tokens to {value} with it: it would bind next."
+        note = f" Raise --max-prefill-tokens to {value} as well, or it becomes the next limit."
         return Action(
             action.text + note, action.flag, action.direction, action.value, live=action.live
         )
@@ -90,7 +94,7 @@ def prefill_action(case: Case) -> Action:
 
 
 def _raise(flag: str, present: float, value: int) -> Action:
-    text = f"Start the server with {flag} {value} (now {present:.0f})."
+    text = change("increase", flag, value, present) + "."
     # A larger chunk needs memory that is planned at the start.
     return Action(text, flag, "increase", value, live=flag != "--chunked-prefill-size")
 
@@ -109,9 +113,8 @@ def _effect() -> Effect:
         1.0,
         1.1,
         1.5,
-        "a larger batch costs the device the same for each token; what it saves is the fixed cost "
-        "of a step and the wait between steps (chunks four times as large gave about 10 % in "
-        "sglang#29358)",
+        "each token costs the device the same in a larger batch; only the fixed cost of each step "
+        "is saved (chunks four times as large gave about 10 % in sglang#29358)",
     )
 
 
@@ -120,24 +123,27 @@ def _alternatives(case: Case, usage: float | None) -> tuple[RuledOut, ...]:
     running = case.decoding.median(lambda moment: moment.running)
     if case.limits.slots and running is not None:
         why.append(
-            RuledOut("seq-cap", f"About {running:.0f} of {case.limits.slots:.0f} slots are used.")
+            RuledOut(
+                "seq-cap",
+                f"About {running:,.0f} requests run; the limit is {case.limits.slots:,.0f}.",
+            )
         )
     if usage is not None:
-        why.append(RuledOut("kv-full", f"The median usage is {usage:.2f}: memory is free."))
+        why.append(RuledOut("kv-full", f"{percent(usage)} of the KV pool is in use (median)."))
     prefills = case.load.where(lambda moment: moment.num_prefill > 0)
     full = prefills.where(lambda moment: at_budget(moment, case.limits))
     why.append(
         RuledOut(
             "kv-conservative",
-            f"{len(full)} of {len(prefills)} prefill batches use their whole budget; a reserve "
-            "that binds would leave them small.",
+            f"{len(full):,} of {len(prefills):,} prefill batches are full. If the memory reserve "
+            "kept requests out, they would be small.",
         )
     )
     blocking, _ = chunks_of_one(case)
     why.append(
         RuledOut(
             "long-prompt-blocking",
-            f"{len(blocking)} of them are chunks of one prompt alone.",
+            f"{len(blocking):,} prefill batches are chunks of a single prompt.",
         )
     )
     why.append(RuledOut("kv-optimistic", f"There are {per_minute(case)}."))
@@ -149,23 +155,24 @@ CHECK = Check(
     title="Prompts wait for room in prefill batches",
     find=find,
     meaning="A prefill batch takes at most --chunked-prefill-size and at most --max-prefill-tokens "
-    "prompt tokens. So many prompts arrive that each batch is full: memory and slots are free, but "
-    "requests wait for their prompt to be computed. As prefill goes before decode, the running "
-    "requests wait, too.",
-    rule="In at least 40 % of the loaded time requests wait while prefill batches are at 90 % or "
-    "more of their budget, or lines between such batches show a queue (60 % of the prefill batches "
-    "with a queue are full, and there are at least half as many of them as decode lines); usage is "
-    "below 0.9. Setpoint's own records name the reasons (token_budget, chunk_budget).",
-    counter_evidence="Full batches at the beginning of a load are its ramp. Full batches of one "
-    "single prompt are long-prompt-blocking. Where decode lines dominate, admission fails for "
-    "another reason, because a decode step runs only if no prefill batch can be formed.",
-    guide="SGLang's tuning guide, 2026: process long prompts with a large chunk "
+    "prompt tokens: its token budget. So many prompts arrive that every batch is full. Memory is "
+    "free and more requests could run, but requests wait for their prompts to be computed. Prefill "
+    "goes before decode, so the running requests wait, too.",
+    rule="For at least 40 % of the time under load, requests wait while prefill batches use 90 % "
+    "or more of their token budget, or lines between such batches show a queue (60 % of the "
+    "prefill batches with a queue are full, and there are at least half as many of them as decode "
+    "lines), and less than 90 % of the KV pool is in use. Setpoint's own records name the reasons "
+    "(token_budget, chunk_budget).",
+    counter_evidence="Full batches at the beginning of a load are its ramp. Full batches of a "
+    "single prompt are long-prompt-blocking. If most lines are decode lines, something else keeps "
+    "requests out, because a decode step runs only if no prefill batch can be formed.",
+    guide="SGLang's tuning guide of 2026: compute long prompts in large chunks "
     "(--chunked-prefill-size 16384 for offline batches and long contexts). The older guides name "
-    "the option only as a remedy for memory that runs out in prefill: lower it to 4096 or 2048.",
-    equation="value = 2 x the budget (4 x if more than 8 batches wait), at most 32768 and at most "
-    "what the free memory less 3 GB holds at 1.5 MB a token",
+    "the option only as a remedy when prefill runs out of memory: lower it to 4096 or 2048.",
+    equation="new budget = 2 x the budget (4 x if more than 8 batches wait), but at most 32768, "
+    "and at most what the free memory minus 3 GB holds at 1.5 MB per token",
     picture="""\
-queue                      prefill batch, budget 8192
-[ aaa bbb ccc ddd ... ] -> [aaaaabbbbbbbbccccccddd|  full each time
+queue                      prefill batch, budget 8192 tokens
+[ aaa bbb ccc ddd ... ] -> [aaaaabbbbbbbbccccccddd|  full every time
                              decode waits meanwhile""",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import confidence, estimate, percent, quote
+from setpoint.advisor.doctor.checks.common import confidence, during, estimate, quote
 from setpoint.advisor.doctor.equations import queue_limit
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 
@@ -22,22 +22,23 @@ def find(case: Case) -> Finding | None:
         return None
     running = case.decoding.median(lambda moment: moment.running) or 0.0
     value = queue_limit(running)
-    usage = case.decoding.median(lambda moment: moment.usage)
     policy = case.option("schedule_policy")
     sorting = (
-        f" The policy {policy} acts as first come, first served while more than {LPM_LIMIT} wait."
+        f" With more than {LPM_LIMIT} in the queue, --schedule-policy {policy} has no effect: "
+        "requests are served in order of arrival."
         if policy in ("lpm", "hrrn")
         else ""
     )
     return Finding(
         cause="queue-too-long",
         confidence=confidence(case, share, long, 0.95),
-        summary=f"The queue is too long: more than {MOST} requests wait in {percent(share)} of the "
-        f"loaded time (median {queue:.0f}), while {running:.0f} run.{sorting}",
+        summary=f"The queue is too long: {during(share)}, more than {MOST:,} requests wait (median "
+        f"{queue:,.0f}) while {running:,.0f} run.{sorting}",
         evidence=quote(long),
         action=Action(
-            f"Start the server with --max-queued-requests {value}, so that clients are told at "
-            "once (status 503) to come back or to go to another replica, or let them send fewer.",
+            f"Set --max-queued-requests to {value}, so that further requests are refused at once "
+            "(HTTP status 503) and their clients can try later or elsewhere. Otherwise, send fewer "
+            "requests or add replicas.",
             "--max-queued-requests",
             "set",
             value,
@@ -48,42 +49,43 @@ def find(case: Case) -> Finding | None:
             0.8 * value / queue,
             value / queue,
             min(1.2 * value / queue, 1.0),
-            f"at the same rate of service the wait is proportional to the queue: {queue:.0f} -> "
-            f"{value}",
+            f"at the same throughput, the wait is proportional to the length of the queue, which "
+            f"falls from {queue:,.0f} to at most {value:,}",
         ),
         ruled_out=(
             RuledOut(
                 "healthy",
-                f"Usage is {'unknown' if usage is None else format(usage, '.2f')}, but the guides' "
-                f"upper bound for a queue is {MOST}.",
+                f"The guides call a queue of up to {MOST:,} requests healthy; this one is longer.",
             ),
         ),
-        risk="Clients that do not try again lose requests.",
-        verify="#queue-req stays below the limit, and the time to the first token falls.",
-        falsify="The requests of an offline batch may all wait from the start: then nobody is "
-        "hurt by a long queue, and only the scheduler's time per step counts.",
+        risk="Requests are lost if their clients do not retry.",
+        verify="The queue (#queue-req) stays at or below the limit, and the time to first token "
+        "falls.",
+        falsify="This is an offline batch whose requests all arrive at the start. Then a long "
+        "queue does no harm, apart from the scheduler's time per step.",
         share=share,
     )
 
 
 CHECK = Check(
     cause="queue-too-long",
-    title="Too many requests wait",
+    title="The queue is too long",
     find=find,
-    meaning="More arrives than the server can do, and everything that arrives is kept. Each "
-    "request waits for all those before it, most clients give up before their turn, and the "
-    "scheduler spends time on the queue in each step, most of all with policies that sort it.",
-    rule="More than 2000 requests wait in at least half of the loaded time.",
-    counter_evidence="If the requests do not run because of a cap or a reserve, that is the cause, "
-    "and comes first. In an offline batch nobody waits for a single answer.",
-    guide="SGLang's tuning guide, 2024: do not make #queue-req too large, because it raises the "
-    "scheduling overhead, especially with --schedule-policy lpm; healthy is 50 to 500. The guides "
-    "of 2025 and 2026: healthy is 100 to 2000; above 2000 reduce the rate of requests.",
-    equation="--max-queued-requests = 2 x running requests, between 100 and 2000: by Little's law "
-    "a request then waits about twice as long as it is served.",
+    meaning="More requests arrive than the server can compute, and it keeps all of them. Each "
+    "request waits for all those before it, so many clients give up before their turn. The "
+    "scheduler also spends time on the queue in every step, most of all with a policy that sorts "
+    "it.",
+    rule="More than 2,000 requests wait for at least half of the time under load.",
+    counter_evidence="If the limit on running requests or the memory reserve keeps requests out, "
+    "that cause comes first. In an offline batch, nobody waits for a single answer.",
+    guide="SGLang's tuning guide of 2024: keep #queue-req moderate, because a long queue raises "
+    "the scheduling overhead, especially with --schedule-policy lpm; 50 to 500 is healthy. The "
+    "guides of 2025 and 2026: 100 to 2000 is healthy; above 2000, send fewer requests.",
+    equation="--max-queued-requests = 2 x running requests, between 100 and 2000. By Little's law, "
+    "a request then waits about twice as long as it runs.",
     picture="""\
 queue  [################################################## 5200 ]
                                             guides: at most 2000 ^
 running  [#### 240 ]    a request waits 5200 / 240 = 22 times as long
-                        as it is served""",
+                        as it runs""",
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
+    change,
     confidence,
+    during,
     events,
     per_minute,
     percent,
@@ -47,20 +49,22 @@ def find(case: Case) -> Finding | None:
         tokens / slots if tokens else None,
     )
     value = max(min(value, rounded(slots + queue + 7)), int(slots) + 1)
-    used = "" if usage is None else f", with {percent(usage)} of the KV pool in use"
+    used = "" if usage is None else f", while only {percent(usage)} of the KV pool is in use"
     return Finding(
         cause="seq-cap",
         confidence=confidence(case, share, capped, 0.97 if case.slots_named else 0.85),
-        summary=f"The cap of running requests binds: {slots:.0f} run in {percent(share)} of the "
-        f"loaded time while about {capped.median(lambda m: m.queue):.0f} wait{used}.",
+        summary=f"The limit on running requests is reached: {during(share)}, {slots:,.0f} run (the "
+        f"limit) and about {capped.median(lambda m: m.queue):,.0f} wait{used}.",
         evidence=_evidence(case) + quote(capped),
         action=_action(case, value),
         effect=throughput_effect(case, slots, value / slots),
         ruled_out=_alternatives(case, usage),
-        risk="More requests at once make each of them slower between tokens, and decode graphs "
-        "cover batches only up to their largest size (see graph-miss).",
-        verify="#running-req rises above the old cap, usage rises, #queue-req falls.",
-        falsify="#running-req stays where it is although the ready line shows the new cap.",
+        risk="With more requests at once, each of them gets its tokens more slowly. Decode graphs "
+        "cover batches only up to the largest captured size (see graph-miss).",
+        verify=f"Under the same load, the running requests (#running-req) rise above {slots:.0f}, "
+        "KV pool usage (token usage) rises, and the queue (#queue-req) shrinks.",
+        falsify="The running requests (#running-req) stay where they are although the ready line "
+        "(max_total_num_tokens=…) shows the new limit.",
         share=round(share, 3),
     )
 
@@ -81,14 +85,17 @@ def _reduced(case: Case) -> bool:
 
 
 def _action(case: Case, value: int) -> Action:
-    text = f"Start the server with --max-running-requests {value}."
+    text = change("increase", "--max-running-requests", value, case.limits.slots) + "."
     if not case.slots_named:
-        text += " The source does not show the cap; look for it in the ready line first."
+        text += (
+            " No line that was read names the limit: check max_running_requests in the server's "
+            "ready line (max_total_num_tokens=…) first."
+        )
     if _reduced(case):
         text += (
-            " The server lowered the value that it was given when it started, because its memory "
-            "does not hold the states of so many requests: if it does so again, give it more with "
-            "--mem-fraction-static, or lower --context-length."
+            " At its start, the server lowered the value that it was given, because its memory "
+            "does not hold the states of that many requests. If it does so again, raise "
+            "--mem-fraction-static or lower --context-length."
         )
     # Not while it serves: the engine has as many slots as the cap had at its start.
     return Action(text, "--max-running-requests", "increase", value)
@@ -98,21 +105,26 @@ def _alternatives(case: Case, usage: float | None) -> tuple[RuledOut, ...]:
     why = []
     if usage is not None:
         why.append(
-            RuledOut("kv-full", f"The median usage at the cap is {usage:.2f}: room is left.")
+            RuledOut(
+                "kv-full", f"At the limit, {percent(usage)} of the KV pool is in use (median)."
+            )
         )
     running = [running_of(moment) for moment in case.queued().moments]
     same = len({value for value in running if value is not None})
-    take = "have one number" if same == 1 else f"take {same} different values"
+    stays = "stays the same" if same == 1 else f"takes {same} values, all up to the limit"
     why.append(
         RuledOut(
             "kv-conservative",
-            f"While requests wait, the running ones {take}, at most the cap; "
-            "a reserve that binds lets their number vary.",
+            f"While requests wait, the number of running requests {stays}. If the memory reserve "
+            "kept requests out, it would vary.",
         )
     )
     full = case.load.share(lambda moment: at_budget(moment, case.limits))
     why.append(
-        RuledOut("prefill-budget", f"Prefill batches at their budget make {percent(full)} of it.")
+        RuledOut(
+            "prefill-budget",
+            f"Prefill batches that fill their token budget take {percent(full)} of the time.",
+        )
     )
     why.append(RuledOut("kv-optimistic", f"There are {per_minute(case)}."))
     return tuple(why)
@@ -120,27 +132,29 @@ def _alternatives(case: Case, usage: float | None) -> tuple[RuledOut, ...]:
 
 CHECK = Check(
     cause="seq-cap",
-    title="The cap of running requests binds",
+    title="The limit on running requests is reached",
     find=find,
-    meaning="The server runs at most --max-running-requests requests together (divided by the "
-    "ranks of attention data parallelism, and lowered at the start if memory does not hold the "
-    "states of so many). All of them run, others wait, and the KV pool has room that nobody may "
-    "use. The guides' rule 'usage below 0.9 and a queue: lower --schedule-conservativeness' fits "
-    "the picture and does nothing: the reserve is not what stops admission.",
-    rule="In at least 40 % of the loaded time requests wait while the running ones are at the cap "
-    "and usage is below 0.9. The cap is that of the ready line, else the option; if neither is "
-    "there, a number at which the running requests stand in 70 % of the moments with a queue. "
-    "Setpoint's own records name the reason (no_slot).",
-    counter_evidence="A cap that is reached at a usage of 0.9 or more costs nothing: the pool "
-    "would bind next. Requests at the cap without a queue are a good state.",
-    guide="SGLang's tuning guide, 2026: #running-req should be close to --max-running-requests "
-    "under load; for offline batches it suggests 4096, for low latency 128. The older guides name "
-    "the option only as a remedy for memory that runs out in decode. That the cap may be lower "
-    "than what was asked for is sglang#30160.",
-    equation="value = cap x 0.9 / usage, at most pool / tokens per request, "
-    "at most cap + waiting requests",
+    meaning="The server runs at most --max-running-requests requests at once. (With attention data "
+    "parallelism, the limit is divided among the ranks; at its start, the server lowers it if "
+    "memory does not hold the states of that many requests.) The limit is reached, more requests "
+    "wait, and the KV pool has room that none of them may use. The guides' rule 'token usage below "
+    "0.9 and a queue: lower --schedule-conservativeness' seems to fit, but would change nothing: "
+    "the memory reserve is not what keeps requests out.",
+    rule="For at least 40 % of the time under load, requests wait while as many run as the limit "
+    "allows and less than 90 % of the KV pool is in use. The limit is the one in the ready line "
+    "(max_total_num_tokens=…), or else the option. If neither is known, it is the number of "
+    "running requests that was seen in 70 % of the moments with a queue. Setpoint's own records "
+    "name the reason (no_slot).",
+    counter_evidence="If 90 % or more of the KV pool is in use at the limit, a higher limit gains "
+    "nothing: the pool would stop the next request. A server at its limit without a queue is fine.",
+    guide="SGLang's tuning guide of 2026: under load, #running-req should be close to "
+    "--max-running-requests; it suggests 4096 for offline batches and 128 for low latency. The "
+    "older guides name the option only as a remedy when decode runs out of memory. sglang#30160 "
+    "shows that the limit may be lower than the value that was asked for.",
+    equation="new limit = limit x 0.9 / KV pool usage, but at most pool size / tokens per request, "
+    "and at most limit + waiting requests",
     picture="""\
-queue               running, cap 64             KV pool
-[########### 310 ]  [############] 64 of 64     [#####.......] 0.41
-                    no slot is free             much is free""",
+queue               running, limit 64           KV pool
+[########### 310 ]  [############] 64 of 64     [#####.......] 41 %
+                    no slot is free             most of it is free""",
 )
