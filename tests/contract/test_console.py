@@ -6,12 +6,15 @@ import asyncio
 import hashlib
 import json
 import re
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 
 from conftest import Server, make_service
@@ -22,6 +25,7 @@ from setpoint.frontend.console.pages import STATIC
 from setpoint.frontend.ipc.line import EngineLine
 from setpoint.observe.moments import Moment
 from setpoint.testing.fake_engine import FakeEngine
+from setpoint.testing.server import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 Serve = Callable[..., None]
@@ -121,6 +125,18 @@ def test_there_is_a_most_number_of_viewers() -> None:
     asyncio.run(main())
 
 
+def test_viewers_who_come_at_once_are_no_more_either() -> None:
+    async def main() -> None:
+        async with feeding(ScriptedWatch()) as feed:
+            joins = (feed.join() for _ in range(MAX_VIEWERS + 20))
+            results = await asyncio.gather(*joins, return_exceptions=True)
+            assert len(feed.broadcast) == MAX_VIEWERS
+            assert sum(isinstance(each, RequestError) for each in results) == 20
+            assert feed._num_joining == 0
+
+    asyncio.run(main())
+
+
 def test_the_stream_ends_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("setpoint.frontend.console.feed.EVERY_S", 0.01)
 
@@ -148,6 +164,27 @@ def test_a_viewer_who_reads_too_slowly_is_dropped() -> None:
         assert len(broadcast) == 1
 
     asyncio.run(main())
+
+
+def test_a_viewer_who_reads_nothing_loses_the_connection(
+    http_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write that waits for this viewer would wait as long as its connection is there."""
+    monkeypatch.setattr("setpoint.frontend.console.feed.EVERY_S", 0.01)
+    monkeypatch.setattr("setpoint.frontend.console.feed.ALIVE", b":" + b"x" * 200_000 + b"\n\n")
+    address = urlsplit(http_url(FakeEngine(), server_info={"decisions": []}))
+    with socket.socket() as viewer:
+        viewer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        viewer.connect((address.hostname, address.port))
+        viewer.sendall(b"GET /console/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        viewer.recv(1)
+        name = viewer.getsockname()
+
+        def is_connected() -> bool:  # the server is in this process
+            return any(each.raddr == name for each in psutil.Process().net_connections("tcp"))
+
+        assert is_connected()
+        wait_until(lambda: not is_connected(), every_s=0.1)
 
 
 def test_the_page_has_its_files_and_a_strict_policy(serve: Serve) -> None:

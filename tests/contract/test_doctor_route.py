@@ -147,6 +147,28 @@ def test_a_dead_engine_leaves_a_report_and_the_next_one_begins_anew(serve: Serve
     serve(scenario, FakeEngine(max_running=2), server_info=INFO, make_doctor=ServerDoctor)
 
 
+def test_many_questions_at_once_ask_the_engine_once(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, 200 would wait 200 times as long as one: for an engine that hangs, 200
+    times two seconds."""
+    monkeypatch.setattr(watching, "ANSWER_S", 0.3)
+
+    async def scenario(server: Any) -> None:
+        server.engine.moments = capped(60)
+        found = await asyncio.gather(*(doctor(server) for _ in range(50)))
+        assert {each["verdict"] for each in found} == {"seq-cap"}
+        assert server.engine.num_asked < 10
+        server.engine.mute = True
+        async with asyncio.timeout(10):  # 15 s, if each waited for its own answer
+            found = await asyncio.gather(*(doctor(server) for _ in range(50)))
+        assert "did not answer" in found[-1]["sources"][0]["notes"][0]
+        server.engine.mute = False
+        assert not (await doctor(server))["sources"][0]["notes"]
+
+    serve(scenario, FakeEngine(max_running=2), server_info=INFO, make_doctor=ServerDoctor)
+
+
 def test_an_engine_that_does_not_answer_leaves_the_moments_of_before(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,8 @@ class Watch:
         """Beginning of a moment -> the limit that bound in it."""
         self._num_followers = 0
         self._awake = asyncio.Event()
-        self._asking = asyncio.Lock()
+        self._asking: asyncio.Task[None] | None = None
+        self._examining = asyncio.Lock()
 
     @property
     def moments(self) -> Sequence[Moment]:
@@ -151,18 +152,23 @@ class Watch:
 
     async def look(self) -> None:
         """Ask the engine for the moments that it has finished since it was last asked. An engine
-        that does not answer leaves those of before."""
-        async with self._asking:
-            life = self._present_life()
-            if life is None:
-                return
-            try:
-                reply = await life.line.call("moments", since=life.next, timeout_s=ANSWER_S)
-            except EngineDeadError as error:
-                life.silence = str(error)
-                return
-            life.silence = ""
-            self._take(life, reply.value)
+        that does not answer leaves those of before. Whoever comes while it is being asked waits for
+        the same answer."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        await asyncio.shield(self._asking)
+
+    async def _ask(self) -> None:
+        life = self._present_life()
+        if life is None:
+            return
+        try:
+            reply = await life.line.call("moments", since=life.next, timeout_s=ANSWER_S)
+        except EngineDeadError as error:
+            life.silence = str(error)
+            return
+        life.silence = ""
+        self._take(life, reply.value)
 
     async def examine(self, seconds: float) -> tuple[Diagnosis, list[Moment], Life] | None:
         """What the doctor says now about the last ``seconds`` of the latest engine's life, the
@@ -170,8 +176,9 @@ class Watch:
         await self.look()
         if self.doctor is None or self._life is None:
             return None
-        life, moments = self._life, self._life.last(seconds)
-        return await asyncio.to_thread(self.doctor.examine, life, moments), moments, life
+        async with self._examining:  # many questions at once leave the other threads to others
+            life, moments = self._life, self._life.last(seconds)
+            return await asyncio.to_thread(self.doctor.examine, life, moments), moments, life
 
     def _present_life(self) -> Life | None:
         line, life = self._client.line, self._life

@@ -4,9 +4,12 @@ reads too slowly is dropped instead of being waited or kept for."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
+
+from setpoint.frontend.http.connection import CUT
 
 MAX_BEHIND_BYTES = 1 << 20
 """Most bytes that wait for a viewer: half a minute of a busy server."""
@@ -20,6 +23,9 @@ class Viewer:
         self._num_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
         self._is_over = False
+        self.cut: Callable[[], None] = lambda: None
+        """Closes the connection of a viewer who reads too slowly: a write that waits for it would
+        wait as long as the connection is there."""
 
     @property
     def is_over(self) -> bool:
@@ -31,6 +37,7 @@ class Viewer:
         self._num_bytes += len(chunk)
         if self._num_bytes > MAX_BEHIND_BYTES:
             self.end()
+            self.cut()
         self._wake()
 
     def end(self) -> None:
@@ -98,6 +105,8 @@ class ViewerStream(Response):
                 pass
             self._viewer.end()
 
+        if CUT in scope.get("extensions", {}):
+            self._viewer.cut = scope["extensions"][CUT]["now"]
         watcher = asyncio.create_task(watch())
         try:
             start = {"status": self.status_code, "headers": self.raw_headers}

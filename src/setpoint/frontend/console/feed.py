@@ -54,6 +54,7 @@ class ConsoleFeed:
         self._service = service
         self._watch = watch
         self._broadcast = Broadcast()
+        self._num_joining = 0
         self._task: asyncio.Task[None] | None = None
         self._facts = self._report = self._table = b""
         """The last event of each kind, encoded."""
@@ -67,12 +68,16 @@ class ConsoleFeed:
     async def join(self) -> Viewer:
         """A new viewer, who begins with the present state and the last minutes. Raises RequestError
         (503) if there are too many, EngineDeadError."""
-        if len(self._broadcast) >= MAX_VIEWERS:
+        if len(self._broadcast) + self._num_joining >= MAX_VIEWERS:
             raise RequestError(
                 f"{MAX_VIEWERS} consoles are open already, which is the most.", status_code=503
             )
         if self._task is None or self._task.done():
-            await self._look_at_facts()
+            self._num_joining += 1
+            try:
+                await self._look_at_facts()
+            finally:
+                self._num_joining -= 1
             self._look_at_moments()
         past = [event for _, event in self._moments]
         viewer = self._broadcast.join(self._facts, *past, self._report, self._table)

@@ -31,6 +31,9 @@ accordingly."""
 LINGER_S = 5.0
 """How long a client that is still sending has to read a refusal. A connection closed at once would
 be reset, and the refusal lost."""
+CUT = "setpoint.cut"
+"""The ASGI extension that closes the connection at once, even while a write waits for a client that
+does not read."""
 
 
 class Connection(HttpToolsProtocol):
@@ -67,6 +70,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["extensions"] = {CUT: {"now": self.transport.abort}}
         self._expect_head()
 
     def on_headers_complete(self) -> None:
