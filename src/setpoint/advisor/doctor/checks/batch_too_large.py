@@ -35,11 +35,11 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="batch-too-large",
         confidence=confidence(case, 0.9 if fitted else 0.6, measured, 0.9 if fitted else 0.75),
-        summary=f"Tokens come slowly because the batch is large: {1000 * latency:.0f} ms between "
-        f"two tokens of a request (median) with {running:.0f} running requests.",
+        summary=f"The batch is too large for low latency: with {running:,.0f} running requests, "
+        f"the time between two tokens of a request is {1000 * latency:,.0f} ms (median).",
         evidence=quote(measured),
         action=Action(
-            f"Start the server with --max-running-requests {value}; the others wait in the queue.",
+            f"Lower --max-running-requests to {value}; further requests then wait in the queue.",
             "--max-running-requests",
             "decrease",
             value,
@@ -47,10 +47,11 @@ def find(case: Case) -> Finding | None:
         ),
         effect=_effect(latency, running, value, fitted),
         ruled_out=_alternatives(case, fitted, running),
-        risk="Fewer requests at once give less throughput, and a longer wait for the first token.",
-        verify="The median time between tokens falls to the target.",
-        falsify="It stays as it is with fewer running requests: then prefills in between, or the "
-        "device itself, are what is slow.",
+        risk="With fewer requests at once, output throughput falls and requests wait longer for "
+        "their first token.",
+        verify=f"The median time between tokens falls to about {1000 * target:.0f} ms.",
+        falsify="The time between tokens stays the same with fewer running requests. Then prefill "
+        "between the decode steps, or the device itself, is what is slow.",
         share=round(measured.share(lambda m: (_between_tokens(m) or 0.0) >= target), 3),
     )
 
@@ -68,13 +69,16 @@ def _running_for(target: float, latency: float, running: float, fitted: StepTime
 def _effect(latency: float, running: float, value: int, fitted: StepTime | None) -> Effect:
     least = value / running
     if fitted is None:
-        why = f"{running:.0f} -> {value} running requests; in proportion at best"
+        why = (
+            f"{value:,} instead of {running:,.0f} requests run; at best, the time falls in "
+            "proportion"
+        )
         return estimate("time between tokens", least, (1 + least) / 2, 1.0, why)
     after = fitted.base + fitted.per_request * value
     expected = min(after / (fitted.base + fitted.per_request * running), 1.0)
     why = (
-        f"{1000 * fitted.base:.1f} ms + {1000 * fitted.per_request:.3f} ms x running, fitted to "
-        f"{fitted.num_points} moments of this source"
+        f"a decode step takes {1000 * fitted.base:.1f} ms plus {1000 * fitted.per_request:.3g} ms "
+        f"for each running request (fitted to {fitted.num_points} observed batches)"
     )
     return estimate("time between tokens", least, expected, 1.0, why)
 
@@ -85,34 +89,35 @@ def _alternatives(case: Case, fitted: StepTime | None, running: float) -> tuple[
         why.append(
             RuledOut(
                 "graph-miss",
-                f"Of a step, {1000 * fitted.base:.1f} ms do not depend on the batch, and "
-                f"{1000 * fitted.per_request * running:.1f} ms do.",
+                f"Only {1000 * fitted.base:.1f} ms of a decode step do not depend on the size of "
+                f"the batch; {1000 * fitted.per_request * running:.1f} ms do.",
             )
         )
     if case.decoding.median(lambda moment: moment.queue):
         why.append(
-            RuledOut("queue-too-long", "A queue delays the first token, not those that follow it.")
+            RuledOut("queue-too-long", "A queue delays the first token, not the tokens after it.")
         )
     return tuple(why)
 
 
 CHECK = Check(
     cause="batch-too-large",
-    title="Tokens come slowly because the batch is large",
+    title="The batch is too large for low latency",
     find=find,
-    meaning="All running requests share each step, and each step gives each of them one token. "
-    "More of them raise the throughput of the server and the time between the tokens of each. "
-    "For people who read along, or for agents that wait, the second may matter more.",
-    rule="Only from latencies (metrics or a live server): the median time between tokens is 100 ms "
-    "or more (50 ms with --workload online) with at least 16 running requests, and where the "
-    "source's own steps tell, most of a step depends on the batch.",
-    counter_evidence="A slow step with a small batch is a slow device, or a decode graph that is "
-    "missing. Logs of throughput alone show no latency that anyone complained of: nothing is found "
-    "in them.",
-    guide="SGLang's tuning guide, 2026, for online serving: keep batches small with "
-    "--max-running-requests 128, and if latency is high because the batch is too large, lower "
-    "it and trade throughput for latency.",
-    equation="step time = a + b x running, fitted to the source; running = (target - a) / b",
+    meaning="All running requests share every decode step, and each step gives each of them one "
+    "token. The more requests run, the higher the output throughput, but the longer the time "
+    "between the tokens of each request. If people read along or agents wait for the answers, that "
+    "time may matter more.",
+    rule="The median time between tokens is 100 ms or more (50 ms with --workload online) with at "
+    "least 16 running requests, and, if the observed steps show it, most of a step's time depends "
+    "on the size of the batch. Only metrics and Setpoint's own records contain latencies.",
+    counter_evidence="A step that is slow even with a small batch means a slow device or a missing "
+    "CUDA graph (graph-miss). Logs without latencies never lead to this finding.",
+    guide="SGLang's tuning guide of 2026, for online serving: keep batches small with "
+    "--max-running-requests 128; if latency is high because the batch is too large, lower it, "
+    "which trades throughput for latency.",
+    equation="step time = a + b x running requests, fitted to the observed steps; new limit = "
+    "(target - a) / b",
     picture="""\
 time of a step |            .-'
                |        .-'     b for each request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import confidence, estimate, percent, quote, said
+from setpoint.advisor.doctor.checks.common import change, confidence, estimate, percent, quote, said
 from setpoint.advisor.doctor.checks.memory import scaled, total_gb
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.load import Load
@@ -47,14 +47,15 @@ def find(case: Case) -> Finding | None:
             0.6,
             0.85,
             1.0,
-            "without a graph every layer's kernels are launched one by one; how much that costs "
+            "without a graph, the kernels of every layer are launched one by one; what that costs "
             "depends on the model and shrinks as batches grow",
         ),
         ruled_out=_alternatives(case),
-        risk="Graphs take memory outside the KV pool: watch the free memory of the ready line.",
-        verify='Decode lines say "cuda graph: True" at the same number of running requests.',
-        falsify="The time between tokens is the same with graphs: then the batch is large enough "
-        "to hide the launches.",
+        risk="Graphs take memory outside the KV pool: check the free memory in the ready line "
+        "(available_gpu_mem).",
+        verify='Decode lines say "cuda graph: True" with as many running requests as before.',
+        falsify="The time between tokens is the same with graphs. Then the batch is large enough "
+        "to hide the kernel launches.",
         share=round(share, 3),
     )
 
@@ -86,21 +87,21 @@ def _asked(case: Case) -> int | None:
 def _summary(share: float, running: float, largest: int | None, switched_off: bool) -> str:
     if switched_off:
         return (
-            "Decode graphs are switched off (--disable-cuda-graph): every step pays for the "
-            "launch of each kernel."
+            "Decode batches run without a CUDA graph: --disable-cuda-graph switches graphs off, so "
+            "every step launches its kernels one by one."
         )
-    covered = "" if largest is None else f", and the largest captured graph is for {largest}"
+    covered = "" if largest is None else f", but the largest captured graph is for {largest:,}"
     return (
-        f"{percent(share)} of the decode batches ran without a captured graph: about "
-        f"{running:.0f} requests run{covered}."
+        f"Decode batches run without a CUDA graph: {percent(share)} of them did, with up to "
+        f"{running:,.0f} requests in the batch{covered}."
     )
 
 
 def _action(case: Case, running: float, switched_off: bool) -> Action:
     if switched_off:
         return Action(
-            "Start the server without --disable-cuda-graph; if memory runs out while graphs are "
-            "captured, lower --mem-fraction-static a little.",
+            "Remove --disable-cuda-graph from the command line and restart. If memory runs out "
+            "while graphs are captured, lower --mem-fraction-static by 0.02.",
             "--disable-cuda-graph",
             "set",
             False,
@@ -114,16 +115,16 @@ def _action(case: Case, running: float, switched_off: bool) -> Action:
     free, needed = case.facts.available_gb, value * MB_PER_SIZE / 1024
     tight = free is not None and free - needed < scaled(5.0, total_gb(case))
     warning = (
-        " They take memory outside the KV pool, and little is free: lower --mem-fraction-static "
-        "by 0.02 at the same time."
+        " The graphs take memory outside the KV pool, and little is free: lower "
+        "--mem-fraction-static by 0.02 as well."
         if tight
-        else " They take memory outside the KV pool; enough is free."
+        else " The graphs take memory outside the KV pool; enough is free."
         if free is not None
-        else " They take memory outside the KV pool: lower --mem-fraction-static a little if the "
-        "ready line then shows less than 5 GB."
+        else " The graphs take memory outside the KV pool: if the ready line then shows less than "
+        "5 GB free, lower --mem-fraction-static by 0.02."
     )
     return Action(
-        f"Start the server with --cuda-graph-max-bs {value}.{warning}",
+        f"{change('increase', '--cuda-graph-max-bs', value, _asked(case))}.{warning}",
         "--cuda-graph-max-bs",
         "increase",
         value,
@@ -134,31 +135,32 @@ def _alternatives(case: Case) -> tuple[RuledOut, ...]:
     return (
         RuledOut(
             "batch-too-large",
-            "Fewer running requests would be covered by graphs, too, but generate less in total.",
+            "Graphs would also cover a smaller batch, but output throughput would be lower.",
         ),
     )
 
 
 CHECK = Check(
     cause="graph-miss",
-    title="Decode batches run without a captured graph",
+    title="Decode batches run without a CUDA graph",
     find=find,
-    meaning="A decode step launches hundreds of small kernels. A captured graph launches them all "
-    "at once. Graphs are captured at the start for batches up to --cuda-graph-max-bs, whose "
-    "default depends on the device's memory (8 to 512). Larger batches run kernel by kernel, so "
-    "that each step waits for the CPU.",
-    rule="At least 30 % of the decode lines under load say that no graph ran, with more running "
-    "requests than the largest captured graph has, or graphs are switched off.",
-    counter_evidence="Prefill batches have no graph as a rule and do not count. Fewer running "
-    "requests than the largest graph: something else forbids graphs (a feature of some requests, "
-    "another rank in prefill), which a larger value does not change. On a CPU the option has no "
-    "effect.",
-    guide="SGLang's tuning guides of 2025 and 2026: graphs help up to batches of 512 or 768 for "
-    "some models; raise --cuda-graph-max-bs and lower --mem-fraction-static at the same time. "
-    "sglang#33483: once a batch outgrows the largest graph, it gets slower, and so grows further.",
-    equation="value = the next power of two from the running requests of missed batches on, at "
-    "most max_running_requests; memory: 2 MB x value",
+    meaning="A decode step launches hundreds of small kernels. A CUDA graph launches all of them "
+    "at once. When the server starts, it captures graphs for batches of up to --cuda-graph-max-bs "
+    "requests; the default depends on the device's memory (8 to 512). Larger batches run without a "
+    "graph, so each step waits while the CPU launches kernel after kernel.",
+    rule="At least 30 % of the decode lines under load say that no graph was used, with more "
+    "running requests than the largest captured graph covers; or graphs are switched off.",
+    counter_evidence="Prefill batches usually have no graph and do not count. If fewer requests "
+    "run than the largest graph covers, something else prevents graphs (a feature that some "
+    "requests use, or another rank in prefill), and a larger value does not help. On a CPU the "
+    "option has no effect.",
+    guide="SGLang's tuning guides of 2025 and 2026: for some models, graphs help up to batches of "
+    "512 or 768; raise --cuda-graph-max-bs and lower --mem-fraction-static at the same time. "
+    "sglang#33483: a batch that outgrows the largest graph gets slower, and therefore grows "
+    "further.",
+    equation="value = the running requests of batches without a graph, rounded up to a power of "
+    "two, but at most max_running_requests; memory for graphs: about 2 MB x value",
     picture="""\
-captured    1 2 4 8 16 24 32
-running     165  -> no graph: kernel by kernel""",
+captured for    1 2 4 8 16 24 32 requests
+running         165 -> no graph: the CPU launches kernel by kernel""",
 )

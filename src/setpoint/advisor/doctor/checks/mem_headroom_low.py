@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import events, once, said
+from setpoint.advisor.doctor.checks.common import change, events, once, said
 from setpoint.advisor.doctor.checks.memory import (
     WANTED_FREE_GB,
     fraction,
@@ -39,26 +39,26 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="mem-headroom-low",
         confidence=round(0.6 + 0.35 * severity, 2),
-        summary=f"Only {available:.2f} GB"
+        summary=f"Too little memory is free for activations: only {available:.2f} GB"
         + (f" of {total:.0f} GB" if total else "")
-        + " were free when the server was ready: a long prompt may fail for lack of memory.",
+        + " were free when the server was ready, so a long prompt may run out of memory.",
         evidence=once(said(case, "available_gb") + said(case, "mem_fraction_static")),
         action=Action(
-            "Start the server with "
-            + (
-                f"--mem-fraction-static {value}"
-                if value is not None
-                else "a smaller --mem-fraction-static"
+            (
+                "Lower --mem-fraction-static"
+                if value is None
+                else change("decrease", "--mem-fraction-static", value, present)
             )
             + f", so that about {scaled(WANTED_FREE_GB, total):.1f} GB stay free for activations.",
             "--mem-fraction-static",
             "decrease",
             value,
         ),
-        ruled_out=(RuledOut("oom-prefill", "No allocation has failed so far."),),
-        risk="The pool gets smaller: somewhat fewer requests run at once.",
-        verify="The ready line shows 5 to 8 GB of free memory (in proportion on a small device).",
-        falsify="The longest prompts that occur, several at once, run without an error.",
+        ruled_out=(RuledOut("oom-prefill", "No memory allocation has failed so far."),),
+        risk="The KV pool gets smaller, so fewer requests run at once.",
+        verify="The ready line (available_gpu_mem) shows about "
+        f"{scaled(WANTED_FREE_GB, total):.1f} GB of free memory.",
+        falsify="Several of the longest prompts that occur run at once without an error.",
     )
 
 
@@ -75,19 +75,20 @@ def _limit(case: Case, total: float | None) -> float:
 
 CHECK = Check(
     cause="mem-headroom-low",
-    title="Hardly any memory is free for activations",
+    title="Too little memory is free for activations",
     find=find,
-    meaning="Weights, KV pool and graphs take their memory once, at the start. Activations take "
-    "theirs in each step, most in prefills of long prompts. If next to nothing is left for them, "
-    "the server runs well until the first batch that needs more.",
-    rule="When the server was ready, less than 4.5 GB of a device of 80 GB were free; in "
-    "proportion on smaller devices, and there to the tokens of a chunk, which activations grow "
-    "with. It is advice: nothing binds because of it.",
-    counter_evidence="An error has happened already: then oom-prefill or oom-decode says more.",
-    guide="SGLang's tuning guides of 2025 and 2026: below 5 GB of available_gpu_mem lower "
-    "--mem-fraction-static; 5 to 8 GB are good. The example of the same guide shows 4.64 GB, so "
-    "that this check begins at 4.5.",
-    equation="value = present - (6.5 GB - free) / device",
+    meaning="Weights, KV pool and CUDA graphs take their memory once, when the server starts. "
+    "Activations (the intermediate results of a step) take theirs in every step, most of all when "
+    "long prompts are computed. If next to nothing is left for them, the server runs well until "
+    "the first batch that needs more.",
+    rule="Less than 4.5 GB of an 80 GB device were free when the server was ready. On smaller "
+    "devices, the threshold is proportionally lower, also in proportion to the chunk size, because "
+    "activations grow with it. This is a warning: it does not limit the server now.",
+    counter_evidence="An allocation has already failed: then oom-prefill or oom-decode says more.",
+    guide="SGLang's tuning guides of 2025 and 2026: if available_gpu_mem is below 5 GB, lower "
+    "--mem-fraction-static; 5 to 8 GB is good. The guide's own example of a good log shows 4.64 "
+    "GB, so this check begins at 4.5 GB.",
+    equation="value = today's value - (6.5 GB - free memory) / memory of the device",
     picture="""\
 [ weights | KV pool                                 |graphs|.]
                                      free for activations ^""",

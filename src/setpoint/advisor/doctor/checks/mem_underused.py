@@ -5,6 +5,7 @@ from __future__ import annotations
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
 from setpoint.advisor.doctor.checks.common import (
+    change,
     confidence,
     once,
     percent,
@@ -21,7 +22,6 @@ from setpoint.advisor.doctor.checks.memory import (
     total_gb,
 )
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
-from setpoint.advisor.doctor.limits import FULL
 from setpoint.advisor.doctor.load import Load
 
 TOO_MUCH_GB = 10.0
@@ -53,17 +53,20 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="mem-underused",
         confidence=confidence(case, max(share, 0.9), full, 0.95),
-        summary=f"{available:.1f} GB"
+        summary=f"Memory is left unused while the KV pool is full: {available:.1f} GB"
         + (f" of {total:.0f} GB" if total else "")
-        + f" were free when the server was ready, while the KV pool is {percent(usage)} full and "
-        f"about {queue:.0f} requests wait for it.",
+        + f" were free when the server was ready, but {percent(usage)} of the KV pool is in use "
+        f"and about {queue:,.0f} requests wait.",
         evidence=once(
             said(case, "available_gb") + said(case, "mem_fraction_static") + quote(full, 2)
         ),
         action=Action(
-            "Start the server with --mem-fraction-static "
-            + (f"{value}" if value is not None else "raised in steps of 0.01")
-            + f", which leaves about {_free_afterwards(case, total):.1f} GB for activations and "
+            (
+                "Raise --mem-fraction-static in steps of 0.01 until"
+                if value is None
+                else change("increase", "--mem-fraction-static", value, present) + ". Then"
+            )
+            + f" about {_free_afterwards(case, total):.1f} GB stay free for activations and "
             "graphs.",
             "--mem-fraction-static",
             "increase",
@@ -73,20 +76,20 @@ def find(case: Case) -> Finding | None:
         ruled_out=(
             RuledOut(
                 "kv-full",
-                "The pool is full, but it need not be so small: memory of the device is free.",
+                "The KV pool is full, but it could be larger: memory of the device is free.",
             ),
             RuledOut(
                 "kv-conservative",
-                f"Usage is {usage:.2f}: a smaller reserve would gain little before retractions "
-                "begin.",
+                f"{percent(usage)} of the KV pool is in use: a smaller memory reserve would gain "
+                "little before retractions begin.",
             ),
         ),
-        risk="Prefills need memory for activations: if long prompts fail with out-of-memory "
-        "errors, go back by 0.01 to 0.02.",
-        verify="max_total_num_tokens of the ready line rises, available memory falls to 5 to 8 GB, "
-        "and more requests run.",
-        falsify="max_total_num_tokens does not change: then --max-total-tokens or another option "
-        "limits the pool.",
+        risk="Activations need memory as well: if long prompts fail with out-of-memory errors, "
+        "lower the value by 0.01 to 0.02.",
+        verify="The ready line shows a larger max_total_num_tokens and about "
+        f"{_free_afterwards(case, total):.1f} GB free, and more requests run (#running-req).",
+        falsify="max_total_num_tokens in the ready line does not change. Then --max-total-tokens "
+        "or another option limits the KV pool.",
         share=round(share, 3),
     )
 
@@ -124,23 +127,22 @@ def _growth(
 
 CHECK = Check(
     cause="mem-underused",
-    title="Memory lies idle while the KV pool is full",
+    title="Memory is left unused while the KV pool is full",
     find=find,
-    meaning="--mem-fraction-static is the share of the device for weights and KV pool together. "
-    "What it leaves is for activations and graphs, which need 5 to 8 GB on a large device. Here "
-    "much more is left, and the pool, which could have it, limits how many requests run.",
-    rule="More than 10 GB of a device of 80 GB were free when the server was ready (in proportion "
-    "on smaller devices, with a fifth on top), and in at least 40 % of the loaded time requests "
-    f"wait while usage is {BINDS} or more.",
-    counter_evidence="A pool that does not fill needs no more memory. --max-total-tokens limits "
-    "the pool whatever the fraction is. Decode graphs that are missing need memory first "
-    "(graph-miss). On a CPU free memory belongs to other programs, too: only a fraction below "
-    f"{CPU_SHARE} that was given is called small.",
-    guide="SGLang's tuning guides of 2025 and 2026: 5 to 8 GB free is good, at 10 to 20 GB raise "
-    "--mem-fraction-static; the latter also says: raise it by 0.01 until memory runs out.",
-    equation="value = present + (free - 6.5 GB) / device",
-    picture=f"""\
+    meaning="--mem-fraction-static is the share of the device's memory that weights and KV pool "
+    "get together. The rest is for activations and CUDA graphs, which need 5 to 8 GB on a large "
+    "device. Here much more is left, while the size of the KV pool limits how many requests run.",
+    rule="More than 10 GB of an 80 GB device were free when the server was ready (on smaller "
+    "devices proportionally less, plus a fifth), and for at least 40 % of the time under load "
+    f"requests wait while {percent(BINDS)} or more of the KV pool is in use.",
+    counter_evidence="A KV pool that does not fill up needs no more memory. If --max-total-tokens "
+    "limits the pool, a larger fraction changes nothing. Missing decode graphs need the memory "
+    "first (graph-miss). On a CPU, free memory may belong to other programs, so only an explicit "
+    f"fraction below {CPU_SHARE} counts as small.",
+    guide="SGLang's tuning guides of 2025 and 2026: 5 to 8 GB free is good; with 10 to 20 GB free, "
+    "raise --mem-fraction-static. The guide of 2026 adds: raise it by 0.01 until memory runs out.",
+    equation="value = today's value + (free memory - 6.5 GB) / memory of the device",
+    picture="""\
 today   [ weights | KV pool, full | ......... free ......... ]
-after   [ weights | KV pool                        |  6.5 GB ]
-usage counts as full from {FULL} on""",
+after   [ weights | KV pool                        |  6.5 GB ]""",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
-from setpoint.advisor.doctor.checks.common import events
+from setpoint.advisor.doctor.checks.common import change, events
 from setpoint.advisor.doctor.findings import Action
 from setpoint.advisor.doctor.observations import Event
 
@@ -64,17 +64,27 @@ def ooms(case: Case, *places: str) -> list[Event]:
     return sorted(found, key=lambda event: event.line)
 
 
+def first_oom(case: Case, *places: str) -> tuple[Event, str] | None:
+    """The first allocation that failed in one of these places, and "an allocation of 0.76 GB"."""
+    found = ooms(case, *places)
+    if not found:
+        return None
+    size = tried_gb(found[0])
+    return found[0], "an allocation" + ("" if size is None else f" of {size:.2f} GB")
+
+
 def tried_gb(event: Event) -> float | None:
     tried = event.values.get("tried_mib")
     return tried / 1024 if isinstance(tried, float) else None
 
 
-def lower_fraction(case: Case, by_gb: float, text: str) -> Action:
-    """Take memory from the pool."""
+def lower_fraction(case: Case, by_gb: float, rest: str) -> Action:
+    """Take memory from the pool. rest: how the sentence goes on."""
     present, total = fraction(case), total_gb(case)
     value = None
     if present is not None:
         step = max(by_gb / total if total else 0.05, 0.02)
         value = min(within(present - step), round(present - 0.01, 2))
-    shown = "a smaller --mem-fraction-static" if value is None else f"--mem-fraction-static {value}"
-    return Action(text.format(shown), "--mem-fraction-static", "decrease", value)
+    flag = "--mem-fraction-static"
+    lower = f"Lower {flag}" if value is None else change("decrease", flag, value, present)
+    return Action(f"{lower}{rest}", flag, "decrease", value)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import once, said
-from setpoint.advisor.doctor.checks.memory import lower_fraction, ooms, tried_gb
+from setpoint.advisor.doctor.checks.common import change, counted, once, said
+from setpoint.advisor.doctor.checks.memory import first_oom, lower_fraction, tried_gb
 from setpoint.advisor.doctor.equations import rounded
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.observations import Event, Evidence
@@ -17,20 +17,19 @@ LESS = 0.8
 
 
 def find(case: Case) -> Finding | None:
-    found = ooms(case, "decode", "unknown")
-    if not found:
+    found = first_oom(case, "decode", "unknown")
+    if found is None:
         return None
-    event = found[0]
+    event, allocation = found
     ran = _running_before(case, event)
-    size = tried_gb(event)
-    tried = "" if size is None else f" of {size:.2f} GB"
-    running = "" if ran is None else f" with {ran:.0f} requests running"
+    running = "" if ran is None else f" for {counted(round(ran), 'running request')}"
     located = event.values.get("where") == "decode"
     action = _action(case, event, ran)
     return Finding(
         cause="oom-decode",
         confidence=0.95 if located else 0.7,
-        summary=f"An allocation{tried} failed while tokens were generated{running}.",
+        summary=f"Memory runs out during decode: {allocation} failed while the server generated "
+        f"tokens{running}.",
         evidence=once(
             (
                 Evidence(event.line, event.text),
@@ -40,16 +39,18 @@ def find(case: Case) -> Finding | None:
         ),
         action=action,
         ruled_out=(
-            RuledOut("oom-init", "The server was ready or had run batches before."),
-            RuledOut("oom-prefill", "The traceback or the last batch line is about a decode step."),
+            RuledOut("oom-init", "The server had been ready or had run batches before."),
+            RuledOut("oom-prefill", "The traceback or the last batch line shows a decode step."),
         ),
-        risk="Fewer requests run at once, and more wait."
+        risk="Fewer requests run at once, and more wait in the queue."
         if action.flag == "--max-running-requests"
-        else "A smaller pool runs fewer requests at once.",
-        verify="Under the load that failed, #running-req stays at or below the new cap and no "
-        "allocation fails.",
-        falsify="The same error with fewer running requests: then something grows that does not "
-        "depend on their number, such as another process on the device.",
+        else "The KV pool gets smaller, so fewer requests run at once.",
+        verify="Under the load that failed, no allocation fails and #running-req stays within the "
+        "new limit."
+        if action.flag == "--max-running-requests"
+        else "Under the load that failed, no allocation fails.",
+        falsify="The same error comes back with fewer running requests. Then the memory goes to "
+        "something that does not depend on their number, such as another process on the device.",
         share=1.0,
     )
 
@@ -78,8 +79,8 @@ def _action(case: Case, event: Event, ran: float | None) -> Action:
     if ran is not None and ran > FEW:
         value = max(rounded(ran * LESS), 1)
         return Action(
-            f"Start the server with --max-running-requests {value}: {ran:.0f} running requests "
-            "were too many. If the cap costs too much throughput, lower --mem-fraction-static "
+            f"{change('decrease', '--max-running-requests', value)}: {ran:,.0f} running requests "
+            "were too many. If that costs too much output throughput, lower --mem-fraction-static "
             "instead.",
             "--max-running-requests",
             "decrease",
@@ -90,8 +91,7 @@ def _action(case: Case, event: Event, ran: float | None) -> Action:
         slots = case.facts.max_running_requests
         lower = rounded(slots / 2) if slots and slots > FEW else None
         return Action(
-            "Start the server with a smaller --max-running-requests"
-            + (f", for instance {lower}." if lower else "."),
+            "Lower --max-running-requests" + (f", for example to {lower}." if lower else "."),
             "--max-running-requests",
             "decrease",
             lower,
@@ -100,27 +100,29 @@ def _action(case: Case, event: Event, ran: float | None) -> Action:
     return lower_fraction(
         case,
         (tried_gb(event) or 1.0) + 2.0,
-        f"Start the server with {{}}: only {ran:.0f} requests were running, so that the pool must "
-        "leave more memory.",
+        f": only {counted(round(ran), 'running request')} used the memory, so the KV pool must "
+        "leave more of it free.",
     )
 
 
 CHECK = Check(
     cause="oom-decode",
-    title="Memory runs out while tokens are generated",
+    title="Memory runs out during decode",
     find=find,
-    meaning="A decode step needs memory outside the KV pool: activations, logits and the sampler's "
-    "copies of them, all in proportion to the running requests (a vocabulary of 150,000 entries "
-    "in 32 bits is 0.6 MB for each). With enough of them it exceeds what was left free.",
-    rule="An allocation failed after the server was ready or had run batches, and the frames of "
-    "the traceback are about a decode step; without a traceback, the last batch line before it is.",
-    counter_evidence="'decode out of memory happened' and 'KV cache pool is full. Retract "
-    "requests.' are no failed allocations: the scheduler takes requests back (kv-optimistic).",
-    guide="All guides: if memory runs out in decoding, lower --max-running-requests; lowering "
-    "--mem-fraction-static helps both phases.",
-    equation="value = 0.8 x running requests before the error; with 8 or fewer: "
-    "mem-fraction-static - (failed allocation + 2 GB) / device",
+    meaning="A decode step needs memory outside the KV pool for activations, logits and the "
+    "sampler's copies of the logits, all in proportion to the running requests. (With a vocabulary "
+    "of 150,000 tokens, the logits of one request take 0.6 MB in 32-bit floats.) With enough "
+    "running requests, that is more than was left free.",
+    rule="A memory allocation failed after the server was ready or had run batches, and the "
+    "traceback shows a decode step. Without a traceback, the last batch line before it decides.",
+    counter_evidence="The messages 'decode out of memory happened' and 'KV cache pool is full. "
+    "Retract requests.' are not failed allocations: the KV pool was full, and the scheduler sent "
+    "requests back to the queue (kv-optimistic).",
+    guide="All guides: if decode runs out of memory, lower --max-running-requests; lowering "
+    "--mem-fraction-static helps both prefill and decode.",
+    equation="new limit = 0.8 x the running requests before the error. With 8 or fewer: "
+    "--mem-fraction-static - (failed allocation + 2 GB) / memory of the device",
     picture="""\
 decode of 233 requests   [######################]##  more than is free
-decode of 184            [#################.....]""",
+decode of 184 requests   [#################.....]""",
 )

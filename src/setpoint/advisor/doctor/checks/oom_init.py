@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import once, said
+from setpoint.advisor.doctor.checks.common import change, once, said
 from setpoint.advisor.doctor.checks.memory import (
     fraction,
     lower_fraction,
@@ -16,6 +16,7 @@ from setpoint.advisor.doctor.checks.memory import (
 from setpoint.advisor.doctor.findings import Action, Finding, RuledOut
 from setpoint.advisor.doctor.observations import Event, Evidence
 
+TITLE = "Memory runs out while the server starts"
 MOST_WEIGHTS = 0.9
 """Share of a device that weights may take: with more, no useful pool remains."""
 POOL_SHARE = 0.1
@@ -44,16 +45,16 @@ def find(case: Case) -> Finding | None:
         ),
         action=action,
         ruled_out=_alternatives(stage),
-        risk="A larger share for weights and pool leaves less for activations: an out-of-memory "
-        "error may follow in long prefills."
+        risk="A larger share for weights and KV pool leaves less memory for activations: long "
+        "prompts may then run out of memory."
         if action.direction == "increase" and action.flag == "--mem-fraction-static"
-        else "A smaller pool runs fewer requests at once."
+        else "The KV pool gets smaller, so fewer requests run at once."
         if action.flag == "--mem-fraction-static"
         else "",
-        verify="The server reaches its ready line, which shows max_total_num_tokens and the memory "
-        "that is left.",
-        falsify="The same error with the changed value: then other processes use the device, or "
-        "the model needs more devices.",
+        verify="The server starts and logs its ready line (max_total_num_tokens=…), which also "
+        "shows how much memory is left.",
+        falsify="The same error comes back with the new value. Then other processes use the "
+        "device, or the model needs more devices.",
         share=1.0,
     )
 
@@ -82,19 +83,20 @@ def _static(case: Case, event: Event) -> tuple[Action, str]:
         value = within(weights / total + POOL_SHARE)
     if present is not None:
         value = max(value or 0.0, within(present + 0.05))
-    shown = "a larger value" if value is None else f"{value}"
-    why = "The weights do not leave room for a KV pool in the share of the device that "
+    flag = "--mem-fraction-static"
+    more = f"Raise {flag}" if value is None else change("increase", flag, value, present)
     sizes = f" ({weights:.1f} of {total:.1f} GB are weights)" if weights and total else ""
     return (
         Action(
-            f"Start the server with --mem-fraction-static {shown}. It counts weights and pool "
-            "together, so that here it must go up, not down.",
-            "--mem-fraction-static",
+            f"{more}. It is the share for weights and KV pool together, so here it must go up, "
+            "not down.",
+            flag,
             "increase",
             value,
         ),
-        f"{why}--mem-fraction-static"
-        f"{'' if present is None else f' {present:g}'} gives them{sizes}.",
+        f"{TITLE}: the share of the device that {flag}"
+        f"{'' if present is None else f' {present:g}'} allows has no room for a KV pool beside "
+        f"the weights{sizes}.",
     )
 
 
@@ -104,23 +106,23 @@ def _weights(case: Case, event: Event) -> tuple[Action, str]:
     if free is not None and total and free < HELD_BY_OTHERS * total:
         return (
             Action(
-                f"End the processes that hold {total - free:.1f} GB of the device (nvidia-smi "
-                "names them), then start again."
+                f"End the other processes that hold {total - free:.1f} GB of the device "
+                "(nvidia-smi lists them), then start the server again."
             ),
-            f"Another process uses the device: only {free:.1f} of {total:.1f} GB were free before "
-            "the weights were loaded.",
+            f"{TITLE}: another process uses the device, and only {free:.1f} of {total:.1f} GB were "
+            "free before the weights were loaded.",
         )
     ranks = int(case.number("tp_size") or 1)
     return (
         Action(
-            f"Spread the weights over more devices: --tp-size {ranks * 2}. On the same devices, "
-            "weights in 8 bits (--quantization fp8) take half the memory; --mem-fraction-static "
-            "does not help.",
+            f"Spread the weights over more devices: raise --tp-size from {ranks} to {ranks * 2}. "
+            "With the same devices, quantize the weights (--quantization fp8 halves a 16-bit "
+            "model). --mem-fraction-static does not help.",
             "--tp-size",
             "increase",
             ranks * 2,
         ),
-        "The weights do not fit into the memory of "
+        f"{TITLE}: the weights do not fit into the memory of "
         + (f"{ranks} devices" if ranks > 1 else "one device")
         + (f" of {total:.1f} GB." if total else "."),
     )
@@ -129,9 +131,9 @@ def _weights(case: Case, event: Event) -> tuple[Action, str]:
 def _pool(case: Case, event: Event) -> tuple[Action, str]:
     tried = tried_gb(event) or 2.0
     return (
-        lower_fraction(case, tried + 2.0, "Start the server with {}: the pool is sized from it."),
-        "The KV pool that --mem-fraction-static asks for does not fit: the allocation of "
-        f"{tried:.2f} GB failed after the weights were loaded.",
+        lower_fraction(case, tried + 2.0, ", which makes the KV pool smaller."),
+        f"{TITLE}: the KV pool does not fit. After the weights were loaded, an allocation of "
+        f"{tried:.2f} GB failed.",
     )
 
 
@@ -143,8 +145,8 @@ def _graphs(case: Case, event: Event) -> tuple[Action, str]:
         largest = int(asked or (max(sizes) if sizes else 160))
         value = max(largest // 2, 8)
         action = Action(
-            f"Start the server with --cuda-graph-max-bs {value}: each captured batch size takes "
-            "memory.",
+            f"{change('decrease', '--cuda-graph-max-bs', value, asked)}: each captured batch size "
+            "takes memory.",
             "--cuda-graph-max-bs",
             "decrease",
             value,
@@ -153,25 +155,25 @@ def _graphs(case: Case, event: Event) -> tuple[Action, str]:
         action = lower_fraction(
             case,
             max((tried_gb(event) or 0.0) * 2, 4.0),
-            "Start the server with {}, so that the pool leaves memory for the decode graphs; or "
-            "capture fewer of them with a smaller --cuda-graph-max-bs.",
+            ", so that the KV pool leaves memory for the CUDA graphs. Or capture fewer graphs with "
+            "a smaller --cuda-graph-max-bs.",
         )
     left = case.facts.available_gb
-    rest = "" if left is None else f": {left:.2f} GB were left after the KV pool"
-    return action, f"Memory runs out while the decode graphs are captured{rest}."
+    rest = "" if left is None else f", with {left:.2f} GB left after the KV pool"
+    return action, f"{TITLE}: capturing the CUDA graphs failed{rest}."
 
 
 _ACTIONS = {"static": _static, "weights": _weights, "pool": _pool, "graphs": _graphs}
 
 
 def _alternatives(stage: str) -> tuple[RuledOut, ...]:
-    runtime = "The server was not ready yet, and no batch had run."
+    runtime = "The server was not ready yet and had run no batch."
     found = [RuledOut("oom-prefill", runtime), RuledOut("oom-decode", runtime)]
     if stage == "static":
         found.append(
             RuledOut(
                 "mem-headroom-low",
-                "The message is about the share for weights and pool, not about what is left "
+                "The message is about the share for weights and KV pool, not about the memory "
                 "outside it.",
             )
         )
@@ -180,27 +182,28 @@ def _alternatives(stage: str) -> tuple[RuledOut, ...]:
 
 CHECK = Check(
     cause="oom-init",
-    title="Memory runs out while the server starts",
+    title=TITLE,
     find=find,
-    meaning="A server takes its memory in this order: weights, KV pool, decode graphs. The pool "
-    "gets what is left of --mem-fraction-static x device after the weights. Which of the three "
-    "fails decides the remedy, and two of the remedies are opposite: if the weights nearly fill "
-    "the static share, the fraction must go up; if pool and graphs together fill the device, it "
+    meaning="A server takes its memory in this order: weights, KV pool, CUDA graphs. Weights and "
+    "KV pool together get the share of the device that --mem-fraction-static sets. The remedy "
+    "depends on which of the three fails, and two remedies are opposites: if the weights nearly "
+    "fill the share, the fraction must go up; if KV pool and graphs do not fit on the device, it "
     "must go down.",
-    rule="An allocation failed before the ready line and before any batch. The stage follows from "
-    "the message, the frames of its traceback, and the start-up lines that precede it: no line "
-    "about loaded weights: the weights; weights but no memory pool: the pool; a memory pool: the "
-    "decode graphs; 'Please try to increase --mem-fraction-static': the static share.",
-    counter_evidence="A ready line or a batch before the error: then it is oom-prefill or "
-    "oom-decode, with other remedies.",
-    guide="The guides say to lower --mem-fraction-static against out-of-memory errors; the "
-    "server's own message says to raise it (sglang#322, #4330). Both are right: the message is "
-    "about the start of a server whose weights fill the share, the guides are about running "
-    "servers.",
-    equation="static share: value = weights / device + 0.1;  pool: value = present - (failed "
-    "allocation + 2 GB) / device;  graphs: value = present - 4 GB / device",
+    rule="A memory allocation failed before the ready line and before any batch. The message, its "
+    "traceback and the start-up lines before it show what failed: the weights, if no line says "
+    "that they are loaded; the KV pool, if no line says that it is allocated; otherwise the CUDA "
+    "graphs. 'Please try to increase --mem-fraction-static' means that the share is too small.",
+    counter_evidence="If a ready line or a batch comes before the error, the cause is oom-prefill "
+    "or oom-decode, which have other remedies.",
+    guide="The guides say: lower --mem-fraction-static against out-of-memory errors. The server's "
+    "own message says: raise it (sglang#322, #4330). Both are right: the message is about a server "
+    "that cannot start because the weights fill the share, the guides are about running servers.",
+    equation="share too small: value = weights / memory of the device + 0.1\n"
+    "KV pool: value = today's value - (failed allocation + 2 GB) / memory of the device\n"
+    "CUDA graphs: value = today's value - 4 GB / memory of the device",
     picture="""\
 device  [ weights | KV pool | graphs | free for activations ]
          <- mem-fraction-static ->
-too small a share: no pool.   too large: no room for graphs.""",
+share too small: no room for a KV pool
+share too large: no room for graphs""",
 )

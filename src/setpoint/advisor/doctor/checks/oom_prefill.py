@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from setpoint.advisor.doctor.case import Case
 from setpoint.advisor.doctor.checks.check import Check
-from setpoint.advisor.doctor.checks.common import estimate, once, said
-from setpoint.advisor.doctor.checks.memory import lower_fraction, ooms, tried_gb
+from setpoint.advisor.doctor.checks.common import change, estimate, once, said
+from setpoint.advisor.doctor.checks.memory import first_oom, lower_fraction, tried_gb
 from setpoint.advisor.doctor.findings import Action, Effect, Finding, RuledOut
 from setpoint.advisor.doctor.observations import Event, Evidence
 
@@ -15,19 +15,17 @@ WITHOUT_CHUNKS = 4096
 
 
 def find(case: Case) -> Finding | None:
-    found = ooms(case, "prefill")
-    if not found:
+    found = first_oom(case, "prefill")
+    if found is None:
         return None
-    event = found[0]
+    event, allocation = found
     chunk = _chunk(case, event)
     action = _action(case, event, chunk)
-    size = tried_gb(event)
-    tried = "" if size is None else f" of {size:.2f} GB"
     return Finding(
         cause="oom-prefill",
         confidence=0.95,
-        summary=f"An allocation{tried} failed while a prompt was computed"
-        + (f" in chunks of {chunk} tokens." if chunk > 0 else ", which is not split into chunks."),
+        summary=f"Memory runs out during prefill: {allocation} failed while prompts were computed "
+        + (f"in chunks of {chunk:,} tokens." if chunk > 0 else "in one piece (no chunks)."),
         evidence=once(
             (
                 Evidence(event.line, event.text),
@@ -38,15 +36,15 @@ def find(case: Case) -> Finding | None:
         action=action,
         effect=_effect(action, chunk),
         ruled_out=(
-            RuledOut("oom-init", "The server was ready or had run batches before."),
-            RuledOut("oom-decode", "The traceback or the last batch line is about a prefill."),
+            RuledOut("oom-init", "The server had been ready or had run batches before."),
+            RuledOut("oom-decode", "The traceback or the last batch line shows a prefill."),
         ),
         risk="Smaller chunks make the prefill of long prompts slower."
         if action.flag == "--chunked-prefill-size"
-        else "A smaller pool runs fewer requests at once.",
-        verify="Send the longest prompts that occur, several at once: the server goes on.",
-        falsify="The same error with smaller chunks: then logprobs of the prompt, images, or "
-        "another process take the memory.",
+        else "The KV pool gets smaller, so fewer requests run at once.",
+        verify="Send several of the longest prompts that occur at once: the server keeps running.",
+        falsify="The same error comes back with smaller chunks. Then prompt logprobs, images or "
+        "another process on the device take the memory.",
         share=1.0,
     )
 
@@ -63,13 +61,13 @@ def _chunk(case: Case, event: Event) -> int:
 def _action(case: Case, event: Event, chunk: int) -> Action:
     doing = event.values.get("doing")
     note = {
-        "logprobs": " The failed step computes logprobs of prompts: ask for fewer of them.",
-        "vision": " The failed step encodes images: limit their number or size.",
+        "logprobs": " The failed step computed logprobs of prompts: request fewer of them.",
+        "vision": " The failed step encoded images: limit their number or size.",
     }.get(str(doing), "")
     if chunk <= 0:
         return Action(
-            f"Start the server with --chunked-prefill-size {WITHOUT_CHUNKS}: today a prompt is "
-            f"computed in one piece, however long it is.{note}",
+            f"Set --chunked-prefill-size to {WITHOUT_CHUNKS}: now each prompt is computed in one "
+            f"piece, however long it is.{note}",
             "--chunked-prefill-size",
             "set",
             WITHOUT_CHUNKS,
@@ -77,9 +75,9 @@ def _action(case: Case, event: Event, chunk: int) -> Action:
     if chunk > LEAST_CHUNK:
         value = max(LEAST_CHUNK, chunk // 2)
         return Action(
-            f"Start the server with --chunked-prefill-size {value}: the memory for activations "
-            "is in proportion to the tokens of a chunk. If that is not enough, lower "
-            f"--mem-fraction-static, too.{note}",
+            f"{change('decrease', '--chunked-prefill-size', value, chunk)}: activations need "
+            "memory in proportion to the tokens of a chunk. If that is not enough, lower "
+            f"--mem-fraction-static as well.{note}",
             "--chunked-prefill-size",
             "decrease",
             value,
@@ -87,8 +85,8 @@ def _action(case: Case, event: Event, chunk: int) -> Action:
     return lower_fraction(
         case,
         (tried_gb(event) or 1.0) + 2.0,
-        f"Start the server with {{}}: chunks of {chunk} tokens are small already, so that the pool "
-        f"must leave more memory.{note}",
+        f": chunks of {chunk:,} tokens are already small, so the KV pool must leave more memory "
+        f"free.{note}",
     )
 
 
@@ -97,32 +95,32 @@ def _effect(action: Action, chunk: int) -> Effect | None:
         return None
     part = action.value / chunk
     return estimate(
-        "peak memory of activations",
+        "the peak memory of activations",
         part,
         part,
         1.0,
-        f"in proportion to the chunk: {action.value} / {chunk} tokens",
+        f"it is proportional to the chunk size: {action.value:,} instead of {chunk:,} tokens",
     )
 
 
 CHECK = Check(
     cause="oom-prefill",
-    title="Memory runs out while prompts are computed",
+    title="Memory runs out during prefill",
     find=find,
-    meaning="Outside the KV pool a step needs memory for its activations, in proportion to the "
-    "tokens that it computes. A prefill computes thousands at once, so that it needs most. The "
-    "server had started well and fails at the first batch of prompts that is large enough.",
-    rule="An allocation failed after the server was ready or had run batches, and the frames of "
-    "the traceback are about a prefill; without a traceback, the last batch line before it is.",
-    counter_evidence="No batch had run and no ready line was written: oom-init. A decode step in "
-    "the traceback: oom-decode.",
-    guide="All guides: if memory runs out in prefill, lower --chunked-prefill-size to 4096 or "
-    "2048; lowering --mem-fraction-static helps prefill and decode. Logprobs of prompts and images "
-    "need memory that neither option bounds (sglang#2607).",
-    equation="value = max(2048, chunk / 2); from 2048 on: mem-fraction-static - (failed allocation "
-    "+ 2 GB) / device",
+    meaning="Outside the KV pool, a step needs memory for its activations, in proportion to the "
+    "tokens that it computes. Prefill computes thousands of prompt tokens at once, so it needs the "
+    "most. The server starts well and fails at the first prefill batch that is large enough.",
+    rule="A memory allocation failed after the server was ready or had run batches, and the "
+    "traceback shows a prefill. Without a traceback, the last batch line before it decides.",
+    counter_evidence="If no batch had run and there was no ready line, the cause is oom-init. If "
+    "the traceback shows a decode step, it is oom-decode.",
+    guide="All guides: if prefill runs out of memory, lower --chunked-prefill-size to 4096 or "
+    "2048; lowering --mem-fraction-static helps both prefill and decode. Prompt logprobs and "
+    "images need memory that neither option limits (sglang#2607).",
+    equation="new chunk size = half of today's, at least 2048. If it is 2048 already: "
+    "--mem-fraction-static - (failed allocation + 2 GB) / memory of the device",
     picture="""\
-free when ready   [......6 GB......]
-prefill of 8192   [############]####   needs more than is free
-prefill of 4096   [######..........]""",
+free when ready           [......6 GB......]
+prefill of 8192 tokens    [############]####   needs more than is free
+prefill of 4096 tokens    [######..........]""",
 )

@@ -44,14 +44,14 @@ def find(case: Case) -> Finding | None:
     return Finding(
         cause="prefix-miss",
         confidence=confidence(case, min(1.0, len(missed) / count + 0.2), prefills, 0.9),
-        summary=f"Prompts share prefixes that are computed again: the cache supplies "
-        f"{percent(rate)} of the prompt tokens, but {percent(best)} in {len(shared)} of {count} "
-        f"prefill batches; {len(missed)} find at most {percent(MISSED)}.",
+        summary=f"Shared prefixes are computed again: the prefix cache supplies {percent(rate)} of "
+        f"the prompt tokens overall, but {percent(best)} of them in {len(shared):,} of {count:,} "
+        f"prefill batches and at most {percent(MISSED)} in {len(missed):,}.",
         evidence=quote(shared, 2) + quote(missed, 2) + said(case, "schedule_policy"),
         action=Action(
-            "Start the server with --schedule-policy lpm: waiting requests whose prefix is cached "
-            f"go first, before it is evicted. It sorts while at most {LPM_LIMIT} wait: limit the "
-            "queue if it is longer.",
+            "Set --schedule-policy to lpm (longest prefix match): requests whose prefix is in the "
+            "cache then go first, before it is evicted. It has an effect while at most "
+            f"{LPM_LIMIT} requests wait; limit a longer queue with --max-queued-requests.",
             "--schedule-policy",
             "set",
             "lpm",
@@ -61,24 +61,26 @@ def find(case: Case) -> Finding | None:
             1 / saved,
             (1 + 1 / saved) / 2,
             1.0,
-            f"if all batches found what the better ones find: (1 - {best:.2f}) / (1 - {rate:.2f})",
+            f"if all batches found {percent(best)} in the cache, as the better ones do, instead of "
+            f"{percent(rate)} overall",
         ),
         ruled_out=(
             RuledOut(
                 "prefill-budget",
-                "Prompt tokens that the cache could supply need not be computed in any batch.",
+                "Prompt tokens that the prefix cache supplies need not be computed in any batch.",
             ),
             RuledOut(
                 "healthy",
-                "Prompts without shared prefixes would find nothing in all batches, and one system "
-                f"prompt for all the same share in all; here shares differ: {len(shared)} batches "
-                f"at {percent(SHARED)} or more, {len(missed)} at {percent(MISSED)} or less.",
+                "Prompts without shared prefixes would find nothing in any batch, and a common "
+                "system prompt would give all batches the same share. Here the shares differ: "
+                f"{percent(SHARED)} or more in {len(shared):,} batches, {percent(MISSED)} or less "
+                f"in {len(missed):,}.",
             ),
         ),
-        risk="Requests without a cached prefix wait longer than first come, first served.",
-        verify="#cached-token rises against #new-token.",
-        falsify="The shares stay as they are: then the misses are first requests of their kind, or "
-        "the prefixes are evicted by running requests, and a larger pool is the remedy.",
+        risk="Requests without a cached prefix wait longer than in order of arrival.",
+        verify="In the prefill lines, #cached-token rises and #new-token falls.",
+        falsify="The shares stay the same. Then the misses are the first requests with their "
+        "prefix, or running requests evict the prefixes, and a larger KV pool would help.",
         share=len(missed) / count,
     )
 
@@ -105,23 +107,24 @@ CHECK = Check(
     cause="prefix-miss",
     title="Shared prefixes are computed again",
     find=find,
-    meaning="Keys and values of earlier prompts stay in a prefix cache while memory allows. "
-    "Requests with the same beginning (a document, a conversation, few-shot examples) need only "
-    "compute their rest, if they come while it is still there. In order of arrival, requests of "
-    "different groups alternate, and each group evicts the prefix of the next.",
-    rule="Under a queue, at least 15 % of the prefill batches find 40 % or more of their prompt "
-    "tokens in the cache and at least half find at most 10 %; overall it is at most 40 %; and the "
-    "policy takes requests in order of arrival.",
-    counter_evidence="Prompts that share nothing find nothing in every batch. One system prompt "
-    "for all gives every batch the same share. In conversations the first turns find nothing, but "
-    "most requests are later turns. None of these gains by another order, and without a queue "
+    meaning="The prefix cache keeps keys and values of earlier prompts as long as memory allows. A "
+    "request that begins like an earlier one (the same document, conversation or few-shot "
+    "examples) computes only the rest of its prompt, if that beginning is still in the cache. In "
+    "order of arrival, requests of different groups alternate, and each group evicts the prefix of "
+    "the next.",
+    rule="While requests wait, at least 15 % of the prefill batches find 40 % or more of their "
+    "prompt tokens in the prefix cache, at least half find 10 % or less, and overall at most 40 % "
+    "are found; and the scheduling policy takes requests in order of arrival.",
+    counter_evidence="Prompts that share nothing find nothing in any batch. A common system prompt "
+    "gives all batches the same share. In conversations, the first turns find nothing, but most "
+    "requests are later turns. Another order gains nothing in these cases, and without a queue "
     "there is no order to choose.",
     guide="SGLang's tuning guides of all years: if the workload has many shared prefixes, use "
-    "--schedule-policy lpm (longest prefix match; the default in 2024, fcfs is today's). It sorts "
-    "requests for more cache hits and costs scheduling time.",
-    equation="tokens to compute = 1 - hit rate; if all batches had the rate of the better ones: "
-    "(1 - better) / (1 - today's) of today's work",
+    "--schedule-policy lpm (longest prefix match; the default in 2024, today it is fcfs, order of "
+    "arrival). It sorts the queue for more cache hits, which costs scheduling time.",
+    equation="tokens to compute = 1 - hit rate. If all batches had the hit rate of the better "
+    "ones: (1 - better rate) / (1 - today's rate) of today's work",
     picture="""\
-arrival   A1 B1 C1 A2 B2 C2   each finds its prefix evicted
-lpm       A1 A2 B1 B2 C1 C2   every second one finds it cached""",
+in order of arrival   A1 B1 C1 A2 B2 C2   all find their prefix evicted
+sorted by lpm         A1 A2 B1 B2 C1 C2   A2, B2, C2 find it cached""",
 )

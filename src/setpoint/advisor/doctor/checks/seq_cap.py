@@ -41,6 +41,7 @@ def find(case: Case) -> Finding | None:
     queue = capped.quantile(lambda moment: moment.queue, 0.9) or 1.0
     if queue < FEW * slots:
         return None
+    waiting = capped.median(lambda moment: moment.queue) or queue
     tokens = capped.median(lambda moment: moment.tokens)
     value = running_for(
         slots,
@@ -54,7 +55,7 @@ def find(case: Case) -> Finding | None:
         cause="seq-cap",
         confidence=confidence(case, share, capped, 0.97 if case.slots_named else 0.85),
         summary=f"The limit on running requests is reached: {during(share)}, {slots:,.0f} run (the "
-        f"limit) and about {capped.median(lambda m: m.queue):,.0f} wait{used}.",
+        f"limit) and about {waiting:,.0f} wait{used}.",
         evidence=_evidence(case) + quote(capped),
         action=_action(case, value),
         effect=throughput_effect(case, slots, value / slots),
